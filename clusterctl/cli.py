@@ -1,0 +1,129 @@
+"""The command group: loads a command's module when it is asked for, turns errors into sentences."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from clusterctl.errors import ClusterctlError, UsageError
+
+# In the order of a working day; a test compares this list with commands/.
+COMMANDS = ("demo", "nodes", "run", "gpus", "push", "preflight", "launch", "top")
+
+
+def _module_name(command: str) -> str:
+    return "clusterctl.commands." + command.replace("-", "_")
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by file name; `--help` reads docstrings without importing anything."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(_module_name(cmd_name)).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(name)) for name in COMMANDS])
+
+
+def _summary(command: str) -> str:
+    path = Path(__file__).parent / "commands" / (command.replace("-", "_") + ".py")
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.splitlines()[0].rstrip(".") if docstring else ""
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        click.echo(f"clusterctl {version('clusterctl')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="""\b
+Exit codes: 0 good, 1 a finding or a node failed, 2 usage, 3 could not find out,
+4 declined or needs --yes, 130 interrupted.
+
+\b
+Examples:
+  clusterctl demo
+  clusterctl gpus nodes.txt""",
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version,
+    help="Print the version and exit.",
+)  # fmt: skip
+def group() -> None:
+    """Operate GPU machines and train on them over plain ssh: a hostfile is all it needs."""
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with a code of the table."""
+    sys.exit(run(sys.argv[1:] if args is None else args))
+
+
+def run(args: list[str]) -> int:
+    """As `main`, but returns the exit code."""
+    from clusterctl.settings import load_defaults
+
+    try:
+        _refuse_strangers()
+        result = group.main(
+            args, prog_name="clusterctl", standalone_mode=False, default_map=load_defaults(COMMANDS)
+        )
+        _flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except ClusterctlError as error:
+        click.echo(f"error: {error}", err=True)
+        if error.hint:
+            click.echo(f"  hint: {error.hint}", err=True)
+        if "-vv" in args:
+            raise
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader (head, less) has gone: nothing to say to it. Keep the interpreter's own
+        # flush at exit from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+
+
+def _refuse_strangers() -> None:
+    """`checks` and `trainer` are names that other distributions install too."""
+    home = Path(__file__).resolve().parent.parent
+    for name in ("checks", "trainer", "dashboards"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None or Path(spec.origin).resolve().parent.parent != home:
+            where = spec.origin if spec else "nowhere"
+            raise UsageError(
+                f"the package {name!r} comes from {where}, not from beside clusterctl in {home}",
+                hint="another distribution owns that name here; use an environment of its own",
+            )

@@ -1,0 +1,47 @@
+"""One exception per cause, with exit code and hint. Imports nothing: every headless path loads this file."""
+
+
+class ClusterctlError(Exception):
+    """An expected failure: `cli.py` prints the sentence and the hint, without a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(ClusterctlError):
+    """Wrong usage or configuration."""
+
+    exit_code = 2
+
+
+class HostfileError(UsageError):
+    """The hostfile or a node set cannot be read; the message names file and line."""
+
+
+class CouldNotFindOut(ClusterctlError):
+    """The question was right, the answer could not be had; never shown as good."""
+
+    exit_code = 3
+
+
+class Declined(ClusterctlError):
+    """The user said no, or nobody could be asked and `--yes` was not given."""
+
+    exit_code = 4
+
+
+class LaunchFailed(ClusterctlError):
+    """The run ended badly; the message names the first rank and its last lines."""
+
+
+class TransportError(ClusterctlError):
+    """One node could not be talked to. `phase` is one of `transport.base.PHASES`."""
+
+    exit_code = 3
+
+    def __init__(self, phase: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.phase = phase

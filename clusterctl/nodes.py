@@ -1,0 +1,195 @@
+"""The hostfile and node sets: which machines a command is about, in the hostfile's order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.errors import HostfileError
+
+KEYS = ("host", "port", "user", "slots", "identity")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine. What is None here is filled in from ssh_config by the transport."""
+
+    name: str
+    host: str | None = None
+    port: int | None = None
+    user: str | None = None
+    slots: int | None = None
+    identity: str | None = None
+    labels: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+
+    @property
+    def address(self) -> str:
+        """What ssh is asked to connect to before ssh_config has its say."""
+        return self.host or self.name
+
+
+def read_hostfile(path: Path) -> list[Node]:
+    """Nodes of a hostfile in its order.
+
+    Raises `HostfileError` for a missing or empty file, a bad line, a bad range or a name that
+    stands twice, always with the line number.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise HostfileError(
+            f"hostfile {path} does not exist",
+            hint="write one node per line, see nodes.txt.example, or name another file",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostfileError(f"hostfile {path} cannot be read: {error}") from None
+    return parse_hostfile(text, str(path))
+
+
+def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
+    """As `read_hostfile`, over text that is already at hand; `source` names it in messages."""
+    nodes: list[Node] = []
+    first_line: dict[str, int] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        where = f"{source} line {number}"
+        try:
+            words = shlex.split(raw, comments=True)
+        except ValueError as error:
+            raise HostfileError(f"{where}: {error}") from None
+        if not words:
+            continue
+        fields = _parse_fields(words[1:], where)
+        names = expand(words[0], where)
+        if len(names) > 1 and "host" in fields:
+            raise HostfileError(
+                f"{where}: host={fields['host']} cannot stand for {len(names)} nodes",
+                hint="give each of them its own line",
+            )
+        for name in names:
+            if name in first_line:
+                raise HostfileError(
+                    f"{where}: {name} stands already in line {first_line[name]}",
+                    hint="a node that is listed twice would get every rank twice",
+                )
+            first_line[name] = number
+            nodes.append(_make_node(name, fields, where))
+    if not nodes:
+        raise HostfileError(
+            f"{source} names no node", hint="write one node per line, see nodes.txt.example"
+        )
+    return nodes
+
+
+def _parse_fields(words: Iterable[str], where: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or not value:
+            raise HostfileError(
+                f"{where}: {word!r} is not key=value",
+                hint=f"keys: {', '.join(KEYS)}, or your own; comments start with #",
+            )
+        if key in fields:
+            raise HostfileError(f"{where}: {key}= stands twice")
+        fields[key] = value
+    return fields
+
+
+def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
+    user, at, rest = name.rpartition("@")
+    if at and (not user or not rest):
+        raise HostfileError(f"{where}: {name!r} is not a node name")
+    if at and "user" in fields and fields["user"] != user:
+        raise HostfileError(f"{where}: two users, {user} and {fields['user']}")
+    return Node(
+        name=rest,
+        host=fields.get("host"),
+        port=_number(fields, "port", 1, 65535, where),
+        user=fields.get("user") or user or None,
+        slots=_number(fields, "slots", 1, 1024, where),
+        identity=fields.get("identity"),
+        labels=tuple((key, value) for key, value in fields.items() if key not in KEYS),
+    )
+
+
+def _number(fields: dict[str, str], key: str, low: int, high: int, where: str) -> int | None:
+    value = fields.get(key)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and low <= int(value) <= high):
+        raise HostfileError(f"{where}: {key}={value} is not a number from {low} to {high}")
+    return int(value)
+
+
+def expand(text: str, where: str = "node set") -> list[str]:
+    """`n[1-3],m` as names in the order written. A plain name costs no import."""
+    if not any(mark in text for mark in "[],@"):
+        return [text]
+    if "@" in text and not any(mark in text for mark in "[],") and not text.startswith("@"):
+        return [text]
+    from ClusterShell.NodeSet import NodeSet, NodeSetException  # 60 ms, only where a set is written
+
+    names: list[str] = []
+    try:
+        # One part at a time: NodeSet sorts, we keep the order in which the user wrote the parts.
+        for part in _split_parts(text):
+            names.extend(name for name in NodeSet(part) if name not in names)
+    except NodeSetException as error:
+        raise HostfileError(f"{where}: {text!r} is not a node set: {error}") from None
+    if not names:
+        raise HostfileError(f"{where}: {text!r} names no node")
+    return names
+
+
+def _split_parts(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    parts, depth, current = [], 0, ""
+    for char in text:
+        depth += (char == "[") - (char == "]")
+        if char == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += char
+    return [part for part in [*parts, current] if part.strip()]
+
+
+def fold(names: Iterable[str]) -> str:
+    """Names as one short node set: n1, n2, n3 become n[1-3]."""
+    names = list(names)
+    if len(names) <= 1:
+        return "".join(names)
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    try:
+        return str(NodeSet.fromlist(names))
+    except NodeSetException:
+        return ",".join(names)  # a name that is no node-set syntax is shown as it is
+
+
+def select(
+    nodes: Sequence[Node], only: str | None = None, without: str | None = None
+) -> list[Node]:
+    """Nodes kept by `-w only` and `-x without`, in the hostfile's order.
+
+    Raises `HostfileError` for a name that the hostfile does not have, or when nothing is left.
+    """
+    known = {node.name for node in nodes}
+    chosen = [
+        (flag, set(expand(text, flag))) for flag, text in (("-w", only), ("-x", without)) if text
+    ]
+    for flag, names in chosen:
+        strangers = names - known
+        if strangers:
+            raise HostfileError(
+                f"{flag}: {fold(sorted(strangers))} is not in the hostfile",
+                hint="clusterctl nodes lists what is",
+            )
+    kept = list(nodes)
+    for flag, names in chosen:
+        kept = [node for node in kept if (node.name in names) == (flag == "-w")]
+    if not kept:
+        raise HostfileError("-w and -x leave no node")
+    return kept

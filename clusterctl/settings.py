@@ -1,0 +1,138 @@
+"""What a command works on and how: flag, then environment, then clusterctl.toml, then default."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clusterctl.errors import UsageError
+from clusterctl.fanout import WIDTH
+from clusterctl.nodes import Node, read_hostfile, select
+from clusterctl.render import Output
+from clusterctl.transport.base import Limits
+
+if TYPE_CHECKING:
+    from clusterctl.transport.base import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The cluster part of a command line, resolved."""
+
+    hostfile: Path
+    only: str | None
+    without: str | None
+    width: int
+    limits: Limits
+    accept_new: bool
+
+    def nodes(self) -> list[Node]:
+        """The chosen nodes in the hostfile's order. Raises `HostfileError`."""
+        return select(read_hostfile(self.hostfile), self.only, self.without)
+
+    def transport(self) -> Transport:
+        """The ssh backend; imports paramiko."""
+        from clusterctl.transport.paramiko import ParamikoTransport
+
+        return ParamikoTransport(accept_new=self.accept_new)
+
+
+def load_defaults(commands: Iterable[str]) -> dict[str, Any]:
+    """click's default_map from clusterctl.toml here, else in the user's config folder.
+
+    Top-level keys hold for every command, a table `[gpus]` for one. Raises `UsageError`.
+    """
+    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    for path in (Path("clusterctl.toml"), config_home / "clusterctl" / "clusterctl.toml"):
+        if path.is_file():
+            return _read_toml(path, commands)
+    return {}
+
+
+def _read_toml(path: Path, commands: Iterable[str]) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    data = {
+        key.replace("-", "_") if not isinstance(value, dict) else key: value
+        for key, value in data.items()
+    }
+    common = {key: value for key, value in data.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in data.items() if isinstance(value, dict)}
+    strangers = set(tables) - set(commands)
+    if strangers:
+        raise UsageError(f"{path}: no command is called {', '.join(sorted(strangers))}")
+    return {name: {**common, **tables.get(name, {})} for name in commands}
+
+
+_OPTIONS = (
+    click.option("--hostfile", "hostfile_option", type=click.Path(path_type=Path), help="Same as the argument HOSTFILE."),
+    click.option("-w", "--only", metavar="SET", help="Only these nodes: n[1-3],n7."),
+    click.option("-x", "--without", metavar="SET", help="Leave these nodes out."),
+    click.option("-f", "--fanout", "width", type=click.IntRange(1, 1024), default=WIDTH, show_default=True, envvar="CLUSTERCTL_FANOUT", help="Nodes talked to at once."),
+    click.option("--connect-timeout", type=click.FloatRange(0.1), default=3.0, show_default=True, envvar="CLUSTERCTL_CONNECT_TIMEOUT", help="Seconds for the TCP connection."),
+    click.option("--command-timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, envvar="CLUSTERCTL_COMMAND_TIMEOUT", help="Seconds for what runs on the node."),
+    click.option("--deadline", type=click.FloatRange(0.1), envvar="CLUSTERCTL_DEADLINE", help="Seconds for all nodes together."),
+    click.option("--accept-new", is_flag=True, envvar="CLUSTERCTL_ACCEPT_NEW", help="Write unknown host keys to clusterctl's own known_hosts. A changed key is always refused."),
+)  # fmt: skip
+
+
+def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument HOSTFILE and the options about nodes; it receives `settings`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        argument, option = kwargs.pop("hostfile"), kwargs.pop("hostfile_option")
+        if argument and option and argument != option:
+            raise UsageError(f"two hostfiles: {argument} and --hostfile {option}")
+        kwargs["settings"] = Settings(
+            hostfile=argument
+            or option
+            or Path(os.environ.get("CLUSTERCTL_HOSTFILE") or "nodes.txt"),
+            only=kwargs.pop("only"),
+            without=kwargs.pop("without"),
+            width=kwargs.pop("width"),
+            limits=Limits(
+                tcp_s=kwargs.pop("connect_timeout"),
+                command_s=kwargs.pop("command_timeout"),
+                run_s=kwargs.pop("deadline"),
+            ),
+            accept_new=kwargs.pop("accept_new"),
+        )
+        return function(*args, **kwargs)
+
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return click.argument("hostfile", required=False, type=click.Path(path_type=Path))(wrapped)
+
+
+def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --json, -q, -v and --color; it receives `output`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        kwargs["output"] = Output(
+            json=kwargs.pop("as_json"),
+            quiet=kwargs.pop("quiet"),
+            verbose=kwargs.pop("verbose"),
+            color=kwargs.pop("color"),
+        )
+        return function(*args, **kwargs)
+
+    wrapped = click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", envvar="CLUSTERCTL_COLOR", help="Colour on a terminal (auto), always or never.")(wrapped)  # fmt: skip
+    wrapped = click.option("-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases.")(wrapped)  # fmt: skip
+    wrapped = click.option("-q", "--quiet", is_flag=True, help="Only the verdict.")(wrapped)
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(
+        wrapped
+    )

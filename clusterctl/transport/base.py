@@ -1,0 +1,121 @@
+"""The seam between clusterctl and ssh: what a backend offers, and what a node's answer looks like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from clusterctl.nodes import Node
+
+PHASES = (
+    "resolve",  # host name to address
+    "tcp",
+    "banner",  # the server's ssh version line
+    "kex",
+    "hostkey",
+    "auth",
+    "channel",
+    "start",  # the remote interpreter has not yet shown its marker
+    "command",
+    "parse",  # it answered something that is no answer
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds for each part of talking to one node, and for the whole fan-out."""
+
+    tcp_s: float = 3.0
+    handshake_s: float = 7.0  # banner + kex + host key + auth
+    channel_s: float = 3.0
+    command_s: float = 30.0
+    run_s: float | None = None  # None: the sum of the others
+
+    @property
+    def total_s(self) -> float:
+        """Deadline for all nodes together."""
+        return self.run_s or self.tcp_s + self.handshake_s + self.channel_s + self.command_s
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A remote command that came to its end. `rc` is negative for a signal."""
+
+    rc: int
+    out: bytes
+    err: bytes
+    seconds: float
+    truncated: bool = False  # more output than the limit; the rest was read and dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A node that gave no answer: in which phase, after how long, and why."""
+
+    phase: str
+    seconds: float
+    message: str
+    hint: str | None = None
+
+    def sentence(self) -> str:
+        return f"{self.phase} {self.seconds:.1f} s: {self.message}"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where one node is just now; the transport writes it, progress display and deadline read it."""
+
+    phase: str = "queued"
+    since: float = field(default_factory=time.monotonic)
+
+    def enter(self, phase: str) -> None:
+        self.phase, self.since = phase, time.monotonic()
+
+
+class Stream(Protocol):
+    """A remote command that keeps running; its stdin is its lease: closing it ends a payload."""
+
+    def write(self, data: bytes) -> None:
+        """Send to the command's stdin. Raises `TransportError` when the connection is gone."""
+
+    def read_line(self, timeout_s: float) -> bytes | None:
+        """Next line of stdout without its newline; None after `timeout_s` without one.
+
+        Raises `EOFError` when the command has closed its stdout, `TransportError` when the
+        connection is gone.
+        """
+
+    def close_stdin(self) -> None: ...
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Exit status (negative for a signal), None when it is still running."""
+
+    def stderr_tail(self) -> str:
+        """Last lines of what the command wrote to stderr."""
+
+    def close(self) -> None: ...
+
+
+class Connection(Protocol):
+    """An authenticated connection to one node."""
+
+    def run(
+        self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 16 << 20
+    ) -> Completed:
+        """Run to the end. Raises `TransportError` with the phase that failed."""
+
+    def stream(self, command: str, stdin: bytes) -> Stream: ...
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """A way to reach nodes. Safe to call from many threads at once."""
+
+    def connect(self, node: Node, limits: Limits, progress: Progress) -> Connection:
+        """Raises `TransportError`; never waits longer than the limits of its phases."""
+
+
+Work = Callable[[Node, Progress], object]

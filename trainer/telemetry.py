@@ -1,0 +1,153 @@
+"""What a run writes about itself and how to read it back. Standard library only.
+
+A run directory's `telemetry.jsonl` holds one JSON object a line, in the order written: `StepRecord`
+(`"kind": "step"`, one per optimizer step) and `Event` (`"kind": "event"`). Heartbeats are small
+node-local files, one per rank, rewritten by the step loop itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+FILE = "telemetry.jsonl"
+PHASES = ("data", "encode", "forward", "backward", "optimizer", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One optimizer step, over all ranks."""
+
+    step: int  # counted over the whole run, first is 1
+    steps_total: int  # where the run means to stop
+    epoch: int
+    samples: int  # clips of this step
+    tokens: int  # latent tokens of this step
+    loss: float  # mean over ranks
+    grad_norm: float  # before clipping
+    lr: float
+    step_s: float  # wall time of the step on the slowest rank
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase, mean over ranks
+    weight_norm: float | None = None
+    idle_share: float | None = None  # (slowest - mean) / slowest of the ranks' own work, 0 to 1
+    slowest_rank: int | None = None
+    bucket: str = ""  # resolution, frames and ratio on rank 0
+    memory_bytes: int | None = None  # peak of the largest rank, accelerator or resident
+    world: int = 1
+    time_s: float = 0.0  # unix time, for people; never for arithmetic between nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a run: start, checkpoint, sample, score, resume, stop."""
+
+    name: str
+    text: str = ""  # one sentence for people
+    data: dict[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    time_s: float = 0.0
+
+
+Record = StepRecord | Event
+
+
+def encode(record: Record) -> str:
+    """One line of JSON without newline."""
+    kind = "step" if isinstance(record, StepRecord) else "event"
+    return json.dumps({"kind": kind, **asdict(record)}, separators=(",", ":"))
+
+
+def decode(line: str | bytes) -> Record | None:
+    """The record of a line; None for a line that is torn or of a kind this version does not know."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(data, dict):
+        return None
+    kinds: dict[str, type[Record]] = {"step": StepRecord, "event": Event}
+    kind = kinds.get(str(data.get("kind")))
+    if kind is None:
+        return None
+    known = {f.name for f in fields(kind)}
+    try:
+        return kind(**{key: value for key, value in data.items() if key in known})
+    except TypeError:
+        return None
+
+
+class Writer:
+    """Appends records; each line is written whole, so that a reader never sees half of one."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._fd = os.open(run_dir / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, record: Record) -> None:
+        os.write(self._fd, encode(record).encode() + b"\n")
+
+    def event(self, name: str, text: str = "", *, step: int | None = None, **data: Any) -> None:
+        self.write(Event(name, text, data, step, time.time()))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Tail:
+    """Reads what was appended since the last look; waits for nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._rest = path, 0, b""
+
+    def poll(self) -> list[Record]:
+        """New whole records since the last call; none when the file is not there yet."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset, self._rest = 0, b""  # the file was replaced
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [record for record in map(decode, lines) if record is not None]
+
+
+def read(run_dir: Path) -> Iterator[Record]:
+    """All records of a run directory."""
+    yield from Tail(run_dir / FILE).poll()
+
+
+class Heartbeat:
+    """Where a rank is: written by the step loop, read by the node's agent.
+
+    One line `{"rank", "pid", "step", "phase", "mono_s"}`, `mono_s` from CLOCK_MONOTONIC of this node.
+    """
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path, self._rank, self._step = path, rank, 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def from_environment(cls, rank: int) -> Heartbeat | None:
+        """The launcher's agent names the directory in CLUSTERCTL_HEARTBEATS; without it there is none."""
+        directory = os.environ.get("CLUSTERCTL_HEARTBEATS")
+        return cls(Path(directory) / f"{rank}.json", rank) if directory else None
+
+    def beat(self, phase: str, step: int | None = None) -> None:
+        self._step = self._step if step is None else step
+        data = {
+            "rank": self._rank,
+            "pid": os.getpid(),
+            "step": self._step,
+            "phase": phase,
+            "mono_s": time.monotonic(),
+        }
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(data))
+        part.replace(self._path)
