@@ -1,0 +1,49 @@
+# Two commands matter: make demo, make test. Each works from a bare checkout.
+.PHONY: help demo test venv lint format bench campaign lab-tools clean
+
+py := .venv/bin/python
+tests ?= tests
+export OMP_NUM_THREADS ?= 1
+
+help:
+	@echo "make demo      two loopback nodes, a real training run, its videos and their score"
+	@echo "make test      lint and tests"
+	@echo "make venv      only .venv (PYTHON=python3.12, LOCK=cpu|cuda)"
+	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make bench     benchmarks against the named peers"
+	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
+	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
+
+.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt setup.cfg
+	@requirements/venv.sh
+
+venv: .venv/.complete
+
+demo: venv
+	@.venv/bin/clusterctl demo $(args)
+
+lint: venv
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+	$(py) -m mypy
+	.venv/bin/lint-imports
+
+format: venv
+	$(py) -m ruff check --fix .
+	$(py) -m ruff format .
+
+test: lint
+	$(py) -m pytest $(tests)
+
+lab-tools:
+	@tests/lab/install.sh
+
+bench: venv
+	$(py) -m tests.bench.fanout
+	$(py) -m tests.bench.demo
+
+campaign: venv
+	$(py) -m pytest $(tests) -m slow --timeout 3600
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
