@@ -103,7 +103,9 @@ def run(args: list[str]) -> int:
         if error.hint:
             click.echo(f"  hint: {error.hint}", err=True)
         if "-vv" in args:
-            raise
+            import traceback
+
+            traceback.print_exc()
         return error.exit_code
     except BrokenPipeError:
         # The reader (head, less) has gone: nothing to say to it. Keep the interpreter's own

@@ -1,0 +1,119 @@
+"""The command line as a user meets it: exit codes, sentences, settings."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl import cli
+from clusterctl.errors import UsageError
+
+
+def _run(*args: str, cwd: Path | None = None, env: dict[str, str] | None = None):
+    return subprocess.run(
+        [sys.executable, "-m", "clusterctl", *args],
+        capture_output=True, text=True, cwd=cwd, env=env, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def hostfile(tmp_path: Path) -> Path:
+    path = tmp_path / "nodes.txt"
+    path.write_text("b\na[1-2] port=2200\n")
+    return path
+
+
+def test_missing_hostfile_is_one_sentence_and_exit_2(capsys, tmp_path: Path) -> None:
+    assert cli.run(["nodes", str(tmp_path / "nope")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0] == f"error: hostfile {tmp_path}/nope does not exist"
+    assert "hint:" in err
+    assert "Traceback" not in err
+
+
+def test_unknown_command_and_option_are_exit_2(capsys) -> None:
+    assert cli.run(["launhc"]) == 2
+    assert cli.run(["nodes", "--jsno"]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_no_arguments_shows_help_with_exit_codes(capsys) -> None:
+    assert cli.run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "could not find out" in out
+    for name in cli.COMMANDS:
+        assert f"  {name} " in out
+
+
+def test_hostfile_comes_from_argument_then_environment_then_here(
+    hostfile: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(hostfile.parent)
+    assert cli.run(["nodes", "--fold"]) == 0
+    assert sorted(capsys.readouterr().out.strip().split(",")) == ["a[1-2]", "b"]
+    other = hostfile.with_name("other.txt")
+    other.write_text("z\n")
+    monkeypatch.setenv("CLUSTERCTL_HOSTFILE", str(other))
+    assert cli.run(["nodes", "--fold"]) == 0
+    assert capsys.readouterr().out.strip() == "z"
+    assert cli.run(["nodes", "--fold", str(hostfile)]) == 0
+    assert "b" in capsys.readouterr().out
+
+
+def test_settings_file_is_read_and_flags_win(hostfile: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(hostfile.parent)
+    Path("clusterctl.toml").write_text('connect-timeout = 1.5\n[nodes]\nonly = "b"\n')
+    assert cli.run(["nodes", "-v"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert "connect_timeout = 1.5 (default_map)" in err
+    assert cli.run(["nodes", "-w", "a1", "--fold"]) == 0
+    assert capsys.readouterr().out.strip() == "a1"
+
+
+def test_settings_file_with_an_unknown_command_is_refused(hostfile: Path, monkeypatch) -> None:
+    monkeypatch.chdir(hostfile.parent)
+    Path("clusterctl.toml").write_text("[gpsu]\nonly = 'b'\n")
+    assert cli.run(["nodes"]) == 2
+
+
+def test_order_of_the_hostfile_is_kept(hostfile: Path, capsys) -> None:
+    assert cli.run(["nodes", str(hostfile)]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert names == ["b", "a1", "a2"]
+
+
+def test_json_is_one_document_with_schema(hostfile: Path, capsys) -> None:
+    import json
+
+    assert cli.run(["nodes", str(hostfile), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 1
+    assert [node["name"] for node in document["nodes"]] == ["b", "a1", "a2"]
+
+
+def test_reader_that_goes_away_leaves_no_traceback(hostfile: Path) -> None:
+    hostfile.write_text("n[1-20000]\n")
+    done = subprocess.run(
+        f"{sys.executable} -m clusterctl nodes {hostfile} | head -1",
+        shell=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.startswith("NODE")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_piped_output_has_no_escape_codes(hostfile: Path) -> None:
+    assert "\x1b" not in _run("nodes", str(hostfile)).stdout
+    assert "\x1b" in _run("nodes", str(hostfile), "--color", "always").stdout
+
+
+def test_foreign_package_named_checks_is_refused_with_its_path(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks/__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "checks", raising=False)
+    with pytest.raises(UsageError, match="checks"):
+        cli._refuse_strangers()

@@ -1,0 +1,123 @@
+"""The wheel, the locks, the two commands' files: what a user installs."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = {"torch", "textual", "paramiko", "fabric", "rich", "numpy", "transformers", "colossalai"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy of what git would hand out, so that this folder stays clean."""
+    source = tmp_path_factory.mktemp("source")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    for name in listed.decode().split("\0"):
+        path = ROOT / name
+        if name and path.is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes(path.read_bytes())
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def test_wheel_holds_exactly_the_four_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "checks", "clusterctl", "dashboards", "trainer",
+    }  # fmt: skip
+
+
+def test_wheel_carries_what_is_not_python(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    for wanted in ("clusterctl/py.typed", "dashboards/theme.tcss", "trainer/configs/demo.py"):
+        assert wanted in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def _modules_after(code: str) -> set[str]:
+    script = f"{code}\nimport sys; print('\\n'.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from clusterctl.cli import run; assert run(['--help']) == 0",
+        "from clusterctl.cli import run; assert run(['gpus', '--help']) == 0",
+        "from clusterctl.cli import run; assert run(['launch', '--help']) == 0",
+        "import trainer.telemetry",
+        "import checks.runner, checks.facts",
+    ],
+)
+def test_light_paths_import_nothing_heavy(code: str) -> None:
+    assert not _modules_after(code) & HEAVY
+
+
+def test_every_command_has_a_file_a_summary_and_two_examples() -> None:
+    from clusterctl.cli import COMMANDS, _summary, group
+
+    files = {path.stem.replace("_", "-") for path in (ROOT / "clusterctl/commands").glob("*.py")}
+    assert files - {"--init--"} == set(COMMANDS)
+    for name in COMMANDS:
+        command = group.get_command(None, name)  # type: ignore[arg-type]
+        assert _summary(name), name
+        assert command is not None
+        assert "Examples:" in (command.epilog or ""), name
+        assert (command.epilog or "").count("clusterctl " + name) >= 2, name
+
+
+def test_locks_pin_every_line_and_hold_the_engine() -> None:
+    for name in ("lock-cpu.txt", "lock-cuda.txt"):
+        lines = [
+            line
+            for line in (ROOT / "requirements" / name).read_text().splitlines()
+            if line and not line.startswith("#")
+        ]
+        assert all(re.match(r"^[A-Za-z0-9_.-]+==\S+", line) for line in lines), name
+        assert any(line.startswith("colossalai==0.5.0") for line in lines)
+        assert any(line.startswith("torch==") for line in lines)
+    assert "nvidia-nccl" not in (ROOT / "requirements/lock-cpu.txt").read_text()
+    assert "nvidia-nccl" in (ROOT / "requirements/lock-cuda.txt").read_text()
+
+
+def test_locks_hold_everything_setup_cfg_asks_for() -> None:
+    from importlib.metadata import requires
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    locked = {
+        canonicalize_name(line.split("==")[0])
+        for line in (ROOT / "requirements/lock-cpu.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    }
+    wanted = {canonicalize_name(Requirement(text).name) for text in requires("clusterctl") or []}
+    assert wanted <= locked
+
+
+def test_readme_and_make_agree_on_the_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test"):
+        assert f"make {target}" in readme
+        assert re.search(rf"^{target}:", makefile, re.M)
+    assert "make test" in (ROOT / ".ci/run").read_text()
