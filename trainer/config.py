@@ -1,0 +1,443 @@
+"""What a training run is told: one dataclass field per key, with its default and the reason.
+
+    config = load("demo", ["--lr", "1e-4", "--dataset.data-path=clips.csv"])
+    python -m trainer.config show demo --lr 1e-4
+
+Key names are those of Open-Sora 1.2 and 2.0 configs, so that the published stage files load. Keys
+of theirs that change nothing here are accepted with a note, keys we cannot honour are refused with
+a sentence, anything else is an error with the nearest name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trainer.configfile import (
+    Section,
+    Tree,
+    build,
+    coerce,
+    field_types,
+    parse_text,
+    read,
+    type_at,
+)
+from trainer.errors import ConfigError, TrainerError
+
+CONFIGS = Path(__file__).resolve().parent / "configs"
+PLUGINS = ("zero2", "zero1", "ddp")
+
+# The model's own dataclass is the home of its fields; reading a config imports it when one is set.
+_MODELS = {"STDiT3": "trainer.models.stdit:STDiT3Config"}
+
+_ATTENTION = "there is one attention and one norm path, chosen by torch"
+
+
+@dataclass(frozen=True)
+class DatasetConfig(Section):
+    """Which clips, and how a clip becomes a tensor."""
+
+    type: str = "VariableVideoTextDataset"  # upstream's name for bucketed clips with captions
+    data_path: str | None = None  # manifest, csv or parquet
+    transform_name: str = "resize_crop"  # scale to cover the bucket's size, crop the centre
+    frame_interval: int = 1  # every n-th frame
+    root: str | None = None  # folder that relative paths start from; default the manifest's
+
+    aliases: ClassVar = {"sampling_interval": "frame_interval"}
+    harmless: ClassVar = {
+        "num_frames": "buckets state the length",
+        "image_size": "buckets state the size",
+        "fps_max": "fps is read from the manifest",
+        "vmaf": "scores are columns of the manifest",
+    }
+    refused: ClassVar = {
+        "memory_efficient": "manifests are read whole; 10 million rows take about 1 GB",
+        "tokenize_fn": "captions are tokenised by the text encoder",
+    }
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    """Which network. Keys beyond these are fields of the model's own dataclass."""
+
+    type: str = "STDiT3-XL/2"  # STDiT3 with its own numbers, or a named size of it
+    from_pretrained: str | None = None  # weights to start from; --ckpt-path sets it
+    options: dict[str, Any] = field(default_factory=dict, metadata={"settable": False})
+
+    harmless: ClassVar = {"force_huggingface": "weights come from a file or folder"}
+
+    @classmethod
+    def open_types(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = str(data.get("type", cls.type))
+        home = _MODELS.get(name.split("-")[0])
+        if home is None:
+            raise ConfigError(f"model.type {name!r} is not known; there is {', '.join(_MODELS)}")
+        module, _, attribute = home.partition(":")
+        return field_types(getattr(importlib.import_module(module), attribute))
+
+
+@dataclass(frozen=True)
+class VaeConfig(Section):
+    """How pixels become latents."""
+
+    type: str = "OpenSoraVAE_V1_2"  # or "identity": pixels are the latents
+    from_pretrained: str | None = None  # weights
+    channels: int = 3  # identity only: 3, or 1 for luma
+    micro_frame_size: int | None = 17  # frames encoded at once
+    micro_batch_size: int | None = 4  # images of one clip encoded at once
+    scale: tuple[float, ...] | None = None  # latents are divided by this, per channel
+    shift: tuple[float, ...] | None = None  # and before that moved by this
+
+    harmless: ClassVar = {
+        "force_huggingface": "weights come from a file or folder",
+        "local_files_only": "nothing is downloaded while training",
+        "freeze_vae_2d": "the VAE is not trained here",
+        "cal_loss": "the VAE is not trained here",
+    }
+
+
+@dataclass(frozen=True)
+class TextEncoderConfig(Section):
+    """How captions become vectors."""
+
+    type: str = "t5"  # or "tiny_t5": built offline from the dataset's captions into the run
+    from_pretrained: str | None = None  # folder with tokenizer and weights
+    model_max_length: int = 300  # tokens; longer captions are cut
+    d_model: int = 128  # tiny_t5 only: width of its output
+    num_layers: int = 2  # tiny_t5 only
+    initializer_factor: float = 1.0  # tiny_t5 only: small keeps the word in the residual stream
+
+    harmless: ClassVar = {
+        "shardformer": "T5 runs as it is",
+        "local_files_only": "nothing is downloaded while training",
+        "cache_dir": "nothing is downloaded while training",
+    }
+
+
+@dataclass(frozen=True)
+class SchedulerConfig(Section):
+    """Rectified flow: how time is drawn in training, how it is walked in sampling."""
+
+    type: str = "rflow"
+    num_timesteps: int = 1000  # t runs from 0 (clean) to this (noise)
+    num_sampling_steps: int = 30
+    cfg_scale: float = 7.0  # guidance while sampling
+    use_discrete_timesteps: bool = False
+    sample_method: str = "uniform"  # or "logit-normal"
+    loc: float = 0.0  # of logit-normal
+    scale: float = 1.0  # of logit-normal
+    use_timestep_transform: bool = False  # more noise for larger and longer clips
+    transform_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class SampleConfig(Section):
+    """Videos made from prompts: size, length and how."""
+
+    prompts: str | None = None  # file, one prompt a line
+    num_frames: int | None = None
+    image_size: tuple[int, int] | None = None  # height, width in pixels
+    fps: float = 24.0  # told to the model
+    save_fps: float | None = None  # written into the file; default fps
+    num_sampling_steps: int | None = None  # default scheduler.num_sampling_steps
+    cfg_scale: float | None = None  # default scheduler.cfg_scale
+    batch_size: int = 8
+    seed: int = 1024
+
+    aliases: ClassVar = {"prompt_path": "prompts"}
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """A training run."""
+
+    # data
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    bucket_config: dict[str, Any] = field(
+        default_factory=dict
+    )  # resolution -> {frames: (p, batch)}
+    bucket_semantics: str = "open-sora-1.2"  # what the probabilities mean, see trainer.data.buckets
+    num_workers: int = 4  # decoding processes per rank; 0 decodes in a single process beside
+    prefetch_factor: int | None = None  # batches ahead per worker; default torch's 2
+    max_bad_samples: int = 1000  # clips that may fail before the run stops
+
+    # model
+    model: ModelConfig = field(default_factory=ModelConfig)
+    vae: VaeConfig = field(default_factory=VaeConfig)
+    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    mask_ratios: dict[str, float] | None = None  # shares of clips with given frames
+    grad_checkpoint: bool = False  # trade time for activation memory
+    dtype: str = "bf16"  # bf16 or fp32; fp32 master weights either way
+
+    # optimisation
+    lr: float = 1e-4
+    weight_decay: float = 0.0
+    adam_eps: float = 1e-8
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    grad_clip: float = 0.0  # largest gradient norm; 0 is no clipping
+    warmup_steps: int | None = None  # linear from 0; None is a constant rate
+    lr_schedule: str | None = None  # "1cycle" or "cosine"; None is linear warmup, then constant
+    min_lr: float = 0.0  # 1cycle starts here, cosine ends here
+    max_lr: float | None = None  # 1cycle's peak
+    cooldown_steps: int | None = None  # 1cycle: from the peak down to lr
+    anneal_strategy: str = "cos"  # 1cycle's shape: cos or linear
+    ema_decay: float = 0.9999  # per step; None of the steps is skipped
+    ema_warmup: bool = False  # decay grows as (1 + n) / (10 + n) first, for short runs
+    epochs: int = 1000
+    max_steps: int | None = None  # stop after this many optimizer steps
+
+    # the run
+    seed: int = 1024
+    outputs: str = "outputs"  # run directories are made here
+    ckpt_every: int = 0  # steps between checkpoints; 0 is only at the end
+    keep_checkpoints: int = -1  # newest ones to keep; -1 is all
+    log_every: int = 1  # steps between lines on the terminal; telemetry has every step
+    load: str | None = None  # checkpoint to resume from
+    start_from_scratch: bool = False  # with load: not the position in the data
+    wandb: str = "off"  # off, offline, online
+    wandb_project: str = "clusterctl"
+    exp_name: str | None = None  # name of the run in trackers; default the run directory's
+    sample: SampleConfig = field(default_factory=SampleConfig)
+
+    # the machine
+    engine: str = "colossal"
+    plugin: str = "zero2"  # zero2, zero1, ddp
+    reduce_bucket_size_in_m: int = 20  # million gradient elements per collective
+    threads: int | None = None  # per rank; default OMP_NUM_THREADS, else 1 where ranks share a CPU
+    process_group_timeout_s: float = 600.0  # a collective that waits longer is an error
+
+    notes: tuple[str, ...] = field(default=(), metadata={"settable": False})  # for the log
+
+    aliases: ClassVar = {
+        "keep_n_latest": "keep_checkpoints",
+        "data_path": "dataset.data_path",
+        "ckpt_path": "model.from_pretrained",
+        "grad_ckpt": "grad_checkpoint",
+    }
+    harmless: ClassVar = {
+        "num_bucket_build_workers": "buckets are assigned vectorised in one process",
+        "record_time": "every step's phases are always recorded",
+        "record_barrier": "timing needs no barriers",
+        "pin_memory_cache_pre_alloc_numels": "torch manages pinned memory",
+        "flash_attn": _ATTENTION,
+        "layernorm_kernel": _ATTENTION,
+        "enable_flash_attn": _ATTENTION,
+        "enable_layernorm_kernel": _ATTENTION,
+        "verbose": "the log says what is done",
+    }
+    refused: ClassVar = {
+        "batch_size": "bucket_config holds one batch size per bucket",
+        "optim": "the optimizer is AdamW; its keys are lr, adam_eps, adam_betas, weight_decay",
+        "accumulation_steps": "gradient accumulation is not built yet",
+        "lora_config": "there is no LoRA training",
+        "lora_checkpoint": "there is no LoRA training",
+        "load_video_features": "training from cached latents is not built yet",
+        "load_text_features": "training from cached text features is not built yet",
+        "cached_video": "training from cached latents is not built yet",
+        "cached_text": "training from cached text features is not built yet",
+        "async_io": "checkpoints are written while the step waits, for now",
+        "sp_size": "there is no sequence parallelism",
+        "plugin_config": "the engines take no free arguments",
+        "use_cosine_scheduler": 'say lr_schedule = "cosine"',
+        "condition_config": "image and video conditions are not built yet",
+        "discriminator": "adversarial training is not built",
+        "resolution": "bucket_config names the resolutions",
+        "start_step": "resume continues where the checkpoint was; start_from_scratch restarts",
+        "start_epoch": "resume continues where the checkpoint was; start_from_scratch restarts",
+        "grad_ckpt_settings": "grad_checkpoint is for all blocks or none",
+        "grad_ckpt_buffer_size": "checkpointed activations stay on the accelerator",
+    }
+    # Values of refused keys that ask for nothing, as the published files write them.
+    nothing: ClassVar = {
+        "batch_size": (None,),
+        "accumulation_steps": (1,),
+        "load_video_features": (False,),
+        "load_text_features": (False,),
+        "cached_video": (False,),
+        "cached_text": (False,),
+        "async_io": (False,),
+        "sp_size": (1,),
+        "lora_config": (None,),
+        "grad_ckpt_buffer_size": (0,),
+    }
+
+
+def find(name: str | Path) -> Path:
+    """The file of a path or of a short name (`demo`). Raises `ConfigError` with what there is."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    short = CONFIGS / f"{name}.py"
+    if path.suffix != ".py" and short.is_file():
+        return short
+    have = sorted(p.stem for p in CONFIGS.glob("[!_]*.py"))
+    near = difflib.get_close_matches(str(name), have, n=1)
+    raise ConfigError(
+        f"there is no config {name}; short names are {', '.join(have) or 'none'}",
+        hint=f"did you mean {near[0]}?" if near else None,
+    )
+
+
+def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a file with command-line overrides laid over it. Raises `ConfigError`.
+
+    `overrides` are words as typed: `--a.b-c VALUE`, `--a.b=VALUE`, `--flag` for a bool field.
+    """
+    tree = read(find(path_or_name))
+    notes: list[str] = []
+    for flag, value in _pairs(overrides):
+        _override(tree, flag, value, notes)
+    return _finish(tree, notes)
+
+
+def from_dict(data: Mapping[str, Any]) -> Config:
+    """The config of `to_dict`, as a run directory's config.json keeps it."""
+    plain = json.loads(json.dumps(dict(data)))
+    plain.pop("notes", None)
+    return _finish(Tree(_with_number_keys(plain)), [])
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain data, with a model's options beside its type, as a file would hold them."""
+    data = dataclasses.asdict(config)
+    data["model"].update(data["model"].pop("options"))
+    return data
+
+
+def _finish(tree: Tree, notes: list[str]) -> Config:
+    for name in list(tree.data):
+        if tree.data[name] in Config.nothing.get(name, ()):
+            del tree.data[name]
+    for name in ("wandb",):
+        if isinstance(tree.data.get(name), bool):  # upstream's type
+            tree.data[name] = "online" if tree.data[name] else "off"
+    for name in ("vae", "text_encoder"):
+        if name in tree.data and tree.data[name] is None:
+            raise ConfigError(
+                f"{tree.place((name,))}: {name} = None means cached features, which are not built yet"
+            )
+    for name, target in Config.aliases.items():
+        if "." in target and name in tree.data:
+            tree.set(tuple(target.split(".")), tree.data.pop(name), tree.place((name,)))
+    config = build(Config, tree, notes)
+    _check(config, tree)
+    return dataclasses.replace(config, notes=tuple(notes))
+
+
+def _check(config: Config, tree: Tree) -> None:
+    choices = {
+        "dtype": ("bf16", "fp32"),
+        "plugin": PLUGINS,
+        "engine": ("colossal",),
+        "wandb": ("off", "offline", "online"),
+        "lr_schedule": (None, "linear", "1cycle", "cosine"),
+        "anneal_strategy": ("cos", "linear"),
+        "bucket_semantics": ("open-sora-1.2", "open-sora-2"),
+    }
+    for name, allowed in choices.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            shown = ", ".join(str(choice) for choice in allowed)
+            raise ConfigError(
+                f"{tree.place((name,))}: {name} must be one of {shown}; not {value!r}"
+            )
+    least = {"epochs": 1, "ckpt_every": 0, "keep_checkpoints": -1, "num_workers": 0, "log_every": 1}
+    for name, limit in least.items():
+        if getattr(config, name) < limit:
+            raise ConfigError(f"{tree.place((name,))}: {name} must be at least {limit}")
+    if config.keep_checkpoints == 0:
+        raise ConfigError(
+            f"{tree.place(('keep_checkpoints',))}: keep_checkpoints is -1 (all) or at least 1"
+        )
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
+    """(flag, value) of a command line's overrides; value None for a flag that stands alone."""
+    pairs: list[tuple[str, str | None]] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise ConfigError(f"{word!r} is neither a flag nor the value of one")
+        flag, equals, value = word.partition("=")
+        if equals:
+            pairs.append((flag, value))
+        elif rest and not rest[0].startswith("--"):
+            pairs.append((flag, rest.pop(0)))
+        else:
+            pairs.append((flag, None))
+    return pairs
+
+
+def _override(tree: Tree, flag: str, text: str | None, notes: list[str]) -> None:
+    name = flag[2:].replace("-", "_")
+    name = Config.aliases.get(name, name)
+    if name == "wandb" and text is not None:  # upstream's type
+        text = {"true": "online", "false": "off"}.get(text.lower(), text)
+    found = type_at(Config, tuple(name.split(".")), tree, flag, notes)
+    if found is None:
+        return
+    key, kind = found
+    if text is None and kind is bool:
+        text = "true"
+    if text is None:
+        raise ConfigError(f"{flag} needs a value")
+    value = parse_text(text, kind, flag)
+    tree.set(key, coerce(value, kind, key, flag), flag)
+
+
+def _with_number_keys(data: Any) -> Any:
+    """JSON turns the frame counts of bucket tables into strings; turn them back."""
+    if isinstance(data, dict):
+        return {
+            int(k) if k.lstrip("-").isdigit() else k: _with_number_keys(v) for k, v in data.items()
+        }
+    return data
+
+
+def as_python(config: Config) -> str:
+    """The resolved config as a file that loads to the same config."""
+    lines = []
+    for name, value in to_dict(config).items():
+        if name == "notes":
+            lines += [f"# {note}" for note in value]
+        elif isinstance(value, dict):
+            lines += [f"{name} = {{", *(f"    {k!r}: {v!r}," for k, v in value.items()), "}"]
+        else:
+            lines.append(f"{name} = {value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def main(args: Sequence[str]) -> int:
+    """`python -m trainer.config show CONFIG [--key VALUE ...]`."""
+    usage = "usage: python -m trainer.config show CONFIG [--json] [--key VALUE ...]"
+    if len(args) < 2 or args[0] != "show":
+        print(usage, file=sys.stderr)
+        return 2
+    words = [word for word in args[2:] if word != "--json"]
+    try:
+        config = load(args[1], words)
+    except TrainerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if len(words) < len(args[2:]):
+        print(json.dumps({"schema": 1, "command": "config show", "config": to_dict(config)}))
+    else:
+        print(as_python(config), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    # Run as a file this module is __main__; the classes must be those everyone else imports.
+    from trainer import config as _self
+
+    sys.exit(_self.main(sys.argv[1:]))

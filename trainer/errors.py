@@ -1,0 +1,33 @@
+"""One exception per cause for the trainer, with exit code and hint. Imports nothing."""
+
+
+class TrainerError(Exception):
+    """An expected failure: the command line prints the sentence and the hint, no traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(TrainerError):
+    """Wrong configuration; the message names the file and line, or the flag."""
+
+    exit_code = 2
+
+
+class EngineError(TrainerError):
+    """The engine cannot do what is asked on this machine."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint cannot be written or read; the message names the file."""
+
+
+class Diverged(TrainerError):
+    """The loss is no longer a number; every rank stops at the same step."""
+
+
+class TooManyBadSamples(TrainerError):
+    """More clips could not be read than the configuration allows."""
