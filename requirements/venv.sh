@@ -24,7 +24,7 @@ install() {
             uv pip install --quiet --compile-bytecode --no-deps -r "requirements/lock-$1.txt" -e .
     else
         [ -x .venv/bin/pip ] || "$python" -m venv .venv
-        .venv/bin/pip install --quiet --disable-pip-version-check --no-deps \
+        .venv/bin/pip install --quiet --quiet --disable-pip-version-check --no-deps \
             -r "requirements/lock-$1.txt" -e .
     fi
 }
