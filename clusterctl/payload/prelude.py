@@ -1,0 +1,348 @@
+"""The beginning of every payload: arguments, tools with deadlines, answers, the lease.
+
+Runs on the node under `python3 -I -S`, 3.8 or newer, with nothing but the standard library.
+A verb's file stands behind it in the same namespace and defines `main()`. It has: ARGS,
+`section` and `call` (something with a deadline), `together`, `emit`, `finish`, `hold_lease`.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.abc
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import zlib
+
+VERB = ""
+ARGS = {}  # type: dict
+SECTIONS = {}  # type: dict
+
+# Tools live in sbin for root only, and the driver's in a folder of its own in containers.
+TOOL_PATHS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+MAX_BYTES = 1 << 20  # of one tool's output
+DRAIN_S = 0.2  # a tool has ended but something in the background holds its pipes
+REAP_S = 0.5  # after SIGKILL; what still lives then sleeps in the kernel and is left behind
+
+_live = {}  # type: dict  # process id -> Popen of tools that run now
+_live_lock = threading.Lock()
+_out_lock = threading.Lock()
+
+
+def tool_env():
+    """The environment of tools: messages and numbers in the C locale, a PATH with sbin."""
+    env = dict(os.environ)
+    env["LC_ALL"] = env["LANG"] = "C"
+    env.pop("LANGUAGE", None)
+    have = [path for path in env.get("PATH", "").split(":") if path]
+    env["PATH"] = ":".join(have + [path for path in TOOL_PATHS if path not in have])
+    return env
+
+
+def section(name, argv, timeout_s, env=None, cwd="/", max_bytes=MAX_BYTES, grace_s=0.0):
+    """Run a tool in a session of its own; returns and keeps {state, rc, out, err, seconds}.
+
+    `state` is "ended", "missing" (no such program), "timeout" (its process group was killed) or
+    "error"; `rc` is None but for "ended". With `grace_s` the group gets SIGTERM that long before
+    SIGKILL. A tool that sleeps in the kernel past SIGKILL is left behind, not waited for.
+    """
+    box = []  # type: list
+    work = (box, list(argv), timeout_s, tool_env() if env is None else env, cwd, max_bytes, grace_s)
+    begun = time.monotonic()
+    thread = threading.Thread(target=_run_tool, args=work, daemon=True)
+    thread.start()
+    # The start itself can hang: the program lies on a dead network mount.
+    thread.join(timeout_s + grace_s + REAP_S + 1.0)
+    if not box:
+        box.append(_result("timeout", None, b"", "could not even be started", begun))
+    SECTIONS[name] = box[0]
+    return box[0]
+
+
+def call(name, function, timeout_s):
+    """As `section` for a function that returns text; only for what lies in /proc, /sys or memory."""
+    box = []  # type: list
+    begun = time.monotonic()
+
+    def work():
+        try:
+            box.append(_result("ended", 0, function().encode(), "", begun))
+        except FileNotFoundError as error:
+            box.append(_result("missing", None, b"", str(error), begun))
+        except Exception as error:  # noqa: BLE001 - section boundary: it becomes the answer
+            box.append(_result("error", None, b"", "%s: %s" % (type(error).__name__, error), begun))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not box:
+        box.append(_result("timeout", None, b"", "no answer in %g s" % timeout_s, begun))
+    SECTIONS[name] = box[0]
+    return box[0]
+
+
+def together(tasks):
+    """Run functions side by side and wait for all; each keeps its own deadline by `section`/`call`."""
+    threads = [threading.Thread(target=_guard, args=(task,), daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _guard(task):
+    try:
+        task()
+    except Exception:  # noqa: BLE001 - one broken section must not take the others along
+        traceback.print_exc()
+
+
+def read_text(path, limit=MAX_BYTES):
+    """Text of a file of /proc or /sys."""
+    with open(path, "rb") as file:
+        return file.read(limit).decode("utf-8", "backslashreplace")
+
+
+def _result(state, rc, out, err, begun, truncated=False):
+    if not isinstance(err, str):
+        err = err.decode("utf-8", "backslashreplace")
+    result = {
+        "state": state,
+        "rc": rc,
+        "out": out.decode("utf-8", "backslashreplace"),
+        "err": err,
+        "seconds": round(time.monotonic() - begun, 4),
+    }
+    if truncated:
+        result["truncated"] = True
+    return result
+
+
+def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s):
+    begun = time.monotonic()
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=env,
+            cwd=cwd,
+        )
+    except FileNotFoundError as error:
+        box.append(_result("missing", None, b"", "not found: %s" % error.filename, begun))
+        return
+    except (OSError, ValueError) as error:
+        box.append(_result("error", None, b"", "%s: %s" % (argv[0], error), begun))
+        return
+    with _live_lock:
+        _live[child.pid] = child
+    try:
+        kept, truncated, in_time = _collect(child, begun + timeout_s, max_bytes)
+        if in_time:
+            box.append(_result("ended", child.returncode, kept[0], kept[1], begun, truncated))
+            return
+        gone = _kill_group(child, grace_s)
+        why = "no end in %g s, %s" % (
+            timeout_s,
+            "killed" if gone else "and SIGKILL does not end it",
+        )
+        said = kept[1].decode("utf-8", "backslashreplace").strip()
+        err = "%s\n%s" % (said, why) if said else why
+        box.append(_result("timeout", None, kept[0], err, begun, truncated))
+    finally:
+        with _live_lock:
+            _live.pop(child.pid, None)
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _collect(child, deadline, max_bytes):
+    """Read both pipes until the child has ended; returns ([out, err], truncated, in time)."""
+    kept = [bytearray(), bytearray()]
+    index = {child.stdout.fileno(): 0, child.stderr.fileno(): 1}
+    poller = select.poll()
+    for descriptor in index:
+        poller.register(descriptor, select.POLLIN | select.POLLHUP)
+    truncated = False
+    ended_at = None
+    while index:
+        now = time.monotonic()
+        if now >= deadline:
+            return kept, truncated, False
+        if child.poll() is not None:
+            ended_at = ended_at or now
+            if now - ended_at > DRAIN_S:
+                break
+        for descriptor, _ in poller.poll(1000 * min(0.1, max(0.001, deadline - now))):
+            data = os.read(descriptor, 65536)
+            target = kept[index[descriptor]]
+            room = max_bytes - len(target)
+            truncated = truncated or len(data) > room
+            target += data[: max(0, room)]
+            if not data:
+                poller.unregister(descriptor)
+                del index[descriptor]
+    try:
+        child.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return kept, truncated, False
+    return kept, truncated, True
+
+
+def _kill_group(child, grace_s=0.0):
+    """End a tool with all that it started; False when even SIGKILL does not end it."""
+    for name, patience_s in (("SIGTERM", grace_s), ("SIGKILL", REAP_S)):
+        if not patience_s:
+            continue
+        try:
+            os.killpg(child.pid, getattr(signal, name))
+        except (ProcessLookupError, PermissionError):
+            pass  # gone, or of another user (sudo): the wait below tells
+        try:
+            child.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+        if name == "SIGKILL":
+            return True
+    return child.poll() is not None
+
+
+def kill_tools(grace_s=0.0):
+    """End everything that `section` runs now."""
+    with _live_lock:
+        children = list(_live.values())
+    for child in children:
+        _kill_group(child, grace_s)
+
+
+def user_name(uid):
+    """Login name of a user id; the number itself where nobody knows it."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError):
+        return str(uid)
+
+
+def node_facts():
+    """Who answers: name, boot, interpreter, clock."""
+    try:
+        boot_id = read_text("/proc/sys/kernel/random/boot_id").strip()
+    except OSError:
+        boot_id = None
+    return {
+        "hostname": socket.gethostname(),
+        "boot_id": boot_id,
+        "python": "%d.%d.%d" % sys.version_info[:3],
+        "time_s": time.time(),
+        "boottime_s": time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)),
+        "user": user_name(os.getuid()),
+    }
+
+
+def emit(message):
+    """One JSON line home. Ends the payload when nobody reads any more."""
+    _write((json.dumps(message) + "\n").encode())
+
+
+def _write(data):
+    with _out_lock:
+        try:
+            while data:
+                data = data[os.write(1, data) :]
+        except OSError:
+            kill_tools()
+            os._exit(0)
+
+
+def finish(data=None, rc=0):
+    """Send the envelope of a one-shot payload, `data` on top, and end the process."""
+    emit(
+        dict(
+            {"schema": 1, "verb": VERB, "node": node_facts(), "sections": dict(SECTIONS)},
+            **(data or {}),
+        )
+    )
+    # Not sys.exit: it would wait for threads that hang in a dead mount, and a thread that reads
+    # stdin makes older interpreters abort at shutdown.
+    os._exit(rc)
+
+
+def hold_lease(on_message=None, on_close=None):
+    """Watch stdin from a thread: each JSON line goes to `on_message`; its end is the end of the lease.
+
+    At the end `on_close()` runs if given; else all tools are killed and the process ends.
+    """
+
+    def watch():
+        while True:
+            line = sys.stdin.buffer.readline()
+            if not line.endswith(b"\n"):
+                break
+            if on_message is not None and line.strip():
+                _guard(lambda: on_message(json.loads(line)))  # noqa: B023
+        if on_close is not None:
+            on_close()
+        else:
+            kill_tools(1.0)
+            os._exit(0)
+
+    thread = threading.Thread(target=watch, name="lease", daemon=True)
+    thread.start()
+    return thread
+
+
+class _CarriedModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes a module importable whose source came along with the payload."""
+
+    def __init__(self, name, packed):
+        self.name, self.packed = name, packed
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, self) if name == self.name else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        text = zlib.decompress(base64.b85decode(self.packed))
+        exec(compile(text, self.name + ".py", "exec", dont_inherit=True), module.__dict__)
+
+
+def _carry_module(name, packed):
+    sys.meta_path.insert(0, _CarriedModule(name, packed))
+
+
+def _on_signal(number, _frame):
+    kill_tools()
+    os._exit(128 + number)
+
+
+def _play(main):
+    """Read the arguments, show the marker, run the verb."""
+    global VERB, ARGS
+    given = json.loads(sys.stdin.buffer.readline())
+    VERB, ARGS = given["verb"], given["args"]
+    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+        signal.signal(getattr(signal, name), _on_signal)
+    _write(("\n" + MARKER + "\n").encode())
+    try:
+        main()
+    except BaseException:  # noqa: BLE001 - goes to stderr, which is the answer then
+        traceback.print_exc()
+        kill_tools()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)

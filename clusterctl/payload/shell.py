@@ -1,0 +1,21 @@
+"""Run one command of the user by sh: `clusterctl run`.
+
+The text comes with the arguments, never in the remote command. Ends early, with everything the
+command started in its process group, when stdin closes: a lost head leaves nothing running.
+"""
+
+from __future__ import annotations
+
+
+def main():
+    hold_lease()
+    section(
+        "command",
+        ["/bin/sh", "-c", ARGS["command"]],
+        ARGS["timeout_s"],
+        env=dict(os.environ),  # the user's own: no C locale, no changed PATH
+        cwd=None,
+        max_bytes=ARGS["max_bytes"],
+        grace_s=1.0,
+    )
+    finish()

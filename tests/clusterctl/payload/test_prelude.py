@@ -1,0 +1,115 @@
+"""Tools on a node: deadlines, hanging process groups, bounded output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.payload import ship
+from tests.clusterctl.payload.local import LocalConnection
+
+
+def run_shell(command: str, timeout_s: float = 10, max_bytes: int = 1 << 20, env=None) -> dict:
+    args = {"command": command, "timeout_s": timeout_s, "max_bytes": max_bytes}
+    answer = ship.probe(LocalConnection(env), "shell", args, timeout_s + 20, lease=True)
+    return answer["sections"]["command"]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(condition, seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_output_and_exit_status_come_home() -> None:
+    result = run_shell("echo out; echo err >&2; exit 5")
+    assert (result["state"], result["rc"]) == ("ended", 5)
+    assert (result["out"], result["err"]) == ("out\n", "err\n")
+
+
+def test_signal_is_a_negative_status() -> None:
+    assert run_shell("kill -9 $$")["rc"] == -9
+
+
+def test_bytes_that_are_no_text_stay_readable() -> None:
+    assert run_shell("printf 'a\\377b'")["out"] == "a\\xffb"
+
+
+def test_hanging_tool_is_killed_with_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    result = run_shell(
+        f"trap '' TERM; sleep 600 & echo $! >{pids}; echo $$ >>{pids}; echo begun; wait; sleep 600",
+        timeout_s=0.5,
+    )
+    assert result["state"] == "timeout"
+    assert result["rc"] is None
+    assert result["out"] == "begun\n"
+    assert "killed" in result["err"]
+    left = [int(pid) for pid in pids.read_text().split()]
+    assert len(left) == 2
+    assert wait_until(lambda: not any(map(is_alive, left)))
+
+
+def test_background_process_that_keeps_the_pipe_does_not_hold_the_answer(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    begun = time.monotonic()
+    result = run_shell(f"sleep 600 & echo $! >{pid_file}; echo done")
+    pid = int(pid_file.read_text())
+    try:
+        assert time.monotonic() - begun < 5
+        assert (result["rc"], result["out"]) == (0, "done\n")
+        assert is_alive(pid)  # what the user put in the background lives on
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_output_is_bounded_and_says_so() -> None:
+    result = run_shell("head -c 3000000 /dev/zero | tr '\\0' x", max_bytes=1000)
+    assert len(result["out"]) == 1000
+    assert result["truncated"] is True
+    assert result["rc"] == 0
+
+
+def test_tool_gets_no_stdin() -> None:
+    assert run_shell("cat; echo end")["out"] == "end\n"
+
+
+def test_end_of_the_lease_kills_the_command(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    args = {"command": f"echo $$ >{pid_file}; sleep 600", "timeout_s": 600, "max_bytes": 1000}
+    stream = ship.stream(LocalConnection(), "shell", args)
+    assert wait_until(lambda: pid_file.exists() and pid_file.read_text().strip())
+    pid = int(pid_file.read_text())
+    assert is_alive(pid)
+    stream.end_lease()
+    assert stream.wait(10) == 0
+    assert not is_alive(pid)
+    stream.close()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_signal_to_the_payload_kills_the_command(tmp_path: Path, name: str) -> None:
+    pid_file = tmp_path / "pid"
+    args = {"command": f"echo $$ >{pid_file}; sleep 600", "timeout_s": 600, "max_bytes": 1000}
+    stream = ship.stream(LocalConnection(), "shell", args)
+    assert wait_until(lambda: pid_file.exists() and pid_file.read_text().strip())
+    pid = int(pid_file.read_text())
+    os.kill(stream._channel.process.pid, getattr(signal, name))
+    assert stream.wait(10) is not None
+    assert not is_alive(pid)
+    stream.close()
