@@ -1,0 +1,94 @@
+"""What the golden-data checker calls: Open-Sora 1.2's functions, done by our own classes.
+
+Only argument orders are translated here; no arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.flow import RectifiedFlow, upstream_frames
+from trainer.flow import timestep_transform as transform
+from trainer.models.stdit import PRESETS, STDiT3, STDiT3Config
+from trainer.schedules import ScheduleConfig, rate_of
+
+
+def build_stdit3(config: dict[str, Any]) -> nn.Module:
+    return STDiT3(STDiT3Config(**config))
+
+
+def timestep_transform(
+    t: Tensor,
+    height: Tensor,
+    width: Tensor,
+    num_frames: Tensor,
+    num_timesteps: int = 1000,
+    scale: float = 1.0,
+) -> Tensor:
+    return transform(t, height, width, upstream_frames(num_frames), num_timesteps, scale)
+
+
+def training_loss(
+    model: Any,
+    x_start: Tensor,
+    noise: Tensor,
+    t: Tensor,
+    mask: Tensor | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    num_timesteps: int = 1000,
+) -> Tensor:
+    flow = RectifiedFlow(num_timesteps=num_timesteps)
+    return flow.training_losses(model, x_start, model_kwargs, mask=mask, t=t, noise=noise)
+
+
+def sample(
+    model: Any,
+    z: Tensor,
+    y: Tensor,
+    y_null: Tensor,
+    text_mask: Tensor,
+    args: dict[str, Tensor],
+    steps: int,
+    cfg_scale: float,
+    use_timestep_transform: bool,
+    use_discrete_timesteps: bool,
+    frame_mask: Tensor | None = None,
+    noises: list[Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    flow = RectifiedFlow(
+        use_timestep_transform=use_timestep_transform,
+        use_discrete_timesteps=use_discrete_timesteps,
+        timestep_transform="upstream",
+    )
+    seen: list[Tensor] = []
+    final = flow.sample(
+        model,
+        z,
+        y,
+        y_null,
+        text_mask,
+        args,
+        steps,
+        cfg_scale,
+        progress=lambda step, z: seen.append(z.clone()),
+        frame_mask=frame_mask,
+        noises=noises,
+    )
+    return torch.stack(seen), final
+
+
+def lr_values(kind: str, params: dict[str, Any], base_lr: float, n: int) -> list[float]:
+    final_lr = params.get("final_lr", base_lr)  # the config's own lr
+    options = {key: value for key, value in params.items() if key != "final_lr"}
+    rate = rate_of(ScheduleConfig(lr=final_lr, lr_schedule=kind, **options))
+    return [rate(step) for step in range(n)]
+
+
+def state_dict_shapes(name: str) -> dict[str, tuple[int, ...]]:
+    """Raises KeyError for what is not built yet (the video VAE)."""
+    with torch.device("meta"):
+        model = STDiT3(STDiT3Config(**PRESETS[name]))  # type: ignore[arg-type]
+    return {key: tuple(value.shape) for key, value in model.state_dict().items()}

@@ -1,0 +1,64 @@
+"""Exponential moving average of the weights, in fp32 and without a Python loop over elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+
+class EMA:
+    """Follows named tensors: whole parameters, or the shard of them that this rank owns.
+
+    With `ramp` the decay starts low and reaches `decay` later (min(decay, (1 + n) / (10 + n)) at the
+    n-th update), so that a short run's average is not mostly its random start.
+    """
+
+    def __init__(
+        self, params: Iterable[tuple[str, Tensor]], decay: float, *, ramp: bool = True
+    ) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"ema_decay {decay} must be in 0..1")
+        self.decay, self.ramp, self.updates = decay, ramp, 0
+        # fp32: with decay 0.9999 an update is smaller than a bf16 step
+        self._shadow = {name: value.detach().float().clone() for name, value in params}
+
+    @torch.no_grad()
+    def update(self, params: Iterable[tuple[str, Tensor]]) -> None:
+        """Move towards the present weights. Raises KeyError when the names differ from the first ones."""
+        present = dict(params)
+        if present.keys() != self._shadow.keys():
+            raise KeyError(f"EMA follows other tensors: {_difference(present, self._shadow)}")
+        decay = (
+            min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
+        )
+        shadow = list(self._shadow.values())
+        values = [present[name].detach().float() for name in self._shadow]
+        torch._foreach_lerp_(shadow, values, 1 - decay)
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averaged weights under the model's names, fp32."""
+        return dict(self._shadow)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor], updates: int | None = None) -> None:
+        """Take over an average; every name must be there with its shape.
+
+        `updates` is how many made it; without it the ramp counts as over.
+        """
+        if state.keys() != self._shadow.keys():
+            raise KeyError(f"this EMA is of another model: {_difference(state, self._shadow)}")
+        for name, value in self._shadow.items():
+            if state[name].shape != value.shape:
+                raise ValueError(
+                    f"EMA of {name} has shape {tuple(state[name].shape)}, the model {tuple(value.shape)}"
+                )
+            value.copy_(state[name])
+        self.updates = 1_000_000_000 if updates is None else updates
+
+
+def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str:
+    extra, missing = sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())
+    return f"{len(missing)} missing {missing[:2]}, {len(extra)} unknown {extra[:2]}"

@@ -1,0 +1,258 @@
+"""Rectified flow: losses to train on, and the way from noise to a latent.
+
+Time runs from 0 (clean) to `num_timesteps` (noise). A point on the way is (1 - s) clean + s noise with
+s = t / num_timesteps, and the model's target is the velocity clean - noise. Numbers equal Open-Sora
+1.2's scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+# B batch · C channels · T,H,W latent frames, height, width · L text tokens
+BASE_PIXELS = 512 * 512
+SAMPLE_METHODS = ("uniform", "logit-normal")
+FRAME_COUNTS = ("latent", "upstream")
+
+
+class VelocityModel(Protocol):
+    """Gives at least C channels, of which the first C are the velocity."""
+
+    def __call__(self, x_BCTHW: Tensor, timestep_B: Tensor, **kwargs: Any) -> Tensor: ...
+
+
+def timestep_transform(
+    t_B: Tensor,
+    height_B: Tensor,
+    width_B: Tensor,
+    frames_B: Tensor,
+    num_timesteps: int = 1000,
+    scale: float = 1.0,
+) -> Tensor:
+    """Shift times towards noise for large clips: t' = r t / (1 + (r - 1) t), t in 0..1.
+
+    r = sqrt(pixels / 512^2) * sqrt(frames) * scale, with frames counted in latents.
+    """
+    t_B = t_B / num_timesteps
+    ratio = (height_B * width_B / BASE_PIXELS).sqrt() * frames_B.sqrt() * scale
+    return ratio * t_B / (1 + (ratio - 1) * t_B) * num_timesteps
+
+
+def upstream_frames(num_frames_B: Tensor) -> Tensor:
+    """Upstream's latent length of a number of video frames: 0 (so every t = 0) for 2 to 16 frames.
+
+    Whether the batch is images is read off its first row, as upstream does (hpcaitech/Open-Sora #601).
+    """
+    if num_frames_B[0] == 1:
+        return torch.ones_like(num_frames_B)
+    return num_frames_B // 17 * 5
+
+
+@dataclass(frozen=True, slots=True)
+class RectifiedFlow:
+    """Upstream's `scheduler` settings. Raises ValueError for a method it does not know."""
+
+    num_timesteps: int = 1000
+    num_sampling_steps: int = 30
+    cfg_scale: float = 7.0
+    sample_method: str = "uniform"  # of training times: uniform, logit-normal
+    use_discrete_timesteps: bool = False
+    loc: float = 0.0  # of the logit-normal
+    scale: float = 1.0
+    use_timestep_transform: bool = False
+    transform_scale: float = 1.0
+    timestep_transform: str = "latent"  # frames of the latent itself, or upstream's formula
+
+    def __post_init__(self) -> None:
+        if self.sample_method not in SAMPLE_METHODS:
+            raise ValueError(f"sample_method {self.sample_method!r} is none of {SAMPLE_METHODS}")
+        if self.timestep_transform not in FRAME_COUNTS:
+            raise ValueError(
+                f"timestep_transform {self.timestep_transform!r} is none of {FRAME_COUNTS}"
+            )
+        if self.use_discrete_timesteps and self.sample_method != "uniform":
+            raise ValueError(
+                "discrete timesteps are drawn uniformly: sample_method must be uniform"
+            )
+
+    def sample_timesteps(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Training times before the transform, fp32 [count] on the CPU."""
+        if self.use_discrete_timesteps:
+            return torch.randint(0, self.num_timesteps, (count,), generator=generator)
+        if self.sample_method == "uniform":
+            return torch.rand(count, generator=generator) * self.num_timesteps
+        normal = torch.randn(count, generator=generator)
+        return torch.sigmoid(self.loc + self.scale * normal) * self.num_timesteps
+
+    def transform(self, t_B: Tensor, z_BCTHW: Tensor, sizes: Mapping[str, Any]) -> Tensor:
+        """Times for the clips' size: `sizes` has height, width (pixels) and num_frames, each [B]."""
+        if not self.use_timestep_transform:
+            return t_B
+        if self.timestep_transform == "upstream":
+            frames_B = upstream_frames(sizes["num_frames"])
+        else:
+            frames_B = torch.full_like(t_B, z_BCTHW.shape[2], dtype=torch.float32)
+        return timestep_transform(
+            t_B,
+            sizes["height"].to(t_B.device),
+            sizes["width"].to(t_B.device),
+            frames_B.to(t_B.device),
+            self.num_timesteps,
+            self.transform_scale,
+        )
+
+    def add_noise(self, z_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor) -> Tensor:
+        """The point at time t on the way from clean to noise."""
+        # fp32: one step of bf16 at t = 1000 is 4 steps of the scheduler
+        clean_share = 1 - (t_B.float() / self.num_timesteps)[:, None, None, None, None]
+        return clean_share * z_BCTHW + (1 - clean_share) * noise_BCTHW
+
+    def training_losses(
+        self,
+        model: VelocityModel,
+        z_BCTHW: Tensor,
+        model_kwargs: Mapping[str, Any] | None = None,
+        generator: torch.Generator | None = None,
+        mask: Tensor | None = None,
+        t: Tensor | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
+        """Mean squared error of the velocity per clip, fp32 [B].
+
+        `mask` bool [B, T] keeps frames that are False clean and out of the loss; a clip without any
+        True frame has loss 0 (upstream: NaN). A given `t` is used as it is, a drawn one transformed.
+        `generator` is a CPU generator: times, then noise.
+        """
+        kwargs = dict(model_kwargs or {})
+        if t is None:
+            t = self.sample_timesteps(len(z_BCTHW), generator).to(z_BCTHW.device)
+            t = self.transform(t, z_BCTHW, kwargs)
+        if noise is None:
+            # Drawn on the CPU, so that a seed means the same clips on every device.
+            noise = torch.randn(z_BCTHW.shape, generator=generator).to(z_BCTHW)
+        x_BCTHW = self.add_noise(z_BCTHW, noise, t)
+        if mask is not None:
+            x_BCTHW = torch.where(_per_frame(mask), x_BCTHW, z_BCTHW)
+            kwargs.setdefault("x_mask", mask)
+        velocity = model(x_BCTHW, t, **kwargs)[:, : z_BCTHW.shape[1]]
+        error = (velocity.float() - (z_BCTHW - noise).float()).square()
+        if mask is None:
+            return error.mean(dim=(1, 2, 3, 4))
+        per_frame_BT = error.mean(dim=(1, 3, 4))
+        return (per_frame_BT * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        model: VelocityModel,
+        z_BCTHW: Tensor,
+        y_B1LC: Tensor,
+        y_null_LC: Tensor,
+        text_mask: Tensor | None,
+        kwargs: Mapping[str, Any],
+        steps: int | None = None,
+        cfg_scale: float | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        progress: Callable[[int, Tensor], None] | None = None,
+        frame_mask: Tensor | None = None,
+        noises: Iterable[Tensor] | None = None,
+    ) -> Tensor:
+        """From noise `z` to a latent, with guidance v = v_null + cfg_scale (v_text - v_null).
+
+        `kwargs` go to the model (fps, height, width, num_frames, each [B]). `progress(step, z)` is
+        called with what the model is about to see. `frame_mask` [B, T] is each frame's edit ratio: 1
+        is made from noise, 0 kept as `z` has it, between takes part from that time on; its noise
+        comes from `generator` (one, or one per clip) or from `noises`, one tensor per step.
+        """
+        steps, guidance = (
+            steps or self.num_sampling_steps,
+            self.cfg_scale if cfg_scale is None else cfg_scale,
+        )
+        times = self._sampling_times(z_BCTHW, steps, kwargs)
+        guided = guidance != 1.0
+        y = torch.cat([y_B1LC, y_null_LC.expand_as(y_B1LC).to(y_B1LC)]) if guided else y_B1LC
+        frames = _FrameMask(frame_mask, self, noises, generator) if frame_mask is not None else None
+        for step, t_B in enumerate(times):
+            extra: dict[str, Any] = {}
+            if frames is not None:
+                z_BCTHW = frames.enter(z_BCTHW, t_B)
+                extra["x_mask"] = frames.active_BT.repeat(1 + guided, 1)
+            if progress is not None:
+                progress(step, z_BCTHW)
+            x, t = (torch.cat([z_BCTHW] * 2), torch.cat([t_B] * 2)) if guided else (z_BCTHW, t_B)
+            velocity = model(x, t, y=y, mask=text_mask, **kwargs, **extra)[:, : z_BCTHW.shape[1]]
+            if guided:
+                with_text, without = velocity.chunk(2)
+                velocity = without + guidance * (with_text - without)
+            dt_B = (t_B - times[step + 1] if step + 1 < steps else t_B) / self.num_timesteps
+            moved = z_BCTHW + velocity * dt_B[:, None, None, None, None]
+            z_BCTHW = moved if frames is None else frames.leave(z_BCTHW, moved)
+        return z_BCTHW
+
+    def _sampling_times(
+        self, z_BCTHW: Tensor, steps: int, sizes: Mapping[str, Any]
+    ) -> list[Tensor]:
+        times = [(1.0 - i / steps) * self.num_timesteps for i in range(steps)]
+        if self.use_discrete_timesteps:
+            times = [float(round(t)) for t in times]
+        count, device = len(z_BCTHW), z_BCTHW.device
+        return [
+            self.transform(torch.tensor([t] * count, device=device), z_BCTHW, sizes) for t in times
+        ]
+
+
+class _FrameMask:
+    """Frames kept or partly kept while the others are sampled."""
+
+    def __init__(
+        self,
+        ratio_BT: Tensor,
+        flow: RectifiedFlow,
+        noises: Iterable[Tensor] | None,
+        generator: torch.Generator | Sequence[torch.Generator] | None,
+    ) -> None:
+        self._ratio_BT, self._flow, self._generator = ratio_BT, flow, generator
+        self._noises = None if noises is None else iter(noises)
+        self.active_BT = ratio_BT == 1  # starts as noise already
+
+    def enter(self, z_BCTHW: Tensor, t_B: Tensor) -> Tensor:
+        """Frames whose time has come start from the clean latent, noised to that time."""
+        noise = next(self._noises) if self._noises else draw_noise(z_BCTHW.shape, self._generator)
+        active_BT = self._ratio_BT * self._flow.num_timesteps >= t_B[:, None]
+        fresh_BT = active_BT & ~self.active_BT
+        self.active_BT = active_BT
+        noised = self._flow.add_noise(z_BCTHW, noise.to(z_BCTHW), t_B)
+        return torch.where(_per_frame(fresh_BT), noised, z_BCTHW)
+
+    def leave(self, before: Tensor, after: Tensor) -> Tensor:
+        return torch.where(_per_frame(self.active_BT), after, before)
+
+
+def draw_noise(
+    shape: Sequence[int], generator: torch.Generator | Sequence[torch.Generator] | None
+) -> Tensor:
+    """fp32 noise on the CPU; with one generator per clip, a clip's noise does not depend on its batch."""
+    if generator is None or isinstance(generator, torch.Generator):
+        return torch.randn(tuple(shape), generator=generator)
+    return torch.stack([torch.randn(tuple(shape[1:]), generator=own) for own in generator])
+
+
+def build_flow(config: Mapping[str, Any]) -> RectifiedFlow:
+    """The flow of a config's `scheduler` dict. Raises ValueError for another type or an unknown key."""
+    options = {key: value for key, value in config.items() if key != "type"}
+    if config.get("type", "rflow") != "rflow":
+        raise ValueError(f"scheduler type {config['type']!r} is not built; use 'rflow'")
+    known = [field.name for field in fields(RectifiedFlow)]
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r} in scheduler; known are {', '.join(known)}")
+    return RectifiedFlow(**options)
+
+
+def _per_frame(mask_BT: Tensor) -> Tensor:
+    return mask_BT[:, None, :, None, None]

@@ -1,0 +1,249 @@
+"""The parts STDiT3 is made of. Names and shapes of parameters are Open-Sora 1.2's, so its weights load.
+
+Every attention is one call of scaled_dot_product_attention: no CUDA extension, and no explicit
+softmax path (upstream takes that one whenever a sequence is shorter than its batch, which is every
+temporal block).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+# B batch · A any batch of sequences · T frames · S tokens of a frame · L text tokens
+# D model width · N heads · E width of a head · C channels · J rotated pairs of a head, E/2
+NORM_EPS = 1e-6
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The tanh form; the exact one moves the output by 6e-4 against published weights."""
+    return F.gelu(x, approximate="tanh")
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    """LayerNorm without weights, as in front of every modulation."""
+    return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """x * (1 + scale) + shift, in one pass over x."""
+    return torch.addcmul(shift, x, 1 + scale)
+
+
+def sinusoid(values_B: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
+    """Cosines first, then sines, of `width`/2 geometric frequencies; fp32 [B, width]."""
+    half = width // 2
+    steps = torch.arange(half, dtype=torch.float32, device=values_B.device)
+    exponents = -math.log(max_period) * steps / half
+    # fp64: the fp32 exp differs in its last bit between CPUs, and timestep 900 multiplies that
+    angles = values_B[:, None].float() * exponents.double().exp().float()
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def grid_embedding(
+    width: int, rows: int, columns: int, scale: float, device: torch.device
+) -> Tensor:
+    """Position of each patch of a frame, [rows*columns, width] in fp32; the column's half comes first.
+
+    `scale` is the frame's size in units the model was trained on; positions are spread so that grids
+    of another shape but the same number of patches cover the same range.
+    """
+    quarter = width // 4
+    base = round(math.sqrt(rows * columns))
+    exponents = torch.arange(quarter, dtype=torch.float32, device=device) / quarter
+    frequencies = 1.0 / 10_000.0**exponents
+
+    def wave(count: int) -> Tensor:
+        places = torch.arange(count, dtype=torch.float32, device=device) / scale * (base / count)
+        angles = places[:, None] * frequencies
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+    half = width // 2
+    per_column = wave(columns)[None].expand(rows, columns, half)
+    per_row = wave(rows)[:, None].expand(rows, columns, half)
+    return torch.cat([per_column, per_row], dim=-1).reshape(rows * columns, width)
+
+
+class RotaryFrequencies(nn.Module):
+    """Rotation of queries and keys by their frame number, in interleaved pairs over the whole head."""
+
+    def __init__(self, head_width: int, theta: float = 10_000.0) -> None:
+        super().__init__()
+        self.head_width, self.theta = head_width, theta
+        # A parameter because upstream's state dict has it as one; no gradient ever.
+        self.freqs = nn.Parameter(self._exact(None), requires_grad=False)
+
+    def _exact(self, device: torch.device | None) -> Tensor:
+        even = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device)
+        return 1.0 / self.theta ** (even / self.head_width)
+
+    def forward(self, frames: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, each fp32 [T, J].
+
+        Computed anew rather than read from `freqs`: a model cast to bf16 would turn frame 120 by
+        0.44 rad too little or too much.
+        """
+        device = self.freqs.device
+        places = torch.arange(frames, dtype=torch.float32, device=device)
+        angles_TJ = places[:, None] * self._exact(device)
+        return angles_TJ.cos(), angles_TJ.sin()
+
+
+def rotate(x_ANTE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair (a, b) of a head into (a cos - b sin, b cos + a sin)."""
+    cos_TJ, sin_TJ = rotation
+    # fp32: bf16 keeps 8 bits of a phase
+    a, b = x_ANTE.float().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([a * cos_TJ - b * sin_TJ, b * cos_TJ + a * sin_TJ], dim=-1)
+    return turned.flatten(-2).to(x_ANTE.dtype)
+
+
+class HeadNorm(nn.Module):
+    """RMS norm over one head, statistics in fp32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = F.rms_norm(x.float(), x.shape[-1:], eps=NORM_EPS)
+        return self.weight * normal.to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Attention within each sequence of a batch; with `rotation`, positions enter after the norms."""
+
+    def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.q_norm: nn.Module = HeadNorm(width // heads) if qk_norm else nn.Identity()
+        self.k_norm: nn.Module = HeadNorm(width // heads) if qk_norm else nn.Identity()
+        self.proj = nn.Linear(width, width)
+
+    def forward(
+        self, x_BTSD: Tensor, across_frames: bool, rotation: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Over the tokens of each frame, or `across_frames` over the frames of each place."""
+        batch = x_BTSD.shape[0]
+        order = "(b s) n t e" if across_frames else "(b t) n s e"
+        qkv = self.qkv(x_BTSD)
+        q, k, v = rearrange(qkv, f"b t s (k n e) -> k {order}", k=3, n=self.heads).unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(rearrange(out, f"{order} -> b t s (n e)", b=batch))
+
+
+class CrossAttention(nn.Module):
+    """Every token of a clip looks at its caption."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_linear = nn.Linear(width, width)
+        self.kv_linear = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x_BTSD: Tensor, y_BLD: Tensor, keep_BL: Tensor | None) -> Tensor:
+        """`keep_BL` (bool) leaves the padding out; it equals upstream's packing of the real tokens."""
+        frames = x_BTSD.shape[1]
+        q = rearrange(self.q_linear(x_BTSD), "b t s (n e) -> b n (t s) e", n=self.heads)
+        k, v = rearrange(self.kv_linear(y_BLD), "b l (k n e) -> k b n l e", k=2, n=self.heads)
+        mask = None if keep_BL is None else keep_BL[:, None, None, :]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.proj(rearrange(out, "b n (t s) e -> b t s (n e)", t=frames))
+
+
+class Mlp(nn.Module):
+    """Linear, GELU (tanh), Linear."""
+
+    def __init__(self, width: int, hidden: int, out: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(gelu_tanh(self.fc1(x)))
+
+
+class ScalarEmbedder(nn.Module):
+    """A number per sample (timestep, frames per second) as a vector of the model's width."""
+
+    FREQUENCIES = 256
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(self.FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width)
+        )
+
+    def forward(self, values_B: Tensor) -> Tensor:
+        dtype = self.get_parameter("mlp.0.weight").dtype
+        return self.mlp(sinusoid(values_B, self.FREQUENCIES).to(dtype))
+
+
+class CaptionEmbedder(nn.Module):
+    """Text features to the model's width; in training some captions give way to the learned null text."""
+
+    y_embedding: Tensor
+
+    def __init__(self, channels: int, width: int, drop_probability: float, length: int) -> None:
+        super().__init__()
+        self.y_proj = Mlp(channels, width, width)
+        self.register_buffer("y_embedding", torch.randn(length, channels) / channels**0.5)
+        self.drop_probability = drop_probability
+
+    def forward(self, y_B1LC: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """[B, 1, L, D]. Drops only in training, by one draw per sample on the CPU.
+
+        A dropped caption keeps its own text mask, as upstream: the caller's mask stays valid.
+        Raises ValueError when captions are dropped and L differs from the null text's length.
+        """
+        if self.training and self.drop_probability > 0:
+            if y_B1LC.shape[2:] != self.y_embedding.shape:
+                raise ValueError(
+                    f"text features are {tuple(y_B1LC.shape[2:])} per caption but the null text is "
+                    f"{tuple(self.y_embedding.shape)}; encode with max_length {len(self.y_embedding)}"
+                )
+            draws = torch.rand(y_B1LC.shape[0], generator=generator)
+            dropped = (draws < self.drop_probability).to(y_B1LC.device)
+            null = self.y_embedding.to(y_B1LC.dtype)
+            y_B1LC = torch.where(dropped[:, None, None, None], null, y_B1LC)
+        return self.y_proj(y_B1LC)
+
+
+class PatchEmbed(nn.Module):
+    """Latent to tokens: a convolution whose stride is its kernel, computed as one matrix product.
+
+    Zero padding at the end of each axis up to a multiple of the patch.
+    """
+
+    def __init__(self, patch: tuple[int, int, int], channels: int, width: int) -> None:
+        super().__init__()
+        self.patch = patch
+        # Holds the parameters under upstream's name and shape.
+        self.proj = nn.Conv3d(channels, width, kernel_size=patch, stride=patch)
+
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
+        """[B, T/pt, (H/ph)(W/pw), D], rounded up."""
+        t, h, w = self.patch
+        short = [-size % p for size, p in zip(x_BCTHW.shape[2:], self.patch, strict=True)]
+        if any(short):
+            x_BCTHW = F.pad(x_BCTHW, (0, short[2], 0, short[1], 0, short[0]))
+        patches = rearrange(x_BCTHW, "b c (t p) (h q) (w r) -> b t (h w) (c p q r)", p=t, q=h, r=w)
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+def drop_path(x: Tensor, probability: float, training: bool) -> Tensor:
+    """Leave a whole branch out for some samples, and scale the others up for it."""
+    if probability == 0.0 or not training:
+        return x
+    keep = 1 - probability
+    kept = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep)
+    return x * (kept / keep)

@@ -1,0 +1,348 @@
+"""STDiT3: Open-Sora 1.2's diffusion transformer over video latents.
+
+Spatial and temporal blocks take turns; text enters by cross-attention; timestep and frame rate enter
+by modulation. State dicts equal upstream's in names and shapes (973 keys at XL/2). Upstream's quirks
+that its weights depend on are kept and marked "quirk".
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainer.models.layers import (
+    CaptionEmbedder,
+    CrossAttention,
+    Mlp,
+    PatchEmbed,
+    RotaryFrequencies,
+    ScalarEmbedder,
+    SelfAttention,
+    drop_path,
+    grid_embedding,
+    layer_norm,
+    modulate,
+)
+
+# B batch · C channels · T,H,W latent frames, height, width (after patchify: T frames of tokens)
+# S tokens of a frame · L text tokens · D width · F 1 or T: one modulation per clip or per frame
+
+
+@dataclass(frozen=True, slots=True)
+class STDiT3Config:
+    """Upstream's fields with upstream's defaults; the defaults of the sizes are XL/2's."""
+
+    input_sq_size: int = 512  # pixel side of the square the positions were trained on
+    in_channels: int = 4
+    patch_size: tuple[int, int, int] = (1, 2, 2)
+    hidden_size: int = 1152
+    depth: int = 28  # pairs of a spatial and a temporal block
+    num_heads: int = 16
+    mlp_ratio: float = 4.0
+    class_dropout_prob: float = 0.1  # captions replaced by the null text in training
+    pred_sigma: bool = True  # twice the channels; rectified flow reads the first half
+    drop_path: float = 0.0
+    caption_channels: int = 4096
+    model_max_length: int = 300
+    qk_norm: bool = True
+    only_train_temporal: bool = False
+    freeze_y_embedder: bool = False
+    skip_y_embedder: bool = False  # text comes projected and packed, from a feature cache
+    # Upstream's switches for optional CUDA builds. There is one attention path here, so they
+    # change nothing; they stand here because published configs carry them.
+    enable_flash_attn: bool = False
+    enable_layernorm_kernel: bool = False
+    enable_sequence_parallelism: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patch_size", tuple(self.patch_size))
+        if len(self.patch_size) != 3:
+            raise ValueError(f"patch_size {self.patch_size} must be (frames, height, width)")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is no multiple of num_heads {self.num_heads}"
+            )
+        if self.hidden_size % 4 or (self.hidden_size // self.num_heads) % 2:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be a multiple of 4 and its "
+                f"{self.num_heads} heads of even width"
+            )
+        if self.enable_sequence_parallelism:
+            raise ValueError(
+                "sequence parallelism is not built: set enable_sequence_parallelism=False"
+            )
+
+    @property
+    def out_channels(self) -> int:
+        return 2 * self.in_channels if self.pred_sigma else self.in_channels
+
+
+# Published sizes by upstream's registry names.
+PRESETS: dict[str, dict[str, int]] = {
+    "STDiT3": {},
+    "STDiT3-XL/2": {"depth": 28, "hidden_size": 1152, "num_heads": 16},
+    "STDiT3-3B/2": {"depth": 28, "hidden_size": 1872, "num_heads": 26},
+}
+
+
+def build_stdit(config: Mapping[str, Any], **fixed: Any) -> STDiT3:
+    """The model of a config's `model` dict; `fixed` are what the encoders dictate (channels, lengths).
+
+    Raises ValueError for an unknown type or key, naming the nearest one.
+    """
+    options = {
+        key: value for key, value in config.items() if key not in ("type", "from_pretrained")
+    }
+    name = str(config.get("type", "STDiT3"))
+    if name not in PRESETS:
+        raise ValueError(f"unknown model type {name!r}{_nearest(name, PRESETS)}")
+    known = [field.name for field in fields(STDiT3Config)]
+    for key in options:
+        if key not in known:
+            raise ValueError(f"unknown key {key!r} in model{_nearest(key, known)}")
+    return STDiT3(STDiT3Config(**{**PRESETS[name], **options, **fixed}))
+
+
+def _nearest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+
+
+class STDiT3Block(nn.Module):
+    """Attention (within or across frames), then text, then MLP."""
+
+    def __init__(self, config: STDiT3Config, temporal: bool, drop_probability: float) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.temporal, self.drop_probability = temporal, drop_probability
+        self.attn = SelfAttention(width, config.num_heads, config.qk_norm)
+        self.cross_attn = CrossAttention(width, config.num_heads)
+        self.mlp = Mlp(width, int(width * config.mlp_ratio), width)
+        self.scale_shift_table = nn.Parameter(torch.randn(6, width) / width**0.5)
+
+    def forward(
+        self,
+        x_BTSD: Tensor,
+        y_BLD: Tensor,
+        keep_BL: Tensor | None,
+        t_BF6D: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        table_BF6D = (self.scale_shift_table + t_BF6D).unsqueeze(-2)  # one value for all S tokens
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = table_BF6D.unbind(2)
+        branch = modulate(layer_norm(x_BTSD), shift, scale)
+        branch = self.attn(branch, self.temporal, rotation)
+        x_BTSD = x_BTSD + drop_path(gate * branch, self.drop_probability, self.training)
+        # quirk: the text branch has neither norm nor gate
+        x_BTSD = x_BTSD + self.cross_attn(x_BTSD, y_BLD, keep_BL)
+        branch = self.mlp(modulate(layer_norm(x_BTSD), shift_mlp, scale_mlp))
+        return x_BTSD + drop_path(gate_mlp * branch, self.drop_probability, self.training)
+
+
+class FinalLayer(nn.Module):
+    """Modulated norm and the projection of a token to the values of its patch."""
+
+    def __init__(self, width: int, values: int) -> None:
+        super().__init__()
+        self.scale_shift_table = nn.Parameter(torch.randn(2, width) / width**0.5)
+        self.linear = nn.Linear(width, values)
+
+    def forward(
+        self, x_BTSD: Tensor, t_BD: Tensor, t0_BD: Tensor | None, x_mask_BT: Tensor | None
+    ) -> Tensor:
+        x_BTSD = self._modulated(x_BTSD, t_BD)
+        if x_mask_BT is not None and t0_BD is not None:
+            # quirk: condition frames are normed and modulated a second time, with timestep 0
+            again = self._modulated(x_BTSD, t0_BD)
+            x_BTSD = torch.where(x_mask_BT[:, :, None, None], x_BTSD, again)
+        return self.linear(x_BTSD)
+
+    def _modulated(self, x_BTSD: Tensor, t_BD: Tensor) -> Tensor:
+        shift, scale = (self.scale_shift_table + t_BD[:, None])[:, :, None, None].unbind(1)
+        return modulate(layer_norm(x_BTSD), shift, scale)
+
+
+class STDiT3(nn.Module):
+    """The model; see `forward` for what goes in and out."""
+
+    def __init__(self, config: STDiT3Config) -> None:
+        super().__init__()
+        self.config = config
+        width, patch = config.hidden_size, config.patch_size
+        self.checkpoint_every = 0
+        self.rope = RotaryFrequencies(width // config.num_heads)
+        self.x_embedder = PatchEmbed(patch, config.in_channels, width)
+        self.t_embedder = ScalarEmbedder(width)
+        self.fps_embedder = ScalarEmbedder(width)
+        self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.y_embedder = CaptionEmbedder(
+            config.caption_channels, width, config.class_dropout_prob, config.model_max_length
+        )
+        drops = torch.linspace(0, config.drop_path, config.depth, device="cpu").tolist()
+        self.spatial_blocks = nn.ModuleList(STDiT3Block(config, False, drop) for drop in drops)
+        self.temporal_blocks = nn.ModuleList(STDiT3Block(config, True, drop) for drop in drops)
+        values = patch[0] * patch[1] * patch[2] * config.out_channels
+        self.final_layer = FinalLayer(width, values)
+        self._initialize()
+        self._freeze()
+
+    @property
+    def out_channels(self) -> int:
+        return self.config.out_channels
+
+    def enable_grad_checkpoint(self, every: int = 1) -> None:
+        """Recompute every n-th pair of blocks in the backward pass; 0 keeps all activations."""
+        self.checkpoint_every = every
+
+    def forward(
+        self,
+        x_BCTHW: Tensor,
+        timestep_B: Tensor,
+        y: Tensor,
+        mask: Tensor | Sequence[int] | None = None,
+        x_mask: Tensor | None = None,
+        fps: Tensor | None = None,
+        height: Tensor | None = None,
+        width: Tensor | None = None,
+        num_frames: Tensor | None = None,
+        ar: Tensor | None = None,
+    ) -> Tensor:
+        """fp32 [B, out_channels, T, H, W]: the velocity, then (pred_sigma) as many unused channels.
+
+        x: latents, any T, H, W (padded to the patch inside); timestep: 0 (clean) to 1000 (noise);
+        y: text features [B, 1, L, C]; mask: int [B or fewer, L], 1 = real token, fewer rows repeat;
+        x_mask: bool [B, T], False = a clean condition frame, seen with timestep 0; fps, height and
+        width (pixels): [B]. With skip_y_embedder y is [1, sum(lengths), D] and mask the lengths.
+        num_frames and ar come along in upstream's batches and are not read.
+        """
+        if fps is None or height is None or width is None:
+            raise ValueError("STDiT3 needs fps, height and width of the clips")
+        batch, _, frames, rows, columns = x_BCTHW.shape
+        dtype = self.x_embedder.proj.weight.dtype
+        pt, ph, pw = self.config.patch_size
+        grid = (-(-frames // pt), -(-rows // ph), -(-columns // pw))
+
+        x_BTSD = self.x_embedder(x_BCTHW.to(dtype))
+        x_BTSD = x_BTSD + self._positions(grid, height, width, x_BTSD.device).to(dtype)
+        x_mask_BT = self._frame_mask(x_mask, frames, grid[0])
+        fps_BD = self.fps_embedder(_repeat(fps, batch))
+        t_BD = self.t_embedder(timestep_B) + fps_BD
+        t_BF6D = self._modulation(t_BD)
+        t0_BD = None
+        if x_mask_BT is not None:
+            t0_BD = self.t_embedder(torch.zeros_like(timestep_B)) + fps_BD
+            # Chosen once per frame here, so a block modulates in a single pass.
+            per_frame = x_mask_BT[:, :, None, None]
+            t_BF6D = torch.where(per_frame, t_BF6D, self._modulation(t0_BD))
+        y_BLD, keep_BL = self._text(y, mask, batch, dtype)
+        rotation = self.rope(grid[0])
+
+        for i in range(self.config.depth):
+            inputs = (i, x_BTSD, y_BLD, keep_BL, t_BF6D, rotation)
+            if self.checkpoint_every and i % self.checkpoint_every == 0 and torch.is_grad_enabled():
+                x_BTSD = checkpoint(self._pair, *inputs, use_reentrant=False)
+            else:
+                x_BTSD = self._pair(*inputs)
+        x_BTSD = self.final_layer(x_BTSD, t_BD, t0_BD, x_mask_BT)
+        out = rearrange(
+            x_BTSD, "b t (h w) (p q r c) -> b c (t p) (h q) (w r)", h=grid[1], p=pt, q=ph, r=pw
+        )
+        return out[:, :, :frames, :rows, :columns].float()
+
+    def _pair(
+        self,
+        index: int,
+        x_BTSD: Tensor,
+        y_BLD: Tensor,
+        keep_BL: Tensor | None,
+        t_BF6D: Tensor,
+        rotation: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        x_BTSD = self.spatial_blocks[index](x_BTSD, y_BLD, keep_BL, t_BF6D, None)
+        return self.temporal_blocks[index](x_BTSD, y_BLD, keep_BL, t_BF6D, rotation)
+
+    def _positions(
+        self, grid: tuple[int, int, int], height: Tensor, width: Tensor, device: torch.device
+    ) -> Tensor:
+        # quirk: the first clip's pixel size decides for the whole batch
+        side = (float(height[0]) * float(width[0])) ** 0.5
+        scale = side / self.config.input_sq_size
+        return grid_embedding(self.config.hidden_size, grid[1], grid[2], scale, device)
+
+    def _modulation(self, t_BD: Tensor) -> Tensor:
+        return rearrange(self.t_block(t_BD), "b (six d) -> b 1 six d", six=6)
+
+    def _frame_mask(self, x_mask: Tensor | None, frames: int, tokens: int) -> Tensor | None:
+        """Which frames of tokens are noised; None when all are. Takes one entry per frame or per token."""
+        if x_mask is None:
+            return None
+        # Only where looking is free: on an accelerator it would wait for the whole queue.
+        if x_mask.device.type == "cpu" and bool(x_mask.all()):
+            return None
+        if x_mask.shape[1] == tokens:
+            return x_mask
+        # A token of several frames counts as noised as soon as one of them is.
+        padded = nn.functional.pad(x_mask, (0, -frames % self.config.patch_size[0]))
+        return padded.unflatten(1, (tokens, -1)).any(-1)
+
+    def _text(
+        self, y: Tensor, mask: Tensor | Sequence[int] | None, batch: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """Text of the model's width and which of its tokens are real (None: all)."""
+        if self.config.skip_y_embedder:
+            return _unpack(y.to(dtype), [int(n) for n in mask] if mask is not None else [], batch)
+        y_BLD = self.y_embedder(y.to(dtype)).squeeze(1)
+        if mask is None:
+            return y_BLD, None
+        keep = torch.as_tensor(mask, device=y.device)
+        keep_BL = _repeat(keep.reshape(keep.shape[0], -1) != 0, batch)
+        if keep_BL.device.type == "cpu" and bool(keep_BL.all()):
+            return y_BLD, None
+        return y_BLD, keep_BL
+
+    def _initialize(self) -> None:
+        """Upstream's start: Xavier everywhere, temporal blocks as identity, frame rate without effect."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.fps_embedder.get_parameter("mlp.0.weight"), std=0.02)
+        nn.init.zeros_(self.fps_embedder.get_parameter("mlp.2.weight"))
+        for block in self.temporal_blocks:
+            for layer in ("attn.proj", "cross_attn.proj", "mlp.fc2"):
+                nn.init.zeros_(block.get_parameter(f"{layer}.weight"))
+
+    def _freeze(self) -> None:
+        if self.config.only_train_temporal:
+            self.requires_grad_(False)
+            self.temporal_blocks.requires_grad_(True)
+        if self.config.freeze_y_embedder:
+            self.y_embedder.requires_grad_(False)
+
+
+def _repeat(rows: Tensor, batch: int) -> Tensor:
+    """Guidance doubles the batch and leaves these inputs as they are; they repeat."""
+    return (
+        rows
+        if rows.shape[0] == batch
+        else rows.repeat(batch // rows.shape[0], *[1] * (rows.ndim - 1))
+    )
+
+
+def _unpack(y_1KD: Tensor, lengths: list[int], batch: int) -> tuple[Tensor, Tensor]:
+    """Captions laid end to end (K tokens in all) to one row each, with the mask of real tokens."""
+    if sum(lengths) != y_1KD.shape[1] or len(lengths) != batch:
+        raise ValueError(
+            f"packed text has {y_1KD.shape[1]} tokens, its lengths {lengths} are for a batch of {batch}"
+        )
+    parts = y_1KD[0].split(lengths)
+    y_BLD = nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+    counts = torch.tensor(lengths, device=y_1KD.device)
+    return y_BLD, torch.arange(y_BLD.shape[1], device=y_1KD.device) < counts[:, None]
