@@ -84,6 +84,15 @@ class Output:
                 done += 1
                 yield result
 
+    def unreachable(self, results: Sequence[NodeResult[Any]]) -> None:
+        """Say on stderr which nodes gave no answer, in which phase and why; also under -q."""
+        dead = sum(result.unreachable is not None for result in results)
+        if dead:
+            verb = "nodes did" if len(results) > 1 else "node did"
+            self.warn(f"error: {dead} of {len(results)} {verb} not answer", "bad")
+            for line in unreachable_lines(results):
+                self.warn(f"  {line}")
+
     def _paint(self, text: str, style: str | None, stream: TextIO) -> str:
         if style is None or not self.wants_color(stream):
             return text

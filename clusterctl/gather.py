@@ -1,0 +1,125 @@
+"""Answers of many nodes to one command: equal ones together, the odd ones against the many."""
+
+from __future__ import annotations
+
+import difflib
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.nodes import fold
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a command ended on one node. `rc` is negative for a signal, None when it was killed."""
+
+    node: str
+    rc: int | None
+    out: str
+    err: str
+    seconds: float
+    timed_out: bool = False
+    truncated: bool = False
+    noise: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.rc == 0
+
+    def ending(self) -> str:
+        """`exit 2`, `signal SIGKILL`, `no end in 30 s, killed`."""
+        if self.rc is None:
+            return self.err.strip().splitlines()[-1] if self.err.strip() else "not run"
+        if self.rc < 0:
+            names = {number.value: number.name for number in signal.Signals}
+            return f"signal {names.get(-self.rc, -self.rc)}"
+        return f"exit {self.rc}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "node": self.node, "rc": self.rc, "out": self.out, "err": self.err,
+            "seconds": self.seconds, "timed_out": self.timed_out, "truncated": self.truncated,
+            "noise": self.noise, "unreachable": None,
+        }  # fmt: skip
+
+
+def read_answer(node: str, envelope: dict[str, Any]) -> Answer:
+    """The answer in the envelope of payload `shell`."""
+    section = envelope["sections"]["command"]
+    return Answer(
+        node=node,
+        rc=section["rc"],
+        out=section["out"],
+        err=section["err"],
+        seconds=section["seconds"],
+        timed_out=section["state"] == "timeout",
+        truncated=bool(section.get("truncated")),
+        noise=envelope.get("noise", ""),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes whose answers are equal."""
+
+    answers: tuple[Answer, ...]
+
+    @property
+    def first(self) -> Answer:
+        return self.answers[0]
+
+    @property
+    def nodes(self) -> str:
+        return fold([answer.node for answer in self.answers])
+
+    def title(self, timings: bool = False) -> str:
+        """`n[1-3] (3 nodes)`, `n4 (exit 2)`."""
+        count = len(self.answers)
+        words = [f"{count} nodes"] if count > 1 else []
+        if not self.first.good:
+            words.append(self.first.ending())
+        if self.first.truncated:
+            words.append("output cut")
+        if timings:
+            times = [answer.seconds for answer in self.answers]
+            low, high = f"{min(times):.2f}", f"{max(times):.2f}"
+            words.append(f"{low} s" if low == high else f"{low} to {high} s")
+        return f"{self.nodes} ({', '.join(words)})" if words else self.nodes
+
+
+def group(answers: Iterable[Answer]) -> list[Group]:
+    """Groups of equal ending, output and error text, in the order of their first node."""
+    groups: dict[tuple[object, ...], list[Answer]] = {}
+    for answer in answers:
+        key = (answer.rc, answer.timed_out, answer.out, answer.err, answer.truncated)
+        groups.setdefault(key, []).append(answer)
+    return [Group(tuple(members)) for members in groups.values()]
+
+
+def majority_first(groups: Sequence[Group]) -> list[Group]:
+    """The largest group, then the others in their order; of two equally large the first one."""
+    if not groups:
+        return []
+    largest = max(groups, key=lambda one: len(one.answers))
+    return [largest, *(one for one in groups if one is not largest)]
+
+
+def diff(base: Group, other: Group) -> Iterator[str]:
+    """Unified diff of the outputs; an equal output with another ending says so in one line."""
+    lines = list(
+        difflib.unified_diff(
+            base.first.out.splitlines(),
+            other.first.out.splitlines(),
+            base.title(),
+            other.title(),
+            lineterm="",
+        )
+    )
+    if lines:
+        yield from lines
+    else:
+        yield f"--- {base.title()}"
+        yield f"+++ {other.title()}"
+        yield " (same output)"

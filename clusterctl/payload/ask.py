@@ -1,0 +1,43 @@
+"""One payload on many nodes: what every reading command does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from clusterctl.fanout import Fanout
+from clusterctl.nodes import Node
+from clusterctl.payload import ship
+from clusterctl.transport.base import Limits, Progress, Transport
+
+
+def ask(
+    nodes: Sequence[Node],
+    transport: Transport,
+    verb: str,
+    args: dict[str, Any],
+    *,
+    limits: Limits,
+    width: int,
+    timeout_s: float | None = None,
+    lease: bool = False,
+) -> Fanout[dict[str, Any]]:
+    """A fan-out whose values are the envelopes of `verb`; nothing runs before it is iterated.
+
+    `timeout_s` bounds one node's answer (default: the command limit). With more nodes than
+    `width` the deadline for all grows by the number of waves, unless the user set it.
+    """
+    patience_s = limits.command_s if timeout_s is None else timeout_s
+    waves = max(1, math.ceil(len(nodes) / width))
+    one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + patience_s
+
+    def work(node: Node, progress: Progress) -> dict[str, Any]:
+        connection = transport.connect(node, limits, progress)
+        try:
+            progress.enter("command")
+            return ship.probe(connection, verb, args, patience_s, lease=lease)
+        finally:
+            connection.close()
+
+    return Fanout(nodes, work, deadline_s=limits.run_s or one_s * waves, width=width)

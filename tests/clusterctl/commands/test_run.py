@@ -1,0 +1,120 @@
+"""`clusterctl run`: folding, differences, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterctl import cli
+from tests.clusterctl.commands.local_cluster import LocalCluster, patch
+
+NAMES = ["n2", "n1", "n10", "n3"]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    return patch(monkeypatch, LocalCluster(tmp_path, NAMES))
+
+
+def run(cluster: LocalCluster, *args: str) -> int:
+    return cli.run(["run", *args, str(cluster.hostfile)])
+
+
+def test_equal_outputs_are_folded_under_one_header(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, "echo hello; echo world") == 0
+    out, err = capsys.readouterr()
+    assert out == "== n[1-3,10] (4 nodes)\nhello\nworld\n"
+    assert err == ""
+
+
+def test_groups_stand_in_hostfile_order(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, 'case $NODE in n1|n3) echo odd;; *) echo "$NODE";; esac') == 0
+    assert capsys.readouterr().out == "== n2\nn2\n== n[1,3] (2 nodes)\nodd\n== n10\nn10\n"
+
+
+def test_diff_shows_the_majority_and_what_differs(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, "--diff", "echo a; [ $NODE = n1 ] && echo odd || echo b; echo c") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "== n[2-3,10] (3 nodes)", "a", "b", "c",
+        "--- n[2-3,10] (3 nodes)", "+++ n1", "@@ -1,3 +1,3 @@", " a", "-b", "+odd", " c",
+    ]  # fmt: skip
+
+
+def test_diff_of_equal_output_with_another_exit_says_so(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, "--diff", "echo a; [ $NODE != n1 ]") == 1
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "--- n[2-3,10] (3 nodes)", "+++ n1 (exit 1)", " (same output)",
+    ]  # fmt: skip
+
+
+def test_no_fold_prefixes_each_line_in_hostfile_order(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, "--no-fold", "echo x; echo oops >&2") == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [f"{name}: x" for name in NAMES]
+    assert err.splitlines() == [f"{name}: oops" for name in NAMES]
+
+
+def test_failed_command_is_exit_1_and_named(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, "[ $NODE != n10 ] || { echo broken >&2; exit 7; }") == 1
+    out, err = capsys.readouterr()
+    assert "== n10 (exit 7)" in out
+    assert "n10: broken" in err
+    assert "3 of 4 nodes ok; n10: exit 7" in err
+
+
+def test_dead_node_is_exit_3_and_hides_nobody(nodes: LocalCluster, capsys) -> None:
+    nodes.kill("n1")
+    assert run(nodes, "echo x") == 3
+    out, err = capsys.readouterr()
+    assert out.startswith("== n[2-3,10] (3 nodes)\nx\n")
+    assert "error: 1 of 4 nodes did not answer" in err
+    assert "n1  banner" in err
+    assert "the server sent nothing" in err
+    assert "hint: look at sshd" in err
+
+
+def test_failure_weighs_more_than_a_dead_node(nodes: LocalCluster) -> None:
+    nodes.kill("n1")
+    assert run(nodes, "[ $NODE != n10 ]") == 1
+
+
+def test_command_timeout_kills_and_reports(nodes: LocalCluster, tmp_path: Path, capsys) -> None:
+    pid_file = tmp_path / "pid"
+    assert (
+        run(nodes, "-w", "n1", "--command-timeout", "0.5", f"echo $$ >{pid_file}; sleep 600") == 1
+    )
+    assert "== n1 (no end in 0.5 s, killed)" in capsys.readouterr().out
+    assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
+
+
+def test_quoting_reaches_the_node_untouched(nodes: LocalCluster, capsys) -> None:
+    text = """printf '%s\\n' "it's" '$HOME' "a;b"; cat; exit 0"""
+    assert run(nodes, "-w", "n1", text) == 0
+    assert capsys.readouterr().out == "== n1\nit's\n$HOME\na;b\n"
+
+
+def test_json_has_every_node_in_order(nodes: LocalCluster, capsys) -> None:
+    nodes.kill("n1")
+    assert run(nodes, "--json", "echo $NODE; [ $NODE != n3 ]") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["command"]) == (1, "run")
+    assert [node["node"] for node in document["nodes"]] == NAMES
+    by_name = {node["node"]: node for node in document["nodes"]}
+    assert by_name["n2"]["out"] == "n2\n"
+    assert by_name["n3"]["rc"] == 1
+    assert by_name["n1"]["unreachable"]["phase"] == "banner"
+
+
+def test_quiet_is_one_line(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, "-q", "[ $NODE != n3 ]") == 1
+    assert capsys.readouterr() == ("3 of 4 nodes ok; n3: exit 1\n", "")
+
+
+def test_verbose_shows_timings_and_the_shells_noise(nodes: LocalCluster, capsys) -> None:
+    nodes.nodes["n1"].shell = "echo Welcome; "
+    assert run(nodes, "-v", "echo x") == 0
+    out, err = capsys.readouterr()
+    assert " s)\nx\n" in out
+    assert "n1: the shell says at its start: Welcome" in err
