@@ -27,6 +27,7 @@ class NodeResult(Generic[T]):
     value: T | None
     unreachable: Unreachable | None
     seconds: float
+    notes: tuple[str, ...] = ()  # what the transport did on the way: retries, accepted keys
 
 
 class Fanout(Generic[T]):
@@ -116,7 +117,9 @@ class Fanout(Generic[T]):
                 f"{type(error).__name__}: {error}",
                 "this is a fault of clusterctl, please report it",
             )
-        return NodeResult(node, value, unreachable, time.monotonic() - started)
+        return NodeResult(
+            node, value, unreachable, time.monotonic() - started, tuple(progress.notes)
+        )
 
     def _late(self, node: Node, seconds: float) -> NodeResult[T]:
         progress = self._progress[node]
@@ -127,7 +130,7 @@ class Fanout(Generic[T]):
             late = Unreachable(
                 progress.phase, in_phase, f"no answer before the deadline of {self._deadline_s:g} s"
             )
-        return NodeResult(node, None, late, seconds)
+        return NodeResult(node, None, late, seconds, tuple(progress.notes))
 
 
 def in_order(nodes: Sequence[Node], results: Sequence[NodeResult[T]]) -> list[NodeResult[T]]:

@@ -69,6 +69,7 @@ class Progress:
 
     phase: str = "queued"
     since: float = field(default_factory=time.monotonic)
+    notes: list[str] = field(default_factory=list)  # retries and accepted keys, for -v
 
     def enter(self, phase: str) -> None:
         self.phase, self.since = phase, time.monotonic()

@@ -1,0 +1,118 @@
+"""Ways round: jump hosts shared by all nodes behind them, and ProxyCommand."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clusterctl.errors import TransportError
+from clusterctl.transport.wire import Wire
+
+_HOP = re.compile(r"^(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:/@\[\]]+)(?::(?P<port>\d+))?/?$")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One element of a ProxyJump line."""
+
+    host: str
+    port: int | None
+    user: str | None
+
+
+def parse_jump(text: str) -> list[Hop]:
+    """`user@gate:2222,inner` as hops from here to the node. Raises `TransportError`."""
+    hops = []
+    for part in text.split(","):
+        match = _HOP.match(part.strip())
+        if not match:
+            raise TransportError(
+                "resolve", f"ProxyJump {text!r}: {part!r} is no [user@]host[:port]"
+            )
+        port = match["port"]
+        hops.append(Hop(match["host"].strip("[]"), int(port) if port else None, match["user"]))
+    return hops
+
+
+class JumpPool:
+    """Open connections to jump hosts, each shared by all that go through it.
+
+    One connection carries any number of direct-tcpip channels (sshd's MaxSessions does not count
+    them), so a thousand nodes cost the gateway one login. It is closed when the last user is.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: dict[object, _Slot] = {}
+
+    def borrow(self, key: object, connect: Callable[[], Wire]) -> tuple[Wire, Callable[[], None]]:
+        """A live connection and the function that gives it back. Raises what `connect` raises."""
+        with self._lock:
+            slot = self._slots.setdefault(key, _Slot())
+            slot.users += 1
+        try:
+            with slot.lock:  # the first to come connects, the others wait for it
+                if slot.wire is None or not slot.wire.is_active():
+                    slot.wire = connect()
+                wire = slot.wire
+        except BaseException:
+            self._give_back(key, slot)
+            raise
+        return wire, lambda: self._give_back(key, slot)
+
+    def _give_back(self, key: object, slot: _Slot) -> None:
+        with self._lock:
+            slot.users -= 1
+            last = slot.users == 0
+            if last and self._slots.get(key) is slot:
+                del self._slots[key]
+        if last and slot.wire is not None:
+            slot.wire.close()
+
+
+class _Slot:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.wire: Wire | None = None
+        self.users = 0
+
+
+def proxy_command(command: str) -> tuple[socket.socket, Callable[[], None]]:
+    """Start a ProxyCommand on one end of a socket pair; returns our end and what ends the command.
+
+    Raises `TransportError("tcp")` when the shell cannot be started.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        process = subprocess.Popen(  # noqa: S602 - the user's own ssh_config, run as ssh runs it
+            "exec " + command if not command.lstrip().startswith("exec ") else command,
+            shell=True,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        raise TransportError("tcp", f"ProxyCommand cannot be started: {error}") from None
+    finally:
+        theirs.close()
+
+    def end() -> None:
+        try:
+            os.killpg(process.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(1.0)
+
+    return ours, end
