@@ -162,6 +162,16 @@ class Wire(paramiko.Transport):
     def _parse_debug(self, m: Message) -> None:
         """Debug messages cost 9 % of a connection in paramiko's hands and are shown to nobody."""
 
+    def _parse_global_request(self, m: Message) -> None:
+        # sshd announces its host keys after login and then, by Nagle's rule, holds back its next
+        # answer until that is acknowledged, which the kernel delays: 40 ms for the first command.
+        if isinstance(self.sock, socket.socket) and self.sock.family != socket.AF_UNIX:
+            try:
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            except OSError:
+                pass  # closed meanwhile
+        _Transport._parse_global_request(self, m)
+
     def _check_banner(self) -> None:
         _Transport._check_banner(self)
         self._on_banner()

@@ -1,0 +1,87 @@
+"""Nodes for tests: `lab` (namespaces, needs root), `loopback` (no needs), `cluster` (the best there is)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.transport.loopback import LoopbackCluster
+from tests.lab import Lab, why_not
+
+Cluster = Lab | LoopbackCluster
+
+
+def pytest_report_header() -> str:
+    reason = why_not()
+    if reason is None:
+        return "nodes: lab (namespaces with their own sshd)"
+    return f"nodes: loopback only, the tests marked lab are skipped: {reason}"
+
+
+def _factory(make: Callable[..., Cluster]) -> Iterator[Callable[..., Cluster]]:
+    """A function that starts clusters; all are stopped when the fixture ends, however it ends."""
+    with contextlib.ExitStack() as stack:
+        yield lambda count=2, **options: stack.enter_context(make(count, **options))
+
+
+def _make_lab(directory: Path) -> Callable[..., Lab]:
+    numbers = iter(range(1000))
+    return lambda count, **options: Lab(count, directory / f"lab{next(numbers)}", **options)
+
+
+def _make_loopback(directory: Path) -> Callable[..., LoopbackCluster]:
+    numbers = iter(range(1000))
+
+    def make(count: int, env: dict[str, str] | None = None) -> LoopbackCluster:
+        names = [f"node-{index + 1}" for index in range(count)]
+        return LoopbackCluster(names, directory / f"loopback{next(numbers)}", env)
+
+    return make
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    """`lab(4)` gives four nodes; skipped where namespaces cannot be made."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"lab nodes: {reason}")
+    yield from _factory(_make_lab(tmp_path))  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def module_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Lab]]:
+    """As `lab`, shared by the tests of a file: they must leave the nodes as they found them."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"lab nodes: {reason}")
+    yield from _factory(_make_lab(tmp_path_factory.mktemp("lab")))  # type: ignore[misc]
+
+
+@pytest.fixture
+def loopback(tmp_path: Path) -> Iterator[Callable[..., LoopbackCluster]]:
+    """`loopback(2, env={...})` gives ssh servers on 127.0.0.1 that run as this user."""
+    yield from _factory(_make_loopback(tmp_path))  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def module_loopback(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., LoopbackCluster]]:
+    """As `loopback`, shared by the tests of a file."""
+    yield from _factory(_make_loopback(tmp_path_factory.mktemp("loopback")))  # type: ignore[misc]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """`cluster(2)`: lab nodes where they can be had, else loopback nodes (see the test header)."""
+    make = _make_lab(tmp_path) if why_not() is None else _make_loopback(tmp_path)
+    yield from _factory(make)
+
+
+@pytest.fixture(autouse=True)
+def _no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's ssh agent takes no part in tests."""
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)

@@ -1,0 +1,35 @@
+#!/bin/sh
+# What lab nodes need beyond Python: sshd, ip, unshare, nsenter. Debian and Ubuntu, as root.
+# Exit 0 when all is there. Otherwise the tests still run, on loopback nodes, and say so.
+set -u
+PATH=$PATH:/usr/sbin:/sbin
+missing=
+[ -x /usr/sbin/sshd ] || missing="$missing openssh-server"
+command -v ssh >/dev/null || missing="$missing openssh-client"
+command -v ip >/dev/null || missing="$missing iproute2"
+command -v nsenter >/dev/null && command -v unshare >/dev/null || missing="$missing util-linux"
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ]; then
+    echo "lab nodes need$missing and root; without them the ssh tests use loopback nodes" >&2
+    exit 1
+fi
+if ! command -v apt-get >/dev/null; then
+    echo "lab nodes need$missing; there is no apt-get here, install them by hand" >&2
+    exit 1
+fi
+export DEBIAN_FRONTEND=noninteractive
+# No daemon is wanted, only the program: policy-rc.d is how Debian is told.
+policy=/usr/sbin/policy-rc.d
+made_policy=
+if [ ! -e $policy ]; then
+    printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy && made_policy=1
+fi
+log=$(mktemp)
+(apt-get update -q && apt-get install -q -y --no-install-recommends $missing) >"$log" 2>&1
+status=$?
+[ -z "$made_policy" ] || rm -f $policy
+if [ $status != 0 ]; then
+    echo "lab nodes need$missing, which apt-get could not install (offline?): see $log; the ssh tests use loopback nodes" >&2
+    exit 1
+fi
+rm -f "$log"
