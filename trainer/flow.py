@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from trainer.errors import ConfigError
+
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
 BASE_PIXELS = 512 * 512
 SAMPLE_METHODS = ("uniform", "logit-normal")
@@ -242,16 +244,18 @@ def draw_noise(
     return torch.stack([torch.randn(tuple(shape[1:]), generator=own) for own in generator])
 
 
-def build_flow(config: Mapping[str, Any]) -> RectifiedFlow:
-    """The flow of a config's `scheduler` dict. Raises ValueError for another type or an unknown key."""
-    options = {key: value for key, value in config.items() if key != "type"}
-    if config.get("type", "rflow") != "rflow":
-        raise ValueError(f"scheduler type {config['type']!r} is not built; use 'rflow'")
-    known = [field.name for field in fields(RectifiedFlow)]
-    unknown = [key for key in options if key not in known]
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r} in scheduler; known are {', '.join(known)}")
-    return RectifiedFlow(**options)
+def build_flow(config: Any) -> RectifiedFlow:
+    """The flow of a config's `scheduler` section (any object with some of RectifiedFlow's fields).
+
+    Raises ConfigError for another type or a method it does not know.
+    """
+    if config.type != "rflow":
+        raise ConfigError(f"scheduler.type {config.type!r} is not known; there is 'rflow'")
+    names = [field.name for field in fields(RectifiedFlow) if hasattr(config, field.name)]
+    try:
+        return RectifiedFlow(**{name: getattr(config, name) for name in names})
+    except ValueError as error:
+        raise ConfigError(f"scheduler: {error}") from None
 
 
 def _per_frame(mask_BT: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from trainer.errors import ConfigError
+
 
 class HasParamGroups(Protocol):
     """A torch optimizer, or an engine's wrapper around one."""
@@ -23,7 +25,7 @@ class ScheduleConfig:
     lr_schedule: str | None = None  # constant, linear, 1cycle, cosine
     min_lr: float | None = None  # where 1cycle starts and cosine ends
     max_lr: float | None = None  # top of 1cycle
-    cooldown_steps: int = 0  # of 1cycle, from max_lr to lr
+    cooldown_steps: int | None = None  # of 1cycle, from max_lr to lr
     anneal_strategy: str = "cos"  # of 1cycle: cos, linear
     max_steps: int | None = None  # where cosine ends
 
@@ -34,11 +36,11 @@ Rate = Callable[[int], float]  # number of steps taken so far -> learning rate o
 def rate_of(config: ScheduleConfig) -> Rate:
     """The learning rate as a function of the steps already taken.
 
-    Raises ValueError when a setting that the schedule needs is missing or unknown.
+    Raises ConfigError when a setting that the schedule needs is missing or unknown.
     """
     kind = config.lr_schedule or ("constant" if config.warmup_steps is None else "linear")
     if kind not in _RATES:
-        raise ValueError(f"lr_schedule {kind!r} is none of {', '.join(_RATES)}")
+        raise ConfigError(f"lr_schedule {kind!r} is none of {', '.join(_RATES)}")
     return _RATES[kind](config)
 
 
@@ -54,14 +56,14 @@ def _linear(config: ScheduleConfig) -> Rate:
 def _one_cycle(config: ScheduleConfig) -> Rate:
     """Lambda's bump: min_lr up to max_lr over the warmup, down to lr over the cooldown, then lr."""
     if config.min_lr is None or config.max_lr is None:
-        raise ValueError("lr_schedule '1cycle' needs min_lr and max_lr")
+        raise ConfigError("lr_schedule '1cycle' needs min_lr and max_lr")
     if config.anneal_strategy not in _ANNEAL:
-        raise ValueError(
+        raise ConfigError(
             f"anneal_strategy {config.anneal_strategy!r} is none of {', '.join(_ANNEAL)}"
         )
     anneal = _ANNEAL[config.anneal_strategy]
     low, top, final = config.min_lr, config.max_lr, config.lr
-    warmup, cooldown = config.warmup_steps or 0, config.cooldown_steps
+    warmup, cooldown = config.warmup_steps or 0, config.cooldown_steps or 0
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -76,7 +78,7 @@ def _one_cycle(config: ScheduleConfig) -> Rate:
 def _cosine(config: ScheduleConfig) -> Rate:
     """Linear warmup to lr, then half a cosine down to min_lr at max_steps."""
     if config.max_steps is None:
-        raise ValueError("lr_schedule 'cosine' needs max_steps")
+        raise ConfigError("lr_schedule 'cosine' needs max_steps")
     warmup, end, low = config.warmup_steps or 0, config.max_steps, config.min_lr or 0.0
 
     def rate(step: int) -> float:

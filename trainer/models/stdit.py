@@ -8,7 +8,7 @@ that its weights depend on are kept and marked "quirk".
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +17,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.errors import ConfigError
 from trainer.models.layers import (
     CaptionEmbedder,
     CrossAttention,
@@ -92,27 +93,25 @@ PRESETS: dict[str, dict[str, int]] = {
 }
 
 
-def build_stdit(config: Mapping[str, Any], **fixed: Any) -> STDiT3:
-    """The model of a config's `model` dict; `fixed` are what the encoders dictate (channels, lengths).
+def build_stdit(kind: str = "STDiT3", **options: Any) -> STDiT3:
+    """The model of a config's `model.type`, with fields of STDiT3Config set by `options`.
 
-    Raises ValueError for an unknown type or key, naming the nearest one.
+    Raises ConfigError for an unknown type or field, naming the nearest one, and for numbers that do
+    not fit together.
     """
-    options = {
-        key: value for key, value in config.items() if key not in ("type", "from_pretrained")
-    }
-    name = str(config.get("type", "STDiT3"))
-    if name not in PRESETS:
-        raise ValueError(f"unknown model type {name!r}{_nearest(name, PRESETS)}")
     known = [field.name for field in fields(STDiT3Config)]
-    for key in options:
-        if key not in known:
-            raise ValueError(f"unknown key {key!r} in model{_nearest(key, known)}")
-    return STDiT3(STDiT3Config(**{**PRESETS[name], **options, **fixed}))
-
-
-def _nearest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+    for name, names in [(kind, list(PRESETS)), *((key, known) for key in options)]:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            raise ConfigError(
+                f"STDiT3 has no {name!r}; there is {', '.join(names)}",
+                hint=f"did you mean {near[0]}?" if near else None,
+            )
+    try:
+        config = STDiT3Config(**{**PRESETS[kind], **options})
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from None
+    return STDiT3(config)
 
 
 class STDiT3Block(nn.Module):

@@ -1,0 +1,168 @@
+"""Captions to features: a T5 encoder from a folder, and a tiny one made offline.
+
+transformers is imported when an encoder is built, not before: it takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.errors import ConfigError
+
+# B batch · L text tokens · C text channels
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+
+
+class TextEncoder:
+    """Tokens padded to one length, last hidden state, and which tokens are real."""
+
+    def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
+        self.model, self.tokenizer, self.max_length = (
+            model.eval().requires_grad_(False),
+            tokenizer,
+            max_length,
+        )
+
+    @classmethod
+    def from_folder(
+        cls, path: str | Path, max_length: int = 300, dtype: torch.dtype = torch.float32
+    ) -> TextEncoder:
+        """An encoder saved by transformers, with its tokenizer; nothing is downloaded.
+
+        Raises ConfigError when the folder is no such encoder.
+        """
+        folder = Path(path)
+        for name in ("config.json", "tokenizer_config.json"):
+            if not (folder / name).is_file():
+                raise ConfigError(
+                    f"{folder} has no {name}",
+                    hint="text_encoder.from_pretrained is a folder with a T5 encoder and tokenizer",
+                )
+        from transformers import AutoTokenizer, T5EncoderModel
+
+        with _without_progress_bars():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = T5EncoderModel.from_pretrained(folder, local_files_only=True, dtype=dtype)
+        return cls(model, tokenizer, max_length)
+
+    @property
+    def channels(self) -> int:
+        return int(self.model.config.d_model)
+
+    def to(self, device: torch.device | str) -> TextEncoder:
+        self.model.to(device)
+        return self
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Features [B, 1, L, C] in the encoder's dtype and mask int64 [B, L], 1 = real token.
+
+        Longer captions are cut at `max_length` tokens.
+        """
+        tokens = self.tokenizer(
+            list(texts),
+            max_length=self.max_length,
+            padding="max_length",
+            truncation=True,
+            return_attention_mask=True,
+            return_tensors="pt",
+        ).to(self.model.device)
+        mask_BL = tokens["attention_mask"]
+        features_BLC = self.model(input_ids=tokens["input_ids"], attention_mask=mask_BL)
+        return features_BLC.last_hidden_state[:, None], mask_BL
+
+
+def build_tiny_t5(
+    folder: str | Path,
+    texts: Iterable[str],
+    *,
+    d_model: int = 64,
+    num_layers: int = 2,
+    initializer_factor: float = 0.05,
+    feature_scale: float = 4.0,
+    seed: int = 0,
+) -> Path:
+    """Write a small T5 encoder whose tokens are the words of `texts`; returns the folder.
+
+    A real T5EncoderModel and tokenizer, loadable by transformers. Untrained, it must not blur what
+    it reads: embeddings of words are orthogonal (as far as d_model allows) and the layers start
+    small (`initializer_factor`), so the residual stream keeps the word. `feature_scale` is the RMS of
+    what comes out: a larger one makes an untrained cross-attention find the words sooner.
+    Words outside `texts` become one unknown token. The same arguments give the same files; the
+    folder appears whole or not at all.
+    """
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+    heads = max(1, d_model // 16)
+    words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]+", text.lower())})
+    ids = {word: place for place, word in enumerate([PAD, END, UNKNOWN, *words])}
+    core = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, ids[END])]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token=UNKNOWN
+    )
+    config = T5Config(
+        vocab_size=len(ids),
+        d_model=d_model,
+        d_kv=d_model // heads,
+        d_ff=4 * d_model,
+        num_layers=num_layers,
+        num_heads=heads,
+        feed_forward_proj="gated-gelu",
+        dropout_rate=0.0,
+        pad_token_id=ids[PAD],
+        eos_token_id=ids[END],
+        initializer_factor=initializer_factor,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = T5EncoderModel(config)
+        rows = torch.nn.init.orthogonal_(torch.empty(len(ids), d_model))
+    with torch.no_grad():
+        model.shared.weight.copy_(rows * d_model**0.5)
+        # The last RMS norm makes all features one size; initializer_factor made its weight small.
+        model.encoder.final_layer_norm.weight.fill_(feature_scale)
+    return _save(Path(folder), model, tokenizer)
+
+
+def _save(folder: Path, model: Any, tokenizer: Any) -> Path:
+    fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    fresh.mkdir(parents=True)
+    try:
+        with _without_progress_bars():
+            model.save_pretrained(fresh)
+            tokenizer.save_pretrained(fresh)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """transformers draws bars on stderr even for a file of 500 kB."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,75 @@
+"""What a config describes, built: VAE, text encoder, flow, model. Training and sampling share this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer.config import Config
+from trainer.errors import ConfigError
+from trainer.flow import RectifiedFlow, build_flow
+from trainer.models.stdit import STDiT3, build_stdit
+from trainer.models.text import TextEncoder, build_tiny_t5
+from trainer.models.vae import VideoVAE, build_vae
+
+TINY_T5 = "text_encoder"  # folder in the run directory
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The model has fresh weights, on the CPU in fp32; the encoders are as they were saved."""
+
+    vae: VideoVAE
+    text: TextEncoder
+    flow: RectifiedFlow
+    model: STDiT3
+
+
+def make_tiny_text_encoder(config: Config, run_dir: Path, texts: Iterable[str]) -> None:
+    """Where the config asks for one, write the run's own encoder over the words of `texts`.
+
+    One process of a run calls this, before any calls `build_parts`. An encoder that is already there
+    stays: a resumed run must see the same features.
+    """
+    settings = config.text_encoder
+    folder = run_dir / TINY_T5
+    if settings.type == "tiny_t5" and not folder.is_dir():
+        build_tiny_t5(
+            folder,
+            texts,
+            d_model=settings.d_model,
+            num_layers=settings.num_layers,
+            initializer_factor=settings.initializer_factor,
+        )
+
+
+def build_parts(config: Config, run_dir: Path, dtype: torch.dtype = torch.float32) -> Parts:
+    """All parts; `dtype` is the text encoder's. Raises ConfigError for what does not fit or exist."""
+    vae = build_vae(config.vae.type, config.vae.channels)
+    text = _text_encoder(config, run_dir, dtype)
+    options = {
+        **config.model.options,
+        # What the encoders dictate.
+        "in_channels": vae.out_channels,
+        "caption_channels": text.channels,
+        "model_max_length": text.max_length,
+    }
+    model = build_stdit(config.model.type, **options)
+    model.enable_grad_checkpoint(int(config.grad_checkpoint))
+    return Parts(vae, text, build_flow(config.scheduler), model)
+
+
+def _text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> TextEncoder:
+    settings = config.text_encoder
+    if settings.type == "tiny_t5":
+        folder = run_dir / TINY_T5
+    elif settings.type != "t5":
+        raise ConfigError(f"text_encoder.type {settings.type!r} is not known: t5 or tiny_t5")
+    elif settings.from_pretrained is None:
+        raise ConfigError("text_encoder.from_pretrained must name the folder of a T5 encoder")
+    else:
+        folder = Path(settings.from_pretrained)
+    return TextEncoder.from_folder(folder, settings.model_max_length, dtype)
