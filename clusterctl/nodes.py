@@ -169,6 +169,12 @@ def fold(names: Iterable[str]) -> str:
         return ",".join(names)  # a name that is no node-set syntax is shown as it is
 
 
+def is_loopback(node: Node) -> bool:
+    """Whether the hostfile's address is this machine itself, as far as the text tells."""
+    address = node.address
+    return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
 def select(
     nodes: Sequence[Node], only: str | None = None, without: str | None = None
 ) -> list[Node]:

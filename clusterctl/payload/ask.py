@@ -41,3 +41,8 @@ def ask(
             connection.close()
 
     return Fanout(nodes, work, deadline_s=limits.run_s or one_s * waves, width=width)
+
+
+def tool_timeout(limits: Limits) -> float:
+    """Seconds for one tool of the census: two in a row and the way home fit the command limit."""
+    return min(10.0, limits.command_s / 3)

@@ -1,0 +1,159 @@
+"""What a check says about nodes, and all that the checks said: the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+class Verdict(str, enum.Enum):
+    """UNKNOWN is "could not find out": never good, never a failure."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    FAIL = "FAIL"
+    UNKNOWN = "UNKNOWN"
+    SKIP = "SKIP"  # does not apply here, and why
+
+
+WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
+
+
+class Action(str, enum.Enum):
+    """What has to happen to the machine; printed, never done."""
+
+    NONE = "none"
+    RESTART_APP = "restart-app"
+    RESET_GPU = "reset-gpu"
+    REBOOT = "reboot"
+    SERVICE = "service"
+
+
+Source = Literal["fixed", "profile", "majority"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One verdict of one check about one or more nodes."""
+
+    id: str
+    verdict: Verdict
+    nodes: tuple[str, ...]
+    evidence: str  # what was seen, one line
+    value: str | None = None
+    expected: str | None = None
+    source: Source = "fixed"  # where the expected value comes from
+    fix: str | None = None  # the line that repairs it
+    action: Action = Action.NONE
+
+    def to_json(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        return {**data, "verdict": self.verdict.value, "action": self.action.value}
+
+
+def passed(evidence: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
+    """A check that is content. Like the next four: the runner fills in the id, and the node."""
+    return Finding("", Verdict.PASS, nodes, evidence, **more)
+
+
+def warn(evidence: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
+    return Finding("", Verdict.WARN, nodes, evidence, **more)
+
+
+def fail(evidence: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
+    return Finding("", Verdict.FAIL, nodes, evidence, **more)
+
+
+def unknown(reason: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
+    return Finding("", Verdict.UNKNOWN, nodes, reason, **more)
+
+
+def skip(reason: str, *, nodes: tuple[str, ...] = ()) -> Finding:
+    return Finding("", Verdict.SKIP, nodes, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings, one for each check and node (fleet checks: for each group of nodes)."""
+
+    nodes: tuple[str, ...]  # all that were asked, in the hostfile's order
+    findings: tuple[Finding, ...]
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """1 with any FAIL, else 3 with any UNKNOWN, else 0: a warning is good enough to go."""
+        verdicts = {finding.verdict for finding in self.findings}
+        return 1 if Verdict.FAIL in verdicts else 3 if Verdict.UNKNOWN in verdicts else 0
+
+    @property
+    def go(self) -> bool:
+        return self.exit_code == 0
+
+    def count(self, verdict: Verdict) -> int:
+        """Lines of the folded report with this verdict."""
+        return sum(finding.verdict is verdict for finding in self.folded())
+
+    @property
+    def bad_nodes(self) -> tuple[str, ...]:
+        """Nodes with a FAIL or UNKNOWN of their own."""
+        named = {
+            node
+            for finding in self.findings
+            if finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN)
+            for node in finding.nodes
+        }
+        return tuple(node for node in self.nodes if node in named)
+
+    @property
+    def good_nodes(self) -> tuple[str, ...]:
+        bad = set(self.bad_nodes)
+        return tuple(node for node in self.nodes if node not in bad)
+
+    def folded(self) -> list[Finding]:
+        """Equal findings of several nodes as one, worst first, then by id."""
+        order = {node: index for index, node in enumerate(self.nodes)}
+        groups: dict[Finding, list[str]] = {}
+        for finding in self.findings:
+            key = dataclasses.replace(finding, nodes=())
+            groups.setdefault(key, []).extend(finding.nodes)
+        folded = [
+            dataclasses.replace(key, nodes=tuple(sorted(set(nodes), key=lambda n: order.get(n, 0))))
+            for key, nodes in groups.items()
+        ]
+        return sorted(folded, key=lambda one: (WORST_FIRST.index(one.verdict), one.id))
+
+    def of(self, id: str) -> tuple[Finding, ...]:
+        """Findings of one check."""
+        return tuple(finding for finding in self.findings if finding.id == id)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "verdict": "GO" if self.go else "NO-GO",
+            "exit_code": self.exit_code,
+            "nodes": list(self.nodes),
+            "good_nodes": list(self.good_nodes),
+            "bad_nodes": list(self.bad_nodes),
+            "counts": {verdict.value: self.count(verdict) for verdict in WORST_FIRST},
+            "checks": [finding.to_json() for finding in self.folded()],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def override(
+    findings: Iterable[Finding], severity: Mapping[str, Verdict], silenced: Sequence[str]
+) -> list[Finding]:
+    """Findings with a profile's changes: a bad verdict of a check replaced, or turned into SKIP."""
+    changed = []
+    for finding in findings:
+        if finding.id in silenced and finding.verdict is not Verdict.PASS:
+            finding = dataclasses.replace(
+                finding, verdict=Verdict.SKIP, evidence=f"silenced: {finding.evidence}"
+            )
+        elif finding.id in severity and finding.verdict in (Verdict.WARN, Verdict.FAIL):
+            finding = dataclasses.replace(finding, verdict=severity[finding.id])
+        changed.append(finding)
+    return changed

@@ -1,0 +1,207 @@
+"""Envelope of the census payload to facts about a node. Never raises on odd content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from checks.facts import (
+    NOT_ASKED,
+    Disk,
+    Interpreter,
+    Machine,
+    Maybe,
+    Memory,
+    NodeFacts,
+    Port,
+    PythonEnv,
+    Section,
+    Unknown,
+)
+from checks.parse.nvidia_smi import parse_gpus, parse_quantity
+
+
+def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = False) -> NodeFacts:
+    """Everything the census of one node tells."""
+    sections = read_sections(envelope)
+    node = envelope.get("node")
+    who: Mapping[str, Any] = node if isinstance(node, dict) else {}
+    return NodeFacts(
+        name=name,
+        loopback=loopback,
+        noise=str(envelope.get("noise") or ""),
+        hostname=_said(who, "hostname"),
+        user=_said(who, "user"),
+        python=_said(who, "python"),
+        gpus=parse_gpus(
+            sections.get("gpus"),
+            sections.get("gpu_processes"),
+            sections.get("gpu_owners"),
+            sections.get("pci"),
+        ),
+        machine=parse_machine(sections.get("machine"), _said(who, "boot_id")),
+        memory=parse_memory(sections.get("meminfo")),
+        load_1min=parse_load(sections.get("loadavg")),
+        software=parse_python(sections.get("python")),
+        interpreter=parse_interpreter(sections.get("python")),
+        disks={
+            key.split(":", 1)[1]: parse_disk(section)
+            for key, section in sections.items()
+            if key.startswith("disk:")
+        },
+        ports={
+            int(key.split(":", 1)[1]): parse_port(section)
+            for key, section in sections.items()
+            if key.startswith("port:") and key[5:].isdecimal()
+        },
+    )
+
+
+def read_sections(envelope: Mapping[str, Any]) -> dict[str, Section]:
+    """The sections of an envelope; what is no section becomes one with state "error"."""
+    raw = envelope.get("sections")
+    found = {}
+    for key, data in (raw if isinstance(raw, dict) else {}).items():
+        try:
+            found[str(key)] = Section(
+                state=data["state"],
+                rc=data["rc"],
+                out=str(data["out"]),
+                err=str(data["err"]),
+                seconds=float(data["seconds"]),
+            )
+        except (TypeError, KeyError, ValueError):
+            found[str(key)] = Section("error", None, "", "not a section", 0.0)
+    return found
+
+
+def _said(who: Mapping[str, Any], key: str) -> Maybe[str]:
+    value = who.get(key)
+    return value if isinstance(value, str) and value else Unknown(f"the node did not say its {key}")
+
+
+def _text(section: Section | None) -> Maybe[str]:
+    """The text of a section that ended well."""
+    if section is None:
+        return NOT_ASKED
+    if section.state != "ended" or section.rc != 0:
+        return Unknown(section.why_not)
+    return section.out
+
+
+def _object(section: Section | None) -> Maybe[dict[str, Any]]:
+    """The JSON object in the last line of a section's text."""
+    text = _text(section)
+    if isinstance(text, Unknown):
+        return text
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        data = json.loads(lines[-1])
+    except (IndexError, ValueError, RecursionError):
+        return Unknown(f"cannot read {text[-80:]!r}")
+    return data if isinstance(data, dict) else Unknown(f"cannot read {text[-80:]!r}")
+
+
+def parse_memory(section: Section | None) -> Maybe[Memory]:
+    """/proc/meminfo."""
+    text = _text(section)
+    if isinstance(text, Unknown):
+        return text
+    found = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[2] == "kB" and words[1].isdecimal():
+            found[words[0].rstrip(":")] = int(words[1]) * 1024
+    try:
+        return Memory(
+            found["MemTotal"], found["MemAvailable"], found["SwapTotal"], found["SwapFree"]
+        )
+    except KeyError as missing:
+        return Unknown(f"/proc/meminfo has no {missing.args[0]}")
+
+
+def parse_load(section: Section | None) -> Maybe[float]:
+    """/proc/loadavg: the mean number of runnable processes over a minute."""
+    text = _text(section)
+    if isinstance(text, Unknown):
+        return text
+    words = text.split()
+    return parse_quantity(words[0]) if words else Unknown("empty")
+
+
+def parse_machine(section: Section | None, boot_id: Maybe[str]) -> Maybe[Machine]:
+    """`key=value` lines of the census."""
+    text = _text(section)
+    if isinstance(text, Unknown):
+        return text
+    found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    cpus = found.get("cpus", "")
+    return Machine(
+        boot_id=boot_id,
+        machine_id=found.get("machine_id") or Unknown("no /etc/machine-id"),
+        kernel=found.get("kernel") or Unknown("no kernel release"),
+        cpus=int(cpus) if cpus.isdecimal() and len(cpus) < 9 else Unknown("no number of CPUs"),
+        namespaces=" ".join(found.get(f"ns_{name}", "") for name in ("net", "pid", "uts")),
+    )
+
+
+def parse_disk(section: Section | None) -> Maybe[Disk]:
+    """statfs of a folder, as the census's child prints it."""
+    data = _object(section)
+    if isinstance(data, Unknown):
+        return data
+    try:
+        return Disk(
+            asked=str(data["asked"]),
+            path=str(data["path"]),
+            free_bytes=int(data["free"]),
+            total_bytes=int(data["total"]),
+            inodes_free=int(data["inodes_free"]),
+            inodes_total=int(data["inodes"]),
+            writable=bool(data["writable"]),
+            is_folder=bool(data["is_folder"]),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return Unknown(f"cannot read {str(data)[:80]!r}")
+
+
+def parse_python(section: Section | None) -> Maybe[PythonEnv]:
+    """Versions of an interpreter's environment, as the census's question prints them."""
+    data = _object(section)
+    if isinstance(data, Unknown):
+        return data
+    packages = data.get("packages")
+    if not isinstance(packages, dict) or not isinstance(data.get("python"), str):
+        return Unknown(f"cannot read {str(data)[:80]!r}")
+    cuda = data.get("torch_cuda")
+    return PythonEnv(
+        executable=str(data.get("executable")),
+        prefix=str(data.get("prefix")),
+        version=data["python"],
+        packages={str(name): str(v) if v is not None else None for name, v in packages.items()},
+        torch_cuda=None if cuda in (None, "None") else str(cuda),
+    )
+
+
+def parse_interpreter(section: Section | None) -> Interpreter:
+    """Whether the interpreter is there: known absence is no lack of knowledge."""
+    if section is None or section.state == "timeout":
+        return "unknown"
+    if section.state == "missing":
+        return "missing"
+    return "works" if section.state == "ended" and section.rc == 0 else "broken"
+
+
+def parse_port(section: Section | None) -> Maybe[Port]:
+    """`free`, or the error of the attempt to listen and who holds the port."""
+    text = _text(section)
+    if isinstance(text, Unknown):
+        return text
+    if text.strip() == "free":
+        return Port(True)
+    if "Permission denied" in text:
+        return Port(False, "this user may not listen there")
+    if "in use" in text:
+        return Port(False, text.strip())
+    return Unknown(text.strip() or "no answer")

@@ -1,0 +1,200 @@
+"""Text of nvidia-smi to facts. Odd text gives Unknown values or another state, never an exception."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from checks.facts import NOT_ASKED, Gpu, GpuFacts, GpuProcess, GpuState, Maybe, Section, Unknown
+
+# Cells that stand for no value; the reason is kept as it is written.
+_NO_VALUE = re.compile(
+    r"^\[?(N/A|ERR!|Not Supported|Unknown Error|GPU is lost|GPU requires reset"
+    r"|Insufficient Permissions|Not Found|No data|Requested functionality .*)\]?$",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"^([+-]?\d+(?:[.,]\d+)?)\s*(W|mW|MiB|KiB|GiB|B|%|C|MHz)?$")
+_SCALE = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1, "mW": 1e-3}
+_NO_PROCESSES = re.compile(r"no running (compute )?processes found", re.IGNORECASE)
+_NO_DEVICES = re.compile(r"no devices (were )?found", re.IGNORECASE)
+
+
+def parse_gpus(
+    query: Section | None,
+    processes: Section | None = None,
+    owners: Section | None = None,
+    pci: Section | None = None,
+) -> GpuFacts:
+    """Facts from `--query-gpu ... --format=csv` (with header and units) and what goes with it."""
+    on_pci = count_on_pci(pci)
+    if query is None:
+        return GpuFacts("unreadable", "not asked", on_pci=on_pci)
+    if query.state == "missing":
+        return GpuFacts("no-tool", "no nvidia-smi", on_pci=on_pci)
+    if query.state == "timeout":
+        return GpuFacts("hung", f"nvidia-smi: {query.why_not}", on_pci=on_pci)
+    if query.state != "ended":
+        return GpuFacts("unreadable", query.why_not, on_pci=on_pci)
+    gpus, strange = _read_rows(query.out)
+    message = "\n".join([*strange, *_lines(query.err)])
+    state: GpuState
+    if gpus:
+        state = "partial" if message or query.rc != 0 else "ok"
+    elif _NO_DEVICES.search(message):
+        state = "none"
+    elif query.rc != 0 or strange:
+        state = "failed"
+    elif "index" in query.out:
+        state = "none"  # a header and no row
+    else:
+        state = "unreadable"
+        message = message or "nvidia-smi printed nothing"
+    if state in ("failed", "partial") and not message:
+        message = f"nvidia-smi exit {query.rc} without a word"
+    return GpuFacts(state, message, gpus, parse_processes(processes, owners), on_pci)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _table(
+    text: str, first: str, *, open_end: bool = False
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Rows of a CSV by column name, and the lines that are no row. `first` names column one.
+
+    With `open_end` the last column takes the rest of the line: a process name may hold commas.
+    """
+    names: list[str] = []
+    rows: list[dict[str, str]] = []
+    strange: list[str] = []
+    for line in _lines(text):
+        # Not a bare comma: other locales write 100,89 W, and the separator is comma and space.
+        cells = [cell.strip() for cell in re.split(r",\s+|,$", line)]
+        if not names and cells[0] == first:
+            names = [cell.split(" [")[0] for cell in cells]
+        elif names and open_end and len(cells) > len(names):
+            last = len(names) - 1
+            cells = [*cells[:last], ", ".join(cells[last:])]
+            rows.append(dict(zip(names, cells, strict=True)))
+        elif names and len(cells) == len(names):
+            rows.append(dict(zip(names, cells, strict=True)))
+        else:
+            strange.append(line)
+    return rows, strange
+
+
+def _read_rows(text: str) -> tuple[tuple[Gpu, ...], list[str]]:
+    rows, strange = _table(text, "index")
+    gpus = []
+    for row in rows:
+        get = _Cells(row)
+        gpus.append(
+            Gpu(
+                index=get.whole("index"),
+                uuid=get.text("uuid"),
+                name=get.text("name"),
+                driver=get.text("driver_version"),
+                bus_id=get.text("pci.bus_id"),
+                power_w=get.number("power.draw"),
+                power_limit_w=get.number("power.limit"),
+                memory_used_bytes=get.whole("memory.used"),
+                memory_total_bytes=get.whole("memory.total"),
+                utilization_percent=get.number("utilization.gpu"),
+                temperature_c=get.number("temperature.gpu"),
+            )
+        )
+    return tuple(gpus), strange
+
+
+class _Cells:
+    """Values of one row by column name."""
+
+    def __init__(self, row: Mapping[str, str]) -> None:
+        self._row = row
+
+    def text(self, name: str) -> Maybe[str]:
+        cell = self._row.get(name, "")
+        if not cell or _NO_VALUE.match(cell):
+            return Unknown(cell or f"no {name}")
+        return cell
+
+    def number(self, name: str) -> Maybe[float]:
+        return parse_quantity(self._row.get(name, ""))
+
+    def whole(self, name: str) -> Maybe[int]:
+        value = self.number(name)
+        return value if isinstance(value, Unknown) else int(value)
+
+
+def parse_quantity(cell: str) -> Maybe[float]:
+    """`100.89 W`, `81559 MiB` (in bytes), `0 %`, `30`; `[N/A]` and the like are Unknown."""
+    cell = cell.strip()
+    if not cell or _NO_VALUE.match(cell):
+        return Unknown(cell or "empty")
+    match = _NUMBER.match(cell)
+    if match is None:
+        return Unknown(f"cannot read {cell[:40]!r}")
+    value = float(match[1].replace(",", ".")) * _SCALE.get(match[2], 1)
+    return value if math.isfinite(value) else Unknown(f"cannot read {cell[:40]!r}")
+
+
+def parse_processes(
+    query: Section | None, owners: Section | None = None
+) -> Maybe[tuple[GpuProcess, ...]]:
+    """Processes of `--query-compute-apps`, with owner and age where the node could see them."""
+    if query is None:
+        return NOT_ASKED
+    if query.state != "ended":
+        return Unknown(query.why_not)
+    rows, strange = _table(query.out, "gpu_uuid", open_end=True)
+    if not rows and query.rc != 0:  # one lost GPU makes the exit status bad, the rows still count
+        said = [*strange, *_lines(query.err)]
+        return Unknown(f"exit {query.rc}: {said[0][:200]}" if said else f"exit {query.rc}")
+    if not rows and not query.out.lstrip().startswith("gpu_uuid"):
+        if not query.out.strip() or _NO_PROCESSES.search(query.out):
+            return ()
+        return Unknown(strange[0][:200])
+    known = parse_owners(owners.out if owners is not None and owners.state == "ended" else "")
+    found = []
+    for row in rows:
+        pid = parse_quantity(row.get("pid", ""))
+        if isinstance(pid, Unknown):
+            continue
+        used = parse_quantity(row.get("used_gpu_memory", row.get("used_memory", "")))
+        unseen = Unknown("no such process in /proc: another container, or it has ended")
+        user, age_s, command = known.get(int(pid), (unseen, unseen, unseen))
+        found.append(
+            GpuProcess(
+                pid=int(pid),
+                gpu_uuid=row.get("gpu_uuid", ""),
+                used_bytes=used if isinstance(used, Unknown) else int(used),
+                name=row.get("process_name", ""),
+                user=user,
+                age_s=age_s,
+                command=command,
+            )
+        )
+    return tuple(found)
+
+
+def parse_owners(text: str) -> dict[int, tuple[str, float, str]]:
+    """`pid, uid, user, age, command` lines of the census payload."""
+    known = {}
+    for line in text.splitlines():
+        cells = line.split("\t")
+        if len(cells) == 5 and cells[0].isdecimal():
+            age_s = parse_quantity(cells[3])
+            if not isinstance(age_s, Unknown):
+                known[int(cells[0])] = (cells[2], age_s, cells[4])
+    return known
+
+
+def count_on_pci(section: Section | None) -> Maybe[int]:
+    """NVIDIA display devices of the census's list of PCI addresses."""
+    if section is None:
+        return NOT_ASKED
+    if section.state != "ended":
+        return Unknown(section.why_not)
+    return sum(bool(re.match(r"[0-9a-f]{4,8}:", line)) for line in section.out.splitlines())

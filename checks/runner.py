@@ -1,0 +1,208 @@
+"""Registers checks and runs them over a fleet of facts. No IO: facts in, findings out."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from checks import rules
+from checks.facts import Fleet, NodeFacts, Unknown
+from checks.finding import Finding, Report, fail, override, passed, skip, unknown
+from checks.profile import Profile
+
+Scope = Literal["node", "launch", "fleet"]
+"""node: (node, limits). launch: (node, limits, fleet), only with `fleet.launch`. fleet: (fleet, limits)."""
+
+Function = Callable[..., Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A registered check; its id is stable, users silence it by id."""
+
+    id: str
+    scope: Scope
+    needs: tuple[str, ...]  # fields of NodeFacts; one that is Unknown makes the check UNKNOWN
+    function: Function
+
+    @property
+    def summary(self) -> str:
+        return (self.function.__doc__ or "").strip().split("\n", 1)[0]
+
+
+_registry: dict[str, Check] = {}
+
+
+def check(
+    id: str, *, scope: Scope = "node", needs: Collection[str] = ()
+) -> Callable[[Function], Function]:
+    """Register a function as the check `id` (`subject.name`)."""
+
+    def register(function: Function) -> Function:
+        if id in _registry and _registry[id].function.__module__ != function.__module__:
+            raise ValueError(f"two checks are called {id}")
+        _registry[id] = Check(id, scope, tuple(needs), function)
+        return function
+
+    return register
+
+
+def all_checks() -> dict[str, Check]:
+    """Every check by id, in order of id; imports checks/rules/* on first use."""
+    for module in pkgutil.iter_modules(rules.__path__):
+        importlib.import_module(f"{rules.__name__}.{module.name}")
+    return dict(sorted(_registry.items()))
+
+
+def run_checks(
+    fleet: Fleet,
+    limits: Profile | None = None,
+    *,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    seconds: float = 0.0,
+) -> Report:
+    """All checks over all nodes. `only` and `without` take ids or subjects (`gpu`).
+
+    Raises `KeyError` with the name for one that is neither.
+    """
+    limits = limits or Profile()
+    checks = all_checks()
+    chosen = _choose(checks, only) if only else set(checks)
+    chosen -= _choose(checks, without)
+    findings: list[Finding] = []
+    for one in checks.values():
+        if one.id in chosen:
+            findings += _run(one, fleet, limits)
+    findings = override(findings, limits.severity, limits.silence)
+    return Report(tuple(node.name for node in fleet.nodes), tuple(findings), seconds)
+
+
+def _choose(checks: Collection[str], names: Collection[str]) -> set[str]:
+    chosen: set[str] = set()
+    for name in names:
+        found = {id for id in checks if id == name or id.split(".")[0] == name}
+        if not found:
+            raise KeyError(name)
+        chosen |= found
+    return chosen
+
+
+def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
+    if one.scope == "fleet":
+        everybody = tuple(node.name for node in fleet.nodes)
+        yield from _named(one, partial(one.function, fleet, limits), everybody)
+        return
+    # A node that was not reached has one finding, ssh.reachable: twenty UNKNOWN would hide it.
+    nodes = fleet.nodes if one.id == "ssh.reachable" else fleet.reached
+    for node in nodes:
+        lacking = [
+            content.reason
+            for content in (getattr(node, name) for name in one.needs)
+            if isinstance(content, Unknown)
+        ]
+        findings: Callable[[], Iterable[Finding]]
+        if one.scope == "launch" and fleet.launch is None:
+            findings = partial(iter, [skip("nothing to launch was named")])
+        elif lacking:
+            findings = partial(iter, [unknown(lacking[0])])
+        elif one.scope == "launch":
+            findings = partial(one.function, node, limits, fleet)
+        else:
+            findings = partial(one.function, node, limits)
+        yield from _named(one, findings, (node.name,))
+
+
+def _named(
+    one: Check, findings: Callable[[], Iterable[Finding]], nodes: tuple[str, ...]
+) -> list[Finding]:
+    """Findings with id and nodes; a check that breaks or says nothing has found out nothing."""
+    try:
+        drafts = list(findings())
+    except Exception as error:  # noqa: BLE001 - check boundary: the others still speak
+        drafts = [
+            unknown(f"fault in this check, please report it: {type(error).__name__}: {error}")
+        ]
+    if not drafts:
+        drafts = [unknown("the check said nothing")]
+    return [dataclasses.replace(draft, id=one.id, nodes=draft.nodes or nodes) for draft in drafts]
+
+
+@dataclass(frozen=True, slots=True)
+class Majority:
+    """The most common value of the fleet; `value` is None where two are equally common."""
+
+    value: Any
+    count: int
+    values: Mapping[str, Any]
+
+    def groups(self) -> list[tuple[Any, tuple[str, ...]]]:
+        """(value, nodes), most common first."""
+        found: dict[Any, list[str]] = {}
+        for node, value in self.values.items():
+            found.setdefault(value, []).append(node)
+        return sorted(
+            ((value, tuple(nodes)) for value, nodes in found.items()), key=lambda one: -len(one[1])
+        )
+
+
+def majority(values: Mapping[str, Any]) -> Majority:
+    """What most nodes have; values must be hashable."""
+    ranked = Counter(values.values()).most_common(2)
+    if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]):
+        return Majority(None, ranked[0][1] if ranked else 0, values)
+    return Majority(ranked[0][0], ranked[0][1], values)
+
+
+def compare(
+    fleet: Fleet,
+    read: Callable[[NodeFacts], Any],
+    what: str,
+    *,
+    fix: str | None = None,
+    bad: Callable[..., Finding] = fail,
+) -> Iterator[Finding]:
+    """Findings about a value that all nodes should share: the majority is right.
+
+    `read` gives a hashable value, `Unknown`, or None for a node that the question leaves out.
+    """
+    values: dict[str, Any] = {}
+    for node in fleet.reached:
+        value = read(node)
+        if isinstance(value, Unknown):
+            yield unknown(f"{what}: {value.reason}", nodes=(node.name,))
+        elif value is not None:
+            values[node.name] = value
+    if not values:
+        if not any(isinstance(read(node), Unknown) for node in fleet.reached):
+            yield skip(f"{what}: no node has one")
+        return
+    most = majority(values)
+    groups = most.groups()
+    if len(groups) == 1:
+        nodes = tuple(values)
+        peers = f"all {len(nodes)} nodes" if len(nodes) > 1 else "one node, no peer"
+        yield passed(f"{what} {groups[0][0]} ({peers})", nodes=nodes, value=str(groups[0][0]))
+        return
+    if most.value is None:
+        seen = ", ".join(f"{value} on {len(nodes)}" for value, nodes in groups)
+        yield bad(f"{what} differs without a majority: {seen}", nodes=tuple(values), fix=fix)
+        return
+    for value, nodes in groups:
+        if value == most.value:
+            yield passed(f"{what} {value}", nodes=nodes, value=str(value), source="majority")
+        else:
+            yield bad(
+                f"{what} {value}, {most.count} nodes have {most.value}",
+                nodes=nodes,
+                value=str(value),
+                expected=str(most.value),
+                source="majority",
+                fix=fix,
+            )

@@ -1,0 +1,242 @@
+"""The GPU census: one line per node that says what is there, and what is not as it should be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checks.facts import Fleet, Gpu, GpuFacts, NodeFacts, Unknown, Unreached, to_json
+from checks.parse.host import parse_census
+from checks.profile import Profile
+from checks.rules.gpu import expected_count, first_line
+from clusterctl.fanout import NodeResult
+from clusterctl.nodes import fold, is_loopback
+
+
+def read_fleet(results: Sequence[NodeResult[dict[str, Any]]]) -> tuple[NodeFacts, ...]:
+    """Facts of the nodes from what the census payload sent home, in the given order."""
+    return tuple(read_node(result) for result in results)
+
+
+def read_node(result: NodeResult[dict[str, Any]]) -> NodeFacts:
+    """Facts of one node; one that gave no answer is `unreached`."""
+    node = result.node
+    if result.value is not None:
+        return parse_census(node.name, result.value, loopback=is_loopback(node))
+    why = result.unreachable
+    assert why is not None
+    return NodeFacts(
+        name=node.name,
+        loopback=is_loopback(node),
+        unreached=Unreached(why.phase, why.seconds, why.message, why.hint),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """What `clusterctl gpus` says about one node. Means are over the GPUs that gave a value."""
+
+    node: str
+    gpus: int | None  # None: unknown
+    processes: int | None
+    power_w: float | None  # mean per GPU
+    power_sum_w: float
+    utilization_percent: float | None
+    memory_share: float | None
+    flags: tuple[str, ...]
+    verdict: str  # good, bad (exit 1), unknown (exit 3)
+
+    def cells(self) -> list[str]:
+        mark = "!" if self.verdict == "bad" else " "  # a space keeps the digits in one column
+        return [
+            f"{'-' if self.gpus is None else self.gpus}{mark}",
+            "-" if self.processes is None else str(self.processes),
+            "-" if self.power_w is None else f"{self.power_w:.0f} W",
+            "-" if self.utilization_percent is None else f"{self.utilization_percent:.0f}%",
+            "-" if self.memory_share is None else f"{self.memory_share:.0%}",
+            "; ".join(self.flags),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """All rows in the hostfile's order, and the sums."""
+
+    rows: tuple[GpuRow, ...]
+    expected_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        return sum(row.gpus or 0 for row in self.rows)
+
+    @property
+    def expected(self) -> int:
+        """GPUs if every node had as many as most have."""
+        return self.expected_per_node * len(self.rows)
+
+    @property
+    def power_w(self) -> float:
+        return sum(row.power_sum_w for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        verdicts = {row.verdict for row in self.rows}
+        return 1 if "bad" in verdicts else 3 if "unknown" in verdicts else 0
+
+    def summary(self) -> str:
+        """`24 nodes, 191 GPUs (expected 192), 126.9 kW`."""
+        count = len(self.rows)
+        words = [f"{count} node{'s' * (count != 1)}", f"{self.gpus} GPU{'s' * (self.gpus != 1)}"]
+        if self.gpus != self.expected:
+            words[1] += f" (expected {self.expected})"
+        if self.power_w:
+            kilo = self.power_w >= 1000
+            words.append(f"{self.power_w / 1000:.1f} kW" if kilo else f"{self.power_w:.0f} W")
+        return ", ".join(words)
+
+    def folded(self) -> list[tuple[str, GpuRow]]:
+        """(node set, row) with neighbours of equal rows as one."""
+        groups: list[tuple[list[str], GpuRow]] = []
+        for row in self.rows:
+            if groups and dataclasses.replace(row, node="") == dataclasses.replace(
+                groups[-1][1], node=""
+            ):
+                groups[-1][0].append(row.node)
+            else:
+                groups.append(([row.node], row))
+        return [(fold(names), row) for names, row in groups]
+
+
+def take_census(nodes: Sequence[NodeFacts], limits: Profile | None = None) -> Census:
+    """Judge the GPUs of each node against the fleet."""
+    limits = limits or Profile()
+    fleet = Fleet(tuple(nodes))
+    expected = expected_count(fleet.reached)
+    return Census(tuple(_row(node, expected, limits) for node in nodes), expected)
+
+
+def _row(node: NodeFacts, expected: int, limits: Profile) -> GpuRow:
+    facts = node.gpus
+    if node.unreached is not None:
+        why = node.unreached
+        return _empty(node.name, None, (f"no answer: {why.phase}: {why.message}",), "unknown")
+    if facts.state in ("hung", "unreadable"):
+        return _empty(node.name, None, (first_line(facts.message),), "unknown")
+    if facts.state == "failed":
+        return _empty(node.name, None, (first_line(facts.message),), "bad")
+    if facts.state in ("none", "no-tool"):
+        flag = "no nvidia-smi" if facts.state == "no-tool" else "no GPU"
+        on_pci = 0 if isinstance(facts.on_pci, Unknown) else facts.on_pci
+        if on_pci:
+            flag += f", but {on_pci} NVIDIA devices on PCI"
+        bad = on_pci > 0 or expected > 0
+        return _empty(node.name, 0, (flag,), "bad" if bad else "good")
+    return _counted(node.name, facts, expected, limits)
+
+
+def _empty(name: str, gpus: int | None, flags: tuple[str, ...], verdict: str) -> GpuRow:
+    return GpuRow(name, gpus, None, None, 0.0, None, None, flags, verdict)
+
+
+def _counted(name: str, facts: GpuFacts, expected: int, limits: Profile) -> GpuRow:
+    gpus = facts.gpus
+    flags = []
+    verdict = "good"
+    on_pci = 0 if isinstance(facts.on_pci, Unknown) else facts.on_pci
+    should = max(expected, on_pci)
+    if len(gpus) < should:
+        source = f"PCI shows {on_pci}" if on_pci > len(gpus) else f"most nodes have {expected}"
+        flags.append(f"{should - len(gpus)} missing ({source})")
+        verdict = "bad"
+    if facts.state == "partial":
+        flags.append(first_line(facts.message))
+        verdict = "bad"
+    powers = [gpu.power_w for gpu in gpus if not isinstance(gpu.power_w, Unknown)]
+    use = [g.utilization_percent for g in gpus if not isinstance(g.utilization_percent, Unknown)]
+    flags += _unreadable(gpus) + _outliers(gpus, limits)
+    processes = facts.processes
+    if isinstance(processes, Unknown):
+        flags.append(f"processes: {processes.reason}")
+    return GpuRow(
+        node=name,
+        gpus=len(gpus),
+        processes=None if isinstance(processes, Unknown) else len(processes),
+        power_w=sum(powers) / len(powers) if powers else None,
+        power_sum_w=sum(powers),
+        utilization_percent=sum(use) / len(use) if use else None,
+        memory_share=_memory_share(gpus),
+        flags=tuple(flags),
+        verdict=verdict,
+    )
+
+
+def _memory_share(gpus: Sequence[Gpu]) -> float | None:
+    used = total = 0
+    for gpu in gpus:
+        if not isinstance(gpu.memory_used_bytes, Unknown) and not isinstance(
+            gpu.memory_total_bytes, Unknown
+        ):
+            used, total = used + gpu.memory_used_bytes, total + gpu.memory_total_bytes
+    return used / total if total else None
+
+
+def _unreadable(gpus: Sequence[Gpu]) -> list[str]:
+    """`power [N/A] on GPU 3`: a mean must not hide that a value is missing."""
+    flags = []
+    for field, word in (("power_w", "power"), ("memory_used_bytes", "memory")):
+        reasons: dict[str, list[str]] = {}
+        for position, gpu in enumerate(gpus):
+            value = getattr(gpu, field)
+            if isinstance(value, Unknown):
+                reasons.setdefault(value.reason, []).append(_label(gpu, position))
+        for reason, labels in reasons.items():
+            which = "all GPUs" if len(labels) == len(gpus) else f"GPU {','.join(labels)}"
+            flags.append(f"{word} {reason} on {which}")
+    return flags
+
+
+def _outliers(gpus: Sequence[Gpu], limits: Profile) -> list[str]:
+    """A GPU far below its neighbours while they work: a rank that waits hides in the mean."""
+    known = [
+        (gpu.power_w, _label(gpu, position))
+        for position, gpu in enumerate(gpus)
+        if not isinstance(gpu.power_w, Unknown)
+    ]
+    if len(known) < 3:
+        return []
+    middle = sorted(power for power, _ in known)[len(known) // 2]
+    capped = [g.power_limit_w for g in gpus if not isinstance(g.power_limit_w, Unknown)]
+    if not capped or middle < limits.power_outlier_share * max(capped):
+        return []  # all idle
+    return [
+        f"GPU {label} at {power:.0f} W"
+        for power, label in known
+        if power < limits.power_outlier_share * middle
+    ]
+
+
+def _label(gpu: Gpu, position: int) -> str:
+    return str(position if isinstance(gpu.index, Unknown) else gpu.index)
+
+
+def to_document(census: Census, nodes: Sequence[NodeFacts]) -> dict[str, Any]:
+    """All per-GPU data for --json; a value that could not be had is null, its reason beside it."""
+    return {
+        "gpus": census.gpus,
+        "expected": census.expected,
+        "expected_per_node": census.expected_per_node,
+        "power_w": round(census.power_w, 2),
+        "nodes": [
+            {
+                "node": node.name,
+                "verdict": row.verdict,
+                "flags": list(row.flags),
+                "power_mean_w": row.power_w,
+                "unreachable": to_json(node.unreached),
+                **to_json(node.gpus),
+            }
+            for node, row in zip(nodes, census.rows, strict=True)
+        ],
+    }

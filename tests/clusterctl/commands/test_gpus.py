@@ -1,0 +1,178 @@
+"""`clusterctl gpus`: each state of a node shows as what it is, with the right exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusterctl import cli
+from tests.captures import fake_nvidia_smi as fake
+from tests.clusterctl.commands.local_cluster import LocalCluster, patch
+from tests.clusterctl.payload.local import LocalConnection
+
+HEADER = ["NODE", "GPUS", "PROC", "POWER", "UTIL", "MEM", "FLAGS"]
+needs_no_driver = pytest.mark.skipif(
+    shutil.which("nvidia-smi") is not None, reason="this machine has a nvidia-smi of its own"
+)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    cluster = LocalCluster(tmp_path, ["n1", "n2", "n3", "n4"])
+    for name in cluster.nodes:
+        equip(cluster, name, fake.h100(8))
+    return patch(monkeypatch, cluster)
+
+
+def equip(cluster: LocalCluster, name: str, gpus: str, apps: str | None = None, **how) -> None:
+    env = fake.install(cluster.hostfile.parent / f"bin-{name}", gpus, apps, **how)
+    cluster.nodes[name] = LocalConnection(env)
+
+
+def show(cluster: LocalCluster, *args: str) -> int:
+    return cli.run(["gpus", *args, str(cluster.hostfile)])
+
+
+def rows(capsys) -> dict[str, list[str]]:
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == HEADER
+    return {line.split()[0]: line.split()[1:] for line in out[1:]}
+
+
+def test_healthy_nodes_fold_into_one_row(nodes: LocalCluster, capsys) -> None:
+    assert show(nodes) == 0
+    out, err = capsys.readouterr()
+    assert [line.split() for line in out.splitlines()] == [
+        HEADER, ["n[1-4]", "8", "0", "86", "W", "0%", "0%"],
+    ]  # fmt: skip
+    assert err.strip() == "4 nodes, 32 GPUs, 2.7 kW"
+
+
+def test_busy_node_shows_processes_power_and_memory(nodes: LocalCluster, capsys) -> None:
+    equip(nodes, "n2", fake.h100(8, busy=True), fake.capture("h100-sxm-x8.apps.csv"))
+    assert show(nodes) == 0
+    assert rows(capsys)["n2"] == ["8", "8", "698", "W", "100%", "87%"]
+
+
+def test_missing_gpu_is_named_and_exit_1(nodes: LocalCluster, capsys) -> None:
+    equip(nodes, "n3", fake.h100(7))
+    assert show(nodes) == 1
+    out, err = capsys.readouterr()
+    assert "n3        7!" in out
+    assert "1 missing (most nodes have 8)" in out
+    assert "31 GPUs (expected 32)" in err
+
+
+def test_unreadable_power_is_shown_and_the_row_is_kept(nodes: LocalCluster, capsys) -> None:
+    # A ValueError of the original lost the whole table here.
+    lines = fake.h100(8).splitlines()
+    lines[4] = lines[4].replace("85.48 W", "[N/A]")
+    equip(nodes, "n3", "\n".join(lines) + "\n")
+    assert show(nodes) == 0
+    assert rows(capsys)["n3"] == [
+        "8",
+        "0",
+        "86",
+        "W",
+        "0%",
+        "0%",
+        "power",
+        "[N/A]",
+        "on",
+        "GPU",
+        "3",
+    ]
+
+
+def test_broken_driver_shows_its_text_and_exit_1(nodes: LocalCluster, capsys) -> None:
+    equip(nodes, "n3", fake.capture("driver-failed.txt"), rc=9)
+    assert show(nodes) == 1
+    row = rows(capsys)["n3"]
+    assert row[:5] == ["-!", "-", "-", "-", "-"]
+    assert " ".join(row[5:]).startswith("NVIDIA-SMI has failed because")
+
+
+def test_one_lost_gpu_keeps_the_other_seven(nodes: LocalCluster, capsys) -> None:
+    equip(nodes, "n3", fake.capture("lost-gpu.txt"), rc=15)
+    assert show(nodes) == 1
+    row = " ".join(rows(capsys)["n3"])
+    assert row.startswith("7! - 86 W")
+    assert "1 missing" in row
+    assert "GPU0000:5D:00.0: Unknown Error" in row
+
+
+def test_hung_nvidia_smi_is_bounded_and_exit_3(nodes: LocalCluster, capsys) -> None:
+    equip(nodes, "n3", "", hang=True)
+    assert show(nodes, "--command-timeout", "3") == 3
+    assert " ".join(rows(capsys)["n3"]) == "- - - - - nvidia-smi: no end in 1 s, killed"
+
+
+def test_dead_node_has_its_row_and_exit_3(nodes: LocalCluster, capsys) -> None:
+    nodes.kill("n2")
+    assert show(nodes) == 3
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["n1", "n2", "n[3-4]"]
+    assert "no answer: banner: the server sent nothing" in out
+    assert "error: 1 of 4 nodes did not answer" in err
+
+
+def test_fault_weighs_more_than_a_dead_node(nodes: LocalCluster) -> None:
+    nodes.kill("n2")
+    equip(nodes, "n3", fake.h100(7))
+    assert show(nodes) == 1
+
+
+@needs_no_driver
+def test_no_nvidia_smi_anywhere_is_a_fact_and_exit_0(nodes: LocalCluster, capsys) -> None:
+    for name in nodes.nodes:
+        nodes.nodes[name] = LocalConnection()
+    assert show(nodes) == 0
+    assert " ".join(rows(capsys)["n[1-4]"]) == "0 - - - - no nvidia-smi"
+
+
+@needs_no_driver
+def test_no_nvidia_smi_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:
+    nodes.nodes["n4"] = LocalConnection()
+    equip(nodes, "n3", fake.capture("no-devices.txt"), rc=6)
+    assert show(nodes) == 1
+    found = rows(capsys)
+    assert " ".join(found["n4"]) == "0! - - - - no nvidia-smi"
+    assert " ".join(found["n3"]) == "0! - - - - no GPU"
+
+
+def test_one_rank_that_waits_among_busy_ones_is_not_hidden_by_the_mean(
+    nodes: LocalCluster, capsys
+) -> None:
+    lines = fake.h100(8, busy=True).splitlines()
+    lines[6] = lines[6].replace("698.30 W", "101.00 W")
+    equip(nodes, "n3", "\n".join(lines) + "\n")
+    assert show(nodes) == 0
+    assert " ".join(rows(capsys)["n3"]).endswith("GPU 5 at 101 W")
+
+
+def test_json_has_all_data_of_each_gpu(nodes: LocalCluster, capsys) -> None:
+    nodes.kill("n2")
+    assert show(nodes, "--json") == 3
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["command"], document["gpus"]) == (1, "gpus", 24)
+    assert [node["node"] for node in document["nodes"]] == ["n1", "n2", "n3", "n4"]
+    first, dead = document["nodes"][:2]
+    assert first["gpus"][0]["power_w"] == 100.89
+    assert first["gpus"][7]["bus_id"] == "00000000:DB:00.0"
+    assert dead["unreachable"]["phase"] == "banner"
+
+
+def test_quiet_is_the_summary_alone(nodes: LocalCluster, capsys) -> None:
+    assert show(nodes, "-q") == 0
+    assert capsys.readouterr() == ("4 nodes, 32 GPUs, 2.7 kW\n", "")
+
+
+def test_no_colour_codes_in_a_pipe(nodes: LocalCluster, capsys, monkeypatch) -> None:
+    equip(nodes, "n3", fake.h100(7))
+    show(nodes)
+    assert "\x1b" not in "".join(capsys.readouterr())
+    show(nodes, "--color", "always")
+    assert "\x1b[31m" in capsys.readouterr().out
