@@ -68,10 +68,10 @@ class LoopbackCluster:
     def _start(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.chmod(0o700)
-        authorized = _make_key(self.identity)
+        authorized = make_key(self.identity)
         host_keys = []
         for name in self.names:
-            host_keys.append(_make_key(self._file(name, "hostkey")))
+            host_keys.append(make_key(self._file(name, "hostkey")))
             config = {
                 "host_key": str(self._file(name, "hostkey")),
                 "authorized": authorized,
@@ -188,7 +188,7 @@ class LoopbackCluster:
             pass  # it holds other things, or is gone already
 
 
-def _make_key(path: Path) -> str:
+def make_key(path: Path) -> str:
     """Write a new ed25519 private key (0600); returns the public half in base64."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

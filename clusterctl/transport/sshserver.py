@@ -37,17 +37,38 @@ _Transport: Any = paramiko.Transport
 
 
 def _handle_request(channel: Channel, message: Message) -> None:
-    """paramiko's server drops `signal`, with which a client ends a command that is late."""
+    """`signal`, which paramiko's server drops, and `exec`, whose end it may tell before its start."""
     start = message.packet.tell()
-    if message.get_text() == "signal":
+    kind = message.get_text()
+    if kind == "exec":
+        wants_reply, text = message.get_boolean(), message.get_string()
+        session: Any = channel.get_transport()
+        command = _start(session.server_object.node, channel, text)
+        if wants_reply:
+            reply = Message()
+            good = command is not None
+            reply.add_byte(common.cMSG_CHANNEL_SUCCESS if good else common.cMSG_CHANNEL_FAILURE)
+            reply.add_int(channel.remote_chanid)
+            session._send_user_message(reply)
+        if command is not None:
+            command.go()
+    elif kind == "signal":
         message.get_boolean()
         number = getattr(signal, "SIG" + message.get_text(), None)
-        command = getattr(channel, "clusterctl_command", None)
-        if command is not None and number is not None:
-            command.kill(number)
-        return
-    message.packet.seek(start)
-    _Channel._handle_request(channel, message)
+        running = getattr(channel, "clusterctl_command", None)
+        if running is not None and number is not None:
+            running.kill(number)
+    else:
+        message.packet.seek(start)
+        _Channel._handle_request(channel, message)
+
+
+def _start(node: Node, channel: Channel, text: bytes) -> Command | None:
+    try:
+        return Command(node, channel, text)
+    except OSError as error:
+        print(f"cannot run {text!r}: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 class _Session(paramiko.Transport):
@@ -121,13 +142,13 @@ class _Login(paramiko.ServerInterface):
     """Who may come in, and what they may ask for."""
 
     def __init__(self, node: Node) -> None:
-        self._node = node
+        self.node = node
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        fits = username == self._node.user and key.get_base64() == self._node.authorized
+        fits = username == self.node.user and key.get_base64() == self.node.authorized
         return common.AUTH_SUCCESSFUL if fits else common.AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
@@ -137,14 +158,6 @@ class _Login(paramiko.ServerInterface):
 
     def check_channel_env_request(self, channel: Channel, name: bytes, value: bytes) -> bool:
         return False  # as sshd without AcceptEnv
-
-    def check_channel_exec_request(self, channel: Channel, command: bytes) -> bool:
-        try:
-            Command(self._node, channel, command)
-        except OSError as error:
-            print(f"cannot run {command!r}: {error}", file=sys.stderr, flush=True)
-            return False
-        return True
 
 
 class Command:
@@ -176,6 +189,10 @@ class Command:
                 os.close(fd)
         channel.clusterctl_command = self  # type: ignore[attr-defined]
         channel.settimeout(None)
+
+    def go(self) -> None:
+        """Move data, once the client has been told that the command runs."""
+        channel = self.channel
         self._pumps = [
             self._thread(self._pump, self._stdout, channel.sendall),
             self._thread(self._pump, self._stderr, channel.sendall_stderr),

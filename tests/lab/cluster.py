@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.transport.loopback import _make_key as make_key
+from clusterctl.transport.loopback import make_key
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
@@ -93,13 +93,13 @@ class LabNode:
     def processes(self) -> list[int]:
         """All processes of the node, by their pids here."""
         try:
-            wanted = os.readlink(f"/proc/{self.pid}/ns/pid")
+            wanted = Path(f"/proc/{self.pid}/ns/pid").readlink()
         except OSError:
             return []
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and os.readlink(entry / "ns/pid") == wanted:
+                if entry.name.isdigit() and (entry / "ns/pid").readlink() == wanted:
                     found.append(int(entry.name))
         return found
 
@@ -179,7 +179,8 @@ class LabNode:
 
     def answer(self, timeout_s: float = START_TIMEOUT_S) -> dict[str, object]:
         """The next line its process 1 says. Raises `LabError`."""
-        assert self.process is not None and self.process.stdout is not None
+        assert self.process is not None
+        assert self.process.stdout is not None
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._pending:
             left = max(0.0, deadline - time.monotonic())
@@ -196,7 +197,8 @@ class LabNode:
         return answer
 
     def tell(self, line: str) -> None:
-        assert self.process is not None and self.process.stdin is not None
+        assert self.process is not None
+        assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 

@@ -65,12 +65,13 @@ def set_up_network(config):
 
 def start_sshd(config):
     """Start sshd in the foreground; returns when its port answers."""
-    process = subprocess.Popen(
-        ["/usr/sbin/sshd", "-D", "-e", "-f", config["sshd_config"]],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=Path(config["sshd_log"]).open("ab"),
-    )
+    with Path(config["sshd_log"]).open("ab") as log:
+        process = subprocess.Popen(
+            ["/usr/sbin/sshd", "-D", "-e", "-f", config["sshd_config"]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
     deadline = time.monotonic() + 10
     while True:
         with socket.socket() as probe:
@@ -123,7 +124,7 @@ def status(pid):
 
 def main():
     config = json.loads(Path(sys.argv[1]).read_text())
-    say(pid=int(os.readlink("/proc/self")))  # still the host's /proc: our pid out there
+    say(pid=int(str(Path("/proc/self").readlink())))  # still the host's /proc: our pid out there
     sys.stdin.readline()  # the host has moved our end of the cable in
     make_place(config)
     set_up_network(config)
