@@ -28,11 +28,6 @@ def uniform(rows: NDArray[np.int64], *key: int) -> NDArray[np.float64]:
     return (bits(rows, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def below(limit: int, row: int, *key: int) -> int:
-    """A whole number from 0 to limit - 1 for one row."""
-    return int(bits(np.array([row]), *key)[0]) % limit
-
-
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

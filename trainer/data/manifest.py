@@ -70,7 +70,8 @@ class Manifest:
 
     def locate(self, row: int) -> str:
         """Path of a row's file."""
-        return str(self.root / self.paths[row])
+        path = self.paths[row]
+        return path if path.startswith("/") else f"{self.root}/{path}"
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,0 +1,345 @@
+"""Decoding with a deadline: a process of its own for PyAV, and the handle that loader code holds.
+
+An FFmpeg call cannot be interrupted from Python, and a dead network mount stops it for ever. So each
+loader worker has one helper process (`python -m trainer.data.decode`, PyAV and numpy only, no torch)
+and gives it one clip at a time; a helper that misses the deadline or dies is killed and replaced, and
+only the clip it was at is refused. Requests and replies are JSON lines over two pipes; pixels go
+through a shared memory file, so a clip costs no copy through a pipe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_AHEAD = 16  # requests on their way; bounded, because both sides write and pipes hold 64 KiB
+_PAGE = 1 << 20
+IMAGE_FPS = 120.0  # what the model is told for a still, as upstream has it
+START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
+
+
+class DecoderBroken(Exception):
+    """The helper cannot run at all (not one clip's fault); the text holds its last words."""
+
+
+class Window(NamedTuple):
+    """Frames `start`, `start` + `interval`, … of a file of at least `expected` frames, and their size."""
+
+    start: int
+    frames: int
+    interval: int
+    height: int
+    width: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What became of one clip; `error` empty means its pixels are there."""
+
+    error: str = ""
+    fps: float = 0.0
+    cpu_s: float = 0.0  # in the helper
+    late: bool = False  # the helper was killed over it
+
+
+class Decoder:
+    """One helper process, started when first needed. Not for use by two threads at once."""
+
+    def __init__(
+        self,
+        clip_timeout_s: float = 30.0,
+        cache_bytes: int = 0,
+        role: str = "decode",
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """`cache_bytes` of decoded clips are kept in the helper; `role` names it in `ps`."""
+        self.clip_timeout_s, self.start_timeout_s = clip_timeout_s, start_timeout_s
+        self.replaced = 0  # helpers killed or found dead
+        self._cache_bytes, self._role = cache_bytes, role
+        self._memory = os.memfd_create("clips", os.MFD_CLOEXEC)
+        self._map: mmap.mmap | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines = b""
+        self._owner = os.getpid()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def decode(
+        self, clips: Sequence[tuple[str, Window]], shape_CTHW: tuple[int, int, int, int]
+    ) -> tuple[NDArray[np.uint8], list[Reply]]:
+        """Pixels [N, C, T, H, W] and a reply for each (path, Window), in order.
+
+        The array lies in the shared memory and is valid until the next call; a clip with an error
+        has undefined pixels. Raises DecoderBroken.
+        """
+        clip_bytes = int(np.prod(shape_CTHW))
+        pixels = self._room(max(1, len(clips)) * clip_bytes)
+        replies: list[Reply | None] = [None] * len(clips)
+        todo = deque(range(len(clips)))
+        sent: deque[int] = deque()
+        idle_deaths = 0
+        while todo or sent:
+            self._start()
+            try:
+                while todo and len(sent) < _AHEAD:
+                    path, window = clips[todo[0]]
+                    self._ask({"path": path, "window": window, "at": todo[0] * clip_bytes})
+                    sent.append(todo.popleft())
+                replies[sent[0]] = self._answer(time.monotonic() + self.clip_timeout_s)
+            except (_Late, _Dead) as error:
+                # Only the clip at the head was being worked on; the others are asked for again.
+                if sent:
+                    replies[sent.popleft()] = Reply(str(error), late=isinstance(error, _Late))
+                else:  # it died before it saw a clip: no clip's fault, so not again and again
+                    idle_deaths += 1
+                    if idle_deaths > 2:
+                        raise DecoderBroken(str(error)) from None
+                todo.extendleft(reversed(sent))
+                sent.clear()
+                self._stop()
+                self.replaced += 1
+            else:
+                sent.popleft()
+        array = np.frombuffer(pixels, np.uint8, len(clips) * clip_bytes)
+        done = [reply for reply in replies if reply is not None]
+        return array.reshape(len(clips), *shape_CTHW), done
+
+    def probe(self, path: str) -> dict[str, Any]:
+        """Facts of a file for a manifest, or {"error": why}."""
+        self._start()
+        try:
+            self._ask({"path": path, "probe": True})
+            return self._answer_line(time.monotonic() + self.clip_timeout_s)
+        except (_Late, _Dead) as error:
+            self._stop()
+            self.replaced += 1
+            return {"error": str(error)}
+
+    def close(self) -> None:
+        """End the helper. The decoder may be used again afterwards."""
+        self._stop()
+
+    def __del__(self) -> None:
+        try:
+            self._stop()
+            os.close(self._memory)
+        except (OSError, AttributeError):
+            pass  # interpreter shutdown
+
+    def _room(self, size: int) -> mmap.mmap:
+        if self._map is None or len(self._map) < size:
+            size = -(-size // _PAGE) * _PAGE
+            os.ftruncate(self._memory, size)
+            self._map = mmap.mmap(self._memory, size)  # an older one lives while arrays use it
+        return self._map
+
+    def _start(self) -> None:
+        if self._process is not None:
+            return
+        home = str(Path(__file__).resolve().parents[2])
+        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "CLUSTERCTL_ROLE": self._role,
+            "OMP_NUM_THREADS": "1",
+        }
+        memory, parent = str(self._memory), str(os.getpid())
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, memory, str(self._cache_bytes), parent],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[self._memory],
+            env=environment,
+            bufsize=0,
+        )
+        self._lines = b""
+        try:
+            ready = self._answer_line(time.monotonic() + self.start_timeout_s)
+        except (_Late, _Dead) as error:
+            self._stop()
+            raise DecoderBroken(f"the decoding process does not start: {error}") from None
+        if "ready" not in ready:
+            self._stop()
+            raise DecoderBroken(f"the decoding process does not start: {ready.get('error')}")
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            raise _Dead(self._process) from None
+
+    def _answer(self, deadline: float) -> Reply:
+        line = self._answer_line(deadline)
+        return Reply(
+            str(line.get("error", "")), float(line.get("fps", 0)), float(line.get("cpu_s", 0))
+        )
+
+    def _answer_line(self, deadline: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        while b"\n" not in self._lines:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise _Late(f"no answer within {self.clip_timeout_s:g} s")
+            data = os.read(fd, 1 << 16)
+            if not data:
+                raise _Dead(self._process)
+            self._lines += data
+        line, self._lines = self._lines.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None or os.getpid() != self._owner:  # a fork's copy ends nobody's helper
+            return
+        process.kill()  # nothing of it needs saving, and it may be beyond asking
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+
+
+class _Late(Exception):
+    pass
+
+
+class _Dead(Exception):
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            code = process.wait(timeout=5)
+        except subprocess.TimeoutExpired:  # it closed its pipe but lives on; it is killed next
+            code = None
+        ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        super().__init__(f"the decoding process died: {ending}")
+
+
+# Below: the helper's side.
+
+
+def die_with_parent(parent: int | None = None, name: str | None = None) -> None:
+    """Ask the kernel to kill this process when its parent ends; optionally name it for `ps`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)  # it ended before the line above
+    if name is not None:
+        libc.prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME
+
+
+class ClipCache:
+    """Decoded clips, the least recently used dropped first, bounded in bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes, self.used_bytes = limit_bytes, 0
+        self._clips: OrderedDict[tuple[Any, ...], tuple[NDArray[np.uint8], float]] = OrderedDict()
+
+    def get(self, key: tuple[Any, ...]) -> tuple[NDArray[np.uint8], float] | None:
+        found = self._clips.get(key)
+        if found is not None:
+            self._clips.move_to_end(key)
+        return found
+
+    def put(self, key: tuple[Any, ...], pixels: NDArray[np.uint8], fps: float) -> None:
+        if pixels.nbytes > self.limit_bytes:
+            return
+        self._clips[key] = (pixels.copy(), fps)
+        self.used_bytes += pixels.nbytes
+        while self.used_bytes > self.limit_bytes:
+            _, (dropped, _) = self._clips.popitem(last=False)
+            self.used_bytes -= dropped.nbytes
+
+
+def serve(memory: int, cache_bytes: int, parent: int) -> None:
+    """Answer requests from stdin until it ends."""
+    die_with_parent(parent, os.environ.get("CLUSTERCTL_ROLE", "decode"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which ends us
+    replies = os.dup(1)
+    os.dup2(2, 1)  # whatever a codec prints must not stand between the replies
+    try:
+        from trainer.data import video
+    except ImportError as error:
+        _write(replies, {"error": str(error)})
+        return
+    _write(replies, {"ready": True})
+    cache = ClipCache(cache_bytes)
+    shared = _SharedPixels(memory)
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        began = time.process_time()
+        try:
+            answer = _answer_to(request, shared, cache, video)
+        except video.ClipError as error:
+            answer = {"error": str(error) or "cannot be read"}
+        except Exception as error:  # noqa: BLE001 - process boundary: becomes this clip's result
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answer["cpu_s"] = round(time.process_time() - began, 6)
+        _write(replies, answer)
+
+
+class _SharedPixels:
+    """The memory both sides see; mapped anew when the other side made it larger."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._map: mmap.mmap | None = None
+
+    def view(self, start: int, size: int) -> NDArray[np.uint8]:
+        if self._map is None or len(self._map) < start + size:
+            self._map = mmap.mmap(self._memory, os.fstat(self._memory).st_size)
+        return np.frombuffer(self._map, np.uint8, size, start)
+
+
+def _answer_to(
+    request: dict[str, Any], shared: _SharedPixels, cache: ClipCache, video: Any
+) -> dict[str, Any]:
+    path = request["path"]
+    if request.get("probe"):
+        return asdict(video.probe(path))
+    window = Window(*request["window"])
+    shape = (3, window.frames, window.height, window.width)
+    pixels = shared.view(request["at"], int(np.prod(shape))).reshape(shape)
+    if not cache.limit_bytes:
+        return {"fps": video.read_window(path, window, pixels)}
+    facts = video.check_regular(path)
+    key = (path, facts.st_mtime_ns, facts.st_size, window)
+    found = cache.get(key)
+    if found is not None:
+        pixels[...] = found[0]
+        return {"fps": found[1]}
+    fps = video.read_window(path, window, pixels)
+    cache.put(key, pixels, fps)
+    return {"fps": fps}
+
+
+def _write(fd: int, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode() + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
