@@ -97,6 +97,13 @@ class GpuFacts:
     on_pci: Maybe[int] = NOT_ASKED  # NVIDIA devices that the kernel sees on PCI, driver or not
 
     @property
+    def has_hardware(self) -> bool:
+        """Whether anything speaks for an NVIDIA GPU in the machine, be it broken."""
+        if self.state in ("ok", "partial", "failed", "hung"):
+            return True
+        return not isinstance(self.on_pci, Unknown) and self.on_pci > 0
+
+    @property
     def count(self) -> Maybe[int]:
         """GPUs that answer. No tool and no device is 0; a driver that fails is unknown."""
         if self.state in ("ok", "partial"):
@@ -221,13 +228,7 @@ class Fleet:
         """cuda or cpu: what the launch asks for, or what the fleet has."""
         if self.launch is not None and self.launch.device != "auto":
             return self.launch.device
-        for node in self.reached:
-            on_pci = node.gpus.on_pci
-            if node.gpus.gpus or node.gpus.state == "failed" or on_pci not in (0, NOT_ASKED):
-                if isinstance(on_pci, Unknown) and not node.gpus.gpus:
-                    continue  # a kernel without /sys/bus/pci tells nothing
-                return "cuda"
-        return "cpu"
+        return "cuda" if any(node.gpus.has_hardware for node in self.reached) else "cpu"
 
 
 def to_json(value: Any) -> Any:

@@ -114,6 +114,13 @@ def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
     )
 
 
+def hostfile_line(node: Node) -> str:
+    """The line that `read_hostfile` would read as this node."""
+    fields = [(key, getattr(node, key)) for key in KEYS]
+    words = [f"{key}={value}" for key, value in (*fields, *node.labels) if value is not None]
+    return " ".join(shlex.quote(word) for word in (node.name, *words))
+
+
 def _number(fields: dict[str, str], key: str, low: int, high: int, where: str) -> int | None:
     value = fields.get(key)
     if value is None:

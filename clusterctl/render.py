@@ -52,6 +52,7 @@ class Output:
 
     def warn(self, text: str, style: str | None = None) -> None:
         """A line on stderr that -q does not silence."""
+        sys.stdout.flush()  # both may go to one pipe: keep their order
         print(self._paint(text, style, sys.stderr), file=sys.stderr, flush=True)
 
     def table(

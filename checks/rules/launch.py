@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from checks.facts import Fleet, NodeFacts, Unknown
-from checks.finding import Action, Finding, fail, passed, skip, unknown
+from checks.finding import Finding, fail, passed, skip, unknown
 from checks.profile import Profile
 from checks.runner import check
 
@@ -41,10 +41,13 @@ def gpus(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     elif count < max(ranks, 1):
         have = node.gpus.message if count == 0 and node.gpus.message else f"{count} GPUs"
         yield fail(
-            f"{have}, the launch wants {ranks} ranks here",
+            f"{have}, the launch wants {_ranks(ranks)} here",
             value=str(count), expected=str(ranks),
-            fix=f"slots={count} in the hostfile, or leave the node out" if count else "leave the node out",
-            action=Action.NONE,
+            fix=f"slots={count} in its line of the hostfile" if count else "leave the node out: -x",
         )  # fmt: skip
     else:
-        yield passed(f"{count} GPUs for {ranks} ranks", value=str(count))
+        yield passed(f"{count} GPUs for {_ranks(ranks)}", value=str(count))
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
