@@ -5,11 +5,16 @@ Only argument orders are translated here; no arithmetic.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trainer.data.buckets import Buckets
+from trainer.data.manifest import Manifest
+from trainer.data.plan import DataPlan
 from trainer.flow import RectifiedFlow, upstream_frames
 from trainer.flow import timestep_transform as transform
 from trainer.models.stdit import PRESETS, STDiT3, STDiT3Config
@@ -92,3 +97,48 @@ def state_dict_shapes(name: str) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         model = STDiT3(STDiT3Config(**PRESETS[name]))  # type: ignore[arg-type]
     return {key: tuple(value.shape) for key, value in model.state_dict().items()}
+
+
+def _manifest(rows: list[dict[str, Any]]) -> Manifest:
+    def column(name: str) -> np.ndarray:
+        return np.array([int(row[name]) for row in rows], np.int32)
+
+    paths = [str(row.get("path", row["id"])) for row in rows]
+    sizes = (column("num_frames"), column("height"), column("width"))
+    blank = Path()
+    return Manifest(blank, blank, paths, [""] * len(rows), *sizes, np.ones(len(rows), np.float32))
+
+
+def bucket_ids(
+    rows: list[dict[str, Any]],
+    bucket_config: dict[str, Any],
+    seed: int,
+    epoch: int,
+    frame_interval: int,
+) -> list[tuple[str, int, str] | None]:
+    buckets = Buckets.parse(bucket_config, draw="upstream")
+    cells = buckets.assign(_manifest(rows), seed, epoch, frame_interval)
+    return [buckets.cells[cell][:3] if cell >= 0 else None for cell in cells]
+
+
+def bucket_batches(
+    rows: list[dict[str, Any]],
+    bucket_config: dict[str, Any],
+    seed: int,
+    epoch: int,
+    num_replicas: int,
+    rank: int,
+    drop_last: bool,
+) -> list[list[str]]:
+    """Without drop_last upstream fills the last step up with the first microbatches."""
+    buckets = Buckets.parse(bucket_config, draw="upstream")
+    plan = DataPlan(_manifest(rows), buckets, seed, drop_last)
+    batches = list(plan.epoch(epoch).microbatches)
+    over = len(batches) % num_replicas
+    if over:
+        batches = batches[:-over] if drop_last else batches + batches[: num_replicas - over]
+    shapes = [(batch, buckets.cells[batch.cell]) for batch in batches[rank::num_replicas]]
+    return [
+        [f"{row}-{bucket.frames}-{bucket.height}-{bucket.width}" for row in batch.rows]
+        for batch, bucket in shapes
+    ]

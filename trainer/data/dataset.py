@@ -10,31 +10,25 @@ PyAV runs only in decoding processes with a deadline for each clip (decode.py).
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
+import queue
 import signal
 import sys
-import time
-from collections import deque
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainer.data.buckets import Bucket
-from trainer.data.chance import bits
-from trainer.data.decode import IMAGE_FPS, Decoder, Reply, Window, die_with_parent
-from trainer.data.plan import Cursor, DataPlan, DataStateError, Microbatch
+from trainer.data.decode import Decoder, DecoderBroken, die_with_parent
+from trainer.data.microbatch import Batch, Task, assemble, make_task
+from trainer.data.plan import Cursor, DataPlan, DataStateError
 from trainer.errors import TooManyBadSamples, TrainerError
-
-Batch = dict[str, Any]
-_WINDOW = 3  # word that keeps this draw apart from the plan's
-_SPARES = 8  # substitutes beyond one for each clip
 
 
 class LoaderError(TrainerError):
@@ -65,49 +59,6 @@ class LoaderOptions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """One row as a worker needs it."""
-
-    row: int
-    path: str
-    text: str
-    start: int  # first frame of the window
-    expected: int  # frames the manifest says
-    fps: float  # of the manifest, NaN: unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One microbatch: its clips and, in order, what stands in for those that cannot be read."""
-
-    bucket: Bucket
-    interval: int
-    clips: tuple[Clip, ...]
-    spares: tuple[Clip, ...]
-
-
-def make_task(plan: DataPlan, epoch: int, index: int) -> Task:
-    """Microbatch `index` of an epoch; the same for every rank, worker and moment."""
-    epoch_plan = plan.epoch(epoch)
-    batch: Microbatch = epoch_plan.microbatches[index]
-    bucket, interval, manifest = plan.bucket(batch), plan.frame_interval, plan.manifest
-
-    spares = epoch_plan.substitutes(index, len(batch.rows) + _SPARES)
-    rows = np.concatenate([batch.rows, spares])
-    lengths = manifest.num_frames[rows].astype(np.int64)
-    # upstream's choice of starts: it never takes the last possible one
-    choices = np.maximum(1, lengths - bucket.frames * interval).astype(np.uint64)
-    starts = bits(rows, plan.seed, epoch, _WINDOW) % choices
-    columns = (rows, starts, lengths, manifest.fps[rows])
-    clips = [
-        Clip(row, manifest.locate(row), manifest.texts[row], start, length, fps)
-        for row, start, length, fps in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-    count = len(batch.rows)
-    return Task(bucket, interval, tuple(clips[:count]), tuple(clips[count:]))
-
-
 class ClipDataset(Dataset[Batch]):
     """Turns a task into a batch; lives in each worker with a decoding process of its own."""
 
@@ -123,74 +74,16 @@ class ClipDataset(Dataset[Batch]):
                 self.options.cache_decoded_mb << 20,
                 self._role if worker is None else f"{self._role}.{worker.id}",
             )
-        return assemble(task, self._decoder, self.options.batch_timeout_s)
+        try:
+            return assemble(task, self._decoder, self.options.batch_timeout_s)
+        except DecoderBroken as error:
+            return {"broken": str(error)}
 
-    def close(self) -> None:
-        if self._decoder is not None:
-            self._decoder.close()
-            self._decoder = None
-
-
-def assemble(task: Task, decoder: Decoder, timeout_s: float) -> Batch:
-    """Decode a task. Clips that fail are replaced from the spares, in their order.
-
-    A batch that cannot be filled has "failed" set to a sentence: an exception would come out of the
-    worker as a page of traceback.
-    """
-    bucket = task.bucket
-    shape = (3, bucket.frames, bucket.height, bucket.width)
-    video = torch.empty((len(task.clips), *shape), dtype=torch.uint8)
-    chosen: list[Clip | None] = [None] * len(task.clips)
-    rates = np.zeros(len(task.clips), np.float32)
-    bad: list[tuple[int, str, str]] = []
-    spares = deque(task.spares)
-    began, decode_s = time.monotonic(), 0.0
-    places = list(range(len(task.clips)))
-    clips = list(task.clips)
-    while places:
-        windows = [
-            Window(c.start, bucket.frames, task.interval, bucket.height, bucket.width, c.expected)
-            for c in clips
-        ]
-        asked = [(clip.path, window) for clip, window in zip(clips, windows, strict=True)]
-        pixels, replies = decoder.decode(asked, shape)
-        failed: list[int] = []
-        for nth, (place, clip, reply) in enumerate(zip(places, clips, replies, strict=True)):
-            decode_s += reply.cpu_s
-            rate = _rate(clip, reply, task)
-            if reply.error or not rate:
-                bad.append((clip.row, clip.path, reply.error or "frame rate unknown"))
-                failed.append(place)
-                continue
-            video[place] = torch.from_numpy(pixels[nth])
-            chosen[place], rates[place] = clip, rate
-        if time.monotonic() - began > timeout_s:
-            return {"failed": f"a batch took more than {timeout_s:g} s", "bad": bad}
-        if len(failed) > len(spares):
-            return {"failed": f"no clip of bucket {bucket.name} is left to stand in", "bad": bad}
-        places, clips = failed, [spares.popleft() for _ in failed]
-    done = [clip for clip in chosen if clip is not None]
-    count = len(done)
-    return {
-        "video": video,
-        "text": [clip.text for clip in done],
-        "fps": torch.from_numpy(rates),
-        "height": torch.full((count,), float(bucket.height)),
-        "width": torch.full((count,), float(bucket.width)),
-        "num_frames": torch.full((count,), float(bucket.frames)),
-        "rows": [clip.row for clip in done],
-        "bucket": bucket.name,
-        "decode_s": decode_s,
-        "bad": bad,
-    }
-
-
-def _rate(clip: Clip, reply: Reply, task: Task) -> float:
-    """Frames a second as the model sees them; 0 when neither manifest nor file knows."""
-    if task.bucket.frames == 1:
-        return IMAGE_FPS
-    fps = clip.fps if clip.fps > 0 else reply.fps
-    return fps / task.interval
+    def abort(self) -> None:
+        """End the decoding process, also from another thread in the middle of a batch."""
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None:
+            decoder.abort()
 
 
 class Loader:
@@ -214,7 +107,7 @@ class Loader:
         self.plan, self.cursor, self.rank, self.world = plan, cursor, rank, world
         self._workers, self._options = workers, options
         self._steps = plan.steps(cursor, world)
-        self._dataset = ClipDataset(options, f"loader {rank}")
+        self._dataset = ClipDataset(options, f"decode {rank}")
         self._batches: Iterator[Batch] | None = None
 
     def __len__(self) -> int:
@@ -229,6 +122,9 @@ class Loader:
             except RuntimeError as error:  # torch's words for a worker that died or is late
                 self.close()
                 raise LoaderError(f"rank {self.rank}: {error}") from None
+            if "broken" in batch:
+                self.close()
+                raise LoaderError(f"rank {self.rank}: {batch['broken']}")
             if "failed" in batch:
                 self.close()
                 raise TooManyBadSamples(_complaint(batch))
@@ -240,11 +136,11 @@ class Loader:
 
     def close(self) -> None:
         """End the workers; iterating again starts new ones at the cursor."""
+        self._dataset.abort()
         batches, self._batches = self._batches, None
-        if batches is not None and hasattr(batches, "close"):
+        if isinstance(batches, _ThreadBatches):
             batches.close()
         del batches  # torch's iterator ends its workers when it goes
-        self._dataset.close()
 
     def _tasks(self) -> Iterator[Task]:
         """This rank's tasks from the cursor on, epoch after epoch without end."""
@@ -260,8 +156,10 @@ class Loader:
 
     def _start(self) -> Iterator[Batch]:
         ahead = self._options.prefetch_factor or 2
+        # the limit inside assemble speaks first: it can name the clips
+        limit_s = self._options.batch_timeout_s + 2 * self._options.clip_timeout_s
         if self._workers == 0:
-            return _on_thread(self._dataset, self._tasks(), ahead, self._options.batch_timeout_s)
+            return _ThreadBatches(self._dataset, self._tasks(), ahead, limit_s)
         context = multiprocessing.get_context("forkserver")
         # torch is imported once, in the server; each worker is a fork of it (shared memory)
         context.set_forkserver_preload([__name__])
@@ -271,8 +169,7 @@ class Loader:
             sampler=_Endless(self._tasks()),
             num_workers=self._workers,
             collate_fn=_as_it_is,  # type: ignore[arg-type]  # one sample, not a list
-            # the worker's own limit speaks first: it can name the clips
-            timeout=self._options.batch_timeout_s + 2 * self._options.clip_timeout_s,
+            timeout=limit_s,
             worker_init_fn=_begin_worker,
             multiprocessing_context=context,
             prefetch_factor=ahead,
@@ -312,20 +209,48 @@ class _Endless:
         return self._tasks
 
 
-def _on_thread(
-    dataset: ClipDataset, tasks: Iterator[Task], ahead: int, timeout_s: float
-) -> Iterator[Batch]:
-    """Batches made on one thread, `ahead` of need; it mostly waits for the decoding process."""
-    with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
-        waiting: deque[Any] = deque()
+class _ThreadBatches(Iterator[Batch]):
+    """Batches made on one thread, `ahead` of need; it mostly waits for the decoding process.
+
+    A daemon thread: one that waits for a late clip must not hold up the end of the program.
+    """
+
+    def __init__(
+        self, dataset: ClipDataset, tasks: Iterator[Task], ahead: int, limit_s: float
+    ) -> None:
+        self._dataset, self._tasks, self._limit_s = dataset, tasks, limit_s
+        self._asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        for task in itertools.islice(tasks, ahead):
+            self._asked.put(task)
+        self._thread = threading.Thread(target=self._work, name="loader", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> Batch:
+        task = next(self._tasks, None)
+        if task is not None:
+            self._asked.put(task)
         try:
-            for task in tasks:
-                waiting.append(thread.submit(dataset.__getitem__, task))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result(timeout_s * 2)
-        finally:
-            for future in waiting:
-                future.cancel()
+            made = self._made.get(timeout=self._limit_s)
+        except queue.Empty:
+            raise RuntimeError(f"no batch within {self._limit_s:g} s") from None
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def close(self) -> None:
+        self._asked.put(None)
+        self._thread.join(timeout=5)
+
+    def _work(self) -> None:
+        while True:
+            task = self._asked.get()
+            if task is None:
+                return
+            try:
+                self._made.put(self._dataset[task])
+            except BaseException as error:  # noqa: BLE001 - thread boundary: raised by __next__
+                self._made.put(error)
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import mmap
 import os
 import select
@@ -27,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_AHEAD = 16  # requests on their way; bounded, because both sides write and pipes hold 64 KiB
+_AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pipe of 64 KiB
+_LONGEST_PATH = 4096  # bytes; Linux's own limit
 _PAGE = 1 << 20
 IMAGE_FPS = 120.0  # what the model is told for a still, as upstream has it
 START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
@@ -76,19 +78,23 @@ class Decoder:
         self._map: mmap.mmap | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lines = b""
-        self._owner = os.getpid()
+        self._owner, self._aborted = os.getpid(), False
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     def decode(
-        self, clips: Sequence[tuple[str, Window]], shape_CTHW: tuple[int, int, int, int]
+        self,
+        clips: Sequence[tuple[str, Window]],
+        shape_CTHW: tuple[int, int, int, int],
+        deadline: float = math.inf,
     ) -> tuple[NDArray[np.uint8], list[Reply]]:
         """Pixels [N, C, T, H, W] and a reply for each (path, Window), in order.
 
         The array lies in the shared memory and is valid until the next call; a clip with an error
-        has undefined pixels. Raises DecoderBroken.
+        has undefined pixels. Clips not done by `deadline` (time.monotonic) have errors. Raises
+        DecoderBroken when no helper runs, or after `abort`.
         """
         clip_bytes = int(np.prod(shape_CTHW))
         pixels = self._room(max(1, len(clips)) * clip_bytes)
@@ -98,11 +104,21 @@ class Decoder:
         idle_deaths = 0
         while todo or sent:
             self._start()
+            if time.monotonic() > deadline:
+                for place in (*sent, *todo):
+                    replies[place] = Reply("no time was left for it")
+                self._stop()  # what it was told to do is not wanted any more
+                break
             try:
                 while todo and len(sent) < _AHEAD:
                     path, window = clips[todo[0]]
+                    if len(os.fsencode(path)) > _LONGEST_PATH:
+                        replies[todo.popleft()] = Reply("path too long")
+                        continue
                     self._ask({"path": path, "window": window, "at": todo[0] * clip_bytes})
                     sent.append(todo.popleft())
+                if not sent:
+                    continue
                 replies[sent[0]] = self._answer(time.monotonic() + self.clip_timeout_s)
             except (_Late, _Dead) as error:
                 # Only the clip at the head was being worked on; the others are asked for again.
@@ -137,6 +153,13 @@ class Decoder:
         """End the helper. The decoder may be used again afterwards."""
         self._stop()
 
+    def abort(self) -> None:
+        """From another thread: make a `decode` that is under way raise DecoderBroken, for good."""
+        self._aborted = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def __del__(self) -> None:
         try:
             self._stop()
@@ -152,6 +175,8 @@ class Decoder:
         return self._map
 
     def _start(self) -> None:
+        if self._aborted:
+            raise DecoderBroken("decoding was ended")
         if self._process is not None:
             return
         home = str(Path(__file__).resolve().parents[2])

@@ -98,13 +98,15 @@ class DataPlan:
         """`drop_last=False` keeps a bucket's last, smaller microbatch."""
         self.manifest, self.buckets, self.seed = manifest, buckets, seed
         self.drop_last, self.frame_interval = drop_last, frame_interval
-        self._latest: EpochPlan | None = None
+        self._recent: list[EpochPlan] = []
 
     def epoch(self, epoch: int) -> EpochPlan:
-        """The plan of an epoch, first is 0. The latest one is kept."""
-        if self._latest is None or self._latest.epoch != epoch:
-            self._latest = self._make(epoch)
-        return self._latest
+        """The plan of an epoch, first is 0. Two are kept: prefetching reaches into the next one."""
+        for plan in self._recent:
+            if plan.epoch == epoch:
+                return plan
+        self._recent = [*self._recent[-1:], self._make(epoch)]
+        return self._recent[-1]
 
     def steps(self, cursor: Cursor, world: int) -> int:
         """Exact number of steps left in the cursor's epoch for `world` ranks."""

@@ -1,0 +1,127 @@
+"""One microbatch: what is asked of a worker, and the batch it makes of it."""
+
+# B clips · C channels · T frames · H,W pixels
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.data.buckets import Bucket
+from trainer.data.chance import bits
+from trainer.data.decode import IMAGE_FPS, Decoder, Reply, Window
+from trainer.data.plan import DataPlan
+
+Batch = dict[str, Any]
+_WINDOW = 3  # word that keeps this draw apart from the plan's
+_SPARES = 8  # substitutes beyond one for each clip
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One row as a worker needs it."""
+
+    row: int
+    path: str
+    text: str
+    start: int  # first frame of the window
+    expected: int  # frames the manifest says
+    fps: float  # of the manifest, NaN: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One microbatch: its clips and, in order, what stands in for those that cannot be read."""
+
+    bucket: Bucket
+    interval: int
+    clips: tuple[Clip, ...]
+    spares: tuple[Clip, ...]
+
+
+def make_task(plan: DataPlan, epoch: int, index: int) -> Task:
+    """Microbatch `index` of an epoch; the same for every rank, worker and moment."""
+    epoch_plan = plan.epoch(epoch)
+    batch = epoch_plan.microbatches[index]
+    bucket, interval, manifest = plan.bucket(batch), plan.frame_interval, plan.manifest
+
+    spares = epoch_plan.substitutes(index, len(batch.rows) + _SPARES)
+    rows = np.concatenate([batch.rows, spares])
+    lengths = manifest.num_frames[rows].astype(np.int64)
+    # upstream's choice of starts: it never takes the last possible one
+    choices = np.maximum(1, lengths - bucket.frames * interval).astype(np.uint64)
+    starts = bits(rows, plan.seed, epoch, _WINDOW) % choices
+    columns = (rows, starts, lengths, manifest.fps[rows])
+    clips = [
+        Clip(row, manifest.locate(row), manifest.texts[row], start, length, fps)
+        for row, start, length, fps in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    count = len(batch.rows)
+    return Task(bucket, interval, tuple(clips[:count]), tuple(clips[count:]))
+
+
+def assemble(task: Task, decoder: Decoder, timeout_s: float) -> Batch:
+    """Decode a task. Clips that fail are replaced from the spares, in their order.
+
+    A batch that cannot be filled has "failed" set to a sentence: an exception would come out of the
+    worker as a page of traceback.
+    """
+    bucket = task.bucket
+    shape = (3, bucket.frames, bucket.height, bucket.width)
+    video = torch.empty((len(task.clips), *shape), dtype=torch.uint8)
+    chosen: list[Clip | None] = [None] * len(task.clips)
+    rates = np.zeros(len(task.clips), np.float32)
+    bad: list[tuple[int, str, str]] = []
+    spares = deque(task.spares)
+    deadline, decode_s = time.monotonic() + timeout_s, 0.0
+    places = list(range(len(task.clips)))
+    clips = list(task.clips)
+    while places:
+        windows = [
+            Window(c.start, bucket.frames, task.interval, bucket.height, bucket.width, c.expected)
+            for c in clips
+        ]
+        asked = [(clip.path, window) for clip, window in zip(clips, windows, strict=True)]
+        pixels, replies = decoder.decode(asked, shape, deadline)
+        failed: list[int] = []
+        for nth, (place, clip, reply) in enumerate(zip(places, clips, replies, strict=True)):
+            decode_s += reply.cpu_s
+            rate = _rate(clip, reply, task)
+            if reply.error or not rate:
+                bad.append((clip.row, clip.path, reply.error or "frame rate unknown"))
+                failed.append(place)
+                continue
+            video[place] = torch.from_numpy(pixels[nth])
+            chosen[place], rates[place] = clip, rate
+        if failed and time.monotonic() > deadline:
+            return {"failed": f"a batch took more than {timeout_s:g} s", "bad": bad}
+        if len(failed) > len(spares):
+            return {"failed": f"no clip of bucket {bucket.name} is left to stand in", "bad": bad}
+        places, clips = failed, [spares.popleft() for _ in failed]
+    done = [clip for clip in chosen if clip is not None]
+    count = len(done)
+    return {
+        "video": video,
+        "text": [clip.text for clip in done],
+        "fps": torch.from_numpy(rates),
+        "height": torch.full((count,), float(bucket.height)),
+        "width": torch.full((count,), float(bucket.width)),
+        "num_frames": torch.full((count,), float(bucket.frames)),
+        "rows": [clip.row for clip in done],
+        "bucket": bucket.name,
+        "decode_s": decode_s,
+        "bad": bad,
+    }
+
+
+def _rate(clip: Clip, reply: Reply, task: Task) -> float:
+    """Frames a second as the model sees them; 0 when neither manifest nor file knows."""
+    if task.bucket.frames == 1:
+        return IMAGE_FPS
+    fps = clip.fps if clip.fps > 0 else reply.fps
+    return fps / task.interval
