@@ -1,0 +1,159 @@
+"""Scores of sampled videos, read back from their files.
+
+    python -m trainer.evaluate digits --samples samples --prompts prompts.txt --json
+
+`digits`: does each clip show the digit its prompt names, and does it move the way the prompt says?
+The digit's box is cut out along the named direction's path, averaged over the frames, and compared
+with handwritten scans no training clip was made from (5 nearest neighbours vote). The direction is
+where the ink's centre of mass went. Chance is 0.10 and 0.25; real clips score about 0.95 and 1.00.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data import digits
+from trainer.errors import ConfigError, TrainerError
+from trainer.mp4 import read_mp4
+
+# T frames · N scans · canvas and box in logical pixels, see trainer.data.digits
+NEIGHBOURS = 5
+BACKGROUND = 0.1  # ink below this is compression noise and does not pull the centre
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one video was asked to show, and what is seen in it."""
+
+    prompt: str
+    digit: int
+    direction: str
+    seen_digit: int
+    seen_direction: str | None  # None: no ink, or it stands still
+
+
+def on_canvas(frames_THW3: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """A video of any whole enlargement of the canvas as [T, 16, 16] in 0..1 (1 is ink).
+
+    Raises ValueError for another size.
+    """
+    _, height, width, _ = frames_THW3.shape
+    side = digits.CANVAS
+    if height != width or height % side:
+        raise ValueError(f"a digit video is {side}x{side} or a multiple, not {height}x{width}")
+    grey_THW = frames_THW3.astype(np.float32).mean(-1) / 255
+    factor = height // side
+    return grey_THW.reshape(-1, side, factor, side, factor).mean((2, 4))
+
+
+def seen_digit(clip: NDArray[np.float32], direction: str) -> int:
+    """The digit in the box that moves in `direction`, by vote of the nearest held-out scans."""
+    scans_N88, labels_N = digits.scans("held_out")
+    box = digits.BOX
+    path = digits.trajectory(direction, len(clip))
+    boxes = [frame[y : y + box, x : x + box] for frame, (y, x) in zip(clip, path, strict=True)]
+    distances_N = np.square(scans_N88 - np.mean(boxes, axis=0)).sum((1, 2))
+    votes = np.bincount(labels_N[distances_N.argsort(kind="stable")[:NEIGHBOURS]], minlength=10)
+    return int(votes.argmax())
+
+
+def seen_direction(clip: NDArray[np.float32]) -> str | None:
+    """Which way the ink's centre went from the first to the last frame; None without ink or motion."""
+    ends = clip[[0, -1]]
+    ink = np.clip(ends, BACKGROUND, None) - BACKGROUND
+    weights = ink.sum((1, 2))
+    if not weights.all():
+        return None
+    rows, columns = np.mgrid[: clip.shape[1], : clip.shape[2]]
+    dy = np.diff((ink * rows).sum((1, 2)) / weights)[0]
+    dx = np.diff((ink * columns).sum((1, 2)) / weights)[0]
+    if dy == dx == 0:
+        return None
+    name = {(0, -1): "left", (0, 1): "right", (-1, 0): "up", (1, 0): "down"}
+    return name[(0, int(np.sign(dx)))] if abs(dx) > abs(dy) else name[(int(np.sign(dy)), 0)]
+
+
+def read_samples(samples: Path, prompts: Sequence[str]) -> list[Reading]:
+    """sample_0000.mp4 for the first prompt and so on.
+
+    Raises ConfigError for a prompt that names no digit or direction, and for a video that is
+    missing, unreadable or of another size: a score over fewer videos would look like a full one.
+    """
+    readings = []
+    for index, prompt in enumerate(prompts):
+        path = samples / f"sample_{index:04d}.mp4"
+        try:
+            digit, direction = digits.parse_caption(prompt)
+            clip = on_canvas(read_mp4(path))
+            seen = seen_digit(clip, direction)
+        except FileNotFoundError:
+            raise ConfigError(f"there is no {path} for the prompt {prompt!r}") from None
+        except digits.DigitsError as error:
+            raise ConfigError(str(error)) from None
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        readings.append(Reading(prompt, digit, direction, seen, seen_direction(clip)))
+    return readings
+
+
+def summarize(readings: Sequence[Reading]) -> dict[str, Any]:
+    """The scores as plain data; raises ValueError for no readings."""
+    if not readings:
+        raise ValueError("no videos to score")
+    count = len(readings)
+    return {
+        "videos": count,
+        "digit_accuracy": sum(r.digit == r.seen_digit for r in readings) / count,
+        "direction_accuracy": sum(r.direction == r.seen_direction for r in readings) / count,
+        "wrong": [
+            {"prompt": r.prompt, "seen_digit": r.seen_digit, "seen_direction": r.seen_direction}
+            for r in readings
+            if (r.digit, r.direction) != (r.seen_digit, r.seen_direction)
+        ],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.evaluate", description="Scores of sampled videos."
+    )
+    parser.add_argument("what", choices=("digits",))
+    parser.add_argument("--samples", type=Path, required=True, help="folder of sample_0000.mp4 …")
+    parser.add_argument("--prompts", type=Path, required=True, help="one prompt a line")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    args = parser.parse_args(argv)
+    try:
+        lines = args.prompts.read_text().splitlines()
+        prompts = [line.strip() for line in lines if line.strip()]
+        if not prompts:
+            raise ConfigError(f"{args.prompts} holds no prompt")
+        scores = summarize(read_samples(args.samples, prompts))
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"error: {args.prompts} cannot be read: {error}", file=sys.stderr)
+        return 2
+    except TrainerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if args.json:
+        print(json.dumps({"schema": 1, "command": "evaluate digits", **scores}))
+        return 0
+    print(f"videos              {scores['videos']}")
+    print(f"digit accuracy      {scores['digit_accuracy']:.2f}  (chance 0.10)")
+    print(f"direction accuracy  {scores['direction_accuracy']:.2f}  (chance 0.25)")
+    for wrong in scores["wrong"]:
+        moved = wrong["seen_direction"] or "nowhere"
+        print(f"  {wrong['prompt']}: seen {digits.WORDS[wrong['seen_digit']]} moving {moved}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Frames to an h264 mp4 and back, whole files only, without FFmpeg threads."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+# T frames · H,W height, width
+QUALITY = "10"  # x264's crf: small clips are looked at closely and read back by machine
+
+
+def write_mp4(path: Path, frames_THW3: NDArray[np.uint8], fps: float, upscale: int = 1) -> None:
+    """Write RGB frames; each pixel becomes `upscale` x `upscale` (nearest). The file appears whole.
+
+    h264 in its common form needs even sides: an odd one repeats its last row or column.
+    Raises ValueError for an array that is no video and for an fps that is not above 0.
+    """
+    if frames_THW3.ndim != 4 or frames_THW3.shape[-1] != 3 or not len(frames_THW3):
+        raise ValueError(f"frames are [T, H, W, 3], not {list(frames_THW3.shape)}")
+    if not fps > 0 or upscale < 1:
+        raise ValueError(f"fps {fps} and upscale {upscale} must be above 0")
+    frames = frames_THW3.repeat(upscale, 1).repeat(upscale, 2)
+    odd_rows, odd_columns = frames.shape[1] % 2, frames.shape[2] % 2
+    frames = np.pad(frames, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        _encode(part, frames, Fraction(fps).limit_denominator(1001))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _encode(path: Path, frames_THW3: NDArray[np.uint8], rate: Fraction) -> None:
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=rate)
+        stream.height, stream.width = frames_THW3.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        # One thread: FFmpeg's own threads can hang a later fork (PyAV #1962), and clips are small.
+        stream.codec_context.thread_count = 1
+        stream.codec_context.thread_type = "NONE"
+        stream.options = {"crf": QUALITY, "preset": "fast", "threads": "1"}
+        for index, image_HW3 in enumerate(frames_THW3):
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image_HW3), format="rgb24")
+            frame.pts, frame.time_base = index, 1 / rate
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def read_mp4(path: Path) -> NDArray[np.uint8]:
+    """All frames as RGB, uint8 [T, H, W, 3].
+
+    Raises FileNotFoundError, and ValueError when the file is no video or has no frame.
+    """
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise ValueError(f"{path} has no video stream")
+            stream = container.streams.video[0]
+            stream.thread_type, stream.codec_context.thread_count = "NONE", 1
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+    except FileNotFoundError:
+        raise
+    except av.FFmpegError as error:
+        raise ValueError(f"{path} is no readable video: {error}") from None
+    if not frames:
+        raise ValueError(f"{path} has no frame")
+    return np.stack(frames)

@@ -1,0 +1,114 @@
+"""PNG pictures of a run: its samples on one sheet, its loss as a curve. Drawn without a display."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# T frames · H,W height, width
+DPI = 100
+PAPER, INK, FAINT = "#ffffff", "#222222", "#b8c4d0"
+
+
+def contact_sheet(
+    path: Path,
+    clips_THW3: Sequence[NDArray[np.uint8]],
+    labels: Sequence[str],
+    *,
+    columns: int = 4,
+    frames: int = 8,
+    height: int = 48,
+) -> None:
+    """Each clip as a strip of at most `frames` of its frames under its label.
+
+    Frames are about `height` pixels high: small ones are enlarged by whole factors so that their
+    pixels stay square, large ones thinned out. Raises ValueError when there is no clip, or labels
+    are of another number.
+    """
+    if not clips_THW3 or len(clips_THW3) != len(labels):
+        raise ValueError(f"{len(clips_THW3)} clips with {len(labels)} labels make no sheet")
+    strips = [_strip(clip, frames, height) for clip in clips_THW3]
+    columns = min(columns, len(strips))
+    rows = -(-len(strips) // columns)
+    cell_width = max(strip.shape[1] for strip in strips) + 12
+    cell_height = max(strip.shape[0] for strip in strips) + 26
+    sheet = np.full((rows * cell_height + 6, columns * cell_width + 12, 3), 255, np.uint8)
+    corners = []
+    for number, strip in enumerate(strips):
+        top = number // columns * cell_height + 22
+        left = number % columns * cell_width + 12
+        sheet[top : top + strip.shape[0], left : left + strip.shape[1]] = strip
+        corners.append((left, top))
+    figure = _figure(sheet.shape[1] / DPI, sheet.shape[0] / DPI)
+    figure.figimage(sheet)
+    room = cell_width // 6  # characters at this font size
+    for (left, top), label in zip(corners, labels, strict=True):
+        text = label if len(label) <= room else label[: room - 1] + "…"
+        x, y = left / sheet.shape[1], 1 - (top - 7) / sheet.shape[0]
+        figure.text(x, y, text, fontsize=7, color=INK, parse_math=False)
+    _save(figure, path)
+
+
+def _strip(clip_THW3: NDArray[np.uint8], frames: int, height: int) -> NDArray[np.uint8]:
+    count = min(frames, len(clip_THW3))
+    chosen = clip_THW3[np.linspace(0, len(clip_THW3) - 1, count).round().astype(int)]
+    tall = chosen.shape[1]
+    if tall >= height:
+        chosen = chosen[:, :: tall // height, :: tall // height]
+    else:
+        factor = round(height / tall)
+        chosen = chosen.repeat(factor, 1).repeat(factor, 2)
+    framed = np.pad(chosen, ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=255)
+    return np.concatenate(list(framed), axis=1)
+
+
+def loss_curve(path: Path, steps: Sequence[int], losses: Sequence[float], title: str = "") -> None:
+    """Loss per step, faint, with its running mean; the scale is logarithmic when it spans decades.
+
+    Raises ValueError when there is nothing to draw.
+    """
+    x, y = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
+    shown = np.isfinite(y)
+    if len(x) != len(y) or not shown.any():
+        raise ValueError(f"{len(x)} steps with {int(shown.sum())} finite losses make no curve")
+    x, y = x[shown], y[shown]
+    figure = _figure(7.2, 3.6)
+    axes = figure.add_axes((0.09, 0.15, 0.88, 0.73))
+    axes.plot(x, y, color=FAINT, linewidth=0.8, label="each step")
+    width = max(1, len(y) // 25)
+    if width > 1:
+        mean = np.convolve(y, np.ones(width) / width, mode="valid")
+        axes.plot(x[width - 1 :], mean, color="#0b5fa5", linewidth=1.8, label=f"mean of {width}")
+        axes.legend(frameon=False, fontsize=8)
+    if y.min() > 0 and y.max() > 8 * y.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("step", color=INK)
+    axes.set_ylabel("loss", color=INK)
+    axes.set_title(title, fontsize=10, color=INK, loc="left", parse_math=False)
+    axes.grid(visible=True, which="both", color="#eeeeee", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _figure(width_inches: float, height_inches: float) -> Any:
+    # The object API, not pyplot: no display, no global state, and no figure left open.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_inches, height_inches), dpi=DPI, facecolor=PAPER)
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        FigureCanvasAgg(figure).print_png(str(part))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
