@@ -149,7 +149,9 @@ def ask_port(port):
 
 
 def try_port(port):
-    """ "free", or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
+    """The word free, or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
+    import socket
+
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             probe = socket.socket(family, socket.SOCK_STREAM)

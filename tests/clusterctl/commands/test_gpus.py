@@ -21,7 +21,7 @@ needs_no_driver = pytest.mark.skipif(
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
-    cluster = LocalCluster(tmp_path, ["n1", "n2", "n3", "n4"])
+    cluster = LocalCluster(tmp_path, ["n1", "n2", "n3"])
     for name in cluster.nodes:
         equip(cluster, name, fake.h100(8))
     return patch(monkeypatch, cluster)
@@ -46,9 +46,9 @@ def test_healthy_nodes_fold_into_one_row(nodes: LocalCluster, capsys) -> None:
     assert show(nodes) == 0
     out, err = capsys.readouterr()
     assert [line.split() for line in out.splitlines()] == [
-        HEADER, ["n[1-4]", "8", "0", "86", "W", "0%", "0%"],
+        HEADER, ["n[1-3]", "8", "0", "86", "W", "0%", "0%"],
     ]  # fmt: skip
-    assert err.strip() == "4 nodes, 32 GPUs, 2.7 kW"
+    assert err.strip() == "3 nodes, 24 GPUs, 2.1 kW"
 
 
 def test_busy_node_shows_processes_power_and_memory(nodes: LocalCluster, capsys) -> None:
@@ -63,7 +63,7 @@ def test_missing_gpu_is_named_and_exit_1(nodes: LocalCluster, capsys) -> None:
     out, err = capsys.readouterr()
     assert "n3        7!" in out
     assert "1 missing (most nodes have 8)" in out
-    assert "31 GPUs (expected 32)" in err
+    assert "23 GPUs (expected 24)" in err
 
 
 def test_unreadable_power_is_shown_and_the_row_is_kept(nodes: LocalCluster, capsys) -> None:
@@ -114,9 +114,9 @@ def test_dead_node_has_its_row_and_exit_3(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n2")
     assert show(nodes) == 3
     out, err = capsys.readouterr()
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["n1", "n2", "n[3-4]"]
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["n1", "n2", "n3"]
     assert "no answer: banner: the server sent nothing" in out
-    assert "error: 1 of 4 nodes did not answer" in err
+    assert "error: 1 of 3 nodes did not answer" in err
 
 
 def test_fault_weighs_more_than_a_dead_node(nodes: LocalCluster) -> None:
@@ -130,17 +130,20 @@ def test_no_nvidia_smi_anywhere_is_a_fact_and_exit_0(nodes: LocalCluster, capsys
     for name in nodes.nodes:
         nodes.nodes[name] = LocalConnection()
     assert show(nodes) == 0
-    assert " ".join(rows(capsys)["n[1-4]"]) == "0 - - - - no nvidia-smi"
+    assert " ".join(rows(capsys)["n[1-3]"]) == "0 - - - - no nvidia-smi"
 
 
 @needs_no_driver
 def test_no_nvidia_smi_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:
-    nodes.nodes["n4"] = LocalConnection()
+    nodes.nodes["n2"] = LocalConnection()
+    assert show(nodes) == 1
+    assert " ".join(rows(capsys)["n2"]) == "0! - - - - no nvidia-smi"
+
+
+def test_no_gpu_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.capture("no-devices.txt"), rc=6)
     assert show(nodes) == 1
-    found = rows(capsys)
-    assert " ".join(found["n4"]) == "0! - - - - no nvidia-smi"
-    assert " ".join(found["n3"]) == "0! - - - - no GPU"
+    assert " ".join(rows(capsys)["n3"]) == "0! - - - - no GPU"
 
 
 def test_one_rank_that_waits_among_busy_ones_is_not_hidden_by_the_mean(
@@ -157,8 +160,8 @@ def test_json_has_all_data_of_each_gpu(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n2")
     assert show(nodes, "--json") == 3
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["command"], document["gpus"]) == (1, "gpus", 24)
-    assert [node["node"] for node in document["nodes"]] == ["n1", "n2", "n3", "n4"]
+    assert (document["schema"], document["command"], document["gpus"]) == (1, "gpus", 16)
+    assert [node["node"] for node in document["nodes"]] == ["n1", "n2", "n3"]
     first, dead = document["nodes"][:2]
     assert first["gpus"][0]["power_w"] == 100.89
     assert first["gpus"][7]["bus_id"] == "00000000:DB:00.0"
@@ -167,7 +170,7 @@ def test_json_has_all_data_of_each_gpu(nodes: LocalCluster, capsys) -> None:
 
 def test_quiet_is_the_summary_alone(nodes: LocalCluster, capsys) -> None:
     assert show(nodes, "-q") == 0
-    assert capsys.readouterr() == ("4 nodes, 32 GPUs, 2.7 kW\n", "")
+    assert capsys.readouterr() == ("3 nodes, 24 GPUs, 2.1 kW\n", "")
 
 
 def test_no_colour_codes_in_a_pipe(nodes: LocalCluster, capsys, monkeypatch) -> None:

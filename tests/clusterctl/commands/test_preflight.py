@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import sys
 from pathlib import Path
@@ -37,9 +38,15 @@ def equip(cluster: LocalCluster, name: str, gpus: str, apps: str | None = None, 
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A port below the ephemeral range, where no outgoing connection takes it meanwhile."""
+    for port in random.sample(range(20000, 30000), 50):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 def preflight(cluster: LocalCluster, *args: str) -> int:

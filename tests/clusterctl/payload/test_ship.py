@@ -18,7 +18,7 @@ from tests.clusterctl.payload.local import LocalConnection, tools_only
 VERBS = sorted(
     path.stem
     for path in Path(ship.__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "prelude", "ship", "ask")
+    if "\ndef main()" in path.read_text()
 )
 STDLIB = sys.stdlib_module_names
 CARRIED = {"pynvml"}
@@ -180,8 +180,8 @@ def test_payload_that_never_answers_is_left_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _with_verb(monkeypatch, "def main():\n    hold_lease()\n    time.sleep(600)\n")
-    with pytest.raises(TransportError, match=r"no answer in 0\.3 s") as caught:
-        ship.probe(LocalConnection(), "test", {}, 0.3, lease=True)
+    with pytest.raises(TransportError, match=r"no answer in 2 s") as caught:
+        ship.probe(LocalConnection(), "test", {}, 2, lease=True)
     assert caught.value.phase == "command"
 
 
