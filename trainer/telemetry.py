@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,14 @@ class Writer:
 
 
 class Tail:
-    """Reads what was appended since the last look; waits for nothing."""
+    """Reads what was appended since the last look; waits for nothing.
 
-    def __init__(self, path: Path) -> None:
+    `decoder` is for files beside telemetry.jsonl that hold lines of another form.
+    """
+
+    def __init__(self, path: Path, decoder: Callable[[bytes], Record | None] = decode) -> None:
         self._path, self._offset, self._rest = path, 0, b""
+        self._decode = decoder
 
     def poll(self) -> list[Record]:
         """New whole records since the last call; none when the file is not there yet."""
@@ -115,7 +119,7 @@ class Tail:
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [record for record in map(decode, lines) if record is not None]
+        return [record for record in map(self._decode, lines) if record is not None]
 
 
 def read(run_dir: Path) -> Iterator[Record]:

@@ -1,0 +1,14 @@
+"""What stands where in a row of history."""
+
+from __future__ import annotations
+
+# A node's row: these, then GPU_COLUMNS for each GPU.
+NODE_COLUMNS = ("cpu", "memory", "load", "network_mb_s")
+GPU_COLUMNS = ("power", "util", "memory", "temperature")
+# A fleet's row: power in kW because watts of 1,000 nodes exceed a half float.
+FLEET_COLUMNS = ("power_kw", "util", "gpu_memory", "temperature", "cpu", "memory", "load", "network_mb_s")  # fmt: skip
+
+
+def gpu_column(index: int, metric: str) -> int:
+    """Where a GPU's metric stands in its node's row."""
+    return len(NODE_COLUMNS) + index * len(GPU_COLUMNS) + GPU_COLUMNS.index(metric)

@@ -1,0 +1,317 @@
+"""Where samples come from. A feed gathers in threads of its own; the app drains it once a tick.
+
+Here: what a feed is, a run directory that grows, a run directory played again, several together.
+`ssh_feed.py` watches nodes, `demo_feed.py` invents a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from dashboards.samples import EventSample, RunOpened, Sample, StepSample
+from trainer.telemetry import FILE, Event, Record, StepRecord, Tail, decode
+
+Clock = Callable[[], float]
+JOURNAL = "events.jsonl"  # the launcher's, beside the trainer's telemetry
+
+
+def steady_clock() -> Clock:
+    """Unix time that never jumps: read once, then carried by the monotonic clock."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
+class Feed(Protocol):
+    """What the app asks of a source of samples."""
+
+    nodes: tuple[str, ...]  # known from the beginning, in the hostfile's order
+    source: str  # for the header
+
+    def start(self) -> None: ...
+
+    def drain(self) -> list[Sample]:
+        """What came since the last call, oldest first. Never waits."""
+
+    def now(self) -> float:
+        """The time that samples of this feed are to be compared with."""
+
+    def close(self) -> None:
+        """End threads and connections; returns within seconds."""
+
+
+class Together:
+    """Several feeds as one; the first one's clock counts."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self._feeds = list(feeds)
+        self.nodes = tuple(dict.fromkeys(name for feed in feeds for name in feed.nodes))
+        self.source = " + ".join(feed.source for feed in feeds if feed.source)
+
+    def start(self) -> None:
+        for feed in self._feeds:
+            feed.start()
+
+    def drain(self) -> list[Sample]:
+        return [sample for feed in self._feeds for sample in feed.drain()]
+
+    def now(self) -> float:
+        return self._feeds[0].now()
+
+    def close(self) -> None:
+        for feed in self._feeds:
+            feed.close()
+
+
+def newest_run(outputs: Path) -> Path | None:
+    """The run directory under `outputs` whose telemetry was written last; None when there is none."""
+    newest: tuple[float, Path] | None = None
+    for path in outputs.glob(f"*/{FILE}"):
+        try:
+            found = (path.stat().st_mtime, path.parent)
+        except OSError:
+            continue  # removed just now
+        newest = found if newest is None or found > newest else newest
+    return newest[1] if newest else None
+
+
+def opened(run_dir: Path, at_s: float) -> RunOpened:
+    """The run's name and, where the launcher's plan.json says so, its nodes and their ranks."""
+    nodes, ranks = [], []
+    for entry in _planned(run_dir / "plan.json"):
+        name, slots = entry.get("name"), entry.get("slots")
+        if isinstance(name, str):
+            nodes.append(name)
+            ranks.append(slots if isinstance(slots, int) else 0)
+    return RunOpened(str(run_dir), run_dir.resolve().name, at_s, tuple(nodes), tuple(ranks))
+
+
+def _planned(path: Path) -> list[dict[str, Any]]:
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    nodes = plan.get("nodes") if isinstance(plan, dict) else None
+    return [entry for entry in nodes if isinstance(entry, dict)] if isinstance(nodes, list) else []
+
+
+def journal_event(line: bytes | str) -> Event | None:
+    """A line of the launcher's journal as an event; None for one that is torn or something else."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
+        return None
+    data = entry.get("data")
+    data = dict(data) if isinstance(data, dict) else {}
+    if isinstance(entry.get("node"), str):
+        data["node"] = entry["node"]
+    time_s, step = entry.get("time_s"), data.get("step")
+    return Event(
+        name=entry["event"],
+        text=str(entry.get("text") or ""),
+        data=data,
+        step=step if isinstance(step, int) else None,
+        time_s=float(time_s) if isinstance(time_s, int | float) else 0.0,
+    )
+
+
+class RunDirFeed:
+    """Follows a run directory; given the folder of all runs, always the one written to last.
+
+    Reads in a thread: the folder may lie on a network mount that hangs.
+    """
+
+    POLLS_AT_ONCE = 50_000  # records waiting to be drained; the rest stays in the file
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock,
+        interval_s: float = 1.0,
+        newest_below: bool = False,
+    ) -> None:
+        self._path, self._clock, self._interval_s = path, clock, interval_s
+        self._newest_below = newest_below
+        self._samples: queue.Queue[Sample] = queue.Queue(self.POLLS_AT_ONCE)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="run-dir", daemon=True)
+        self._open: Path | None = None
+        self._telemetry: Tail | None = None
+        self._journal: Tail | None = None
+        self.nodes: tuple[str, ...] = ()
+        self.source = "" if newest_below else str(path)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def now(self) -> float:
+        return self._clock()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)  # a hung mount keeps the thread; it is a daemon
+
+    def drain(self) -> list[Sample]:
+        samples: list[Sample] = []
+        while True:
+            try:
+                samples.append(self._samples.get_nowait())
+            except queue.Empty:
+                return samples
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            for sample in self.poll():
+                while not self._stop.is_set():
+                    try:
+                        self._samples.put(sample, timeout=0.2)
+                        break
+                    except queue.Full:
+                        pass
+            self._stop.wait(self._interval_s)
+
+    def poll(self) -> list[Sample]:
+        """What is new in the directory now; reads files, so not for the app's own thread."""
+        run_dir = newest_run(self._path) if self._newest_below else self._path
+        samples: list[Sample] = []
+        if run_dir is None:
+            return samples
+        first = run_dir != self._open
+        if first:
+            self._open = run_dir
+            self._telemetry = Tail(run_dir / FILE)
+            self._journal = Tail(run_dir / JOURNAL, journal_event)
+            samples.append(opened(run_dir, self._clock()))
+        assert self._telemetry is not None
+        assert self._journal is not None
+        # What lies there already is as old as the file; new lines are as old as this look.
+        at_s = self._clock() - (_age_s(run_dir / FILE) if first else 0.0)
+        samples += [as_sample(record, at_s) for record in self._telemetry.poll()]
+        samples += [as_sample(event, at_s, "journal") for event in self._journal.poll()]
+        return samples
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+def as_sample(record: Record, at_s: float, source: str = "telemetry") -> Sample:
+    if isinstance(record, StepRecord):
+        return StepSample(record, at_s)
+    return EventSample(record, at_s, source)
+
+
+class ReplayFeed:
+    """Plays a run directory again with its own times; pause, speed and position can be changed."""
+
+    def __init__(self, run_dir: Path, *, clock: Clock, speed: float = 10.0) -> None:
+        self._run_dir, self._clock = run_dir, clock
+        self._timed: list[tuple[float, Record, str]] = []
+        self._next = 0
+        self._opened = False
+        self._speed = speed
+        self._paused = False
+        self._base_s = 0.0  # time in the run at _since
+        self._since = 0.0
+        self._opening = opened(run_dir, 0.0)
+        self.nodes = self._opening.nodes
+        self.source = "replay"
+
+    def start(self) -> None:
+        """Read everything. Raises `OSError` when the directory cannot be read."""
+        self._timed = timed_records(self._run_dir)
+        self._base_s, self._since = self.first_s, self._clock()
+
+    @property
+    def first_s(self) -> float:
+        # A hair before the first record, so that the first look is an empty run.
+        return self._timed[0][0] - 0.001 if self._timed else 0.0
+
+    @property
+    def last_s(self) -> float:
+        return self._timed[-1][0] if self._timed else 0.0
+
+    @property
+    def speed(self) -> float:
+        return 0.0 if self._paused else self._speed
+
+    def now(self) -> float:
+        passed = (self._clock() - self._since) * self.speed
+        return min(self.last_s, self._base_s + passed)
+
+    def drain(self) -> list[Sample]:
+        now = self.now()
+        samples: list[Sample] = []
+        if not self._opened:
+            self._opened = True
+            samples.append(replace(self._opening, at_s=self.first_s))
+        while self._next < len(self._timed) and self._timed[self._next][0] <= now:
+            at_s, record, source = self._timed[self._next]
+            samples.append(as_sample(record, at_s, source))
+            self._next += 1
+        return samples
+
+    def pause(self) -> None:
+        """Stop the time, or let it go on."""
+        self._hold()
+        self._paused = not self._paused
+
+    def faster(self, factor: float) -> None:
+        self._hold()
+        self._speed = min(1e6, max(0.1, self._speed * factor))
+
+    def seek(self, seconds: float) -> None:
+        """Go forth or back in the run's time; back means that the run is read from its beginning."""
+        before = self.now()
+        self._base_s = min(self.last_s, max(self.first_s, before + seconds))
+        self._since = self._clock()
+        if self._base_s < before:
+            self._next, self._opened = 0, False
+
+    def seek_end(self) -> None:
+        self.seek(self.last_s - self.now())
+
+    def _hold(self) -> None:
+        self._base_s, self._since = self.now(), self._clock()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def timed_records(run_dir: Path) -> list[tuple[float, Record, str]]:
+    """(time, record, file) of telemetry and journal in order of time.
+
+    Records without a time stand their step's duration behind their forerunner.
+    """
+    timed: list[tuple[float, Record, str]] = []
+    files: tuple[tuple[str, str, Callable[[bytes], Record | None]], ...] = (
+        (FILE, "telemetry", decode),
+        (JOURNAL, "journal", journal_event),
+    )
+    for name, source, decoder in files:
+        path = run_dir / name
+        if name == JOURNAL and not path.exists():
+            continue
+        at_s = 0.0
+        with path.open("rb") as file:
+            for record in map(decoder, file):
+                if record is None:
+                    continue
+                step_s = record.step_s if isinstance(record, StepRecord) else 0.0
+                at_s = max(at_s, record.time_s or at_s + step_s)
+                timed.append((at_s, record, source))
+    timed.sort(key=lambda item: item[0])
+    return timed

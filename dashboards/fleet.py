@@ -1,0 +1,333 @@
+"""The fleet as rows and cells: metrics, marks, odd ones, order and filter. Pure.
+
+Marks, so that colour never stands alone: `!` alarm, `~` stale, `-` unknown, `x` missing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dashboards import units
+from dashboards.columns import NODE_COLUMNS, gpu_column
+from dashboards.samples import Gpu, NodeSample
+
+if TYPE_CHECKING:
+    from dashboards.state import NodeState, State
+
+ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
+
+# A GPU that waits while the others compute draws less than half of them (100 of 700 W in the
+# hangs that were seen); below this many or this idle there is no fleet to compare with.
+ODD_SHARE = 0.5
+ODD_PEERS = 4
+BUSY_SHARE_OF_LIMIT = 0.35
+BUSY_W = 150.0
+ODD_ROWS = 5  # a single low reading between two kernels is none
+HOT_C = 87.0  # H100 and A100 slow themselves down from here on
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One thing to look at: how to read it and how to say it."""
+
+    key: str
+    title: str
+    of_gpu: bool
+    column: str  # in GPU_COLUMNS or NODE_COLUMNS
+    fleet_column: str  # in FLEET_COLUMNS
+    say: Callable[[float | None], str]  # in full, with unit
+    short: Callable[[float], str]  # at most three characters
+    full_scale: float | None  # value of a full bar; None: of the largest seen
+
+
+METRICS = (
+    Metric("power", "power x10 W", True, "power", "power_kw", units.power, lambda v: f"{v / 10:.0f}", 700.0),
+    Metric("util", "utilisation %", True, "util", "util", units.percent, lambda v: f"{100 * v:.0f}", 1.0),
+    Metric("memory", "GPU memory %", True, "memory", "gpu_memory", units.percent, lambda v: f"{100 * v:.0f}", 1.0),
+    Metric("temperature", "temperature C", True, "temperature", "temperature", lambda v: units.UNKNOWN if v is None else f"{v:.0f} °C", lambda v: f"{v:.0f}", 90.0),
+)  # fmt: skip
+NODE_METRICS = (
+    Metric("cpu", "cpu", False, "cpu", "cpu", units.percent, lambda v: f"{100 * v:.0f}", 1.0),
+    Metric("memory", "memory", False, "memory", "memory", units.percent, lambda v: f"{100 * v:.0f}", 1.0),
+    Metric("load", "load per core", False, "load", "load", lambda v: units.UNKNOWN if v is None else f"{v:.2f}", lambda v: f"{v:.0f}", None),
+    Metric("network", "network", False, "network_mb_s", "network_mb_s", lambda v: units.rate(None if v is None else v * 1e6), lambda v: f"{v:.0f}", None),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One GPU in the grid. `value` is None where there is a mark instead of a number."""
+
+    value: float | None
+    level: float | None  # 0 to 1, for colour
+    mark: str = ""
+
+
+def gpu_value(gpu: Gpu, metric: Metric) -> float | None:
+    return {
+        "power": gpu.power_w,
+        "util": gpu.util,
+        "memory": gpu.memory,
+        "temperature": gpu.temperature_c,
+    }[metric.key]
+
+
+def level(value: float | None, metric: Metric, gpu: Gpu | None = None) -> float | None:
+    """The value as 0 to 1 for colour; power relates to the GPU's own limit when that is known."""
+    if value is None:
+        return None
+    scale = metric.full_scale or 1.0
+    if metric.key == "power" and gpu and gpu.power_limit_w:
+        scale = gpu.power_limit_w
+    if metric.key == "temperature":
+        value, scale = value - 25.0, scale - 25.0  # cold metal is the zero
+    return max(0.0, min(1.0, value / scale))
+
+
+def cells(node: NodeState, metric: Metric, state: State) -> list[Cell]:
+    """One cell for each GPU that the node ever showed."""
+    if node.sample is None or node.down is not None or node.sample.gpus is None:
+        return [Cell(None, None, UNKNOWN)] * node.gpus_seen
+    stale = node.is_stale(state.now_s, state.interval_s)
+    by_index = {gpu.index: gpu for gpu in node.sample.gpus}
+    result = []
+    for index in range(node.gpus_seen):
+        gpu = by_index.get(index)
+        if gpu is None or gpu.error:
+            result.append(Cell(None, None, MISSING))
+            continue
+        value = gpu_value(gpu, metric)
+        if value is None:
+            result.append(Cell(None, None, UNKNOWN))
+            continue
+        mark = STALE if stale else ALARM if (node.name, index) in state.odd else ""
+        result.append(Cell(value, level(value, metric, gpu), mark))
+    return result
+
+
+def node_mark(node: NodeState, state: State) -> tuple[str, str]:
+    """(mark, few words) of a node; ("", "") when there is nothing to say."""
+    if node.down is not None:
+        return UNKNOWN, node.down.phase
+    age = node.age_s(state.now_s)
+    if node.sample is None or age is None:
+        return UNKNOWN, "waiting"
+    if node.is_stale(state.now_s, state.interval_s):
+        return STALE, units.age(age)
+    if node.sample.gpus is None:
+        return UNKNOWN, "GPUs ?"
+    gone = missing(node)
+    if gone:
+        return MISSING, f"GPU {','.join(map(str, gone))} gone"
+    odd = [index for name, index in state.odd if name == node.name]
+    if odd:
+        return ALARM, f"GPU {','.join(map(str, odd))}"
+    return "", ""
+
+
+def missing(node: NodeState) -> list[int]:
+    """GPUs that the node had and does not show now; nothing is said of a silent node."""
+    if node.sample is None or node.sample.gpus is None or node.down is not None:
+        return []
+    there = {gpu.index for gpu in node.sample.gpus if not gpu.error}
+    return [index for index in range(node.gpus_seen) if index not in there]
+
+
+def fresh(nodes: Iterable[NodeState], state: State) -> list[NodeSample]:
+    """Readings that are good now: of nodes that are neither silent nor stale."""
+    return [
+        node.sample
+        for node in nodes
+        if node.sample is not None
+        and node.down is None
+        and not node.is_stale(state.now_s, state.interval_s)
+    ]
+
+
+def past(node: NodeState, column: int, rows: int, state: State) -> list[float]:
+    """The newest `rows` of one column up to now, oldest first; NaN where and since nothing came."""
+    silent = 0
+    if node.history_s is not None:
+        # One interval is the usual distance between a reading and now, not a silence.
+        silent = int((state.now_s - node.history_s) / state.history_step_s - 1)
+    silent = max(0, min(rows, silent))
+    known = node.history.column(column, rows - silent) if rows > silent else []
+    missing_rows = rows - silent - len(known)
+    return [math.nan] * missing_rows + known + [math.nan] * silent
+
+
+def node_past(node: NodeState, metric: Metric, rows: int, state: State) -> list[float]:
+    """As `past` for a node's one number: the mean over its GPUs, cpu where it has none."""
+    if not metric.of_gpu or not node.gpus_seen:
+        column = metric.column if not metric.of_gpu else "cpu"
+        return past(node, NODE_COLUMNS.index(column), rows, state)
+    gpus = [
+        past(node, gpu_column(index, metric.column), rows, state) for index in range(node.gpus_seen)
+    ]
+    means = []
+    for row in zip(*gpus, strict=True):
+        known = [value for value in row if value == value]
+        means.append(sum(known) / len(known) if known else math.nan)
+    return means
+
+
+def odd_gpus(state: State) -> dict[tuple[str, int], str]:
+    """GPUs that differ from the fleet now, with the reason: idle among busy ones, or too hot."""
+    live = [
+        (sample.node, gpu) for sample in fresh(state.nodes.values(), state) for gpu in sample.gpus or ()
+    ]  # fmt: skip
+    powers = [gpu.power_w for _, gpu in live if gpu.power_w is not None]
+    middle = statistics.median(powers) if len(powers) >= ODD_PEERS else 0.0
+    odd = {}
+    for name, gpu in live:
+        if gpu.temperature_c is not None and gpu.temperature_c >= HOT_C:
+            odd[name, gpu.index] = f"{gpu.temperature_c:.0f} °C"
+        busy = (
+            middle > BUSY_SHARE_OF_LIMIT * gpu.power_limit_w
+            if gpu.power_limit_w
+            else middle > BUSY_W
+        )
+        if not busy or gpu.power_w is None or gpu.power_w >= ODD_SHARE * middle:
+            continue
+        if _low_for_long(state.nodes[name], gpu.index, ODD_SHARE * middle):
+            odd[name, gpu.index] = f"{gpu.power_w:.0f} W, the others {middle:.0f} W"
+    return odd
+
+
+def _low_for_long(node: NodeState, index: int, limit_w: float) -> bool:
+    past = node.history.column(gpu_column(index, "power"), ODD_ROWS)
+    return len(past) >= ODD_ROWS and all(value < limit_w for value in past if value == value)
+
+
+def node_value(sample: NodeSample, metric: Metric) -> float | None:
+    """A node's one number: total power, mean share, highest temperature."""
+    if metric.of_gpu:
+        values = [gpu_value(gpu, metric) for gpu in sample.gpus or ()]
+        return _folded(metric, [value for value in values if value is not None])
+    return {
+        "cpu": sample.cpu,
+        "memory": sample.memory,
+        "load": load_per_core(sample),
+        "network": None if sample.network_bytes_s is None else sample.network_bytes_s / 1e6,
+    }[metric.key]
+
+
+def load_per_core(sample: NodeSample) -> float | None:
+    return sample.load1 / sample.cpus if sample.load1 is not None and sample.cpus else None
+
+
+def _folded(metric: Metric, values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    if metric.key == "power":
+        return sum(values)
+    return max(values) if metric.key == "temperature" else sum(values) / len(values)
+
+
+def fleet_row(state: State) -> list[float | None]:
+    """One row of the fleet's history, in the order of FLEET_COLUMNS."""
+    samples = fresh(state.nodes.values(), state)
+    gpus = [gpu for sample in samples for gpu in sample.gpus or ()]
+    row: list[float | None] = []
+    for metric in METRICS:
+        value = _folded(
+            metric, [v for v in (gpu_value(gpu, metric) for gpu in gpus) if v is not None]
+        )
+        row.append(value / 1000 if value is not None and metric.key == "power" else value)
+    for metric in NODE_METRICS:
+        values = [v for v in (node_value(sample, metric) for sample in samples) if v is not None]
+        total = sum(values)
+        row.append(
+            None if not values else total if metric.key == "network" else total / len(values)
+        )
+    return row
+
+
+ORDERS = ("hostfile", "value", "state")
+
+
+def arranged(state: State, metric: Metric, order: str, wanted: str) -> list[NodeState]:
+    """Nodes that the filter keeps, in the hostfile's order or by value (highest first) or by state."""
+    nodes = [node for node in state.nodes.values() if _matches(node, state, wanted)]
+    if order == "value":
+        lowest = float("-inf")
+
+        def by_value(node: NodeState) -> float:
+            value = None if node.sample is None else node_value(node.sample, metric)
+            return lowest if value is None or node.down else value
+
+        nodes.sort(key=by_value, reverse=True)
+    elif order == "state":
+        rank = {MISSING: 0, ALARM: 1, UNKNOWN: 2, STALE: 3, "": 4}
+        nodes.sort(key=lambda node: rank[node_mark(node, state)[0]])
+    return nodes
+
+
+def _matches(node: NodeState, state: State, wanted: str) -> bool:
+    """Any comma-separated term: part of the name, or a mark."""
+    terms = [term.strip() for term in wanted.split(",") if term.strip()]
+    mark = node_mark(node, state)[0]
+    return not terms or any(
+        term == mark if term in (ALARM, STALE, UNKNOWN, MISSING) else term.lower() in node.name.lower()
+        for term in terms
+    )  # fmt: skip
+
+
+SHORT_NAME = 8  # characters; names up to here are shown whole
+
+
+def short_names(names: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """(what all names begin with, name -> the rest): ml-64-node-001 becomes 001.
+
+    Cuts only before a number or after a separator, and leaves something of every name.
+    """
+    names = list(names)
+    if len(names) < 2 or max(map(len, names)) <= SHORT_NAME:
+        return "", {name: name for name in names}
+    low, high = min(names), max(names)
+    size = 0
+    while size < min(len(low), len(high)) and low[size] == high[size]:
+        size += 1
+    # Back to the beginning of a number: node-00[1-9] is cut before 00, not inside of it.
+    while size and low[size - 1].isdigit():
+        size -= 1
+    while size and low[size - 1].isalnum() and not low[size : size + 1].isdigit():
+        size -= 1
+    if size < 3:
+        return "", {name: name for name in names}
+    return low[:size], {name: name[size:] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The line above the grid."""
+
+    nodes: int
+    answering: int
+    stale: int
+    down: int
+    gpus: int
+    gpus_seen: int
+    odd: int
+
+
+def summarise(state: State) -> Summary:
+    nodes: Mapping[str, NodeState] = state.nodes
+    marks = [node_mark(node, state)[0] for node in nodes.values()]
+    return Summary(
+        nodes=len(nodes),
+        answering=len(fresh(nodes.values(), state)),
+        stale=marks.count(STALE),
+        down=sum(node.down is not None or node.sample is None for node in nodes.values()),
+        gpus=sum(
+            node.gpus_seen - len(missing(node))
+            for node in nodes.values()
+            if node.sample is not None and node.down is None
+        ),
+        gpus_seen=sum(node.gpus_seen for node in nodes.values()),
+        odd=len(state.odd),
+    )

@@ -1,0 +1,197 @@
+"""Curves out of braille dots: numbers in, rows of (text, layer) out. Pure.
+
+plotext was measured for this (version 6.1: 11 ms for one curve of 300 points, 63 ms for 2,000, a
+tick may cost 10; its versions 5 and 6 have nothing in common in their interface). This takes
+0.4 ms for 70 x 15 cells and leaves gaps where a value is unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Row = list[tuple[str, int]]  # runs of equal layer; layer -1 is blank
+BLANK = -1
+
+# Bits of a braille character: [column][row from the top].
+_BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+# Character for a bar of 0 to 4 dots from the bottom in the left and the right column.
+_BARS = tuple(
+    tuple(
+        chr(0x2800 + sum(_BITS[0][4 - left :]) + sum(_BITS[1][4 - right :])) if left or right else " "
+        for right in range(5)
+    )
+    for left in range(5)
+)  # fmt: skip
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Values at the bottom and at the top."""
+
+    low: float
+    high: float
+
+    def dots(self, value: float, rows: int) -> float:
+        """Height of a value in dots above the bottom."""
+        span = self.high - self.low
+        part = (value - self.low) / span if span > 0 else 0.5
+        return min(1.0, max(0.0, part)) * (4 * rows - 1)
+
+
+def finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def nice_scale(values: Sequence[float], *, from_zero: bool = False) -> Scale:
+    """A range that holds all known values, with round ends. A flat curve lies in the middle."""
+    known = finite(values)
+    if not known:
+        return Scale(0.0, 1.0)
+    low, high = (0.0 if from_zero else min(known)), max(known)
+    if high <= low:
+        pad = abs(high) * 0.1 or 1.0
+        low, high = (low if from_zero else low - pad), high + pad
+    step = _round_step((high - low) / 8)
+    return Scale(math.floor(low / step) * step, math.ceil(high / step) * step)
+
+
+def _round_step(value: float) -> float:
+    size = 10.0 ** math.floor(math.log10(value))
+    return next((m * size for m in (1.0, 2.0, 2.5, 5.0) if value <= m * size), 10.0 * size)
+
+
+def binned(values: Sequence[float], columns: int, per_bin: int, offset: int = 0) -> list[float]:
+    """The newest `columns` means of `per_bin` values each, unknown ones left out.
+
+    `offset` values belong to the newest bin, so that bins keep their borders from tick to tick and
+    the curve does not shimmer. Missing columns on the left are NaN.
+    """
+    result: list[float] = []
+    end = len(values)
+    size = offset % per_bin or per_bin
+    while end > 0 and len(result) < columns:
+        known = finite(values[max(0, end - size) : end])
+        result.append(sum(known) / len(known) if known else math.nan)
+        end -= size
+        size = per_bin
+    result += [math.nan] * (columns - len(result))
+    return result[::-1]
+
+
+def area(values: Sequence[float], width: int, height: int, scale: Scale) -> list[Row]:
+    """Bars of two dot columns a cell from the bottom; layer = row counted from the bottom.
+
+    `values` has one value a dot column (2 x width), NaN leaves a gap. A known value has at least
+    one dot: it differs from a gap.
+    """
+    heights = [
+        0 if not math.isfinite(value) else 1 + round(scale.dots(value, height)) for value in values
+    ]
+    heights += [0] * (2 * width - len(heights))
+    rows: list[Row] = []
+    for row in range(height - 1, -1, -1):
+        base = 4 * row
+        text = "".join(
+            _BARS[min(4, max(0, heights[2 * i] - base))][min(4, max(0, heights[2 * i + 1] - base))]
+            for i in range(width)
+        )
+        rows.append([(text, row)])
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve: y for each dot column (2 x width), NaN where there is none."""
+
+    values: Sequence[float]
+    layer: int
+
+
+def lines(
+    curves: Sequence[Line],
+    width: int,
+    height: int,
+    scale: Scale,
+    dots: Sequence[tuple[int, float]] = (),
+    dots_layer: int = 0,
+) -> list[Row]:
+    """Single dots (dot column, y) and curves over them; in a shared cell the later gives its layer."""
+    bits = [[0] * width for _ in range(height)]
+    layers = [[BLANK] * width for _ in range(height)]
+    top = 4 * height - 1
+    for x, value in dots:
+        if math.isfinite(value) and 0 <= x < 2 * width:
+            y = top - round(scale.dots(value, height))
+            bits[y >> 2][x >> 1] |= _BITS[x & 1][y & 3]
+            layers[y >> 2][x >> 1] = dots_layer
+    for curve in curves:
+        before: int | None = None
+        for x, value in enumerate(curve.values[: 2 * width]):
+            if not math.isfinite(value):
+                before = None
+                continue
+            y = top - round(scale.dots(value, height))
+            first = last = y
+            if before is not None and abs(before - y) > 1:
+                # Up to the neighbour's height, in this column: a steep step stays one line.
+                first, last = (before + 1, y) if before < y else (y, before - 1)
+            for dot in range(first, last + 1):
+                if layers[dot >> 2][x >> 1] == dots_layer != curve.layer:
+                    bits[dot >> 2][x >> 1] = 0  # a thin line reads better than a fat one
+                bits[dot >> 2][x >> 1] |= _BITS[x & 1][dot & 3]
+                layers[dot >> 2][x >> 1] = curve.layer
+            before = y
+    return [_runs(row_bits, row_layers) for row_bits, row_layers in zip(bits, layers, strict=True)]
+
+
+def _runs(bits: Sequence[int], layers: Sequence[int]) -> Row:
+    row: Row = []
+    for bit, layer in zip(bits, layers, strict=True):
+        char = chr(0x2800 + bit) if bit else " "
+        if row and row[-1][1] == layer:
+            row[-1] = (row[-1][0] + char, layer)
+        else:
+            row.append((char, layer))
+    return row
+
+
+def resampled(
+    points: Sequence[tuple[float, float]], columns: int, low: float, high: float
+) -> list[float]:
+    """Mean y of the points of each of `columns` equal parts of low..high.
+
+    Parts without a point between two that have one are filled in straight, so that a short run's
+    curve is a curve and no row of dots.
+    """
+    sums, counts = [0.0] * columns, [0] * columns
+    span = (high - low) or 1.0
+    for x, y in points:
+        if math.isfinite(y):
+            at = min(columns - 1, max(0, int((x - low) / span * columns)))
+            sums[at] += y
+            counts[at] += 1
+    values = [s / n if n else math.nan for s, n in zip(sums, counts, strict=True)]
+    known = [at for at, n in enumerate(counts) if n]
+    for left, right in itertools.pairwise(known):
+        for at in range(left + 1, right):
+            part = (at - left) / (right - left)
+            values[at] = values[left] + part * (values[right] - values[left])
+    return values
+
+
+def spark(values: Sequence[float], scale: Scale) -> str:
+    """Two values a character, four heights; a blank where both are unknown."""
+    return area(values, (len(values) + 1) // 2, 1, scale)[0][0][0]
+
+
+def bar(part: float | None, width: int) -> tuple[str, str]:
+    """(filled, empty) text of a horizontal bar, heavy and light, so that it reads without colour."""
+    if part is None or not math.isfinite(part):
+        return "", "·" * width
+    halves = round(min(1.0, max(0.0, part)) * width * 2)
+    filled = "━" * (halves // 2) + "╸" * (halves % 2)
+    return filled, "─" * (width - len(filled))

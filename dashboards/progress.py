@@ -1,0 +1,108 @@
+"""Figures of a run for people: how far, how fast, until when, where the time goes. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dashboards.state import RunState
+from trainer.telemetry import PHASES, StepRecord
+
+# Rates are means over this many steps: enough to smooth buckets of different size.
+WINDOW = 50
+# A step may take this many times the usual one, or this many seconds, before it counts as stalled:
+# checkpoints and validation stand between steps.
+STALLED_TIMES = 6.0
+STALLED_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the run screen says beside the curves. None: not known yet."""
+
+    status: str  # waiting, running, stalled, finished, failed
+    step: int
+    steps_total: int
+    step_s: float | None = None  # median over the window
+    p99_s: float | None = None
+    longest_s: float | None = None
+    clips_per_s: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    phases: tuple[tuple[str, float], ...] = ()  # mean seconds, in the order of a step, then "other"
+    idle_share: float | None = None
+    slowest_rank: int | None = None
+    slowest_steps: int = 0  # of how many steps of the window it was the slowest
+    window: int = 0
+    smooth_loss: float | None = None
+
+    @property
+    def part(self) -> float | None:
+        return min(1.0, self.step / self.steps_total) if self.steps_total > 0 else None
+
+
+def figures(run: RunState, now_s: float) -> Figures:
+    """Everything derived from a run's records at the time `now_s`."""
+    if run.last is None:
+        return Figures(run.ended or "waiting", 0, 0)
+    window = run.recent[-WINDOW:]
+    step_s = statistics.median(record.step_s for record in window)
+    pace_s = _pace_s(window)
+    left = max(0, run.last.steps_total - run.last.step)
+    times = sorted(record.step_s for record in run.recent)
+    status = run.ended or ("finished" if left == 0 and run.last.steps_total else "running")
+    age_s = None if run.last_s is None else now_s - run.last_s
+    if status == "running" and age_s is not None and age_s > max(STALLED_S, STALLED_TIMES * step_s):
+        status = "stalled"
+    ranks = Counter(r.slowest_rank for r in window if r.slowest_rank is not None)
+    rank, times_slowest = ranks.most_common(1)[0] if ranks else (None, 0)
+    idle = [record.idle_share for record in window if record.idle_share is not None]
+    return Figures(
+        status=status,
+        step=run.last.step,
+        steps_total=run.last.steps_total,
+        step_s=step_s,
+        p99_s=times[min(len(times) - 1, int(0.99 * len(times)))],
+        longest_s=times[-1],
+        clips_per_s=_per_second([record.samples for record in window], pace_s),
+        tokens_per_s=_per_second([record.tokens for record in window], pace_s),
+        eta_s=left * pace_s if status == "running" and left else None,
+        phases=_phases(window),
+        idle_share=statistics.fmean(idle) if idle else None,
+        slowest_rank=rank if run.last.world > 1 else None,
+        slowest_steps=times_slowest,
+        window=len(window),
+        smooth_loss=run.smooth / run.smooth_weight if run.smooth_weight else None,
+    )
+
+
+def _pace_s(window: Sequence[StepRecord]) -> float:
+    """Seconds from step to step, with what stands between them (checkpoints, validation).
+
+    Times of the records come from one writer, so their difference is good; where they are missing
+    or jump, the steps' own durations are all there is.
+    """
+    own = statistics.fmean(record.step_s for record in window)
+    first, last = window[0], window[-1]
+    steps = last.step - first.step
+    if steps <= 0 or first.time_s <= 0:
+        return own
+    pace = (last.time_s - first.time_s) / steps
+    return pace if 0.8 * own <= pace <= 20 * own else own
+
+
+def _per_second(counts: Sequence[int], pace_s: float) -> float | None:
+    return statistics.fmean(counts) / pace_s if pace_s > 0 and any(counts) else None
+
+
+def _phases(window: Sequence[StepRecord]) -> tuple[tuple[str, float], ...]:
+    names = [name for name in PHASES if any(name in record.seconds for record in window)]
+    names += sorted({name for record in window for name in record.seconds} - set(PHASES))
+    means = [
+        (name, statistics.fmean(record.seconds.get(name, 0.0) for record in window))
+        for name in names
+    ]
+    other = statistics.fmean(record.step_s for record in window) - sum(s for _, s in means)
+    return (*means, ("other", other)) if means and other > 0 else tuple(means)

@@ -1,0 +1,76 @@
+"""What all screens share: the bar above, the keys below, and one line where there is no room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.events import Resize
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Static
+
+from dashboards.state import State
+from dashboards.widgets.bars import KeyBar, TopBar
+from dashboards.widgets.panel import Panel
+
+if TYPE_CHECKING:
+    from dashboards.app import TopApp
+
+SMALLEST = (60, 16)  # columns, rows
+
+
+class TopScreen(Screen[None]):
+    """A screen made of panels that show one state."""
+
+    RUN_ABOVE: ClassVar[bool] = False  # the top bar tells of the run: nothing else here does
+    _composed = False
+    KEYS: ClassVar[Sequence[tuple[str, str, str]]] = ()  # (key, word, action), for the bar below
+
+    def body(self) -> Iterable[Widget]:
+        """The widgets between the bars."""
+        raise NotImplementedError
+
+    def compose(self) -> ComposeResult:
+        yield TopBar(with_run=self.RUN_ABOVE, id="top")
+        yield from self.body()
+        yield KeyBar(self.KEYS, id="keys")
+        yield Static("", id="too-small", markup=False)
+
+    @property
+    def top(self) -> TopApp:
+        return cast("TopApp", self.app)
+
+    def show(self, state: State) -> None:
+        """Bring every panel that can be seen up to this state."""
+        if not self._composed or self.has_class("-too-small"):
+            return
+        self.prepare(state)
+        for panel in self.query(Panel):
+            if panel.display:
+                panel.show(state)
+
+    def prepare(self, state: State) -> None:
+        """Choose sizes and visibility for this state, before the panels are painted."""
+
+    def again(self) -> None:
+        """Show the same state after a change of cursor, metric or size."""
+        self.show(self.top.state)
+
+    def on_mount(self) -> None:
+        self._composed = True
+
+    def on_screen_resume(self) -> None:
+        self.again()
+
+    def on_resize(self, event: Resize) -> None:
+        columns, rows = event.size
+        small = columns < SMALLEST[0] or rows < SMALLEST[1]
+        self.set_class(small, "-too-small")
+        if small:
+            text = f"{columns}x{rows} is too small, {SMALLEST[0]}x{SMALLEST[1]} is needed"
+            self.query_one("#too-small", Static).update(text[: max(1, columns)])
+        self.set_class(columns >= 110, "-wide")
+        self.set_class(rows >= 32, "-tall")
+        self.call_after_refresh(self.again)

@@ -1,0 +1,147 @@
+"""What all machines are doing: the grid of GPUs, or cards where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.widget import Widget
+from textual.widgets import Input
+
+from dashboards.fleet import ORDERS
+from dashboards.screens.base import TopScreen
+from dashboards.screens.node import NodeScreen
+from dashboards.state import State
+from dashboards.widgets.bars import RunStrip
+from dashboards.widgets.gpu_grid import GpuGrid
+from dashboards.widgets.history import FleetHistory, Selected, metrics_of
+from dashboards.widgets.node_cards import NodeCards
+from dashboards.widgets.run_panels import Events, LossCurve
+
+
+class ClusterScreen(TopScreen):
+    """Rows are nodes, cells are GPUs."""
+
+    KEYS = (
+        ("1", "Cluster", "app.switch_mode('cluster')"),
+        ("2", "Run", "app.switch_mode('run')"),
+        ("/", "filter", "screen.filter"),
+        ("s", "sort", "screen.sort"),
+        ("p", "metric", "screen.metric"),
+        ("enter", "node", "screen.enter"),
+        ("?", "help", "app.help"),
+        ("q", "quit", "app.quit"),
+        ("w", "screenshot", "app.picture"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1,0)", "up", show=False),
+        Binding("down,j", "move(1,0)", "down", show=False),
+        Binding("left,h", "move(0,-1)", "left", show=False),
+        Binding("right,l", "move(0,1)", "right", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("enter", "enter", "look at the node"),
+        Binding("slash", "filter", "filter nodes"),
+        Binding("s", "sort", "change the order"),
+        Binding("p", "metric", "change the metric"),
+        Binding("escape", "leave", "drop the filter"),
+    ]
+
+    def body(self) -> Iterable[Widget]:
+        yield GpuGrid(id="grid")
+        yield NodeCards(id="cards")
+        with Horizontal(id="below"):
+            yield FleetHistory(id="fleet")
+            yield Selected(id="selected")
+        with Horizontal(id="run-below"):
+            yield LossCurve(id="loss")
+            yield Events(id="events")
+        yield Input(placeholder="part of a name, or a mark: ! ~ - x", id="filter", compact=True)
+        yield RunStrip(id="strip")
+
+    @property
+    def grid(self) -> GpuGrid:
+        """The widget that shows the nodes now."""
+        name = "#grid" if self.top.state.has_gpus else "#cards"
+        return self.query_one(name, GpuGrid)
+
+    def prepare(self, state: State) -> None:
+        grid, cards = self.query_one("#grid", GpuGrid), self.query_one("#cards", NodeCards)
+        grid.set_class(not state.has_gpus, "-off")
+        cards.set_class(state.has_gpus, "-off")
+        below = self.query_one("#below")
+        with_charts = state.has_gpus and self.size.height >= 20
+        below.set_class(not with_charts, "-off")
+        if with_charts:
+            # The grid takes what it can use, the charts the rest; 4 lines are bars and borders.
+            room = self.size.height - 4
+            wanted = grid.rows_wanted(state, self.size.width - 4, room - 5) + 2
+            height = max(5, min(20, room - wanted + 1))
+            if below.styles.height is None or below.styles.height.value != height:
+                below.styles.height = height
+        # Few machines without GPUs leave room for what they work on.
+        with_run = not state.has_gpus and state.run is not None and self.size.height >= 32
+        self.query_one("#run-below").set_class(not with_run, "-off")
+        self._point()
+
+    def _point(self) -> None:
+        """Charts follow the grid's metric and cursor."""
+        grid = self.grid
+        self.query_one(FleetHistory).metric = grid.metric
+        selected = self.query_one(Selected)
+        selected.metric, selected.cursor = grid.metric, grid.cursor
+
+    def on_gpu_grid_moved(self) -> None:
+        self._point()
+        self.query_one(Selected).again()
+
+    def on_gpu_grid_opened(self) -> None:
+        self.action_enter()
+
+    def action_move(self, nodes: int, gpus: int) -> None:
+        self.grid.move(nodes, gpus)
+
+    def action_page(self, pages: int) -> None:
+        self.grid.page(pages)
+
+    def action_metric(self) -> None:
+        metrics = metrics_of(self.top.state)
+        grid = self.grid
+        at = metrics.index(grid.metric) if grid.metric in metrics else -1
+        grid.metric = metrics[(at + 1) % len(metrics)]
+        self.again()
+
+    def action_sort(self) -> None:
+        grid = self.grid
+        grid.order = ORDERS[(ORDERS.index(grid.order) + 1) % len(ORDERS)]
+        self.again()
+
+    def action_filter(self) -> None:
+        self.add_class("-filtering")
+        box = self.query_one("#filter", Input)
+        box.value = self.grid.wanted
+        box.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.grid.wanted = event.value
+        self.again()
+
+    def on_input_submitted(self) -> None:
+        self._end_filter()
+
+    def action_leave(self) -> None:
+        """Escape: first the filter's line, then the filter."""
+        self.grid.wanted = ""
+        self._end_filter()
+        self.again()
+
+    def _end_filter(self) -> None:
+        self.remove_class("-filtering")
+        self.set_focus(None)
+
+    def action_enter(self) -> None:
+        node = self.grid.selected()
+        if node is not None:
+            self.app.push_screen(NodeScreen(node.name))

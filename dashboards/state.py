@@ -1,0 +1,256 @@
+"""What the screens show, and the one pure function that changes it: `reduce(state, sample)`.
+
+No Textual, no clock, no IO. Unknown stays None or NaN; a value that was not read is never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dashboards.columns import FLEET_COLUMNS, NODE_COLUMNS
+from dashboards.fleet import fleet_row, odd_gpus
+from dashboards.ring import NAN, Ring
+from dashboards.samples import (
+    EventSample,
+    Gpu,
+    NodeDown,
+    NodeSample,
+    RunOpened,
+    Sample,
+    StepSample,
+    Tick,
+)
+from dashboards.thin import Thin
+from trainer.telemetry import StepRecord
+
+STALE_INTERVALS = 3
+HISTORY_S = 3600.0
+RECENT_STEPS = 600
+RECENT_EVENTS = 200
+# The smoothed loss forgets over about this many steps.
+SMOOTH_STEPS = 25
+
+
+# Immutable, so one empty value serves all.
+_NODE_RING = Ring(len(NODE_COLUMNS))
+_FLEET_RING = Ring(len(FLEET_COLUMNS))
+_CURVE = Thin(4)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The last word of one node, and its last hour."""
+
+    name: str
+    sample: NodeSample | None = None
+    down: NodeDown | None = None  # set until it answers again
+    history: Ring = field(default=_NODE_RING)
+    history_s: float | None = None  # time of the newest row
+    gpus_seen: int = 0  # most GPUs it ever showed: fewer now means that some are missing
+
+    def age_s(self, now_s: float) -> float | None:
+        """Seconds since its last reading; None when it never gave one."""
+        return None if self.sample is None else now_s - self.sample.at_s
+
+    def is_stale(self, now_s: float, interval_s: float) -> bool:
+        age = self.age_s(now_s)
+        return age is not None and age > STALE_INTERVALS * interval_s
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """One training as its run directory tells it."""
+
+    directory: str
+    name: str
+    planned: tuple[str, ...] = ()  # nodes in the order of ranks
+    ranks: tuple[int, ...] = ()  # of each planned node
+    last: StepRecord | None = None
+    last_s: float | None = None  # head's clock when `last` was seen
+    recent: tuple[StepRecord, ...] = ()
+    curve: Thin = field(default=_CURVE)  # step, loss, smoothed loss, step_s
+    smooth: float = 0.0
+    smooth_weight: float = 0.0
+    events: tuple[EventSample, ...] = ()
+    node_states: Mapping[str, str] = field(default_factory=dict)
+    ended: str = ""  # "", "finished" or "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that is drawn."""
+
+    now_s: float
+    interval_s: float = 1.0
+    source: str = ""  # where the readings come from, for the header
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)  # in the hostfile's order
+    run: RunState | None = None
+    fleet: Ring = field(default=_FLEET_RING)
+    fleet_s: float | None = None
+    history_step_s: float = 1.0  # seconds between rows of every history
+    odd: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (node, GPU) -> why
+
+    @property
+    def has_gpus(self) -> bool:
+        return any(node.gpus_seen for node in self.nodes.values())
+
+
+def initial_state(
+    nodes: Sequence[str], *, now_s: float, interval_s: float = 1.0, source: str = ""
+) -> State:
+    """Nodes that have said nothing yet.
+
+    Above 100 nodes history rows lie further apart, so that an hour of 1,000 nodes of 8 GPUs stays
+    below 60 MB.
+    """
+    step = max(1.0, interval_s) * (1 if len(nodes) <= 100 else 5)
+    limit = math.ceil(HISTORY_S / step)
+    return State(
+        now_s=now_s,
+        interval_s=interval_s,
+        source=source,
+        nodes={
+            name: NodeState(name, history=Ring(len(NODE_COLUMNS), limit)) for name in nodes
+        },
+        fleet=Ring(len(FLEET_COLUMNS), limit),
+        history_step_s=step,
+    )  # fmt: skip
+
+
+def reduce(state: State, sample: Sample) -> State:
+    """The state after one sample. Pure."""
+    return fold(state, (sample,))
+
+
+def fold(state: State, samples: Iterable[Sample]) -> State:
+    """The state after many samples; copies the table of nodes once per batch, not per sample."""
+    nodes: dict[str, NodeState] | None = None
+    for sample in samples:
+        if isinstance(sample, NodeSample | NodeDown):
+            nodes = dict(state.nodes) if nodes is None else nodes
+            before = nodes.get(sample.node) or NodeState(
+                sample.node, history=Ring(len(NODE_COLUMNS), state.fleet.limit)
+            )
+            nodes[sample.node] = _after_node(before, sample, state.history_step_s)
+            continue
+        if nodes is not None:
+            state, nodes = replace(state, nodes=nodes), None
+        state = _after_other(state, sample)
+    return state if nodes is None else replace(state, nodes=nodes)
+
+
+def _after_node(node: NodeState, sample: NodeSample | NodeDown, step_s: float) -> NodeState:
+    if isinstance(sample, NodeDown):
+        return replace(node, down=sample)
+    seen = max([node.gpus_seen, *(gpu.index + 1 for gpu in sample.gpus or ())])
+    node = replace(node, sample=sample, down=None, gpus_seen=seen)
+    if node.history_s is None:
+        return _with_history(node, sample, 0)
+    rows = round((sample.at_s - node.history_s) / step_s)
+    return _with_history(node, sample, min(rows, node.history.limit) - 1) if rows > 0 else node
+
+
+def _with_history(node: NodeState, sample: NodeSample, gap: int) -> NodeState:
+    """One row more; `gap` rows of unknown stand for the time without readings."""
+    history = node.history
+    for _ in range(gap):
+        history = history.append(())
+    network = sample.network_bytes_s
+    row: list[float | None] = [
+        sample.cpu,
+        sample.memory,
+        sample.load1,
+        None if network is None else network / 1e6,
+    ]
+    by_index = {gpu.index: gpu for gpu in sample.gpus or ()}
+    for index in range(node.gpus_seen):
+        gpu = by_index.get(index, Gpu(index))
+        row += [gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c]
+    return replace(node, history=history.append(row), history_s=sample.at_s)
+
+
+def _after_other(state: State, sample: Sample) -> State:
+    if isinstance(sample, Tick):
+        return _after_tick(state, sample)
+    if isinstance(sample, RunOpened):
+        run = RunState(sample.directory, sample.name, sample.nodes, sample.ranks)
+        known = dict(state.nodes)
+        for name in sample.nodes:
+            known.setdefault(
+                name, NodeState(name, history=Ring(len(NODE_COLUMNS), state.fleet.limit))
+            )
+        # Planned nodes fill the table only when no hostfile does: a hostfile is the user's choice.
+        return replace(state, run=run, nodes=state.nodes or known)
+    if state.run is None:
+        return state  # a record without its run: the feed opens runs first
+    if isinstance(sample, StepSample):
+        return replace(state, run=_after_step(state.run, sample))
+    if isinstance(sample, EventSample):
+        return replace(state, run=_after_event(state.run, sample))
+    return state
+
+
+def _after_step(run: RunState, sample: StepSample) -> RunState:
+    record = sample.record
+    smooth, weight = run.smooth, run.smooth_weight
+    if math.isfinite(record.loss):
+        # Divided by the weight, so that the first steps are not drawn towards zero.
+        keep = 1.0 - 1.0 / SMOOTH_STEPS
+        smooth, weight = keep * smooth + (1 - keep) * record.loss, keep * weight + (1 - keep)
+    loss = record.loss if math.isfinite(record.loss) else NAN
+    # Steps that come again after a resume replace what the broken attempt wrote.
+    recent = run.recent
+    if recent and record.step <= recent[-1].step:
+        recent = tuple(old for old in recent if old.step < record.step)
+    return replace(
+        run,
+        last=record,
+        last_s=sample.at_s,
+        recent=(*recent, record)[-RECENT_STEPS:],
+        curve=run.curve.add(record.step, loss, smooth / weight if weight else NAN, record.step_s),
+        smooth=smooth,
+        smooth_weight=weight,
+        ended="",
+    )
+
+
+# Words of the journal that end a run, and how.
+_ENDINGS = {"finished": "finished", "done": "finished", "failed": "failed", "aborted": "failed", "interrupted": "failed"}  # fmt: skip
+
+
+def _after_event(run: RunState, sample: EventSample) -> RunState:
+    event = sample.event
+    ended = run.ended
+    if event.name in ("stop", "end"):
+        ended = "failed" if event.data.get("ok") is False else "finished"
+    elif event.name in _ENDINGS:
+        ended = _ENDINGS[event.name]
+    elif event.name in ("start", "resume", "attempt"):
+        ended = ""
+    node, said = event.data.get("node"), event.data.get("state")
+    states = run.node_states
+    if isinstance(node, str) and isinstance(said, str):
+        states = {**states, node: said}
+    events = run.events
+    at = len(events)
+    # Two files are read side by side: keep them in the order of their own time.
+    while at and events[at - 1].event.time_s > event.time_s > 0:
+        at -= 1
+    events = (*events[:at], sample, *events[at:])[-RECENT_EVENTS:]
+    return replace(run, events=events, ended=ended, node_states=states)
+
+
+def _after_tick(state: State, tick: Tick) -> State:
+    state = replace(state, now_s=tick.now_s)
+    state = replace(state, odd=odd_gpus(state))
+    if state.fleet_s is not None:
+        rows = round((tick.now_s - state.fleet_s) / state.history_step_s)
+        if rows <= 0:
+            return state
+        fleet = state.fleet
+        for _ in range(min(rows, fleet.limit) - 1):
+            fleet = fleet.append(())
+        state = replace(state, fleet=fleet)
+    return replace(state, fleet=state.fleet.append(fleet_row(state)), fleet_s=tick.now_s)

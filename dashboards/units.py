@@ -1,0 +1,104 @@
+"""Numbers for people, short enough for a cell. None and NaN become `-`."""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "-"
+
+
+def known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def power(watts: float | None) -> str:
+    """700 W, 5.57 kW, 127 kW."""
+    if watts is None or not math.isfinite(watts):
+        return UNKNOWN
+    return f"{watts:.0f} W" if watts < 1000 else f"{_three(watts / 1000)} kW"
+
+
+def gib(count: float | None) -> str:
+    """Bytes as GiB without the unit: 3.1, 71, 2,048."""
+    if count is None or not math.isfinite(count):
+        return UNKNOWN
+    value = count / 2**30
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def rate(bytes_s: float | None) -> str:
+    """12 kB/s, 1.4 MB/s, 48 GB/s: decimal, as network speeds are."""
+    if bytes_s is None or not math.isfinite(bytes_s):
+        return UNKNOWN
+    for limit, divisor, unit in ((1e3, 1.0, "B/s"), (1e6, 1e3, "kB/s"), (1e9, 1e6, "MB/s")):
+        if bytes_s < limit:
+            return f"{_three(bytes_s / divisor)} {unit}"
+    return f"{_three(bytes_s / 1e9)} GB/s"
+
+
+def percent(part: float | None) -> str:
+    if part is None or not math.isfinite(part):
+        return UNKNOWN
+    return f"{100 * part:.0f}%"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Significant digits without exponents where it can be read: 0.412, 1,204, 2.0e-04."""
+    if value is None:
+        return UNKNOWN
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf"
+    if value == 0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    if size < -3 or size > 8:
+        return f"{value:.{max(1, digits - 1)}e}"
+    return f"{value:,.{max(0, digits - 1 - size)}f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with separators; from 100,000 on as 123k, 1.2M, 3.4G."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    for limit, divisor, unit in ((1e5, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M")):
+        if value < limit:
+            return f"{value:,.0f}" if divisor == 1.0 else f"{_three(value / divisor)}{unit}"
+    return f"{_three(value / 1e9)}G"
+
+
+def seconds(value: float | None) -> str:
+    """A short time that is measured: 0.21 s, 4.11 s, 65 s."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value * 1000:.0f} ms" if value < 0.0995 else f"{_three(value)} s"
+
+
+def age(value: float | None) -> str:
+    """How long ago, coarse: 3 s, 12 min, 5 h, 2 d."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    for limit, divisor, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if value < limit:
+            return f"{max(0.0, value) / divisor:.0f} {unit}"
+    return f"{value / 86400:.0f} d"
+
+
+def span(value: float | None) -> str:
+    """A long duration in two units: 52 s, 4 min 10 s, 4 h 46 min, 3 d 2 h."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _three(value: float) -> str:
+    """Three significant digits of a number from 0 to 999."""
+    return (
+        f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    )

@@ -1,0 +1,149 @@
+"""The lines at the top and at the bottom of every screen, and the run in one line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.style import Style
+
+from dashboards import units
+from dashboards.fleet import ALARM, MISSING, STALE, UNKNOWN, node_mark, summarise
+from dashboards.plot import bar, nice_scale, resampled, spark
+from dashboards.progress import Figures, figures
+from dashboards.state import State
+from dashboards.widgets.palette import Palette
+from dashboards.widgets.panel import Line, Panel, spread, width_of, words
+
+
+class TopBar(Panel):
+    """Who, how many, how far, how old, what time: always there."""
+
+    def __init__(self, *, with_run: bool, id: str | None = None) -> None:
+        """`with_run` where nothing else on the screen tells of the run."""
+        super().__init__(id=id)
+        self._with_run = with_run
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        summary = summarise(state)
+        left = words((" clusterctl ", colors.accent))
+        if state.nodes:
+            left += words((f" {summary.nodes} nodes", colors.text))
+        if summary.gpus_seen:
+            missing = summary.gpus < summary.gpus_seen
+            text = f"{summary.gpus}/{summary.gpus_seen} GPUs"
+            left += words(("  ", colors.text), (text, colors.warn if missing else colors.text))
+        right = words((time.strftime(" %H:%M:%S ", time.localtime(state.now_s)), colors.strong))
+        options = [
+            words((f"  {state.source}", colors.dim)) if state.source else [],
+            _counts(state, colors),
+            _run_words(state, colors) if self._with_run else [],
+        ]
+        # What matters most is added last and dropped last.
+        kept: list[Line] = []
+        room = width - width_of(left) - width_of(right) - 1
+        for option in reversed(options):
+            if width_of(option) <= room:
+                kept.insert(0, option)
+                room -= width_of(option)
+        for option in kept:
+            left += option
+        return [spread(left, right, width, colors.text)]
+
+
+def _counts(state: State, colors: Palette) -> Line:
+    """How many nodes have which mark."""
+    marks = [node_mark(node, state)[0] for node in state.nodes.values()]
+    styles = {ALARM: colors.bad, MISSING: colors.bad, UNKNOWN: colors.warn, STALE: colors.warn}
+    line: Line = []
+    for mark, style in styles.items():
+        if marks.count(mark):
+            line += words(("  ", colors.text), (f"{mark}{marks.count(mark)}", style))
+    return line
+
+
+def _run_words(state: State, colors: Palette) -> Line:
+    run = state.run
+    if run is None:
+        return []
+    if run.last is None:
+        return words((f"   {run.name} ", colors.label), ("no step yet", colors.dim))
+    age = units.age(None if run.last_s is None else state.now_s - run.last_s)
+    return words(
+        (f"   {run.name} ", colors.label),
+        (f"{run.last.step:,}/{run.last.steps_total:,}", colors.text),
+        (f" {age} ago", colors.dim),
+    )
+
+
+class RunStrip(Panel):
+    """The run in one line, for the screens that are about something else."""
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        run = state.run
+        if run is None:
+            text = " no run: give --run DIR, or start below a folder with outputs/"
+            return [words((text, colors.dim))]
+        now = figures(run, state.now_s)
+        left = words((f" {run.name} ", colors.label), *status_words(now, colors))
+        if run.last is None:
+            return [left]
+        age_s = None if run.last_s is None else state.now_s - run.last_s
+        right = words(("loss ", colors.dim), (f"{units.number(now.smooth_loss)} ", colors.strong))
+        steps = words((f"  {now.step:,}/{now.steps_total:,}", colors.text), (f" {units.age(age_s)} ago", colors.dim))  # fmt: skip
+        pace = words((f"{units.seconds(now.step_s)}/step  ", colors.text))
+        eta = words(("ETA ", colors.dim), (f"{units.span(now.eta_s)}  ", colors.text))
+        room = width - width_of(left) - width_of(right) - 2
+        # In order of weight; what does not fit is left out whole.
+        for part, at_left in ((steps, True), (eta if now.eta_s else [], False), (pace, False)):
+            if width_of(part) <= room:
+                room -= width_of(part)
+                left, right = (left + part, right) if at_left else (left, part + right)
+        curve = resampled([(row[0], row[2]) for row in run.curve.rows()], 48, 1, run.last.step)
+        if room > 54 and len(run.recent) > 1:
+            right = (
+                words((spark(curve, nice_scale(curve)), colors.good), ("  ", colors.text)) + right
+            )
+            room -= 26
+        left += words(("  ", colors.text)) + progress_bar(now, min(60, room - 4), colors)
+        return [spread(left, right, width, colors.text)]
+
+
+def status_words(now: Figures, colors: Palette) -> Sequence[tuple[str, Style]]:
+    """The run's state in a word with its mark."""
+    mark, style = {
+        "running": ("", colors.good),
+        "finished": ("", colors.good),
+        "waiting": (UNKNOWN + " ", colors.dim),
+        "stalled": (ALARM + " ", colors.alarm),
+        "failed": (ALARM + " ", colors.alarm),
+    }[now.status]
+    return [(mark + now.status, style)]
+
+
+def progress_bar(now: Figures, width: int, colors: Palette) -> Line:
+    """▓▓▓··· 41% as wide as it is given; nothing below eight cells."""
+    if width < 8:
+        return []
+    percent = f" {100 * now.part:3.0f}%" if now.part is not None else "   - "
+    filled, empty = bar(now.part, width - len(percent))
+    return words((filled, colors.good), (empty, colors.dim), (percent, colors.text))
+
+
+class KeyBar(Panel):
+    """The keys that work here; each can be clicked too."""
+
+    def __init__(self, keys: Sequence[tuple[str, str, str]], *, id: str | None = None) -> None:
+        """`keys`: (key, word, action); the earlier ones stay when it gets narrow."""
+        super().__init__(id=id)
+        self._keys = keys
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        line: Line = []
+        for key, word, action in self._keys:
+            click = Style.from_meta({"@click": action})
+            part = words((f" {key}", colors.accent + click), (f" {word} ", colors.label + click))
+            if width_of(line) + width_of(part) > width:
+                break
+            line += part
+        return [line]

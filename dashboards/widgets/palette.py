@@ -1,0 +1,171 @@
+"""Styles by meaning, for each kind of terminal: 16 million, 256, 16 colours, none.
+
+Colour says nothing that text does not say too: cells hold numbers and marks.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from rich.color import Color
+from rich.style import Style
+from textual.app import App
+
+# From dark to light along one path that colour-blind eyes can follow as well (blue to yellow-green);
+# heat goes on to red, where a number near its limit is bad.
+_COOL = ((0.0, "#2f4a78"), (0.2, "#3560a0"), (0.45, "#2f83a8"), (0.7, "#2fa79a"), (0.9, "#5fbf7a"), (1.0, "#a5d65c"))  # fmt: skip
+_HEAT = ((0.0, "#3560a0"), (0.35, "#2f83a8"), (0.55, "#3fa98a"), (0.72, "#d0b84a"), (0.86, "#e0853a"), (1.0, "#e2495b"))  # fmt: skip
+# The same paths as grounds: dark, because a healthy fleet fills the screen and stays there all day.
+_COOL_GROUND = ((0.0, "#1a2130"), (0.2, "#1c2f4c"), (0.45, "#1b4763"), (0.7, "#1a5d66"), (0.88, "#1f6b55"), (1.0, "#3d8a4c"))  # fmt: skip
+_HEAT_GROUND = ((0.0, "#1c2f4c"), (0.35, "#1b4763"), (0.55, "#226655"), (0.72, "#80702a"), (0.86, "#9c5526"), (1.0, "#ad2f3f"))  # fmt: skip
+_ANSI_COOL = ("blue", "cyan", "cyan", "green", "bright_green")
+_ANSI_HEAT = ("blue", "cyan", "green", "yellow", "red")
+LEVELS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Every style that the panels use."""
+
+    text: Style
+    strong: Style
+    dim: Style
+    label: Style
+    accent: Style
+    good: Style
+    warn: Style
+    alarm: Style  # on its own ground: has to be seen
+    bad: Style
+    stale: Style
+    cursor: Style
+    chart: tuple[Style, ...]  # from the bottom to the top of an area
+    spark: Style  # small curves in rows
+    faint: Style  # the raw values behind a smoothed curve
+    cool: tuple[Style, ...]  # grounds of cells by level
+    heat: tuple[Style, ...]
+    cool_ink: tuple[Style, ...]  # the same as text
+    heat_ink: tuple[Style, ...]
+    bars: tuple[Style, ...]  # parts of a whole, told apart by their labels too
+
+    def cell(self, level: float | None, hot: bool) -> Style:
+        """Ground and text of a grid cell."""
+        return self.dim if level is None else _step(self.heat if hot else self.cool, level)
+
+    def ink(self, level: float | None, hot: bool) -> Style:
+        """The level as text on the usual ground, for bars and numbers."""
+        return self.dim if level is None else _step(self.heat_ink if hot else self.cool_ink, level)
+
+
+def _step(ramp: tuple[Style, ...], level: float) -> Style:
+    return ramp[max(0, min(len(ramp) - 1, int(level * len(ramp))))]
+
+
+def palette(app: App[object]) -> Palette:
+    """The palette for the app's theme and terminal."""
+    plain = app.no_color
+    few = app.native_ansi_color or app.console.color_system == "standard"
+    variables = app.theme_variables
+    names = ("foreground", "primary", "accent", "success", "warning", "error", "secondary")
+    colors = tuple(variables.get(name, "#888888") for name in names)
+    return _few_colors(plain) if few or plain else _many_colors(colors, app.current_theme.dark)
+
+
+@functools.cache
+def _many_colors(colors: tuple[str, ...], dark: bool) -> Palette:
+    foreground, primary, accent, success, warning, error, secondary = map(_rgb, colors)
+    ground = (18, 18, 18) if dark else (250, 250, 250)
+
+    def ink(color: tuple[int, int, int], part: float = 1.0, bold: bool = False) -> Style:
+        return Style(color=Color.from_rgb(*_mix(ground, color, part)), bold=bold)
+
+    return Palette(
+        text=ink(foreground),
+        strong=ink(foreground, bold=True),
+        dim=ink(foreground, 0.5),
+        label=ink(foreground, 0.68),
+        accent=ink(accent, bold=True),
+        good=ink(success),
+        warn=ink(warning, bold=True),
+        alarm=Style(color="#ffffff", bgcolor=Color.from_rgb(*_rgb("#c8283f")), bold=True),
+        bad=ink(error, bold=True),
+        stale=ink(foreground, 0.5),
+        cursor=ink(accent, bold=True),
+        chart=tuple(
+            ink(_mix(primary, success, part / 11), 0.55 + 0.45 * part / 11) for part in range(12)
+        ),
+        spark=ink(_mix(primary, success, 0.5), 0.8),
+        faint=ink(primary, 0.75),
+        cool=tuple(_on(color) for color in _ramp(_COOL_GROUND)),
+        heat=tuple(_on(color) for color in _ramp(_HEAT_GROUND)),
+        cool_ink=tuple(ink(color) for color in _ramp(_COOL)),
+        heat_ink=tuple(ink(color) for color in _ramp(_HEAT)),
+        bars=tuple(
+            ink(color)
+            for color in (accent, primary, success, secondary, warning, error, foreground)
+        ),
+    )
+
+
+@functools.cache
+def _few_colors(plain: bool) -> Palette:
+    """Named colours of the terminal's own; without any (NO_COLOR) only bold, dim and reverse."""
+
+    def ink(name: str, bold: bool = False, dim: bool = False) -> Style:
+        return Style(color="default" if plain else name, bold=bold, dim=dim)
+
+    cool, heat = (tuple(ink(name) for name in ramp) for ramp in (_ANSI_COOL, _ANSI_HEAT))
+    return Palette(
+        text=ink("default"),
+        strong=ink("default", bold=True),
+        dim=ink("default", dim=True),
+        label=ink("default", dim=True),
+        accent=ink("bright_cyan", bold=True),
+        good=ink("green"),
+        warn=ink("yellow", bold=True),
+        alarm=Style(color="default" if plain else "red", bold=True, reverse=True),
+        bad=ink("red", bold=True),
+        stale=ink("default", dim=True),
+        cursor=ink("bright_white", bold=True),
+        chart=(ink("cyan"),),
+        spark=ink("cyan"),
+        faint=ink("blue", dim=plain),
+        cool=cool,
+        heat=heat,
+        cool_ink=cool,
+        heat_ink=heat,
+        bars=tuple(
+            ink(name) for name in ("cyan", "blue", "green", "magenta", "yellow", "red", "default")
+        ),
+    )
+
+
+def _ramp(stops: tuple[tuple[float, str], ...]) -> list[tuple[int, int, int]]:
+    colors = []
+    for index in range(LEVELS):
+        part = index / (LEVELS - 1)
+        above = next(i for i, (at, _) in enumerate(stops) if at >= part)
+        (low, first), (high, second) = stops[max(0, above - 1)], stops[above]
+        between = (part - low) / (high - low) if high > low else 0.0
+        colors.append(_mix(_rgb(first), _rgb(second), between))
+    return colors
+
+
+def _on(ground: tuple[int, int, int]) -> Style:
+    """Text that can be read on a ground."""
+    red, green, blue = ground
+    bright = 0.299 * red + 0.587 * green + 0.114 * blue > 140
+    return Style(color="#0c1117" if bright else "#dfe6ee", bgcolor=Color.from_rgb(red, green, blue))
+
+
+def _rgb(text: str) -> tuple[int, int, int]:
+    if not text.startswith("#") or len(text) < 7:
+        return (136, 136, 136)
+    return (int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16))
+
+
+def _mix(
+    first: tuple[int, int, int], second: tuple[int, int, int], part: float
+) -> tuple[int, int, int]:
+    red, green, blue = (round(a + (b - a) * part) for a, b in zip(first, second, strict=True))
+    return red, green, blue
