@@ -97,6 +97,11 @@ class GpuFacts:
     on_pci: Maybe[int] = NOT_ASKED  # NVIDIA devices that the kernel sees on PCI, driver or not
 
     @property
+    def summary(self) -> str:
+        """The first sentence of the message."""
+        return self.message.split("\n", 1)[0].split(". ", 1)[0]
+
+    @property
     def has_hardware(self) -> bool:
         """Whether anything speaks for an NVIDIA GPU in the machine, be it broken."""
         if self.state in ("ok", "partial", "failed", "hung"):
@@ -110,7 +115,7 @@ class GpuFacts:
             return len(self.gpus)
         if self.state in ("none", "no-tool"):
             return 0
-        return Unknown(self.message.split("\n", 1)[0] or self.state)
+        return Unknown(self.summary or self.state)
 
 
 @dataclass(frozen=True, slots=True)

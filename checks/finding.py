@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,10 +49,16 @@ class Finding:
     source: Source = "fixed"  # where the expected value comes from
     fix: str | None = None  # the line that repairs it
     action: Action = Action.NONE
+    because: str | None = (
+        None  # id of the check that says the reason: this one only follows from it
+    )
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
         return {**data, "verdict": self.verdict.value, "action": self.action.value}
+
+
+_ALL_BUT_NODES = tuple(item.name for item in dataclasses.fields(Finding) if item.name != "nodes")
 
 
 def passed(evidence: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
@@ -93,9 +100,10 @@ class Report:
     def go(self) -> bool:
         return self.exit_code == 0
 
-    def count(self, verdict: Verdict) -> int:
-        """Lines of the folded report with this verdict."""
-        return sum(finding.verdict is verdict for finding in self.folded())
+    def counts(self) -> dict[Verdict, int]:
+        """Rows of the folded report by verdict, without those that only follow."""
+        rows = Counter(one.verdict for one in self.folded(following=False))
+        return {verdict: rows[verdict] for verdict in WORST_FIRST}
 
     @property
     def bad_nodes(self) -> tuple[str, ...]:
@@ -113,17 +121,29 @@ class Report:
         bad = set(self.bad_nodes)
         return tuple(node for node in self.nodes if node not in bad)
 
-    def folded(self) -> list[Finding]:
-        """Equal findings of several nodes as one, worst first, then by id."""
+    def folded(self, following: bool = True) -> list[Finding]:
+        """Equal findings of several nodes as one, worst first, then by id.
+
+        Without `following` those are left out that only repeat another check's reason.
+        """
         order = {node: index for index, node in enumerate(self.nodes)}
-        groups: dict[Finding, list[str]] = {}
+        told = {
+            (one.id, node)
+            for one in self.findings
+            if one.verdict in (Verdict.FAIL, Verdict.UNKNOWN)
+            for node in one.nodes
+        }
+        groups: dict[tuple[object, ...], list[Finding]] = {}
         for finding in self.findings:
-            key = dataclasses.replace(finding, nodes=())
-            groups.setdefault(key, []).extend(finding.nodes)
-        folded = [
-            dataclasses.replace(key, nodes=tuple(sorted(set(nodes), key=lambda n: order.get(n, 0))))
-            for key, nodes in groups.items()
-        ]
+            reason = finding.because
+            if reason and not following and all((reason, node) in told for node in finding.nodes):
+                continue
+            key = tuple(getattr(finding, name) for name in _ALL_BUT_NODES)
+            groups.setdefault(key, []).append(finding)
+        folded = []
+        for members in groups.values():
+            nodes = sorted({node for one in members for node in one.nodes}, key=order.__getitem__)
+            folded.append(dataclasses.replace(members[0], nodes=tuple(nodes)))
         return sorted(folded, key=lambda one: (WORST_FIRST.index(one.verdict), one.id))
 
     def of(self, id: str) -> tuple[Finding, ...]:
@@ -137,7 +157,7 @@ class Report:
             "nodes": list(self.nodes),
             "good_nodes": list(self.good_nodes),
             "bad_nodes": list(self.bad_nodes),
-            "counts": {verdict.value: self.count(verdict) for verdict in WORST_FIRST},
+            "counts": {verdict.value: number for verdict, number in self.counts().items()},
             "checks": [finding.to_json() for finding in self.folded()],
             "seconds": round(self.seconds, 3),
         }

@@ -166,17 +166,19 @@ def compare(
     what: str,
     *,
     fix: str | None = None,
+    because: str | None = None,
     bad: Callable[..., Finding] = fail,
 ) -> Iterator[Finding]:
     """Findings about a value that all nodes should share: the majority is right.
 
     `read` gives a hashable value, `Unknown`, or None for a node that the question leaves out.
+    `because` is the check that already says why a value is unknown.
     """
     values: dict[str, Any] = {}
     for node in fleet.reached:
         value = read(node)
         if isinstance(value, Unknown):
-            yield unknown(f"{what}: {value.reason}", nodes=(node.name,))
+            yield unknown(f"{what}: {value.reason}", nodes=(node.name,), because=because)
         elif value is not None:
             values[node.name] = value
     if not values:

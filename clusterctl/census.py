@@ -10,7 +10,7 @@ from typing import Any
 from checks.facts import Fleet, Gpu, GpuFacts, NodeFacts, Unknown, Unreached, to_json
 from checks.parse.host import parse_census
 from checks.profile import Profile
-from checks.rules.gpu import expected_count, first_line
+from checks.rules.gpu import expected_count
 from clusterctl.fanout import NodeResult
 from clusterctl.nodes import fold, is_loopback
 
@@ -123,9 +123,9 @@ def _row(node: NodeFacts, expected: int, limits: Profile) -> GpuRow:
         why = node.unreached
         return _empty(node.name, None, (f"no answer: {why.phase}: {why.message}",), "unknown")
     if facts.state in ("hung", "unreadable"):
-        return _empty(node.name, None, (first_line(facts.message),), "unknown")
+        return _empty(node.name, None, (facts.summary,), "unknown")
     if facts.state == "failed":
-        return _empty(node.name, None, (first_line(facts.message),), "bad")
+        return _empty(node.name, None, (facts.summary,), "bad")
     if facts.state in ("none", "no-tool"):
         flag = "no nvidia-smi" if facts.state == "no-tool" else "no GPU"
         on_pci = 0 if isinstance(facts.on_pci, Unknown) else facts.on_pci
@@ -151,7 +151,7 @@ def _counted(name: str, facts: GpuFacts, expected: int, limits: Profile) -> GpuR
         flags.append(f"{should - len(gpus)} missing ({source})")
         verdict = "bad"
     if facts.state == "partial":
-        flags.append(first_line(facts.message))
+        flags.append(facts.summary)
         verdict = "bad"
     powers = [gpu.power_w for gpu in gpus if not isinstance(gpu.power_w, Unknown)]
     use = [g.utilization_percent for g in gpus if not isinstance(g.utilization_percent, Unknown)]

@@ -28,6 +28,7 @@ class NodeResult(Generic[T]):
     unreachable: Unreachable | None
     seconds: float
     notes: tuple[str, ...] = ()  # what the transport did on the way: retries, accepted keys
+    phases: tuple[tuple[str, float], ...] = ()  # (phase, seconds) in order, the last one it was in
 
 
 class Fanout(Generic[T]):
@@ -117,8 +118,9 @@ class Fanout(Generic[T]):
                 f"{type(error).__name__}: {error}",
                 "this is a fault of clusterctl, please report it",
             )
+        seconds = time.monotonic() - started
         return NodeResult(
-            node, value, unreachable, time.monotonic() - started, tuple(progress.notes)
+            node, value, unreachable, seconds, tuple(progress.notes), progress.phases()
         )
 
     def _late(self, node: Node, seconds: float) -> NodeResult[T]:
@@ -130,7 +132,7 @@ class Fanout(Generic[T]):
             late = Unreachable(
                 progress.phase, in_phase, f"no answer before the deadline of {self._deadline_s:g} s"
             )
-        return NodeResult(node, None, late, seconds, tuple(progress.notes))
+        return NodeResult(node, None, late, seconds, tuple(progress.notes), progress.phases())
 
 
 def in_order(nodes: Sequence[Node], results: Sequence[NodeResult[T]]) -> list[NodeResult[T]]:

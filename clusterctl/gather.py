@@ -20,7 +20,7 @@ class Answer:
     out: str
     err: str
     seconds: float
-    timed_out: bool = False
+    why: str = ""  # with rc None: what happened instead of an end
     truncated: bool = False
     noise: str = ""
 
@@ -31,7 +31,7 @@ class Answer:
     def ending(self) -> str:
         """`exit 2`, `signal SIGKILL`, `no end in 30 s, killed`."""
         if self.rc is None:
-            return self.err.strip().splitlines()[-1] if self.err.strip() else "not run"
+            return self.why or "not run"
         if self.rc < 0:
             names = {number.value: number.name for number in signal.Signals}
             return f"signal {names.get(-self.rc, -self.rc)}"
@@ -40,7 +40,7 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         return {
             "node": self.node, "rc": self.rc, "out": self.out, "err": self.err,
-            "seconds": self.seconds, "timed_out": self.timed_out, "truncated": self.truncated,
+            "ending": self.ending(), "seconds": self.seconds, "truncated": self.truncated,
             "noise": self.noise, "unreachable": None,
         }  # fmt: skip
 
@@ -48,13 +48,17 @@ class Answer:
 def read_answer(node: str, envelope: dict[str, Any]) -> Answer:
     """The answer in the envelope of payload `shell`."""
     section = envelope["sections"]["command"]
+    err, why = section["err"], ""
+    if section["rc"] is None:  # the last line is the payload's, not the command's
+        *said, why = err.splitlines() or [section["state"]]
+        err = "".join(f"{line}\n" for line in said)
     return Answer(
         node=node,
         rc=section["rc"],
         out=section["out"],
-        err=section["err"],
+        err=err,
         seconds=section["seconds"],
-        timed_out=section["state"] == "timeout",
+        why=why,
         truncated=bool(section.get("truncated")),
         noise=envelope.get("noise", ""),
     )
@@ -90,12 +94,21 @@ class Group:
 
 
 def group(answers: Iterable[Answer]) -> list[Group]:
-    """Groups of equal ending, output and error text, in the order of their first node."""
+    """Groups of equal ending and output, in the order of their first node."""
     groups: dict[tuple[object, ...], list[Answer]] = {}
     for answer in answers:
-        key = (answer.rc, answer.timed_out, answer.out, answer.err, answer.truncated)
+        key = (answer.rc, answer.why, answer.out, answer.truncated)
         groups.setdefault(key, []).append(answer)
     return [Group(tuple(members)) for members in groups.values()]
+
+
+def group_errors(answers: Iterable[Answer]) -> list[tuple[str, str]]:
+    """(node set, error text) of what was said on stderr, equal texts together."""
+    said: dict[str, list[str]] = {}
+    for answer in answers:
+        if answer.err.strip():
+            said.setdefault(answer.err, []).append(answer.node)
+    return [(fold(nodes), text) for text, nodes in said.items()]
 
 
 def majority_first(groups: Sequence[Group]) -> list[Group]:

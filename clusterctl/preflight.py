@@ -55,12 +55,9 @@ def run_preflight(
 
 def headline(report: Report) -> str:
     """`GO: 15 checks on 24 nodes`, `NO-GO: 1 fail, 3 warn; -x n5 to go with 23 nodes`."""
-    counts = [
-        (report.count(Verdict.FAIL), "fail"),
-        (report.count(Verdict.UNKNOWN), "unknown"),
-        (report.count(Verdict.WARN), "warn"),
-    ]
-    words = ", ".join(f"{number} {word}" for number, word in counts if number)
+    counts = report.counts()
+    bad_kinds = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
+    words = ", ".join(f"{counts[kind]} {kind.value.lower()}" for kind in bad_kinds if counts[kind])
     if report.go:
         checks = len({finding.id for finding in report.findings})
         count = len(report.nodes)
@@ -75,14 +72,13 @@ def headline(report: Report) -> str:
 def table_rows(report: Report, everything: bool = False) -> list[tuple[Verdict, str, str, str]]:
     """(verdict, id, node set, evidence) of what is not PASS, equal ones folded, worst first.
 
-    `everything` adds PASS and SKIP.
+    `everything` adds PASS, SKIP, and what only follows from another row.
     """
-    quiet = () if everything else (Verdict.PASS, Verdict.SKIP)
-    return [
-        (one.verdict, one.id, fold(one.nodes), one.evidence)
-        for one in report.folded()
-        if one.verdict not in quiet
-    ]
+    rows: dict[tuple[Verdict, str, str], list[str]] = {}
+    for one in report.folded(following=everything):
+        if everything or one.verdict not in (Verdict.PASS, Verdict.SKIP):
+            rows.setdefault((one.verdict, one.id, one.evidence), []).extend(one.nodes)
+    return [(verdict, id, fold(nodes), text) for (verdict, id, text), nodes in rows.items()]
 
 
 def fix_lines(report: Report) -> list[str]:
@@ -90,10 +86,10 @@ def fix_lines(report: Report) -> list[str]:
 
     What could not be found out gets a `hint` instead: nobody knows what there is to fix.
     """
-    lines: dict[str, None] = {}
-    for one in report.folded():
+    lines: dict[tuple[str, str], dict[str, None]] = {}
+    for one in report.folded(following=False):
         if one.fix and one.verdict not in (Verdict.PASS, Verdict.SKIP):
             action = f"  [{one.action.value}]" if one.action.value != "none" else ""
             word = "hint" if one.verdict is Verdict.UNKNOWN else "fix"
-            lines[f"{word} {fold(one.nodes)}: {one.fix}{action}"] = None
-    return list(lines)
+            lines.setdefault((word, one.fix + action), {}).update(dict.fromkeys(one.nodes))
+    return [f"{word} {fold(nodes)}: {text}" for (word, text), nodes in lines.items()]

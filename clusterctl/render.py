@@ -85,6 +85,18 @@ class Output:
                 done += 1
                 yield result
 
+    def ways(self, results: Sequence[NodeResult[Any]]) -> None:
+        """How nodes were reached, on stderr: with -v retries and accepted keys, with -vv phases."""
+        for result in results:
+            for note in result.notes if self.verbose else ():
+                self.note(f"{result.node.name}: {note}", "dim")
+        if self.verbose > 1:
+            for result in results:
+                words = [
+                    f"{name} {seconds:.3f}" for name, seconds in result.phases if name != "queued"
+                ]
+                self.note(f"{result.node.name}: {', '.join(words)} s", "dim")
+
     def unreachable(self, results: Sequence[NodeResult[Any]]) -> None:
         """Say on stderr which nodes gave no answer, in which phase and why; also under -q."""
         dead = sum(result.unreachable is not None for result in results)

@@ -15,7 +15,11 @@ from checks.runner import check, compare
 def driver_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """The same NVIDIA driver: NCCL and CUDA behave by it."""
     yield from compare(
-        fleet, _driver, "NVIDIA driver", fix="install the driver of the others, then reboot"
+        fleet,
+        _driver,
+        "NVIDIA driver",
+        fix="install the driver of the others, then reboot",
+        because="gpu.driver",
     )
 
 
@@ -24,5 +28,5 @@ def _driver(node: NodeFacts) -> Any:
         return None
     versions = {gpu.driver for gpu in node.gpus.gpus if not isinstance(gpu.driver, Unknown)}
     if not versions:
-        return Unknown(node.gpus.message.split("\n", 1)[0] or "no GPU names its driver")
+        return Unknown(node.gpus.summary or "no GPU names its driver")
     return ", ".join(sorted(versions))

@@ -23,10 +23,6 @@ def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
     return max(counts, key=lambda count: (counts[count], count), default=0)
 
 
-def first_line(text: str) -> str:
-    return text.split("\n", 1)[0]
-
-
 @check("gpu.driver")
 def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The driver answers for every GPU, within its deadline."""
@@ -35,16 +31,16 @@ def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     if gpus.state == "ok":
         yield passed(f"{len(gpus.gpus)} GPUs answer")
     elif gpus.state == "hung" or gpus.state == "unreadable":
-        yield unknown(first_line(gpus.message), fix="dmesg | grep -i -e xid -e nvrm")
+        yield unknown(gpus.summary, fix="dmesg | grep -i -e xid -e nvrm")
     elif gpus.state == "failed":
         yield fail(
-            first_line(gpus.message),
+            gpus.summary,
             fix="dmesg | grep -i nvrm; a driver that was updated under a running kernel needs a reboot",
             action=Action.REBOOT,
         )
     elif gpus.state == "partial":
         yield fail(
-            f"{len(gpus.gpus)} GPUs answer, and: {first_line(gpus.message)}",
+            f"{len(gpus.gpus)} GPUs answer, and: {gpus.summary}",
             fix="dmesg | grep -i xid",
             action=Action.REBOOT,
         )
@@ -62,7 +58,9 @@ def count_majority(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     for node in fleet.reached:
         count = node.gpus.count
         if isinstance(count, Unknown):
-            yield unknown(f"number of GPUs: {count.reason}", nodes=(node.name,))
+            yield unknown(
+                f"number of GPUs: {count.reason}", nodes=(node.name,), because="gpu.driver"
+            )
         elif expected == 0:
             yield skip("no GPU on most nodes", nodes=(node.name,))
         elif count < expected:
@@ -80,7 +78,8 @@ def _missing(name: str, count: int, expected: int, gpus: GpuFacts) -> Finding:
     on_pci = gpus.on_pci
     evidence = f"{count} GPUs, most nodes have {expected}"
     fix, action = "lspci | grep -i nvidia; then reboot", Action.REBOOT
-    if not isinstance(on_pci, Unknown):
+    # Containers hide PCI: a list shorter than what the driver shows says nothing.
+    if not isinstance(on_pci, Unknown) and on_pci >= count:
         evidence += f"; PCI shows {on_pci}"
         if on_pci < expected:
             fix, action = "power cycle; if PCI still shows fewer, service", Action.SERVICE
@@ -102,7 +101,7 @@ def _judge_busy(gpus: GpuFacts, nodes: tuple[str, ...], wanted: bool) -> Finding
     if gpus.state in ("none", "no-tool"):
         return skip("no GPU", nodes=nodes)
     if not gpus.gpus:
-        return unknown(first_line(gpus.message), nodes=nodes)
+        return unknown(f"processes: {gpus.summary}", nodes=nodes, because="gpu.driver")
     if isinstance(gpus.processes, Unknown):
         return unknown(f"processes on the GPUs: {gpus.processes.reason}", nodes=nodes)
     if not gpus.processes:

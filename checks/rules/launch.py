@@ -37,7 +37,7 @@ def gpus(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     if fleet.device != "cuda":
         yield skip("the launch uses no GPU")
     elif isinstance(count, Unknown):
-        yield unknown(f"number of GPUs: {count.reason}")
+        yield unknown(f"number of GPUs: {count.reason}", because="gpu.driver")
     elif count < max(ranks, 1):
         have = node.gpus.message if count == 0 and node.gpus.message else f"{count} GPUs"
         yield fail(

@@ -56,7 +56,8 @@ def command(settings: Settings, output: Output, no_fold: bool) -> int:
         )  # fmt: skip
         output.note(census.summary())
     for node in facts:
-        if output.verbose and len(node.gpus.message.splitlines()) > 1:
+        if output.verbose and node.gpus.message != node.gpus.summary:
             output.note(f"{node.name}: {node.gpus.message}", "dim")
+    output.ways(results)
     output.unreachable(results)
     return census.exit_code

@@ -66,6 +66,7 @@ def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fol
     elif not output.quiet:
         _show(output, answers, as_diff, no_fold)
     _verdict(output, answers, failed, len(nodes))
+    output.ways(results)
     output.unreachable(results)
     return 1 if failed else 3 if dead else 0
 
@@ -75,30 +76,31 @@ def _show(output: Output, answers: list[gather.Answer], as_diff: bool, no_fold: 
         for answer in answers:
             for line in answer.out.splitlines():
                 output.line(f"{answer.node}: {line}")
-            _show_stderr(output, answer.node, answer)
-        return
-    groups = gather.group(answers)
+        errors = [(answer.node, answer.err) for answer in answers]
+    else:
+        _show_groups(output, gather.group(answers), as_diff)
+        errors = gather.group_errors(answers)
+    for names, text in errors:
+        for line in text.splitlines():
+            output.warn(f"{names}: {line}")
+    if output.verbose:
+        for noise in dict.fromkeys(answer.noise for answer in answers if answer.noise):
+            names = fold([answer.node for answer in answers if answer.noise == noise])
+            output.note(f"{names}: the shell says at its start: {noise}", "dim")
+
+
+def _show_groups(output: Output, groups: list[gather.Group], as_diff: bool) -> None:
     if as_diff:
         groups = gather.majority_first(groups)
     for index, one in enumerate(groups):
         if as_diff and index:
             for line in gather.diff(groups[0], one):
                 output.line(line, {"+": "good", "-": "bad", "@": "dim"}.get(line[:1]))
-        else:
-            style = "bold" if one.first.good else "bad"
-            output.line(f"== {one.title(timings=output.verbose > 0)}", style)
-            for line in one.first.out.splitlines():
-                output.line(line)
-        _show_stderr(output, one.nodes, one.first)
-    for noise in sorted({answer.noise for answer in answers if answer.noise}):
-        names = fold([answer.node for answer in answers if answer.noise == noise])
-        if output.verbose:
-            output.note(f"{names}: the shell says at its start: {noise}", "dim")
-
-
-def _show_stderr(output: Output, names: str, answer: gather.Answer) -> None:
-    for line in answer.err.splitlines():
-        output.warn(f"{names}: {line}", "dim")
+            continue
+        style = "bold" if one.first.good else "bad"
+        output.line(f"== {one.title(timings=output.verbose > 0)}", style)
+        for line in one.first.out.splitlines():
+            output.line(line)
 
 
 def _verdict(

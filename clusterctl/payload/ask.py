@@ -35,7 +35,6 @@ def ask(
     def work(node: Node, progress: Progress) -> dict[str, Any]:
         connection = transport.connect(node, limits, progress)
         try:
-            progress.enter("command")
             return ship.probe(connection, verb, args, patience_s, lease=lease)
         finally:
             connection.close()

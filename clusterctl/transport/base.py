@@ -70,9 +70,17 @@ class Progress:
     phase: str = "queued"
     since: float = field(default_factory=time.monotonic)
     notes: list[str] = field(default_factory=list)  # retries and accepted keys, for -v
+    passed: list[tuple[str, float]] = field(default_factory=list)  # phases left and their seconds
 
     def enter(self, phase: str) -> None:
-        self.phase, self.since = phase, time.monotonic()
+        now = time.monotonic()
+        if self.phase != phase:
+            self.passed.append((self.phase, now - self.since))
+        self.phase, self.since = phase, now
+
+    def phases(self) -> tuple[tuple[str, float], ...]:
+        """(phase, seconds) from the first to the one it is in, for -vv."""
+        return (*self.passed, (self.phase, time.monotonic() - self.since))
 
 
 class Stream(Protocol):

@@ -138,6 +138,19 @@ def test_equal_findings_fold_in_hostfile_order_worst_first() -> None:
     assert report.good_nodes == ("n3",)
 
 
+def test_what_only_follows_is_not_told_twice_but_stays_in_the_report() -> None:
+    root = Finding("gpu.driver", Verdict.FAIL, ("n1",), "driver failed")
+    after = Finding("gpu.busy", Verdict.UNKNOWN, ("n1",), "driver failed", because="gpu.driver")
+    report = Report(("n1",), (root, after))
+    assert report.folded() == [root, after]
+    assert report.folded(following=False) == [root]
+    assert report.counts()[Verdict.UNKNOWN] == 0
+    # With the cause left out by the user it speaks for itself.
+    alone = Report(("n1",), (after,))
+    assert alone.folded(following=False) == [after]
+    assert (alone.counts()[Verdict.UNKNOWN], alone.exit_code) == (1, 3)
+
+
 def test_majority_and_tie() -> None:
     most = majority({"n1": 8, "n2": 8, "n3": 7})
     assert (most.value, most.count) == (8, 2)
@@ -185,5 +198,16 @@ def test_report_is_json() -> None:
     data = json.loads(json.dumps(report.to_json()))
     assert data["verdict"] == "NO-GO"
     assert data["bad_nodes"] == ["n1", "n2"]
-    keys = {"id", "verdict", "nodes", "evidence", "value", "expected", "source", "fix", "action"}
+    keys = {
+        "id",
+        "verdict",
+        "nodes",
+        "evidence",
+        "value",
+        "expected",
+        "source",
+        "fix",
+        "action",
+        "because",
+    }
     assert set(data["checks"][0]) == keys

@@ -92,7 +92,11 @@ def test_broken_driver_shows_its_text_and_exit_1(nodes: LocalCluster, capsys) ->
     assert show(nodes) == 1
     row = rows(capsys)["n3"]
     assert row[:5] == ["-!", "-", "-", "-", "-"]
-    assert " ".join(row[5:]).startswith("NVIDIA-SMI has failed because")
+    assert " ".join(row[5:]) == (
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"
+    )
+    assert show(nodes, "-v") == 1
+    assert "is installed and running." in capsys.readouterr().err
 
 
 def test_one_lost_gpu_keeps_the_other_seven(nodes: LocalCluster, capsys) -> None:

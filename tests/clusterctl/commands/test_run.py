@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ def test_equal_outputs_are_folded_under_one_header(nodes: LocalCluster, capsys) 
 def test_groups_stand_in_hostfile_order(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, 'case $NODE in n1|n3) echo odd;; *) echo "$NODE";; esac') == 0
     assert capsys.readouterr().out == "== n2\nn2\n== n[1,3] (2 nodes)\nodd\n== n10\nn10\n"
+
+
+def test_error_texts_are_folded_apart_from_the_output(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, "echo $NODE; echo oops >&2") == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 8
+    assert err == "n[1-3,10]: oops\n"
 
 
 def test_diff_shows_the_majority_and_what_differs(nodes: LocalCluster, capsys) -> None:
@@ -110,6 +118,14 @@ def test_json_has_every_node_in_order(nodes: LocalCluster, capsys) -> None:
 def test_quiet_is_one_line(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "-q", "[ $NODE != n3 ]") == 1
     assert capsys.readouterr() == ("3 of 4 nodes ok; n3: exit 1\n", "")
+
+
+def test_very_verbose_shows_the_phases_of_each_node(nodes: LocalCluster, capsys) -> None:
+    nodes.kill("n1")
+    run(nodes, "-vv", "true")
+    lines = [line for line in capsys.readouterr().err.splitlines() if ", command " in line]
+    assert [line.split(":")[0] for line in lines] == ["n2", "n10", "n3"]
+    assert re.fullmatch(r"n2: resolve \d\.\d{3}, tcp \d\.\d{3}, command \d\.\d{3} s", lines[0])
 
 
 def test_verbose_shows_timings_and_the_shells_noise(nodes: LocalCluster, capsys) -> None:

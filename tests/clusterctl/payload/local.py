@@ -148,6 +148,7 @@ class LocalTransport:
         answer = self.nodes[node.name]
         if isinstance(answer, TransportError):
             raise answer
+        progress.enter("command")
         return answer
 
 
