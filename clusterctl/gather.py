@@ -119,19 +119,24 @@ def majority_first(groups: Sequence[Group]) -> list[Group]:
     return [largest, *(one for one in groups if one is not largest)]
 
 
+def lines(text: str) -> list[str]:
+    """Lines by newline alone: splitlines() would also cut at form feeds and progress bars' returns."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def diff(base: Group, other: Group) -> Iterator[str]:
     """Unified diff of the outputs; an equal output with another ending says so in one line."""
-    lines = list(
+    found = list(
         difflib.unified_diff(
-            base.first.out.splitlines(),
-            other.first.out.splitlines(),
+            lines(base.first.out),
+            lines(other.first.out),
             base.title(),
             other.title(),
             lineterm="",
         )
     )
-    if lines:
-        yield from lines
+    if found:
+        yield from found
     else:
         yield f"--- {base.title()}"
         yield f"+++ {other.title()}"

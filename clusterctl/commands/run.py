@@ -74,14 +74,14 @@ def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fol
 def _show(output: Output, answers: list[gather.Answer], as_diff: bool, no_fold: bool) -> None:
     if no_fold:
         for answer in answers:
-            for line in answer.out.splitlines():
+            for line in gather.lines(answer.out):
                 output.line(f"{answer.node}: {line}")
         errors = [(answer.node, answer.err) for answer in answers]
     else:
         _show_groups(output, gather.group(answers), as_diff)
         errors = gather.group_errors(answers)
     for names, text in errors:
-        for line in text.splitlines():
+        for line in gather.lines(text):
             output.warn(f"{names}: {line}")
     if output.verbose:
         for noise in dict.fromkeys(answer.noise for answer in answers if answer.noise):
@@ -99,7 +99,7 @@ def _show_groups(output: Output, groups: list[gather.Group], as_diff: bool) -> N
             continue
         style = "bold" if one.first.good else "bad"
         output.line(f"== {one.title(timings=output.verbose > 0)}", style)
-        for line in one.first.out.splitlines():
+        for line in gather.lines(one.first.out):
             output.line(line)
 
 

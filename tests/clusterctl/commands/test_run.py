@@ -103,6 +103,11 @@ def test_quoting_reaches_the_node_untouched(nodes: LocalCluster, capsys) -> None
     assert capsys.readouterr().out == "== n1\nit's\n$HOME\na;b\n"
 
 
+def test_lines_end_at_newlines_only(nodes: LocalCluster, capsys) -> None:
+    assert run(nodes, "-w", "n1", "--no-fold", r"printf '10%%\r20%%\n\n\f\n'") == 0
+    assert capsys.readouterr().out == "n1: 10%\r20%\nn1: \nn1: \x0c\n"
+
+
 def test_json_has_every_node_in_order(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n1")
     assert run(nodes, "--json", "echo $NODE; [ $NODE != n3 ]") == 1
