@@ -100,11 +100,13 @@ class ParamikoConnection:
                     "channel", f"no session within {self._limits.channel_s:g} s"
                 ) from None
             raise TransportError("channel", _lost(error)) from None
+        process = _Process(self.wire, channel)
         try:
-            return _Process(self.wire, channel, command, deadline)
+            process.exec(command, deadline)
         except BaseException:
-            channel.close()
+            process.close()
             raise
+        return process
 
     def close(self) -> None:
         self.wire.close()
@@ -129,7 +131,7 @@ def _lost(error: BaseException | None) -> str:
 class _Process:
     """A remote command: non-blocking reads and writes, and one thing to wait on."""
 
-    def __init__(self, wire: Wire, channel: Channel, command: str, deadline: float) -> None:
+    def __init__(self, wire: Wire, channel: Channel) -> None:
         self.wire = wire
         self.channel = channel
         self.wake = _Wake()
@@ -139,10 +141,9 @@ class _Process:
         channel.in_stderr_buffer.set_event(self.wake)  # type: ignore[arg-type]
         channel.settimeout(0.0)
         self.started = time.monotonic()
-        self._exec(command, deadline)
 
-    def _exec(self, command: str, deadline: float) -> None:
-        # As Channel.exec_command, which waits for the answer without limit.
+    def exec(self, command: str, deadline: float) -> None:
+        """As Channel.exec_command, which waits for the answer without limit."""
         channel: Any = self.channel
         message = Message()
         message.add_byte(common.cMSG_CHANNEL_REQUEST)
@@ -151,7 +152,7 @@ class _Process:
         message.add_boolean(True)
         message.add_string(command)
         channel._event_pending()
-        self.send_message(message, "channel")
+        self.send_message(message)
         if not channel.event.wait(max(0.0, deadline - time.monotonic())):
             raise TransportError("channel", "the node does not start the command")
         if not channel.event_ready:
@@ -159,18 +160,28 @@ class _Process:
                 raise TransportError("channel", _lost(self.wire.get_exception()))
             raise TransportError("channel", "the node refuses to run commands")
 
-    def send_message(self, message: Message, phase: str) -> None:
+    def send_message(self, message: Message) -> None:
+        wire: Any = self.wire
+        channel: Any = self.channel
         try:
-            wire: Any = self.wire
-            wire._send_user_message(message)
+            channel.before_end(lambda: wire._send_user_message(message))
         except (SSHException, EOFError, OSError) as error:
-            raise TransportError(phase, _lost(error)) from None
+            raise TransportError("channel", _lost(error)) from None
 
     def read(self) -> bytes:
-        return self.channel.recv(CHUNK_BYTES) if self.channel.recv_ready() else b""
+        """What has come, b"" for nothing. Raises `TransportError`: reading also asks for more."""
+        try:
+            return self.channel.recv(CHUNK_BYTES) if self.channel.recv_ready() else b""
+        except (SSHException, EOFError, OSError) as error:
+            raise TransportError("command", _lost(error)) from None
 
     def read_stderr(self) -> bytes:
-        return self.channel.recv_stderr(CHUNK_BYTES) if self.channel.recv_stderr_ready() else b""
+        try:
+            if self.channel.recv_stderr_ready():
+                return self.channel.recv_stderr(CHUNK_BYTES)
+        except (SSHException, EOFError, OSError) as error:
+            raise TransportError("command", _lost(error)) from None
+        return b""
 
     def write(self, data: memoryview) -> int:
         """Bytes taken just now, 0 when the node's window is full. Raises `TransportError`."""
@@ -226,7 +237,7 @@ class _Process:
         message.add_boolean(False)
         message.add_string(signal.SIGTERM.name.removeprefix("SIG"))
         try:
-            self.send_message(message, "command")
+            self.send_message(message)
         except TransportError:
             pass  # gone already
 
@@ -372,6 +383,8 @@ class ParamikoStream:
             try:
                 if self._process.channel.recv_stderr_ready():
                     self._pump()
+            except TransportError:
+                pass  # the reader will be told; what has come so far is the answer here
             finally:
                 self._reading.release()
         return bytes(self._stderr).decode(errors="replace")

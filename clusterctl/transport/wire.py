@@ -31,6 +31,7 @@ logging.getLogger("paramiko").propagate = False
 
 # How often an idle connection's thread wakes up; closing does not wait for it (see Wire.close).
 IDLE_POLL_S = 5.0
+CLOSE_WAIT_S = 0.2
 # A connection whose peer takes no byte and acknowledges none for so long is dead.
 STALL_S = 20.0
 # Output that a node may send ahead of its reader: what one silent reader can cost in memory.
@@ -134,6 +135,55 @@ def closed_by_peer(channel: Channel) -> bool:
     return getattr(channel, "clusterctl_closed_by_peer", False)
 
 
+class SafeChannel(Channel):
+    """A channel that never sends behind its own end.
+
+    paramiko takes room in the window under a lock and sends after it; when another thread closes
+    meanwhile, or answers the node's close, data follow the end. sshd then hangs up the whole
+    connection ("data packet referred to nonexistent channel"), with all other channels on it.
+    Here the end waits for what is under way.
+    """
+
+    _under_way = 0
+    _end: tuple[Any, ...] = ()
+
+    def send(self, s: Any) -> int:
+        sent: list[int] = []
+        self.before_end(lambda: sent.append(_Channel.send(self, s)))
+        if not sent:
+            raise OSError("the channel is closed")
+        return sent[0]
+
+    def shutdown(self, how: int) -> None:
+        self.before_end(lambda: _Channel.shutdown(self, how))
+
+    def before_end(self, action: Callable[[], object]) -> None:
+        """Do something that sends on this channel; nothing at all when it is closed."""
+        with self.lock:
+            if self.closed:
+                return
+            self._under_way += 1
+        try:
+            action()
+        finally:
+            with self.lock:
+                self._under_way -= 1
+                end: tuple[Any, ...] = ()
+                if not self._under_way:
+                    end, self._end = self._end, ()
+            transport: Any = self.transport
+            for message in end:
+                transport._send_user_message(message)
+
+    def _close_internal(self) -> tuple[Any, Any]:
+        # Under self.lock. The caller sends what is returned.
+        messages = _Channel._close_internal(self)
+        if self._under_way and messages[1] is not None:
+            self._end = tuple(message for message in messages if message is not None)
+            return None, None
+        return messages  # type: ignore[no-any-return]
+
+
 class Wire(paramiko.Transport):
     """One ssh connection below authentication. `on_banner` is called when the server has spoken."""
 
@@ -194,6 +244,12 @@ class Wire(paramiko.Transport):
             wanted += [name for name in names if name in supported]
         self._preferred_keys = tuple(dict.fromkeys([*wanted, *supported]))
 
+    def open_channel(self, *args: Any, **options: Any) -> Channel:
+        """As paramiko's. Raises `SSHException`, `ChannelException`, `EOFError`, `OSError`."""
+        channel = super().open_channel(*args, **options)
+        channel.__class__ = SafeChannel  # paramiko names the class in the middle of a method
+        return channel
+
     def at_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when this connection is closed."""
         self._on_close.append(callback)
@@ -206,6 +262,10 @@ class Wire(paramiko.Transport):
             self.sock.shutdown(socket.SHUT_RDWR)
         except (OSError, EOFError, SSHException):
             pass  # not connected any more
+        # The thread has just been woken by that. To close the file under its feet could leave it
+        # waiting on another connection's socket that was given the same number.
+        if self.is_alive() and self is not threading.current_thread():
+            self.join(CLOSE_WAIT_S)
         super().close()
         try:
             self.sock.close()

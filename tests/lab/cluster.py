@@ -23,13 +23,14 @@ HERE = Path(__file__).parent
 REPO = HERE.parents[1]
 START_TIMEOUT_S = 20.0
 HOME = "/tmp/home"  # a private one: the real ~/.bashrc may take seconds (pyenv)
+WORKER = "worker"  # a user who is not root; sshd treats root differently
 PATH = "/run/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SSHD_CONFIG = """
 Port 22
 ListenAddress {address}
 HostKey {host_key}
 PidFile /run/sshd.pid
-AuthorizedKeysFile {authorized}
+AuthorizedKeysFile /run/authorized_keys
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -150,13 +151,14 @@ class LabNode:
         (self.directory / "sshd_config").write_text(
             SSHD_CONFIG.format(
                 address=self.address, host_key=self.directory / "host_key", path=PATH,
-                authorized=lab.directory / "authorized_keys", max_startups=lab.max_startups,
+                max_startups=lab.max_startups,
             )
         )  # fmt: skip
         config = {
             "name": self.name,
             "address": self.address,
             "home": HOME,
+            "authorized": lab.authorized,
             "shared": lab.shared,
             "sshd_config": str(self.directory / "sshd_config"),
             "sshd_log": str(self.directory / "sshd.log"),
@@ -228,7 +230,12 @@ class Lab:
     kind = "lab"
 
     def __init__(
-        self, count: int, directory: Path, *, shared: Sequence[Path] = (), max_startups: int = 200
+        self,
+        count: int,
+        directory: Path,
+        *,
+        shared: Sequence[Path] = (),
+        max_startups: int | str = 200,
     ) -> None:
         self.directory = directory.absolute()
         # What all nodes and the host see alike: the code, its Python, this lab's files, and `shared`.
@@ -239,6 +246,7 @@ class Lab:
         self.known_hosts = self.directory / "known_hosts"
         self.identity = self.directory / "identity"
         self.known: dict[str, str] = {}
+        self.authorized = ""
         self.subnet = _take_subnet()
         self.names = [f"node-{index + 1}" for index in range(count)]
         self.nodes = [LabNode(self, index, name) for index, name in enumerate(self.names)]
@@ -266,7 +274,7 @@ class Lab:
     def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         public = make_key(self.identity)
-        (self.directory / "authorized_keys").write_text(f"ssh-ed25519 {public} lab\n")
+        self.authorized = f"ssh-ed25519 {public} lab\n"
         for node in self.nodes:
             node.start()
         for node in self.nodes:
@@ -301,8 +309,10 @@ class Lab:
         atexit.unregister(self.stop)
         for node in self.nodes:
             node.stop()
-        with contextlib.suppress(LabError):  # gone already
-            _ip(f"link del {self.bridge}")
+        # The kernel takes a namespace down when it finds time; its cable is not waited for.
+        for link in [*(node.link for node in self.nodes), self.bridge]:
+            with contextlib.suppress(LabError):  # gone already
+                _ip(f"link del {link}")
 
 
 def _ip(*commands: str) -> None:
@@ -338,6 +348,8 @@ def _remove_orphans() -> None:
         with contextlib.suppress(OSError, ValueError, LabError):
             mark, pid, started = (path / "ifalias").read_text().strip().split(":")
             if mark == "clusterctl-lab" and _started(int(pid)) != started:
+                for cable in (path / "brif").iterdir():
+                    _ip(f"link del {cable.name}")
                 _ip(f"link del {path.name}")
 
 
@@ -352,11 +364,13 @@ def _started(pid: int) -> str:
 def _passwd() -> str:
     lines = Path("/etc/passwd").read_text().splitlines()
     others = [line for line in lines if not line.startswith("root:")]
-    return "\n".join([f"root:x:0:0:root:{HOME}:/bin/bash", *others]) + "\n"
+    mine = [f"root:x:0:0:root:{HOME}:/bin/bash", f"{WORKER}:x:64200:64200::/tmp:/bin/bash"]
+    return "\n".join([*mine, *others]) + "\n"
 
 
 def _shadow() -> str:
     """No usable password, but not locked either: sshd without PAM refuses a locked account."""
     lines = Path("/etc/shadow").read_text().splitlines()
     others = [line for line in lines if not line.startswith("root:")]
-    return "\n".join(["root:*:20000:0:99999:7:::", *others]) + "\n"
+    mine = [f"{name}:*:20000:0:99999:7:::" for name in ("root", WORKER)]
+    return "\n".join([*mine, *others]) + "\n"

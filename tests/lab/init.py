@@ -49,6 +49,7 @@ def make_place(config):
         mount(f"/run/keep/{index}", path, flags=MS_BIND | MS_REC)
     for folder in ("/run/sshd", "/run/bin", "/run/lock", config["home"]):
         Path(folder).mkdir(parents=True, exist_ok=True)
+    Path("/run/authorized_keys").write_text(config["authorized"])  # sshd reads it as the user
     for name, text in config["etc"].items():
         private = Path("/run") / f"etc-{name}"
         private.write_text(text)
