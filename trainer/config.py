@@ -50,6 +50,7 @@ class DatasetConfig(Section):
     transform_name: str = "resize_crop"  # scale to cover the bucket's size, crop the centre
     frame_interval: int = 1  # every n-th frame
     root: str | None = None  # folder that relative paths start from; default the manifest's
+    resize: str = "bilinear"  # libswscale's kernel; "area" is sharper when clips shrink much
     clip_timeout_s: float = 30.0  # a clip that takes longer is bad; another stands in for it
     batch_timeout_s: float = 600.0  # a batch that takes longer stops the run
     cache_decoded_mb: int = 0  # decoded clips each worker keeps; for data sets of a few MB

@@ -1,0 +1,102 @@
+"""A run put together from its config: parts, data, engine, schedule, average; fresh or from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from trainer import checkpoint
+from trainer.config import Config
+from trainer.data.buckets import Buckets
+from trainer.data.dataset import build_loader
+from trainer.data.manifest import read_manifest
+from trainer.data.plan import Cursor, DataPlan
+from trainer.ema import EMA
+from trainer.engine.base import Engine, OptimizerSettings, set_threads
+from trainer.loop import Clock, RankZeroJournal, Run
+from trainer.parts import build_parts, make_tiny_text_encoder
+from trainer.schedules import build_schedule
+from trainer.telemetry import Heartbeat
+from trainer.weights import EMA as EMA_FOLDER
+from trainer.weights import load_weights, read_checkpoint, read_weights
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def assemble(
+    config: Config, engine: Engine, run_dir: Path, heartbeat: Heartbeat | None, data_state: str
+) -> Run:
+    """Everything `train` needs, on every rank the same way (collective)."""
+    set_threads(config.threads, engine.ranks_on_this_host(), engine.device.type != "cpu")
+    journal = RankZeroJournal(run_dir, config.log_every, engine.rank)
+    root = Path(config.dataset.root) if config.dataset.root else None
+    manifest = read_manifest(Path(str(config.dataset.data_path)), root=root)
+    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
+    plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
+    source = checkpoint.find(Path(config.load)) if config.load else None
+    if source is not None:
+        checkpoint.verify(source)
+
+    if engine.rank == 0:
+        _prepare_text(config, run_dir, source, manifest.texts)
+    engine.barrier()
+    torch.manual_seed(config.seed)  # the same fresh weights on every rank
+    parts = build_parts(config, run_dir, _DTYPES[config.dtype])
+    parts.text.to(engine.device)
+    start = source or (Path(config.model.from_pretrained) if config.model.from_pretrained else None)
+    if start is not None:
+        weights, _ = read_checkpoint(start, ema=False)
+        load_weights(parts.model, weights, start)
+    model = engine.wrap(
+        parts.model.train(),
+        OptimizerSettings(
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            eps=config.adam_eps,
+            betas=config.adam_betas,
+            grad_clip=config.grad_clip,
+            dtype=config.dtype,
+            plugin=config.plugin,
+            reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
+        ),
+    )
+    schedule = build_schedule(engine, config)
+    documents = {}
+    if source is not None:
+        engine.load(source / checkpoint.OPTIMIZER)
+        names = (checkpoint.SCHEDULE, checkpoint.SAMPLER, checkpoint.RUNNING)
+        documents = checkpoint.read_documents(source, names)
+        schedule.load_state_dict(documents[checkpoint.SCHEDULE])
+    ema = EMA(engine.masters(), config.ema_decay, ramp=config.ema_warmup)
+    cursor = Cursor()
+    running = documents.get(checkpoint.RUNNING, {})
+    if source is not None:
+        averages = read_weights(source / EMA_FOLDER)
+        shards = {name: engine.part(name, averages[name]) for name, _ in engine.masters()}
+        ema.load_state_dict(shards, running["ema_updates"])
+        if not config.start_from_scratch:
+            cursor = plan.restore(documents[checkpoint.SAMPLER], data_state)
+    loader = build_loader(plan, cursor, engine.rank, engine.world, config.num_workers, config)
+    for note in config.notes:
+        journal.event("note", note)
+    fresh = config.start_from_scratch
+    return Run(
+        config=config, engine=engine, parts=parts, plan=plan, loader=loader, ema=ema,
+        schedule=schedule, journal=journal, run_dir=run_dir, clock=Clock(heartbeat), model=model,
+        step=0 if fresh else running.get("global_step", 0),
+        samples=0 if fresh else running.get("samples", 0),
+        bad_samples=0 if fresh else running.get("bad_samples", 0),
+    )  # fmt: skip
+
+
+def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: list[str]) -> None:
+    """A resumed run must see the features that it was trained on."""
+    import shutil
+
+    from trainer.parts import TINY_T5
+
+    before = source.parent / TINY_T5 if source is not None else None
+    if before is not None and before.is_dir() and not (run_dir / TINY_T5).is_dir():
+        shutil.copytree(before, run_dir / TINY_T5)
+    make_tiny_text_encoder(config, run_dir, texts)

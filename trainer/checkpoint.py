@@ -1,0 +1,223 @@
+"""A run's checkpoints: made aside, synced, sealed by a manifest, renamed; all ranks succeed or fail together.
+
+`epoch{E}-global_step{G}/` holds `model/` and `ema/` (safetensors with an index), `optimizer/` (one file
+per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json` and, last, `manifest.json` with size
+and SHA-256 of every other file. A folder without it is no checkpoint. `latest` names the newest one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainer.engine.base import Engine
+from trainer.errors import CheckpointError
+from trainer.weights import EMA, MODEL
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+OPTIMIZER = "optimizer"
+SCHEDULE, RUNNING, SAMPLER = "lr_scheduler.json", "running_states.json", "sampler.json"
+_NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a checkpoint stands in its run."""
+
+    epoch: int
+    global_step: int
+
+    @property
+    def name(self) -> str:
+        return f"epoch{self.epoch}-global_step{self.global_step}"
+
+
+def save(
+    run_dir: Path,
+    position: Position,
+    engine: Engine,
+    *,
+    weights: Callable[[], dict[str, Tensor]],
+    average: Callable[[], dict[str, Tensor] | None],
+    documents: Mapping[str, Any],
+    keep: int = -1,
+) -> Path:
+    """Write a checkpoint (collective). `weights` and `average` are called on every rank, used on rank 0.
+
+    Raises `CheckpointError` on all ranks when any of them cannot write; what was there before stays.
+    """
+    final = run_dir / position.name
+    part = run_dir / f".tmp-{position.name}"
+    _together(engine, lambda: _begin(part, final), only_rank_0=True)
+    _together(engine, lambda: engine.save(part / OPTIMIZER))
+    model, ema = weights(), average()
+    _together(engine, lambda: _seal(part, final, model, ema, documents), only_rank_0=True)
+    if engine.rank == 0:
+        _forget_old(run_dir, keep)
+    return final
+
+
+def _together(engine: Engine, work: Callable[[], object], *, only_rank_0: bool = False) -> None:
+    failure = None
+    if engine.rank == 0 or not only_rank_0:
+        try:
+            work()
+        except (OSError, RuntimeError, CheckpointError) as error:
+            failure = f"{type(error).__name__}: {error}"
+    failures = engine.agree(failure)
+    if failures:
+        raise CheckpointError(
+            f"the checkpoint could not be written: {'; '.join(failures)}",
+            hint="checkpoints that were complete before are untouched",
+        )
+
+
+def _begin(part: Path, final: Path) -> None:
+    if (final / MANIFEST).is_file():
+        raise CheckpointError(f"{final} exists already")
+    shutil.rmtree(part, ignore_errors=True)
+    (part / OPTIMIZER).mkdir(parents=True)
+
+
+def _seal(
+    part: Path,
+    final: Path,
+    model: Mapping[str, Tensor],
+    ema: Mapping[str, Tensor] | None,
+    documents: Mapping[str, Any],
+) -> None:
+    _write_weights(part / MODEL, model)
+    if ema is not None:
+        _write_weights(part / EMA, ema)
+    for name, document in documents.items():
+        (part / name).write_text(json.dumps(document, indent=1) + "\n")
+    files = sorted(path for path in part.rglob("*") if path.is_file())
+    entries = {str(path.relative_to(part)): _entry(path) for path in files}
+    _write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": entries}, indent=1))
+    for folder in [*(path for path in part.rglob("*") if path.is_dir()), part]:
+        _sync(folder)
+    shutil.rmtree(final, ignore_errors=True)  # without a manifest it was never a checkpoint
+    part.rename(final)
+    pointer = final.parent / f".{LATEST}"
+    _write_synced(pointer, final.name + "\n")
+    pointer.replace(final.parent / LATEST)
+    _sync(final.parent)
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    folder.mkdir()
+    name = "model.safetensors"
+    save_file(
+        {key: value.detach().contiguous().cpu() for key, value in weights.items()}, folder / name
+    )
+    total = sum(value.numel() * value.element_size() for value in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(weights, name)}
+    (folder / f"{name}.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    _sync(path)
+    return {"size": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def complete(run_dir: Path) -> list[Path]:
+    """A run's complete checkpoints, oldest first."""
+    found = [
+        (int(match[2]), path)
+        for path in run_dir.iterdir()
+        if (match := _NAME.fullmatch(path.name)) and (path / MANIFEST).is_file()
+    ]
+    return [path for _, path in sorted(found)]
+
+
+def _forget_old(run_dir: Path, keep: int) -> None:
+    if keep >= 0:
+        for path in complete(run_dir)[: -max(keep, 1)]:
+            (path / MANIFEST).unlink()  # first, so that half of a folder is never taken for a whole
+            shutil.rmtree(path)
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest of a run directory."""
+    if (path / MANIFEST).is_file():
+        return path
+    if not path.is_dir():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    if _NAME.fullmatch(path.name):
+        raise CheckpointError(f"{path} is not complete: it has no {MANIFEST}", hint=_other(path))
+    found = complete(path)
+    if not found:
+        raise CheckpointError(f"{path} holds no complete checkpoint")
+    return found[-1]
+
+
+def verify(path: Path) -> None:
+    """Raises `CheckpointError` naming the first file that is missing, cut or changed."""
+    try:
+        entries = json.loads((path / MANIFEST).read_text())["files"]
+        wanted = {name: (int(e["size"]), str(e["sha256"])) for name, e in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path / MANIFEST} cannot be read", hint=_other(path)) from None
+    for name, (size, digest) in wanted.items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing", hint=_other(path))
+        if file.stat().st_size != size:
+            raise CheckpointError(
+                f"{file} has {file.stat().st_size:,} bytes, not {size:,}", hint=_other(path)
+            )
+        if _sha256(file) != digest:
+            raise CheckpointError(f"{file} is damaged: its SHA-256 is another", hint=_other(path))
+
+
+def _other(path: Path) -> str:
+    others = [found for found in complete(path.parent) if found != path]
+    return (
+        f"the newest other checkpoint is {others[-1]}" if others else "there is no other checkpoint"
+    )
+
+
+def read_documents(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    """The small JSON files of a checkpoint by name; raises `CheckpointError`."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = json.loads((path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path / name} cannot be read: {error}") from None
+    return found

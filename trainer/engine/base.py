@@ -1,0 +1,214 @@
+"""The seam between a training step and the library that spreads it over ranks.
+
+A loop needs eight verbs: setup, wrap, backward, step, save, load, close, and the view on the weights
+(`masters`) that the EMA follows. Collectives stand here, because every engine does them with
+torch.distributed. Neither the loop nor the model knows which engine runs.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.errors import EngineError
+
+_ENGINES = {"colossal": "trainer.engine.colossal:ColossalEngine"}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW's numbers, and how gradients are clipped and reduced."""
+
+    lr: float = 1e-4
+    weight_decay: float = 0.0
+    eps: float = 1e-8
+    betas: tuple[float, float] = (0.9, 0.999)
+    grad_clip: float = 0.0  # 0 is no clipping
+    dtype: str = "bf16"  # of weights and activations; master weights are fp32
+    plugin: str = "zero2"
+    reduce_bucket_size_in_m: int = 20
+
+
+class Engine(abc.ABC):
+    """One process of a run. Collective verbs must be called by all ranks in the same order."""
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.device = torch.device("cpu")
+
+    # --- the verbs ---
+
+    @abc.abstractmethod
+    def setup(self, seed: int, timeout_s: float) -> None:
+        """Join the process group. Raises `EngineError` when the group does not come together."""
+
+    @abc.abstractmethod
+    def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
+        """Take over the model and make its optimizer; call the returned module from then on."""
+
+    @abc.abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of this rank's mean loss, averaged over ranks."""
+
+    @abc.abstractmethod
+    def step(self) -> float:
+        """Clip, update, forget the gradients. Returns the gradient norm before clipping."""
+
+    @abc.abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write the optimizer's state, this rank's part of it, into an existing directory."""
+
+    @abc.abstractmethod
+    def load(self, directory: Path) -> None:
+        """Read what `save` wrote, at any world size, and set the weights from its masters."""
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # --- views on the state ---
+
+    @property
+    @abc.abstractmethod
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups; a schedule sets their `lr`."""
+
+    @property
+    @abc.abstractmethod
+    def module(self) -> nn.Module:
+        """The model that was wrapped, without wrapping; its weights in working precision."""
+
+    @abc.abstractmethod
+    def masters(self) -> list[tuple[str, Tensor]]:
+        """Name and fp32 master of each trained parameter: this rank's flat part, or the whole."""
+
+    @property
+    @abc.abstractmethod
+    def is_sharded(self) -> bool:
+        """Whether `masters` are parts that differ between ranks."""
+
+    @abc.abstractmethod
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """Of a whole parameter, what `masters` holds of it here."""
+
+    @abc.abstractmethod
+    def wholes(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The whole fp32 parameters from all ranks' parts, one after another (collective)."""
+
+    @abc.abstractmethod
+    def refresh(self) -> None:
+        """After the module's weights were set by hand: make the masters follow them."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds this process has stood in gradient collectives so far; 0 where it does not block."""
+        return 0.0
+
+    # --- collectives for the loop ---
+
+    def gather(self, values: Iterable[float]) -> list[list[float]]:
+        """Every rank's numbers, in rank order, on every rank; one small collective (fp64)."""
+        mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        if self.world == 1:
+            return [mine.tolist()]
+        every = torch.empty(self.world * len(mine), dtype=mine.dtype, device=self.device)
+        dist.all_gather_into_tensor(every, mine)
+        return every.view(self.world, -1).tolist()
+
+    def all_reduce_mean(self, value: float) -> float:
+        return sum(row[0] for row in self.gather([value])) / self.world
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's picklable value, in rank order, on every rank; for rare and small things."""
+        if self.world == 1:
+            return [value]
+        every: list[Any] = [None] * self.world
+        dist.all_gather_object(every, value)
+        return every
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's picklable value on every rank."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            self.gather([0.0])  # unlike dist.barrier it needs no device guess under NCCL
+
+    def agree(self, failure: str | None) -> list[str]:
+        """What went wrong on any rank, as `rank N: text`; empty when all is well (collective)."""
+        return [
+            f"rank {rank}: {text}" for rank, text in enumerate(self.gather_objects(failure)) if text
+        ]
+
+    def ranks_on_this_host(self) -> int:
+        """How many ranks share this machine's cores, whatever the launcher calls a node."""
+        try:
+            host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            host = socket.gethostname()
+        return self.gather_objects(host).count(host)
+
+
+def build_engine(name: str) -> Engine:
+    """The engine of that name; imports its library. Raises `EngineError` when it is not installed."""
+    module, _, attribute = _ENGINES[name].partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)()
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"the engine {name} cannot be imported: no module {error.name}",
+            hint="install one of requirements/lock-*.txt with --no-deps",
+        ) from None
+
+
+def set_threads(wanted: int | None, ranks_on_host: int, on_accelerator: bool) -> int:
+    """Set torch's CPU threads and return them.
+
+    OMP_NUM_THREADS stands when it is set. Otherwise ranks that share cores get one each: two ranks
+    of two threads on two cores spend their time waiting for each other.
+    """
+    if wanted is None and "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        wanted = max(1, cores // ranks_on_host) if on_accelerator or ranks_on_host == 1 else 1
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    return torch.get_num_threads()
+
+
+def ensure_environment() -> None:
+    """A process started without a launcher is a run of one rank."""
+    if "RANK" in os.environ:
+        missing = [n for n in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]  # fmt: skip
+        if missing:
+            raise EngineError(f"RANK is set but not {', '.join(missing)}; start with torchrun")
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+
+
+def timeout_of(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)

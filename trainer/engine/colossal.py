@@ -1,0 +1,237 @@
+"""The default engine: ColossalAI's Booster with LowLevelZero (stage 2 or 1) or DDP.
+
+ColossalAI's own checkpoints hold the working weights and rebuild the fp32 masters from them, so a
+bf16 run differs by 1e-3 ten steps after a resume. This engine writes the masters with the optimizer
+state, one file per rank (`shards.py`); a resumed run then continues bit by bit at the same world
+size, and starts at any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.engine import colossal_cpu
+from trainer.engine.base import Engine, OptimizerSettings, ensure_environment, timeout_of
+from trainer.engine.colossal_import import import_colossalai
+from trainer.engine.shards import Shards, part_of, write
+from trainer.errors import EngineError
+
+_STAGES = {"zero2": 2, "zero1": 1}
+_STATE = ("exp_avg", "exp_avg_sq")
+_GATHERED = 16 * 2**20  # elements gathered at once when parameters are put together
+
+
+class ColossalEngine(Engine):
+    """One process under ColossalAI. See `Engine` for the verbs."""
+
+    name: ClassVar[str] = "colossal"
+
+    def __init__(self) -> None:
+        ensure_environment()
+        super().__init__()
+        self._names = import_colossalai()
+        self._waited_s = 0.0
+
+    def setup(self, seed: int, timeout_s: float) -> None:
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", self.local_rank)
+        else:
+            colossal_cpu.install(self._names)
+        # launch_from_torch passes no timeout on; gloo's default is 30 minutes, upstream's loop
+        # asked for 24 hours, in which no watchdog can fire.
+        join = functools.partial(dist.init_process_group, timeout=timeout_of(timeout_s))
+        try:
+            with _replaced(dist, "init_process_group", join):
+                self._names.colossalai.launch_from_torch(seed=seed, verbose=False)
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise EngineError(
+                f"rank {self.rank} of {self.world} could not join the others at {where}: {error}",
+                hint="is the first node's name resolved and its port open on every node?",
+            ) from error
+
+    def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
+        self._settings = settings
+        plugin = self._plugin(settings)
+        if not self.is_sharded:
+            model = model.to(self.device)  # DDP moves a copy after the optimizer has seen it
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trained,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,  # one kernel for all parameters, also on the CPU; needs no CUDA toolkit
+        )
+        self._booster = self._names.Booster(plugin=plugin)
+        self._model, self._optimizer, *_ = self._booster.boost(model, optimizer)
+        self._numels = {n: p.numel() for n, p in self.module.named_parameters() if p.requires_grad}
+        self._shapes = {n: p.shape for n, p in self.module.named_parameters() if p.requires_grad}
+        if self.is_sharded:
+            self._time_collectives()
+        return self._model
+
+    def _plugin(self, settings: OptimizerSettings) -> Any:
+        on_gpu = self.device.type == "cuda"
+        if settings.plugin == "ddp":
+            if settings.dtype != "fp32":
+                raise EngineError(
+                    "plugin ddp trains in fp32 only: ColossalAI's DDP has no bf16",
+                    hint='use plugin = "zero2", or dtype = "fp32"',
+                )
+            return self._names.TorchDDPPlugin(broadcast_buffers=False)
+        return self._names.LowLevelZeroPlugin(
+            stage=_STAGES[settings.plugin],
+            precision=settings.dtype,
+            max_norm=settings.grad_clip,
+            reduce_bucket_size_in_m=settings.reduce_bucket_size_in_m,
+            overlap_communication=on_gpu,  # the CPU has no second stream to overlap on
+            # The model casts what it can afford to; bf16 has steps of 4 at timestep 1000.
+            cast_inputs=False,
+        )
+
+    def _time_collectives(self) -> None:
+        reduce = self._optimizer._run_reduction
+
+        def timed() -> None:
+            start = time.perf_counter()
+            reduce()
+            self._waited_s += time.perf_counter() - start
+
+        self._optimizer._run_reduction = timed
+
+    def backward(self, loss: Tensor) -> None:
+        self._booster.backward(loss, self._optimizer)
+
+    def step(self) -> float:
+        if self.is_sharded:
+            self._optimizer.step()
+            norm = float(self._optimizer.get_grad_norm())
+        else:
+            # `inf` never clips and still gives the norm
+            limit = self._settings.grad_clip or float("inf")
+            norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), limit))
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return norm
+
+    # --- views ---
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    @property
+    def module(self) -> nn.Module:
+        return self._model.unwrap()
+
+    @property
+    def is_sharded(self) -> bool:
+        return self._settings.plugin != "ddp"
+
+    @property
+    def waited_s(self) -> float:
+        return self._waited_s
+
+    def masters(self) -> list[tuple[str, Tensor]]:
+        named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        if not self.is_sharded:
+            return [(name, parameter.detach()) for name, parameter in named]
+        master_of = self._optimizer.working_to_master_param
+        return [(name, master_of[id(parameter)]) for name, parameter in named]
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        return part_of(whole, self.rank, self.world) if self.is_sharded else whole
+
+    def wholes(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        if not self.is_sharded or self.world == 1:
+            for name, part in parts:
+                yield name, part.reshape(-1)[: self._numels[name]].view(self._shapes[name])
+            return
+        batch: list[tuple[str, Tensor]] = []
+        size = 0
+        for name, part in parts:
+            batch.append((name, part))
+            size += part.numel() * self.world
+            if size >= _GATHERED:
+                yield from self._gathered(batch)
+                batch, size = [], 0
+        if batch:
+            yield from self._gathered(batch)
+
+    def _gathered(self, batch: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        flat = torch.cat([part for _, part in batch])
+        every = flat.new_empty(self.world, flat.numel())
+        dist.all_gather_into_tensor(every, flat)
+        columns = every.split([part.numel() for _, part in batch], dim=1)
+        for (name, _), column in zip(batch, columns, strict=True):
+            yield name, column.reshape(-1)[: self._numels[name]].view(self._shapes[name])
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        parameters = dict(self.module.named_parameters())
+        for name, master in self.masters():
+            master.copy_(self.part(name, parameters[name]))
+
+    # --- state on disk ---
+
+    def save(self, directory: Path) -> None:
+        if not self.is_sharded and self.rank:
+            return  # every rank has the same
+        state: dict[str, Tensor] = {}
+        steps: dict[str, int] = {}
+        for name, master, own in self._states():
+            state[f"{name}/master"] = master.reshape(-1)
+            for kind in _STATE:
+                if kind in own:  # a parameter without a gradient so far has none
+                    state[f"{name}/{kind}"] = own[kind].reshape(-1)
+            steps[name] = int(own.get("step", 0))
+        rank, world = (self.rank, self.world) if self.is_sharded else (0, 1)
+        write(directory, rank, world, state, {"engine": self.name, "steps": steps})
+
+    @torch.no_grad()
+    def load(self, directory: Path) -> None:
+        shards = Shards(directory)
+        rank, world = (self.rank, self.world) if self.is_sharded else (0, 1)
+        steps: dict[str, int] = shards.facts["steps"]
+        for name, master, own in self._states():
+            numel = self._numels[name]
+            read = functools.partial(shards.read, numel=numel, rank=rank, world=world)
+            master.copy_(read(f"{name}/master").view(master.shape))
+            if steps.get(name):
+                for kind in _STATE:
+                    own[kind] = read(f"{name}/{kind}").view(master.shape).to(master.device)
+                # fused AdamW wants its count where the parameter is
+                own["step"] = torch.tensor(float(steps[name]), device=master.device)
+        parameters = dict(self.module.named_parameters())
+        for name, whole in self.wholes(self.masters()):
+            parameters[name].copy_(whole)
+
+    def _states(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+        """Name, fp32 master and the optimizer's own state of each trained parameter."""
+        inner = self._optimizer.optim
+        parameters = dict(self.module.named_parameters())
+        for name, master in self.masters():
+            # under DDP the optimizer's key is the parameter itself, not a detached view of it
+            yield name, master, inner.state[master if self.is_sharded else parameters[name]]
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

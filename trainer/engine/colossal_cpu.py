@@ -1,0 +1,63 @@
+"""What ColossalAI 0.5.0 needs to train on a machine without an accelerator.
+
+Its ZeRO code is written for CUDA streams and asserts the device's name; on the CPU a step is one
+stream, so waiting for a stream is nothing. Only used when CUDA is not available. Without it boost
+fails with `AssertionError: device is required` (zero/low_level/low_level_optim.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+
+class _OneStream:
+    """The only stream there is."""
+
+    def wait_stream(self, other: Any) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+
+def install(names: SimpleNamespace) -> None:
+    """Make the CPU ColossalAI's accelerator. `names` come from `import_colossalai`."""
+    names.set_accelerator(_cpu_accelerator(names.CpuAccelerator))
+    names.LowLevelZeroOptimizer._sanity_checks = _sanity_checks
+
+
+def _cpu_accelerator(base: type) -> Any:
+    class CpuStreams(base):  # type: ignore[misc,valid-type]
+        """ColossalAI's CPU accelerator with the calls that its ZeRO optimizer makes."""
+
+        def current_device(self) -> int:
+            return 0
+
+        def synchronize(self, device: Any = None) -> None:
+            return None
+
+        def Stream(self, device: Any = None, priority: int = 0, **_: Any) -> _OneStream:
+            return _OneStream()
+
+        def current_stream(self, device: Any = None) -> _OneStream:
+            return _OneStream()
+
+        def default_stream(self, device: Any = None) -> _OneStream:
+            return _OneStream()
+
+        def stream(self, stream_: Any) -> Any:
+            return contextlib.nullcontext()
+
+    return CpuStreams()
+
+
+def _sanity_checks(optimizer: Any) -> None:
+    """ColossalAI's own check of dtypes, without its check that the device is CUDA or NPU."""
+    for group in optimizer.optim.param_groups:
+        for parameter in group["params"]:
+            if parameter.dtype != optimizer.dtype:
+                raise TypeError(
+                    f"weights of {optimizer.dtype} and {parameter.dtype} in one optimizer"
+                )

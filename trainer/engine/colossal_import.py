@@ -1,0 +1,98 @@
+"""ColossalAI's names that the engine uses, imported without what only its unused features need.
+
+`from colossalai.booster import Booster` takes 8 s on the reference machine (2 cores, warm cache),
+nearly all of it in libraries of features we do not offer: peft and with it bitsandbytes (LoRA),
+galore_torch (GaLore), torch's compiler (fp8 collectives decorate with torch.compile). While
+ColossalAI is imported, placeholders stand for those three libraries and torch.compile returns the
+plain function; both are taken away again at once, so the rest of the process sees the real ones. That leaves
+2 s. When another version of ColossalAI does not import this way, it is imported the ordinary way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class _Unused:
+    """Stands for a class of a feature that is not offered: nothing is an instance of it."""
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("LoRA and GaLore are not offered by this engine")
+
+
+_PLACEHOLDERS: dict[str, dict[str, Any]] = {
+    "peft": {"PeftModel": _Unused, "PeftType": _Unused, "get_peft_model": _refuse},
+    "peft.utils": {},
+    "peft.utils.other": {"EMBEDDING_LAYER_NAMES": (), "check_file_exists_on_hf_hub": _refuse},
+    "peft.utils.save_and_load": {
+        "get_embedding_layer_name": _refuse,
+        "has_valid_embedding_base_layer": _refuse,
+    },
+    "galore_torch": {"GaLoreAdafactor": _Unused, "GaLoreAdamW": _Unused},
+    "bitsandbytes": {},
+    "bitsandbytes.optim": {},
+    "bitsandbytes.optim.optimizer": {"Optimizer2State": _Unused},
+}
+
+
+@contextlib.contextmanager
+def _placeholders() -> Iterator[None]:
+    put = []
+    for name, attributes in _PLACEHOLDERS.items():
+        if name.partition(".")[0] not in sys.modules or sys.modules[name.partition(".")[0]] in put:
+            module = types.ModuleType(name)
+            module.__dict__.update(attributes, __path__=[])
+            sys.modules[name] = module
+            put.append(module)
+    compile_ = torch.compile
+
+    def plain(model: Any = None, **kwargs: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    torch.compile = plain
+    try:
+        yield
+    finally:
+        torch.compile = compile_
+        for module in put:
+            sys.modules.pop(module.__name__, None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the hints about apex and flash-attention that come with every import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _names() -> types.SimpleNamespace:
+
+    return types.SimpleNamespace(**locals())
+
+
+def import_colossalai(lean: bool = True) -> types.SimpleNamespace:
+    """ColossalAI's names. Raises ModuleNotFoundError when it is not installed."""
+    if importlib.util.find_spec("colossalai") is None:
+        raise ModuleNotFoundError("No module named 'colossalai'", name="colossalai")
+    already = {name for name in sys.modules if name.startswith("colossalai")}
+    with _quiet():
+        if lean and not already:
+            try:
+                with _placeholders():
+                    return _names()
+            except (ImportError, AttributeError, TypeError) as error:
+                logging.getLogger(__name__).info("importing ColossalAI in full: %s", error)
+                for name in [n for n in sys.modules if n.startswith("colossalai")]:
+                    del sys.modules[name]
+        return _names()

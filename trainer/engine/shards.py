@@ -1,0 +1,96 @@
+"""Optimizer state on disk: one safetensors file per rank with flat fp32 parts of each parameter.
+
+A parameter of n elements is flattened, padded to a multiple of the world size and cut in equal
+parts; part r stands in `rank-{r}-of-{world}.safetensors` as `<parameter>/<kind>`, kinds being
+`master`, `exp_avg` and `exp_avg_sq`. Any other world size reads the pieces it needs from the files
+that hold them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainer.errors import CheckpointError
+
+_NAME = re.compile(r"rank-(\d{5})-of-(\d{5})\.safetensors")
+
+
+def part_length(numel: int, world: int) -> int:
+    """Elements of one rank's part, padding included."""
+    return -(-numel // world)
+
+
+def part_of(whole: Tensor, rank: int, world: int) -> Tensor:
+    """A rank's flat part of a whole parameter, zeros behind its end."""
+    length = part_length(whole.numel(), world)
+    flat = whole.detach().reshape(-1)[rank * length : (rank + 1) * length]
+    return torch.nn.functional.pad(flat, (0, length - flat.numel()))
+
+
+def write(
+    directory: Path, rank: int, world: int, state: Mapping[str, Tensor], facts: dict[str, Any]
+) -> Path:
+    """Write one rank's file. `facts` is small JSON beside the tensors (step counts, sizes)."""
+    path = directory / f"rank-{rank:05d}-of-{world:05d}.safetensors"
+    save_file(
+        {key: value.detach().contiguous().cpu() for key, value in state.items()},
+        path,
+        metadata={"schema": "1", "facts": json.dumps(facts)},
+    )
+    return path
+
+
+class Shards:
+    """The files of a directory, read piecewise. Raises `CheckpointError` when one is missing."""
+
+    def __init__(self, directory: Path) -> None:
+        found = {
+            (int(match[1]), int(match[2])): path
+            for path in directory.glob("rank-*.safetensors")
+            if (match := _NAME.fullmatch(path.name))
+        }
+        worlds = {world for _, world in found}
+        if len(worlds) != 1:
+            raise CheckpointError(
+                f"{directory} holds {'no optimizer state' if not worlds else 'files of several world sizes'}"
+            )
+        self.world = worlds.pop()
+        missing = [rank for rank in range(self.world) if (rank, self.world) not in found]
+        if missing:
+            raise CheckpointError(f"{directory}: the files of ranks {missing} are missing")
+        self._files = [safe_open(found[(rank, self.world)], "pt") for rank in range(self.world)]
+        self.directory = directory
+        self.facts: dict[str, Any] = json.loads(self._files[0].metadata()["facts"])
+        self._keys = set(self._files[0].keys())
+
+    def has(self, key: str) -> bool:
+        return key in self._keys
+
+    def read(self, key: str, numel: int, rank: int, world: int) -> Tensor:
+        """The part that `rank` of `world` holds of a parameter of `numel` elements."""
+        if key not in self._keys:
+            raise CheckpointError(f"{self.directory} has no {key}: it is of another model")
+        own, theirs = part_length(numel, world), part_length(numel, self.world)
+        stored = self._files[0].get_slice(key).get_shape()
+        if stored != [theirs]:
+            raise CheckpointError(
+                f"{self.directory}: {key} has parts of {stored} elements, the model's are {[theirs]}"
+            )
+        start, end = rank * own, min((rank + 1) * own, numel)
+        pieces = []
+        while start < end:
+            file, offset = divmod(start, theirs)
+            until = min(end, (file + 1) * theirs)
+            pieces.append(self._files[file].get_slice(key)[offset : offset + until - start])
+            start = until
+        flat = torch.cat(pieces) if pieces else torch.empty(0)
+        return torch.nn.functional.pad(flat, (0, own - flat.numel()))

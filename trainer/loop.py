@@ -1,0 +1,292 @@
+"""The training loop: what one step is, and when a run saves and ends.
+
+plan -> microbatch -> encode -> flow -> loss -> backward -> step -> schedule -> ema -> telemetry
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer import checkpoint
+from trainer.config import Config
+from trainer.data.dataset import Loader
+from trainer.data.plan import DataPlan
+from trainer.ema import EMA
+from trainer.engine.base import Engine
+from trainer.errors import Diverged, TooManyBadSamples
+from trainer.parts import Parts
+from trainer.schedules import Schedule
+from trainer.telemetry import PHASES, Heartbeat, StepRecord, Writer
+
+
+class Journal(Protocol):
+    """What rank 0 tells people and files; nothing on the other ranks."""
+
+    def step(self, record: StepRecord) -> None: ...
+
+    def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None: ...
+
+    def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None: ...
+
+
+@dataclass
+class Clock:
+    """Seconds by phase of the step at hand; the heartbeat tells the node's agent which one it is."""
+
+    heartbeat: Heartbeat | None
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @contextmanager
+    def phase(self, name: str, step: int) -> Iterator[None]:
+        if self.heartbeat is not None:
+            self.heartbeat.beat(name, step)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        taken, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
+        return taken
+
+
+@dataclass
+class Run:
+    """Everything a run is made of; `train` moves it forward."""
+
+    config: Config
+    engine: Engine
+    parts: Parts
+    plan: DataPlan
+    loader: Loader
+    ema: EMA
+    schedule: Schedule
+    journal: Journal
+    run_dir: Path
+    clock: Clock
+    model: torch.nn.Module
+    step: int = 0  # optimizer steps taken over the whole run
+    samples: int = 0
+    bad_samples: int = 0
+    saved_at: int = -1
+    stop_requested: bool = False
+
+    @property
+    def steps_total(self) -> int:
+        """Where this run ends; exact for the epoch at hand, an estimate for later ones."""
+        later = max(0, self.config.epochs - self.loader.cursor.epoch - 1)
+        left = len(self.loader) + later * (
+            len(self.plan.epoch(self.loader.cursor.epoch)) // self.engine.world
+        )
+        return min(self.config.max_steps or self.step + left, self.step + left)
+
+    @property
+    def is_over(self) -> bool:
+        reached = self.config.max_steps is not None and self.step >= self.config.max_steps
+        return reached or self.loader.cursor.epoch >= self.config.epochs
+
+
+def train(run: Run) -> bool:
+    """Train to the end. False when it was asked to stop before; either way a checkpoint is left.
+
+    Raises `Diverged`, `TooManyBadSamples`, `CheckpointError`, `LoaderError`, on all ranks alike.
+    """
+    batches = _timed(run)
+    stopped = False
+    while not run.is_over and not stopped:
+        batch = next(batches)
+        stopped = _step(run, batch)
+        every = run.config.ckpt_every
+        if stopped or run.is_over or (every and run.step % every == 0):
+            save(run)
+    return not stopped
+
+
+def _timed(run: Run) -> Iterator[dict[str, Any]]:
+    """Batches of this epoch and the next ones; waiting for them is the phase "data"."""
+    while True:
+        batches = iter(run.loader)
+        while True:
+            with run.clock.phase("data", run.step + 1):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            yield batch
+        run.journal.event("epoch", f"epoch {run.loader.cursor.epoch} begins", step=run.step)
+        if run.is_over:
+            return
+
+
+def _step(run: Run, batch: dict[str, Any]) -> bool:
+    """One optimizer step; returns whether all ranks agreed to stop after it."""
+    engine, clock, number = run.engine, run.clock, run.step + 1
+    start, waited = time.perf_counter() - clock.seconds["data"], engine.waited_s
+    # Per step and rank, from numbers that any resume knows: no generator state needs saving.
+    torch.manual_seed(_seed(run.config.seed, number, engine.rank))
+
+    with clock.phase("encode", number):
+        z_BCTHW, conditions = _encode(run, batch)
+    with clock.phase("forward", number):
+        loss = run.parts.flow.training_losses(run.model, z_BCTHW, conditions).mean()
+    with clock.phase("backward", number):
+        engine.backward(loss)
+    with clock.phase("optimizer", number):
+        lr = run.schedule.lr
+        grad_norm = engine.step()
+        run.schedule.step()
+        run.ema.update(engine.masters())
+
+    step_s = time.perf_counter() - start
+    tokens = z_BCTHW.shape[0] * math.prod(
+        -(-size // patch) for size, patch in zip(z_BCTHW.shape[2:], run.parts.model.config.patch_size, strict=True)
+    )  # fmt: skip
+    seconds = clock.take()
+    seconds["checkpoint"] = 0.0
+    own_s = step_s - (engine.waited_s - waited)
+    mine = [float(loss.detach()), step_s, own_s, len(z_BCTHW), tokens, _memory(engine), float(run.stop_requested), len(batch["bad"]), *(seconds[name] for name in PHASES)]  # fmt: skip
+    every = engine.gather(mine)  # the one small collective of a step; it carries the agreements too
+    columns = list(zip(*every, strict=True))
+
+    run.step = number
+    run.samples += int(sum(columns[3]))
+    run.bad_samples += int(sum(columns[7]))
+    record = StepRecord(
+        step=number,
+        steps_total=run.steps_total,
+        epoch=run.loader.cursor.epoch,
+        samples=int(sum(columns[3])),
+        tokens=int(sum(columns[4])),
+        loss=sum(columns[0]) / len(every),
+        grad_norm=grad_norm,
+        lr=lr,
+        step_s=max(columns[1]),
+        seconds={name: sum(columns[8 + i]) / len(every) for i, name in enumerate(PHASES)},
+        idle_share=1 - sum(columns[2]) / len(every) / max(columns[2]),
+        slowest_rank=columns[2].index(max(columns[2])),
+        bucket=batch["bucket"],
+        memory_bytes=int(max(columns[5])),
+        world=engine.world,
+        time_s=time.time(),
+    )
+    run.journal.step(record)
+    _report_bad(run, batch)
+    if not math.isfinite(record.loss):
+        ranks = [rank for rank, row in enumerate(every) if not math.isfinite(row[0])]
+        raise Diverged(
+            f"the loss of step {number} is {record.loss} on rank {', '.join(map(str, ranks))}; all ranks stop",
+            hint="resume from the newest checkpoint with a smaller lr or grad_clip",
+        )
+    if run.bad_samples > run.config.max_bad_samples:
+        raise TooManyBadSamples(
+            f"{run.bad_samples} clips could not be read, more than max_bad_samples = {run.config.max_bad_samples}",
+            hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them",
+        )
+    return any(columns[6])
+
+
+def _encode(run: Run, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    device = run.engine.device
+    with torch.no_grad():
+        video = batch["video"].to(device, non_blocking=True)
+        z_BCTHW = run.parts.vae.encode(video.float() / 127.5 - 1)
+        y, mask = run.parts.text.encode(batch["text"])
+    sizes = {name: batch[name].to(device) for name in ("fps", "height", "width", "num_frames")}
+    return z_BCTHW, {"y": y.to(device), "mask": mask.to(device), **sizes}
+
+
+def _report_bad(run: Run, batch: dict[str, Any]) -> None:
+    for row, path, reason in batch["bad"]:
+        run.journal.bad_sample(run.step, run.engine.rank, row, path, reason)
+
+
+def _memory(engine: Engine) -> float:
+    if engine.device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(engine.device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def _seed(*words: int) -> int:
+    digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def save(run: Run) -> None:
+    """A checkpoint of this moment, unless it is there already (collective)."""
+    if run.saved_at == run.step:
+        return
+    engine, cursor = run.engine, run.loader.cursor
+    start = time.perf_counter()
+    position = checkpoint.Position(cursor.epoch, run.step)
+    with run.clock.phase("checkpoint", run.step):
+        path = checkpoint.save(
+            run.run_dir,
+            position,
+            engine,
+            weights=lambda: {k: v.detach() for k, v in engine.module.state_dict().items()},
+            average=lambda: dict(engine.wholes(run.ema.state_dict().items())),
+            documents={
+                checkpoint.SCHEDULE: run.schedule.state_dict(),
+                checkpoint.SAMPLER: run.plan.state(cursor, engine.world),
+                checkpoint.RUNNING: {
+                    "schema": 1,
+                    "epoch": cursor.epoch,
+                    "global_step": run.step,
+                    "samples": run.samples,
+                    "bad_samples": run.bad_samples,
+                    "ema_updates": run.ema.updates,
+                    "world": engine.world,
+                },
+            },
+            keep=run.config.keep_checkpoints,
+        )
+    run.saved_at = run.step
+    run.journal.event(
+        "checkpoint",
+        f"{path.name} in {time.perf_counter() - start:.1f} s",
+        step=run.step,
+        path=str(path),
+    )
+
+
+class RankZeroJournal:
+    """telemetry.jsonl, bad_samples.jsonl and a line every `log_every` steps."""
+
+    def __init__(self, run_dir: Path, log_every: int, rank: int) -> None:
+        self._rank, self._log_every = rank, log_every
+        self._writer = Writer(run_dir) if rank == 0 else None
+        self._bad = run_dir / "bad_samples.jsonl"
+
+    def step(self, record: StepRecord) -> None:
+        if self._writer is None:
+            return
+        self._writer.write(record)
+        if record.step % self._log_every == 0 or record.step == 1:
+            print(
+                f"step {record.step}/{record.steps_total}  epoch {record.epoch}  loss {record.loss:.4f}  "
+                f"grad {record.grad_norm:.3f}  lr {record.lr:.2e}  {record.step_s:.3f} s/step",
+                flush=True,
+            )
+
+    def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None:
+        if self._writer is not None:
+            self._writer.event(name, text, step=step, **data)
+            print(f"{name}: {text}", flush=True)
+
+    def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None:
+        import json
+
+        line = {"step": step, "rank": rank, "row": row, "path": path, "reason": reason}
+        with self._bad.open("a") as file:  # one write of one short line: ranks do not mix
+            file.write(json.dumps(line) + "\n")

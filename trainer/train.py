@@ -1,0 +1,172 @@
+"""Start or resume a training run: `python -m trainer.train CONFIG [options] [--key VALUE ...]`.
+
+Under torchrun, `colossalai run` or `clusterctl launch` it is one rank of many, without them the only one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):  # run as a file, as `colossalai run` does
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.path.remove(str(Path(__file__).resolve().parent))
+
+from trainer import config as configuration
+from trainer.errors import ConfigError, TrainerError
+
+INTERRUPTED = 130
+# Of the environment, what explains a run; names with these words in them are never written.
+_KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    options, overrides = _parser().parse_known_args(words)
+    try:
+        config = configuration.load(options.config, overrides)
+        return _train(config, options, words)
+    except TrainerError as error:
+        rank = int(os.environ.get("RANK", "0"))
+        print(f"error: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"  hint: {error.hint}", file=sys.stderr)
+        sys.stderr.flush()
+        del rank
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.train",
+        description="Train. Every key of the config is an option too: --lr 1e-4 --dataset.data-path X.",
+        epilog="examples: python -m trainer.train demo --data-path digits/digits.csv\n"
+        "          torchrun --nproc_per_node 2 -m trainer.train demo --load outputs/001-STDiT3-demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", help="config file, or a short name of trainer/configs")
+    parser.add_argument("--run-dir", type=Path, help="default: the next free outputs/NNN-<model>")
+    parser.add_argument(
+        "--data-state", choices=("fail", "reset", "force", "remap"), default="fail",
+        help="with --load, when the data are not the checkpoint's",
+    )  # fmt: skip
+    return parser
+
+
+def _train(config: configuration.Config, options: argparse.Namespace, words: Sequence[str]) -> int:
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    if config.dataset.data_path is None:
+        raise ConfigError(
+            "there is no dataset",
+            hint="--data-path FILE.csv; make one with python -m trainer.data.digits",
+        )
+    if config.mask_ratios and any(config.mask_ratios.values()):
+        raise ConfigError("mask_ratios: training with condition frames is not built yet")
+    from trainer.assemble import assemble
+    from trainer.engine.base import build_engine
+    from trainer.loop import train
+    from trainer.telemetry import Heartbeat
+
+    heartbeat = Heartbeat.from_environment(int(os.environ.get("RANK", "0")))
+    if heartbeat:
+        heartbeat.beat("start", 0)
+    engine = build_engine(config.engine)
+    engine.setup(config.seed, config.process_group_timeout_s)
+    try:
+        run_dir = engine.broadcast(_run_dir(config, options) if engine.rank == 0 else None)
+        if engine.rank == 0:
+            _describe(config, run_dir, words)
+        run = assemble(config, engine, run_dir, heartbeat, options.data_state)
+
+        def stop(_signal: int, _frame: object) -> None:
+            run.stop_requested = True  # all ranks agree at the end of the step, then save
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        began = time.monotonic()
+        run.journal.event(
+            "start", f"{run_dir.name} at step {run.step}", step=run.step, world=engine.world
+        )
+        finished = train(run)
+        run.loader.close()
+        word = "done" if finished else "stopped"
+        run.journal.event(
+            word, f"{word} at step {run.step} after {time.monotonic() - began:.0f} s", step=run.step
+        )
+        return 0 if finished else INTERRUPTED
+    finally:
+        engine.close()
+
+
+def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:
+    """Made by rank 0, unless the launcher or the user has made it."""
+    given = options.run_dir or os.environ.get("CLUSTERCTL_RUN_DIR")
+    if given:
+        path = Path(given).absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+    outputs = Path(config.outputs).absolute()
+    outputs.mkdir(parents=True, exist_ok=True)
+    label = config.model.type.replace("/", "-")
+    while True:
+        numbers = [
+            int(p.name[:3])
+            for p in outputs.iterdir()
+            if p.name[:3].isdigit() and p.name[3:4] == "-"
+        ]
+        path = outputs / f"{max(numbers, default=0) + 1:03d}-{label}"
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue  # another run took the number
+
+
+def _describe(config: configuration.Config, run_dir: Path, words: Sequence[str]) -> None:
+    """config.json: all that is needed to understand and repeat the run, without secrets."""
+    document: dict[str, Any] = {
+        "schema": 1,
+        "config": configuration.to_dict(config),
+        "argv": list(words),
+        "commit": _commit(),
+        "environment": _environment(os.environ),
+        "python": sys.version.split()[0],
+    }
+    (run_dir / "config.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(_KEPT) and not any(word in name for word in _SECRET)
+    }
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with + when it has changes; None outside of one."""
+    home = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(home), "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
