@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterable
 from typing import ClassVar
@@ -69,6 +72,10 @@ class TopApp(App[None]):
         self.theme = "ansi-dark" if few else NIGHT.name
 
     def on_mount(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # Else the terminal is left in Textual's mode. Not every loop has them (tests, threads).
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.feed.start()
         self.switch_mode(self._first)
         self.tick()

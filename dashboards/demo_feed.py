@@ -43,6 +43,7 @@ class DemoFeed:
         self.nodes = tuple(f"{PREFIX}{index:03d}" for index in range(1, nodes + 1))
         self.source = "demo"
         self._began_s = 0.0
+        self._now_s = 0.0
         self._read_s: int | None = None  # last second that was given out
         self._steps: Iterator[tuple[float, Sample]] = iter(())
         self._held: tuple[float, Sample] | None = None
@@ -52,13 +53,17 @@ class DemoFeed:
         self._steps = self._run()
 
     def now(self) -> float:
-        return self._clock()
+        """The time of the last drain: inventing the past takes a while and must not age it."""
+        return self._now_s or self._clock()
+
+    def settled(self) -> bool:
+        return True
 
     def close(self) -> None:
         """Nothing is held open."""
 
     def drain(self) -> list[Sample]:
-        now = self._clock()
+        now = self._now_s = self._clock()
         samples = list(self._steps_until(now))
         first = self._read_s is None
         begin = math.floor(now) - HISTORY_S if self._read_s is None else self._read_s + 1

@@ -42,6 +42,9 @@ class Feed(Protocol):
     def now(self) -> float:
         """The time that samples of this feed are to be compared with."""
 
+    def settled(self) -> bool:
+        """Whether all of its sources have answered or failed once: enough for one look."""
+
     def close(self) -> None:
         """End threads and connections; returns within seconds."""
 
@@ -63,6 +66,9 @@ class Together:
 
     def now(self) -> float:
         return self._feeds[0].now()
+
+    def settled(self) -> bool:
+        return all(feed.settled() for feed in self._feeds)
 
     def close(self) -> None:
         for feed in self._feeds:
@@ -143,6 +149,7 @@ class RunDirFeed:
         self._newest_below = newest_below
         self._samples: queue.Queue[Sample] = queue.Queue(self.POLLS_AT_ONCE)
         self._stop = threading.Event()
+        self._looked = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="run-dir", daemon=True)
         self._open: Path | None = None
         self._telemetry: Tail | None = None
@@ -155,6 +162,9 @@ class RunDirFeed:
 
     def now(self) -> float:
         return self._clock()
+
+    def settled(self) -> bool:
+        return self._looked.is_set()
 
     def close(self) -> None:
         self._stop.set()
@@ -178,6 +188,7 @@ class RunDirFeed:
                         break
                     except queue.Full:
                         pass
+            self._looked.set()
             self._stop.wait(self._interval_s)
 
     def poll(self) -> list[Sample]:
@@ -263,6 +274,9 @@ class ReplayFeed:
             samples.append(as_sample(record, at_s, source))
             self._next += 1
         return samples
+
+    def settled(self) -> bool:
+        return True
 
     def pause(self) -> None:
         """Stop the time, or let it go on."""

@@ -9,7 +9,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from dashboards import units
 from dashboards.columns import NODE_COLUMNS, gpu_column
@@ -37,6 +38,7 @@ class Metric:
     key: str
     title: str
     of_gpu: bool
+    read: Callable[[Any], float | None]  # of a Gpu, or of a NodeSample
     column: str  # in GPU_COLUMNS or NODE_COLUMNS
     fleet_column: str  # in FLEET_COLUMNS
     say: Callable[[float | None], str]  # in full, with unit
@@ -44,17 +46,45 @@ class Metric:
     full_scale: float | None  # value of a full bar; None: of the largest seen
 
 
+def load_per_core(sample: NodeSample) -> float | None:
+    return sample.load1 / sample.cpus if sample.load1 is not None and sample.cpus else None
+
+
+def _network_mb_s(sample: NodeSample) -> float | None:
+    return None if sample.network_bytes_s is None else sample.network_bytes_s / 1e6
+
+
+def _degrees(value: float | None) -> str:
+    return units.UNKNOWN if value is None else f"{value:.0f} °C"
+
+
+def _two_digits(value: float | None) -> str:
+    return units.UNKNOWN if value is None else f"{value:.2f}"
+
+
+def _rate_of_mb(value: float | None) -> str:
+    return units.rate(None if value is None else value * 1e6)
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _percent_number(value: float) -> str:
+    return f"{100 * value:.0f}"
+
+
 METRICS = (
-    Metric("power", "power x10 W", True, "power", "power_kw", units.power, lambda v: f"{v / 10:.0f}", 700.0),
-    Metric("util", "utilisation %", True, "util", "util", units.percent, lambda v: f"{100 * v:.0f}", 1.0),
-    Metric("memory", "GPU memory %", True, "memory", "gpu_memory", units.percent, lambda v: f"{100 * v:.0f}", 1.0),
-    Metric("temperature", "temperature C", True, "temperature", "temperature", lambda v: units.UNKNOWN if v is None else f"{v:.0f} °C", lambda v: f"{v:.0f}", 90.0),
+    Metric("power", "power x10 W", True, attrgetter("power_w"), "power", "power_kw", units.power, lambda v: f"{v / 10:.0f}", 700.0),
+    Metric("util", "utilisation %", True, attrgetter("util"), "util", "util", units.percent, _percent_number, 1.0),
+    Metric("memory", "GPU memory %", True, attrgetter("memory"), "memory", "gpu_memory", units.percent, _percent_number, 1.0),
+    Metric("temperature", "temperature C", True, attrgetter("temperature_c"), "temperature", "temperature", _degrees, _whole, 90.0),
 )  # fmt: skip
 NODE_METRICS = (
-    Metric("cpu", "cpu", False, "cpu", "cpu", units.percent, lambda v: f"{100 * v:.0f}", 1.0),
-    Metric("memory", "memory", False, "memory", "memory", units.percent, lambda v: f"{100 * v:.0f}", 1.0),
-    Metric("load", "load per core", False, "load", "load", lambda v: units.UNKNOWN if v is None else f"{v:.2f}", lambda v: f"{v:.0f}", None),
-    Metric("network", "network", False, "network_mb_s", "network_mb_s", lambda v: units.rate(None if v is None else v * 1e6), lambda v: f"{v:.0f}", None),
+    Metric("cpu", "cpu", False, attrgetter("cpu"), "cpu", "cpu", units.percent, _percent_number, 1.0),
+    Metric("memory", "memory", False, attrgetter("memory"), "memory", "memory", units.percent, _percent_number, 1.0),
+    Metric("load", "load per core", False, load_per_core, "load", "load", _two_digits, _whole, None),
+    Metric("network", "network", False, _network_mb_s, "network_mb_s", "network_mb_s", _rate_of_mb, _whole, None),
 )  # fmt: skip
 
 
@@ -65,15 +95,6 @@ class Cell:
     value: float | None
     level: float | None  # 0 to 1, for colour
     mark: str = ""
-
-
-def gpu_value(gpu: Gpu, metric: Metric) -> float | None:
-    return {
-        "power": gpu.power_w,
-        "util": gpu.util,
-        "memory": gpu.memory,
-        "temperature": gpu.temperature_c,
-    }[metric.key]
 
 
 def level(value: float | None, metric: Metric, gpu: Gpu | None = None) -> float | None:
@@ -100,7 +121,7 @@ def cells(node: NodeState, metric: Metric, state: State) -> list[Cell]:
         if gpu is None or gpu.error:
             result.append(Cell(None, None, MISSING))
             continue
-        value = gpu_value(gpu, metric)
+        value = metric.read(gpu)
         if value is None:
             result.append(Cell(None, None, UNKNOWN))
             continue
@@ -162,17 +183,11 @@ def past(node: NodeState, column: int, rows: int, state: State) -> list[float]:
 
 def node_past(node: NodeState, metric: Metric, rows: int, state: State) -> list[float]:
     """As `past` for a node's one number: the mean over its GPUs, cpu where it has none."""
-    if not metric.of_gpu or not node.gpus_seen:
-        column = metric.column if not metric.of_gpu else "cpu"
-        return past(node, NODE_COLUMNS.index(column), rows, state)
-    gpus = [
-        past(node, gpu_column(index, metric.column), rows, state) for index in range(node.gpus_seen)
-    ]
-    means = []
-    for row in zip(*gpus, strict=True):
-        known = [value for value in row if value == value]
-        means.append(sum(known) / len(known) if known else math.nan)
-    return means
+    if metric.of_gpu:
+        column = "gpu_" + metric.column if node.gpus_seen else "cpu"
+    else:
+        column = metric.column
+    return past(node, NODE_COLUMNS.index(column), rows, state)
 
 
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:
@@ -206,18 +221,9 @@ def _low_for_long(node: NodeState, index: int, limit_w: float) -> bool:
 def node_value(sample: NodeSample, metric: Metric) -> float | None:
     """A node's one number: total power, mean share, highest temperature."""
     if metric.of_gpu:
-        values = [gpu_value(gpu, metric) for gpu in sample.gpus or ()]
+        values = [metric.read(gpu) for gpu in sample.gpus or ()]
         return _folded(metric, [value for value in values if value is not None])
-    return {
-        "cpu": sample.cpu,
-        "memory": sample.memory,
-        "load": load_per_core(sample),
-        "network": None if sample.network_bytes_s is None else sample.network_bytes_s / 1e6,
-    }[metric.key]
-
-
-def load_per_core(sample: NodeSample) -> float | None:
-    return sample.load1 / sample.cpus if sample.load1 is not None and sample.cpus else None
+    return metric.read(sample)
 
 
 def _folded(metric: Metric, values: Sequence[float]) -> float | None:
@@ -234,9 +240,7 @@ def fleet_row(state: State) -> list[float | None]:
     gpus = [gpu for sample in samples for gpu in sample.gpus or ()]
     row: list[float | None] = []
     for metric in METRICS:
-        value = _folded(
-            metric, [v for v in (gpu_value(gpu, metric) for gpu in gpus) if v is not None]
-        )
+        value = _folded(metric, [v for v in (metric.read(gpu) for gpu in gpus) if v is not None])
         row.append(value / 1000 if value is not None and metric.key == "power" else value)
     for metric in NODE_METRICS:
         values = [v for v in (node_value(sample, metric) for sample in samples) if v is not None]

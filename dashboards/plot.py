@@ -88,19 +88,26 @@ def area(values: Sequence[float], width: int, height: int, scale: Scale) -> list
     `values` has one value a dot column (2 x width), NaN leaves a gap. A known value has at least
     one dot: it differs from a gap.
     """
-    heights = [
-        0 if not math.isfinite(value) else 1 + round(scale.dots(value, height)) for value in values
-    ]
+    heights = _heights(values, 4 * height - 1, scale)
     heights += [0] * (2 * width - len(heights))
     rows: list[Row] = []
     for row in range(height - 1, -1, -1):
-        base = 4 * row
-        text = "".join(
-            _BARS[min(4, max(0, heights[2 * i] - base))][min(4, max(0, heights[2 * i + 1] - base))]
-            for i in range(width)
-        )
-        rows.append([(text, row)])
+        low, high = 4 * row, 4 * row + 4
+        dots = [0 if h <= low else 4 if h >= high else h - low for h in heights]
+        pairs = zip(dots[0 : 2 * width : 2], dots[1 : 2 * width : 2], strict=True)
+        rows.append([("".join([_BARS[left][right] for left, right in pairs]), row)])
     return rows
+
+
+def _heights(values: Sequence[float], top: int, scale: Scale) -> list[int]:
+    """Dots from 1 to top + 1, 0 for unknown. The one loop that every row of a grid runs through."""
+    span = scale.high - scale.low
+    factor = top / span if span > 0 else 0.0
+    low, base = scale.low, 1.5 if span > 0 else 1.5 + top / 2
+    return [
+        0 if value != value else int(min(top + 1.0, max(1.0, (value - low) * factor + base)))
+        for value in values
+    ]
 
 
 @dataclass(frozen=True, slots=True)

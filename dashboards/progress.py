@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dashboards.state import RunState
 from trainer.telemetry import PHASES, StepRecord
@@ -47,15 +48,42 @@ def figures(run: RunState, now_s: float) -> Figures:
     """Everything derived from a run's records at the time `now_s`."""
     if run.last is None:
         return Figures(run.ended or "waiting", 0, 0)
+    base = _of_records(_Same(run))
+    age_s = None if run.last_s is None else now_s - run.last_s
+    if base.status == "running" and base.step_s is not None and age_s is not None:
+        if age_s > max(STALLED_S, STALLED_TIMES * base.step_s):
+            return replace(base, status="stalled", eta_s=None)
+        if base.eta_s is not None:
+            return replace(base, eta_s=max(0.0, base.eta_s - age_s))
+    return base
+
+
+class _Same:
+    """A run as a cache key: equal only to itself, as states are never changed."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+
+    def __hash__(self) -> int:
+        return id(self.run)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.run is self.run
+
+
+@functools.lru_cache(maxsize=4)
+def _of_records(same: _Same) -> Figures:
+    """What does not change between two steps; several panels ask for it each tick."""
+    run = same.run
+    assert run.last is not None
     window = run.recent[-WINDOW:]
     step_s = statistics.median(record.step_s for record in window)
     pace_s = _pace_s(window)
     left = max(0, run.last.steps_total - run.last.step)
     times = sorted(record.step_s for record in run.recent)
     status = run.ended or ("finished" if left == 0 and run.last.steps_total else "running")
-    age_s = None if run.last_s is None else now_s - run.last_s
-    if status == "running" and age_s is not None and age_s > max(STALLED_S, STALLED_TIMES * step_s):
-        status = "stalled"
     ranks = Counter(r.slowest_rank for r in window if r.slowest_rank is not None)
     rank, times_slowest = ranks.most_common(1)[0] if ranks else (None, 0)
     idle = [record.idle_share for record in window if record.idle_share is not None]

@@ -57,10 +57,10 @@ class Ring:
         """One value of the newest `last` rows, oldest first; empty when there is no such column."""
         if not 0 <= index < self.width:
             return []
-        data = b"".join(self._newest(last))
-        size, step = struct.calcsize("=" + self.code), self._row_bytes
-        one = struct.Struct("=" + self.code)
-        return [one.unpack_from(data, at + index * size)[0] for at in range(0, len(data), step)]
+        size = struct.calcsize("=" + self.code)
+        before, behind = index * size, (self.width - 1 - index) * size
+        form = f"={before}x{self.code}{behind}x"
+        return [row[0] for row in struct.iter_unpack(form, b"".join(self._newest(last)))]
 
     def _newest(self, last: int | None) -> Sequence[bytes]:
         if last is None:

@@ -79,6 +79,7 @@ class SshFeed:
         self._stop = threading.Event()
         self._newest: dict[str, Sample] = {}
         self._newest_lock = threading.Lock()
+        self._heard_of: set[str] = set()
         self._order = itertools.count()
         self._due: list[tuple[float, int, _Watched]] = [
             (0.0, next(self._order), _Watched(node)) for node in nodes
@@ -101,6 +102,10 @@ class SshFeed:
 
     def now(self) -> float:
         return self._clock()
+
+    def settled(self) -> bool:
+        with self._newest_lock:
+            return len(self._heard_of) == len(self.nodes)
 
     def drain(self) -> list[Sample]:
         with self._newest_lock:
@@ -125,6 +130,7 @@ class SshFeed:
     def _put(self, sample: NodeSample | NodeDown) -> None:
         with self._newest_lock:
             self._newest[sample.node] = sample
+            self._heard_of.add(sample.node)
 
     def _lost(self, watched: _Watched, phase: str, message: str) -> None:
         """Say so, hang up, and try again later."""

@@ -9,12 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dashboards.columns import FLEET_COLUMNS, NODE_COLUMNS
+from dashboards.columns import FLEET_COLUMNS, GPU_COLUMNS, NODE_COLUMNS
 from dashboards.fleet import fleet_row, odd_gpus
 from dashboards.ring import NAN, Ring
 from dashboards.samples import (
     EventSample,
-    Gpu,
     NodeDown,
     NodeSample,
     RunOpened,
@@ -165,10 +164,28 @@ def _with_history(node: NodeState, sample: NodeSample, gap: int) -> NodeState:
         None if network is None else network / 1e6,
     ]
     by_index = {gpu.index: gpu for gpu in sample.gpus or ()}
+    readings: list[tuple[float | None, ...]] = []
     for index in range(node.gpus_seen):
-        gpu = by_index.get(index, Gpu(index))
-        row += [gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c]
+        gpu = by_index.get(index)
+        readings.append(
+            (gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c) if gpu else _NO_READING
+        )
+    row += _means(readings)
+    for reading in readings:
+        row += reading
     return replace(node, history=history.append(row), history_s=sample.at_s)
+
+
+_NO_READING = (None,) * len(GPU_COLUMNS)
+
+
+def _means(readings: Sequence[tuple[float | None, ...]]) -> list[float | None]:
+    """Means over the GPUs that have a reading."""
+    means: list[float | None] = []
+    for column in zip(*readings, strict=True) if readings else [()] * len(GPU_COLUMNS):
+        known = [value for value in column if value is not None]
+        means.append(sum(known) / len(known) if known else None)
+    return means
 
 
 def _after_other(state: State, sample: Sample) -> State:

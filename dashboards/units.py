@@ -30,7 +30,9 @@ def rate(bytes_s: float | None) -> str:
     """12 kB/s, 1.4 MB/s, 48 GB/s: decimal, as network speeds are."""
     if bytes_s is None or not math.isfinite(bytes_s):
         return UNKNOWN
-    for limit, divisor, unit in ((1e3, 1.0, "B/s"), (1e6, 1e3, "kB/s"), (1e9, 1e6, "MB/s")):
+    if bytes_s < 1e3:
+        return f"{bytes_s:.0f} B/s"
+    for limit, divisor, unit in ((1e6, 1e3, "kB/s"), (1e9, 1e6, "MB/s")):
         if bytes_s < limit:
             return f"{_three(bytes_s / divisor)} {unit}"
     return f"{_three(bytes_s / 1e9)} GB/s"

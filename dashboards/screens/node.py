@@ -26,7 +26,7 @@ from dashboards.screens.base import TopScreen
 from dashboards.state import NodeState, State
 from dashboards.widgets.history import chart, node_line, reach
 from dashboards.widgets.palette import Palette
-from dashboards.widgets.panel import Line, Panel, words
+from dashboards.widgets.panel import Line, Panel, width_of, words
 
 
 class NodeGpus(Panel):
@@ -92,7 +92,7 @@ class NodeGpus(Panel):
             (f" {temperature:>6}", colors.ink(hot, hot=True)),
             (f" {clock:>9}  ", colors.text),
         )
-        room = min(120, width - sum(segment.cell_length for segment in line) - 1)
+        room = min(120, width - width_of(line) - 1)
         if room >= 6:
             per = 2
             values = past(node, gpu_column(index, self.metric.column), 2 * per * room, state)

@@ -11,7 +11,8 @@ from dashboards import units
 from dashboards.fleet import ALARM, MISSING, STALE, UNKNOWN, node_mark, summarise
 from dashboards.plot import bar, nice_scale, resampled, spark
 from dashboards.progress import Figures, figures
-from dashboards.state import State
+from dashboards.state import RunState, State
+from dashboards.thin import Thin
 from dashboards.widgets.palette import Palette
 from dashboards.widgets.panel import Line, Panel, spread, width_of, words
 
@@ -79,6 +80,16 @@ def _run_words(state: State, colors: Palette) -> Line:
 class RunStrip(Panel):
     """The run in one line, for the screens that are about something else."""
 
+    _drawn: tuple[Thin | None, str] = (None, "")
+
+    def _loss(self, run: RunState) -> str:
+        """The whole smoothed loss in 24 characters, drawn anew only after a step."""
+        if self._drawn[0] is not run.curve:
+            points = [(row[0], row[2]) for row in run.curve.rows()]
+            curve = resampled(points, 48, points[0][0], points[-1][0])
+            self._drawn = (run.curve, spark(curve, nice_scale(curve)))
+        return self._drawn[1]
+
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
         if run is None:
@@ -99,11 +110,8 @@ class RunStrip(Panel):
             if width_of(part) <= room:
                 room -= width_of(part)
                 left, right = (left + part, right) if at_left else (left, part + right)
-        curve = resampled([(row[0], row[2]) for row in run.curve.rows()], 48, 1, run.last.step)
         if room > 54 and len(run.recent) > 1:
-            right = (
-                words((spark(curve, nice_scale(curve)), colors.good), ("  ", colors.text)) + right
-            )
+            right = words((self._loss(run), colors.good), ("  ", colors.text)) + right
             room -= 26
         left += words(("  ", colors.text)) + progress_bar(now, min(60, room - 4), colors)
         return [spread(left, right, width, colors.text)]

@@ -28,7 +28,7 @@ from dashboards.fleet import (
 from dashboards.plot import SPARKS, Scale, nice_scale, spark
 from dashboards.state import NodeState, State
 from dashboards.widgets.palette import Palette
-from dashboards.widgets.panel import Line, Panel, fitted, words
+from dashboards.widgets.panel import Line, Panel, fitted, width_of, words
 
 TAIL = 8  # total, or why there is none
 CELL_WIDTHS = (6, 5, 3, 2)
@@ -162,7 +162,7 @@ class GpuGrid(Panel, can_focus=True):
         value = None if node.sample is None or node.down else node_value(node.sample, self.metric)
         total = self.metric.say(value)
         style = {"": colors.text, STALE: colors.stale, UNKNOWN: colors.warn}.get(mark, colors.bad)
-        room = shape.block - sum(segment.cell_length for segment in line)
+        room = shape.block - width_of(line)
         if room < TAIL + 14:
             if silent:
                 text = why if mark == UNKNOWN else why + mark

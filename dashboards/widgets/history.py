@@ -13,7 +13,6 @@ from dashboards.fleet import (
     NODE_METRICS,
     Metric,
     fresh,
-    gpu_value,
     load_per_core,
     node_mark,
     past,
@@ -97,7 +96,7 @@ class FleetHistory(Panel):
             (value, f"{short[sample.node]}/{gpu.index}")
             for sample in fresh(state.nodes.values(), state)
             for gpu in sample.gpus or ()
-            if (value := gpu_value(gpu, self.metric)) is not None
+            if (value := self.metric.read(gpu)) is not None
         ]
         if not found:
             return []

@@ -225,7 +225,7 @@ class NodeCards(GpuGrid):
             line += words((f"{units.percent(value):>5}", colors.text))
         load = units.UNKNOWN if sample.load1 is None else f"{sample.load1:.1f}"
         line += words((f"  {load:>5} ", colors.label))
-        room = block - sum(segment.cell_length for segment in line) - 1
+        room = block - width_of(line) - 1
         if silent:
             line += words((f"{mark} {why}", colors.warn))
         elif room > 3:

@@ -61,23 +61,26 @@ def _step(ramp: tuple[Style, ...], level: float) -> Style:
     return ramp[max(0, min(len(ramp) - 1, int(level * len(ramp))))]
 
 
-def palette(app: App[object]) -> Palette:
-    """The palette for the app's theme and terminal."""
+def palette(app: App[object], ground: Color) -> Palette:
+    """The palette for the app's theme and terminal, on a ground."""
     plain = app.no_color
     few = app.native_ansi_color or app.console.color_system == "standard"
     variables = app.theme_variables
     names = ("foreground", "primary", "accent", "success", "warning", "error", "secondary")
     colors = tuple(variables.get(name, "#888888") for name in names)
-    return _few_colors(plain) if few or plain else _many_colors(colors, app.current_theme.dark)
+    if few or plain or ground.triplet is None:
+        return _few_colors(plain)
+    return _many_colors(colors, tuple(ground.triplet))
 
 
 @functools.cache
-def _many_colors(colors: tuple[str, ...], dark: bool) -> Palette:
+def _many_colors(colors: tuple[str, ...], ground: tuple[int, ...]) -> Palette:
     foreground, primary, accent, success, warning, error, secondary = map(_rgb, colors)
-    ground = (18, 18, 18) if dark else (250, 250, 250)
+    under = (ground[0], ground[1], ground[2])
+    behind = Color.from_rgb(*under)
 
     def ink(color: tuple[int, int, int], part: float = 1.0, bold: bool = False) -> Style:
-        return Style(color=Color.from_rgb(*_mix(ground, color, part)), bold=bold)
+        return Style(color=Color.from_rgb(*_mix(under, color, part)), bgcolor=behind, bold=bold)
 
     return Palette(
         text=ink(foreground),

@@ -54,6 +54,9 @@ class RunHead(Panel):
 class LossCurve(Panel):
     """Loss of every step in faint, smoothed in bright, over the whole run."""
 
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return (state.run.curve if state.run else None,)
+
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
         rows = run.curve.rows() if run else []
@@ -72,6 +75,9 @@ class LossCurve(Panel):
 
 class StepCurve(Panel):
     """Seconds a step over the whole run."""
+
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return (state.run.curve if state.run else None,)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
@@ -156,6 +162,9 @@ def _step_axis(low: float, high: float, gutter: int, inner: int, colors: Palette
 class Phases(Panel):
     """Where the seconds of a step go: one bar of parts, and each part with its share."""
 
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return (state.run.recent if state.run else None,)
+
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
         now = figures(run, state.now_s) if run else None
@@ -187,6 +196,9 @@ class Phases(Panel):
 
 class RunFigures(Panel):
     """Throughput and health in numbers."""
+
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return (state.run.recent if state.run else None,)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
@@ -239,6 +251,9 @@ def _where(run: RunState, rank: int) -> str:
 
 class Events(Panel):
     """What happened, newest first."""
+
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return (state.run.events if state.run else None,)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run

@@ -1,0 +1,66 @@
+"""Live view of the cluster and of the run; without a terminal, one look as text.
+
+Watches every node over ssh and the newest run below outputs/. Reads only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clusterctl.render import Output
+from clusterctl.settings import Settings, cluster_options, output_options
+
+
+@click.command(
+    "top",
+    epilog="""\b
+Examples:
+  clusterctl top nodes.txt
+  clusterctl top --replay outputs/001-STDiT3-demo --speed 20""",
+)
+@click.option(
+    "--run",
+    "run_dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory. Default: the one below outputs/ that was written last.",
+)
+@click.option(
+    "--replay",
+    "replay_dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Play a run directory again with its own times; connects to nothing.",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(0.1, 100_000),
+    default=10.0,
+    show_default=True,
+    help="How many times faster a replay runs.",
+)
+@click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes, to look around.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds between readings.",
+)
+@click.option("--once", is_flag=True, help="One look as text, then exit.")
+@cluster_options
+@output_options
+def command(settings: Settings, output: Output, **options: Any) -> int:
+    """Live view of the cluster and of the run; without a terminal, one look as text.
+
+    One look ends with 0 when all is well, 1 when a GPU is missing or odd or the run failed or
+    stalls, 3 when a node could not be asked.
+    """  # fmt: skip
+    # By name: the import arrows point from dashboards to clusterctl, and the screens load textual.
+    code = importlib.import_module("dashboards.command").top(settings, output, **options)
+    assert isinstance(code, int)
+    return code

@@ -1,0 +1,117 @@
+"""What `clusterctl top` does with its options: choose the feed, then the screens or one look."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+from clusterctl.render import Output
+from clusterctl.settings import Settings
+from dashboards import once as look
+from dashboards.demo_feed import DemoFeed
+from dashboards.feeds import Feed, ReplayFeed, RunDirFeed, Together, newest_run, steady_clock
+from trainer.telemetry import FILE
+
+OUTPUTS = Path("outputs")
+
+
+def top(
+    settings: Settings,
+    output: Output,
+    *,
+    run_dir: Path | None,
+    replay_dir: Path | None,
+    speed: float,
+    demo: bool,
+    interval: float,
+    once: bool,
+) -> int:
+    """Show the screens until the user leaves, or take one look; returns the exit code.
+
+    Raises `UsageError` for options that exclude each other and folders that hold no run,
+    `HostfileError` when there is neither a hostfile nor a run.
+    """
+    if sum(bool(choice) for choice in (run_dir, replay_dir, demo)) > 1:
+        raise UsageError("--run, --replay and --demo exclude each other")
+    feed, first = _choose(settings, output, run_dir, replay_dir, speed, demo, interval)
+    if once or output.json or not _has_terminal():
+        return _look(feed, settings, output, interval)
+    # Only here: one look as text must not load textual.
+    from dashboards.app import main
+
+    main(feed, interval_s=interval, first=first)
+    return 0
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _choose(
+    settings: Settings,
+    output: Output,
+    run_dir: Path | None,
+    replay_dir: Path | None,
+    speed: float,
+    demo: bool,
+    interval: float,
+) -> tuple[Feed, str]:
+    """The feed, and the screen to begin with."""
+    clock = steady_clock()
+    if demo:
+        return DemoFeed(clock=clock), "cluster"
+    if replay_dir is not None:
+        return ReplayFeed(_run_of(replay_dir), clock=clock, speed=speed), "run"
+    feeds: list[Feed] = []
+    run = RunDirFeed(
+        OUTPUTS if run_dir is None else _run_of(run_dir),
+        clock=clock,
+        interval_s=interval,
+        newest_below=run_dir is None,
+    )
+    has_run = run_dir is not None or newest_run(OUTPUTS) is not None
+    if settings.hostfile.exists() or not has_run or settings.only or settings.without:
+        # Only here: paramiko takes a quarter of a second to import.
+        from dashboards.ssh_feed import SshFeed
+
+        feeds.append(
+            SshFeed(
+                settings.nodes(),
+                settings.transport(),
+                limits=settings.limits,
+                clock=clock,
+                interval_s=interval,
+                width=settings.width,
+                source=str(settings.hostfile),
+            )
+        )
+    else:
+        output.note(f"no hostfile {settings.hostfile}: only the run is shown")
+    return Together([*feeds, run]), "cluster" if feeds else "run"
+
+
+def _run_of(path: Path) -> Path:
+    """The run directory itself, or the newest one in a folder of runs. Raises `UsageError`."""
+    if (path / FILE).is_file() or (path / "plan.json").is_file():
+        return path
+    newest = newest_run(path) if path.is_dir() else None
+    if newest is None:
+        raise UsageError(
+            f"{path} holds no run: no {FILE} in it nor one level below",
+            hint="give a run directory, such as outputs/001-STDiT3-demo",
+        )
+    return newest
+
+
+def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> int:
+    """One look: as long as the slowest node may take, and not longer."""
+    limits = settings.limits
+    patience_s = limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0
+    state = look.collect(feed, interval_s=interval, patience_s=patience_s)
+    if output.json:
+        output.document("top", **look.as_json(state))
+    else:
+        look.write(state, output)
+    return look.exit_code(state)
