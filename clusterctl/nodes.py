@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from clusterctl.errors import HostfileError
 
+MAX_RANGE = 100_000  # a slip of the finger in n[1-1000000000] must not eat the memory
 KEYS = ("host", "port", "user", "slots", "identity")
 
 
@@ -68,13 +70,14 @@ def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
                 hint="give each of them its own line",
             )
         for name in names:
-            if name in first_line:
+            node = _make_node(name, fields, where)
+            if node.name in first_line:
                 raise HostfileError(
-                    f"{where}: {name} stands already in line {first_line[name]}",
+                    f"{where}: {node.name} stands already in line {first_line[node.name]}",
                     hint="a node that is listed twice would get every rank twice",
                 )
-            first_line[name] = number
-            nodes.append(_make_node(name, fields, where))
+            first_line[node.name] = number
+            nodes.append(node)
     if not nodes:
         raise HostfileError(
             f"{source} names no node", hint="write one node per line, see nodes.txt.example"
@@ -137,17 +140,25 @@ def expand(text: str, where: str = "node set") -> list[str]:
     if "@" in text and not any(mark in text for mark in "[],") and not text.startswith("@"):
         return [text]
     from ClusterShell.NodeSet import NodeSet, NodeSetException  # 60 ms, only where a set is written
+    from ClusterShell.NodeUtils import GroupResolverError, GroupSourceError
 
-    names: list[str] = []
+    # Before NodeSet sees it, which would build the whole set in memory.
+    for low, high in re.findall(r"(\d+)-(\d+)", text):
+        if int(high) - int(low) >= MAX_RANGE:
+            raise HostfileError(f"{where}: {low}-{high} are more than {MAX_RANGE} nodes")
+    names: dict[str, None] = {}
     try:
         # One part at a time: NodeSet sorts, we keep the order in which the user wrote the parts.
         for part in _split_parts(text):
-            names.extend(name for name in NodeSet(part) if name not in names)
-    except NodeSetException as error:
+            user, at, rest = part.strip().rpartition("@")
+            user = "" if user.startswith("@") else user  # root@n[1-3], but @group and @source:group
+            prefix = user + at if user else ""
+            names.update(dict.fromkeys(prefix + name for name in NodeSet(rest if user else part)))
+    except (NodeSetException, GroupResolverError, GroupSourceError) as error:
         raise HostfileError(f"{where}: {text!r} is not a node set: {error}") from None
     if not names:
         raise HostfileError(f"{where}: {text!r} names no node")
-    return names
+    return list(names)
 
 
 def _split_parts(text: str) -> list[str]:

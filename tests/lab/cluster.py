@@ -123,6 +123,10 @@ class LabNode:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
             stopped |= fresh
+        # A stopped process shows T once it has been scheduled; one that sleeps in the kernel, D.
+        deadline = time.monotonic() + 2
+        while not _states(stopped) <= set("TtZD") and time.monotonic() < deadline:
+            time.sleep(0.002)
 
     def thaw(self) -> None:
         for pid in self.processes():
@@ -348,9 +352,18 @@ def _remove_orphans() -> None:
         with contextlib.suppress(OSError, ValueError, LabError):
             mark, pid, started = (path / "ifalias").read_text().strip().split(":")
             if mark == "clusterctl-lab" and _started(int(pid)) != started:
-                for cable in (path / "brif").iterdir():
-                    _ip(f"link del {cable.name}")
-                _ip(f"link del {path.name}")
+                for link in [*(cable.name for cable in (path / "brif").iterdir()), path.name]:
+                    with contextlib.suppress(LabError):  # the kernel was quicker
+                        _ip(f"link del {link}")
+
+
+def _states(pids: set[int]) -> set[str]:
+    """Their state letters: R runs, S sleeps, T is stopped, Z waits to be collected."""
+    letters = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            letters.add(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+    return letters
 
 
 def _started(pid: int) -> str:
