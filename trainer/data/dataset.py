@@ -1,9 +1,10 @@
 """From the plan to batches: what a rank trains on, step by step, decoded ahead of need.
 
-The rank's own process sends tasks (paths, windows, captions) and gets uint8 batches; it holds the
-manifest, the workers hold nothing. `workers` = N are torch DataLoader workers, started by forkserver
-so that none is forked from a process with threads; 0 is one thread of the rank instead. Either way
-PyAV runs only in decoding processes with a deadline for each clip (decode.py).
+A worker is a decoding process (decode.py) and the thread of the rank that waits for it and fills the
+batch; PyAV runs in no rank. torch's DataLoader is not used: its workers cost 190 MB of torch each,
+hand tensors over by a socket without a deadline (a stopped worker hangs the rank for ever, whatever
+`timeout` says), and as children of a fork server outlive a killed rank. Here every wait has a
+deadline and the kernel ends the processes with their rank.
 """
 
 # B clips · C channels · T frames · H,W pixels
@@ -11,28 +12,22 @@ PyAV runs only in decoding processes with a deadline for each clip (decode.py).
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
 import queue
-import signal
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainer.data.decode import Decoder, DecoderBroken, die_with_parent
+from trainer.data.decode import RESIZE, Decoder, DecoderBroken
 from trainer.data.microbatch import Batch, Task, assemble, make_task
 from trainer.data.plan import Cursor, DataPlan, DataStateError
-from trainer.errors import TooManyBadSamples, TrainerError
+from trainer.errors import ConfigError, TrainerError
 
 
 class LoaderError(TrainerError):
-    """Batches cannot be made; the message says which process ended and why."""
+    """Batches cannot be made at all; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,7 @@ class LoaderOptions:
     batch_timeout_s: float = 600.0  # after that the run stops
     cache_decoded_mb: int = 0  # decoded clips each worker keeps; for small data sets
     prefetch_factor: int | None = None  # batches ahead per worker; default 2
+    resize: str = "bilinear"  # how libswscale scales; "area" is sharper and 13 % dearer
 
     @classmethod
     def of(cls, config: Any) -> LoaderOptions:
@@ -56,34 +52,54 @@ class LoaderOptions:
             config.dataset.batch_timeout_s,
             config.dataset.cache_decoded_mb,
             config.prefetch_factor,
+            config.dataset.resize,
         )
 
 
-class ClipDataset(Dataset[Batch]):
-    """Turns a task into a batch; lives in each worker with a decoding process of its own."""
+class Worker:
+    """Makes batches on a thread, in the order asked for."""
 
     def __init__(self, options: LoaderOptions, role: str) -> None:
-        self.options, self._role = options, role
-        self._decoder: Decoder | None = None
+        self._options = options
+        self._decoder = Decoder(options.clip_timeout_s, options.cache_decoded_mb << 20, role)
+        self._asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        # A daemon: a thread that waits for a late clip must not hold up the end of the program.
+        self._thread = threading.Thread(target=self._work, name=role, daemon=True)
+        self._thread.start()
 
-    def __getitem__(self, task: Task) -> Batch:
-        if self._decoder is None:
-            worker = get_worker_info()
-            self._decoder = Decoder(
-                self.options.clip_timeout_s,
-                self.options.cache_decoded_mb << 20,
-                self._role if worker is None else f"{self._role}.{worker.id}",
-            )
+    def ask(self, task: Task) -> None:
+        self._asked.put(task)
+
+    def take(self) -> Batch:
+        """The batch of the oldest task; raises what went wrong with it."""
+        # assemble keeps the batch's own limit; this one is for a fault of ours
+        limit_s = self._options.batch_timeout_s + 2 * self._options.clip_timeout_s + 120
         try:
-            return assemble(task, self._decoder, self.options.batch_timeout_s)
-        except DecoderBroken as error:
-            return {"broken": str(error)}
+            made = self._made.get(timeout=limit_s)
+        except queue.Empty:
+            raise LoaderError(f"no batch within {limit_s:g} s") from None
+        if isinstance(made, BaseException):
+            raise made
+        return made
 
-    def abort(self) -> None:
-        """End the decoding process, also from another thread in the middle of a batch."""
-        decoder, self._decoder = self._decoder, None
-        if decoder is not None:
-            decoder.abort()
+    def close(self) -> None:
+        """End thread and process, also in the middle of a batch."""
+        self._asked.put(None)
+        self._decoder.abort()
+        self._thread.join(timeout=5)
+
+    def _work(self) -> None:
+        pin = torch.cuda.is_available()
+        while True:
+            task = self._asked.get()
+            if task is None:
+                self._decoder.close()
+                return
+            try:
+                self._made.put(assemble(task, self._decoder, self._options.batch_timeout_s, pin))
+            except BaseException as error:  # noqa: BLE001 - thread boundary: raised by take()
+                self._made.put(error)
 
 
 class Loader:
@@ -104,30 +120,32 @@ class Loader:
     ) -> None:
         if not 0 <= rank < world:
             raise LoaderError(f"rank {rank} of {world}")
+        if options.resize not in RESIZE:
+            raise ConfigError(f"dataset.resize {options.resize!r}: {' or '.join(RESIZE)}")
         self.plan, self.cursor, self.rank, self.world = plan, cursor, rank, world
-        self._workers, self._options = workers, options
+        self._options, self._count = options, max(1, workers)
         self._steps = plan.steps(cursor, world)
-        self._dataset = ClipDataset(options, f"decode {rank}")
-        self._batches: Iterator[Batch] | None = None
+        self._workers: list[Worker] = []
+        self._turns: Iterator[Worker] = iter(())
+        self._ahead: Iterator[Task] = iter(())
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._batches is None:
-            self._batches = self._start()
+        if not self._workers:
+            self._start()
         while self._steps:
+            worker = next(self._turns)
             try:
-                batch = next(self._batches)
-            except RuntimeError as error:  # torch's words for a worker that died or is late
+                batch = worker.take()
+            except DecoderBroken as error:
                 self.close()
                 raise LoaderError(f"rank {self.rank}: {error}") from None
-            if "broken" in batch:
+            except BaseException:
                 self.close()
-                raise LoaderError(f"rank {self.rank}: {batch['broken']}")
-            if "failed" in batch:
-                self.close()
-                raise TooManyBadSamples(_complaint(batch))
+                raise
+            self._ask(worker)
             self.cursor = self.cursor.after_step(self.world)
             self._steps -= 1
             yield batch
@@ -136,47 +154,35 @@ class Loader:
 
     def close(self) -> None:
         """End the workers; iterating again starts new ones at the cursor."""
-        self._dataset.abort()
-        batches, self._batches = self._batches, None
-        if isinstance(batches, _ThreadBatches):
-            batches.close()
-        del batches  # torch's iterator ends its workers when it goes
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close()
+
+    def _start(self) -> None:
+        self._ahead = self._tasks()
+        self._workers = [
+            Worker(self._options, f"loader {self.rank}.{number}") for number in range(self._count)
+        ]
+        self._turns = itertools.cycle(self._workers)
+        for _ in range(self._options.prefetch_factor or 2):
+            for worker in self._workers:
+                self._ask(worker)
+
+    def _ask(self, worker: Worker) -> None:
+        task = next(self._ahead, None)
+        if task is not None:
+            worker.ask(task)
 
     def _tasks(self) -> Iterator[Task]:
         """This rank's tasks from the cursor on, epoch after epoch without end."""
-        cursor = self.cursor
-        while True:
+        cursor, empty = self.cursor, 0
+        while empty < 100:  # chance may leave an epoch without a step, hardly a hundred
             steps = self.plan.steps(cursor, self.world)
-            if not steps and cursor.consumed == 0:
-                return  # no epoch of this size has a step; __init__'s caller sees len() == 0
+            empty = 0 if steps else empty + 1
             for step in range(steps):
                 index = cursor.consumed + step * self.world + self.rank
-                yield make_task(self.plan, cursor.epoch, index)
+                yield make_task(self.plan, cursor.epoch, index, self._options.resize)
             cursor = cursor.next_epoch()
-
-    def _start(self) -> Iterator[Batch]:
-        ahead = self._options.prefetch_factor or 2
-        # the limit inside assemble speaks first: it can name the clips
-        limit_s = self._options.batch_timeout_s + 2 * self._options.clip_timeout_s
-        if self._workers == 0:
-            return _ThreadBatches(self._dataset, self._tasks(), ahead, limit_s)
-        context = multiprocessing.get_context("forkserver")
-        # torch is imported once, in the server; each worker is a fork of it (shared memory)
-        context.set_forkserver_preload([__name__])
-        loader: DataLoader[Batch] = DataLoader(
-            self._dataset,
-            batch_size=None,
-            sampler=_Endless(self._tasks()),
-            num_workers=self._workers,
-            collate_fn=_as_it_is,  # type: ignore[arg-type]  # one sample, not a list
-            timeout=limit_s,
-            worker_init_fn=_begin_worker,
-            multiprocessing_context=context,
-            prefetch_factor=ahead,
-            pin_memory=torch.cuda.is_available(),
-        )
-        with _without_main(), _environment(CLUSTERCTL_ROLE=f"loader {self.rank}"):
-            return iter(loader)
 
 
 def build_loader(
@@ -186,8 +192,9 @@ def build_loader(
 
     A batch has "video" uint8 [B, 3, T, H, W], "text", "fps", "height", "width", "num_frames" (float32
     [B]; the bucket's size), "rows", "bucket", "decode_s" (CPU seconds of decoding) and "bad": (row,
-    path, reason) of clips that another stood in for. `config` is a training configuration or
-    `LoaderOptions`. Raises DataStateError when not even one step fits into an epoch.
+    path, reason) of clips that another stood in for. `workers` decoding processes, at least one;
+    `config` is a training configuration or `LoaderOptions`. Raises DataStateError when not even one
+    step fits into an epoch; iterating raises TooManyBadSamples and LoaderError.
     """
     loader = Loader(plan, cursor, rank, world, workers, LoaderOptions.of(config))
     if not len(loader) and cursor.consumed == 0:
@@ -197,102 +204,3 @@ def build_loader(
             hint="smaller batch sizes in bucket_config, fewer ranks, or more clips",
         )
     return loader
-
-
-class _Endless:
-    """A sampler that gives tasks as they are asked for."""
-
-    def __init__(self, tasks: Iterator[Task]) -> None:
-        self._tasks = tasks
-
-    def __iter__(self) -> Iterator[Task]:
-        return self._tasks
-
-
-class _ThreadBatches(Iterator[Batch]):
-    """Batches made on one thread, `ahead` of need; it mostly waits for the decoding process.
-
-    A daemon thread: one that waits for a late clip must not hold up the end of the program.
-    """
-
-    def __init__(
-        self, dataset: ClipDataset, tasks: Iterator[Task], ahead: int, limit_s: float
-    ) -> None:
-        self._dataset, self._tasks, self._limit_s = dataset, tasks, limit_s
-        self._asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-        for task in itertools.islice(tasks, ahead):
-            self._asked.put(task)
-        self._thread = threading.Thread(target=self._work, name="loader", daemon=True)
-        self._thread.start()
-
-    def __next__(self) -> Batch:
-        task = next(self._tasks, None)
-        if task is not None:
-            self._asked.put(task)
-        try:
-            made = self._made.get(timeout=self._limit_s)
-        except queue.Empty:
-            raise RuntimeError(f"no batch within {self._limit_s:g} s") from None
-        if isinstance(made, BaseException):
-            raise made
-        return made
-
-    def close(self) -> None:
-        self._asked.put(None)
-        self._thread.join(timeout=5)
-
-    def _work(self) -> None:
-        while True:
-            task = self._asked.get()
-            if task is None:
-                return
-            try:
-                self._made.put(self._dataset[task])
-            except BaseException as error:  # noqa: BLE001 - thread boundary: raised by __next__
-                self._made.put(error)
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
-
-
-def _begin_worker(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which ends its workers
-    die_with_parent(name=f"loader {worker}")
-    os.environ["CLUSTERCTL_ROLE"] = f"loader {worker}"
-
-
-def _complaint(batch: Batch) -> str:
-    bad = batch["bad"]
-    shown = "".join(f"\n  {path}: {reason}" for _, path, reason in bad[:10])
-    more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
-    return f"{batch['failed']}{shown}{more}"
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep workers from importing the program's main module, and with it the engine (10 s each)."""
-    main = sys.modules["__main__"]
-    names = [name for name in ("__spec__", "__file__") if name in vars(main)]
-    kept: dict[str, Any] = {name: vars(main).pop(name) for name in names}
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        vars(main).update(kept)
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set variables for what is started meanwhile."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -32,6 +32,7 @@ _AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pip
 _LONGEST_PATH = 4096  # bytes; Linux's own limit
 _PAGE = 1 << 20
 IMAGE_FPS = 120.0  # what the model is told for a still, as upstream has it
+RESIZE = ("bilinear", "area")
 START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
 
 
@@ -48,6 +49,7 @@ class Window(NamedTuple):
     height: int
     width: int
     expected: int
+    resize: str = "bilinear"  # or "area": the mean of what a pixel covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Decoder:
         sent: deque[int] = deque()
         idle_deaths = 0
         while todo or sent:
-            self._start()
+            self.start()
             if time.monotonic() > deadline:
                 for place in (*sent, *todo):
                     replies[place] = Reply("no time was left for it")
@@ -140,7 +142,7 @@ class Decoder:
 
     def probe(self, path: str) -> dict[str, Any]:
         """Facts of a file for a manifest, or {"error": why}."""
-        self._start()
+        self.start()
         try:
             self._ask({"path": path, "probe": True})
             return self._answer_line(time.monotonic() + self.clip_timeout_s)
@@ -174,7 +176,8 @@ class Decoder:
             self._map = mmap.mmap(self._memory, size)  # an older one lives while arrays use it
         return self._map
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the helper if none runs. Raises DecoderBroken when it cannot, or after `abort`."""
         if self._aborted:
             raise DecoderBroken("decoding was ended")
         if self._process is not None:

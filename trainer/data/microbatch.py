@@ -16,6 +16,7 @@ from trainer.data.buckets import Bucket
 from trainer.data.chance import bits
 from trainer.data.decode import IMAGE_FPS, Decoder, Reply, Window
 from trainer.data.plan import DataPlan
+from trainer.errors import TooManyBadSamples
 
 Batch = dict[str, Any]
 _WINDOW = 3  # word that keeps this draw apart from the plan's
@@ -40,11 +41,12 @@ class Task:
 
     bucket: Bucket
     interval: int
+    resize: str
     clips: tuple[Clip, ...]
     spares: tuple[Clip, ...]
 
 
-def make_task(plan: DataPlan, epoch: int, index: int) -> Task:
+def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") -> Task:
     """Microbatch `index` of an epoch; the same for every rank, worker and moment."""
     epoch_plan = plan.epoch(epoch)
     batch = epoch_plan.microbatches[index]
@@ -62,29 +64,38 @@ def make_task(plan: DataPlan, epoch: int, index: int) -> Task:
         for row, start, length, fps in zip(*(column.tolist() for column in columns), strict=True)
     ]
     count = len(batch.rows)
-    return Task(bucket, interval, tuple(clips[:count]), tuple(clips[count:]))
+    return Task(bucket, interval, resize, tuple(clips[:count]), tuple(clips[count:]))
 
 
-def assemble(task: Task, decoder: Decoder, timeout_s: float) -> Batch:
+def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) -> Batch:
     """Decode a task. Clips that fail are replaced from the spares, in their order.
 
-    A batch that cannot be filled has "failed" set to a sentence: an exception would come out of the
-    worker as a page of traceback.
+    `pin` puts the pixels into page-locked memory. Raises TooManyBadSamples with the list when
+    nothing is left to stand in or `timeout_s` is over, and DecoderBroken.
     """
     bucket = task.bucket
     shape = (3, bucket.frames, bucket.height, bucket.width)
-    video = torch.empty((len(task.clips), *shape), dtype=torch.uint8)
+    video = torch.empty((len(task.clips), *shape), dtype=torch.uint8, pin_memory=pin)
     chosen: list[Clip | None] = [None] * len(task.clips)
     rates = np.zeros(len(task.clips), np.float32)
     bad: list[tuple[int, str, str]] = []
     spares = deque(task.spares)
+    decoder.start()  # its time is nobody's clip's
     deadline, decode_s = time.monotonic() + timeout_s, 0.0
     places = list(range(len(task.clips)))
     clips = list(task.clips)
     while places:
         windows = [
-            Window(c.start, bucket.frames, task.interval, bucket.height, bucket.width, c.expected)
-            for c in clips
+            Window(
+                clip.start,
+                bucket.frames,
+                task.interval,
+                bucket.height,
+                bucket.width,
+                clip.expected,
+                task.resize,
+            )
+            for clip in clips
         ]
         asked = [(clip.path, window) for clip, window in zip(clips, windows, strict=True)]
         pixels, replies = decoder.decode(asked, shape, deadline)
@@ -99,9 +110,10 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float) -> Batch:
             video[place] = torch.from_numpy(pixels[nth])
             chosen[place], rates[place] = clip, rate
         if failed and time.monotonic() > deadline:
-            return {"failed": f"a batch took more than {timeout_s:g} s", "bad": bad}
+            raise TooManyBadSamples(_list(f"a batch took more than {timeout_s:g} s", bad))
         if len(failed) > len(spares):
-            return {"failed": f"no clip of bucket {bucket.name} is left to stand in", "bad": bad}
+            what = f"no clip of bucket {bucket.name} is left to stand in"
+            raise TooManyBadSamples(_list(what, bad))
         places, clips = failed, [spares.popleft() for _ in failed]
     done = [clip for clip in chosen if clip is not None]
     count = len(done)
@@ -125,3 +137,9 @@ def _rate(clip: Clip, reply: Reply, task: Task) -> float:
         return IMAGE_FPS
     fps = clip.fps if clip.fps > 0 else reply.fps
     return fps / task.interval
+
+
+def _list(what: str, bad: list[tuple[int, str, str]]) -> str:
+    shown = "".join(f"\n  {path}: {reason}" for _, path, reason in bad[:10])
+    more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
+    return f"{what}{shown}{more}"

@@ -176,6 +176,10 @@ def _read(path: str, window: Window, out_CTHW: NDArray[np.uint8], seek: bool) ->
                 raise ClipError(f"frame {wanted[found]} is damaged")
             _put(frame, window, out_CTHW, found)
             found += 1
+        if (
+            times is not None and found == 0
+        ):  # in a transport stream a seek lands behind the keyframe
+            raise _SeekMissed
         if found < window.frames:
             raise ClipError(
                 f"ends before frame {wanted[found]}, window {window.start} to {wanted[-1]}"
@@ -218,7 +222,12 @@ def _put(frame: Any, window: Window, out_CTHW: NDArray[np.uint8], place: int) ->
     tall = max(height, round(frame.height * grow))
     wide = max(width, round(frame.width * grow))
     scaled = _reformatter.reformat(
-        frame, width=wide, height=tall, format="gbrp", interpolation="BILINEAR", **_ONE_THREAD
+        frame,
+        width=wide,
+        height=tall,
+        format="gbrp",
+        interpolation=window.resize.upper(),
+        **_ONE_THREAD,
     )
     top, left = round((tall - height) / 2), round((wide - width) / 2)
     planes: Any = scaled.planes  # each offers its bytes as a buffer

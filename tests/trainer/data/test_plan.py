@@ -56,7 +56,7 @@ def test_microbatches_of_one_bucket_are_spread_over_the_epoch():
     assert changes == pytest.approx(1 - (shares**2).sum(), abs=0.1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 3),
     st.lists(st.tuples(st.integers(1, 16), st.integers(0, 12)), min_size=1, max_size=8),
