@@ -138,6 +138,11 @@ class Live:
         self._on = enabled and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = False
 
+    @property
+    def is_on(self) -> bool:
+        """Whether stderr is a terminal that can overwrite a line."""
+        return self._on
+
     def show(self, text: str) -> None:
         if self._on:
             width = shutil.get_terminal_size().columns - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -90,7 +91,7 @@ def assemble(
     )  # fmt: skip
 
 
-def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: list[str]) -> None:
+def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Sequence[str]) -> None:
     """A resumed run must see the features that it was trained on."""
     import shutil
 

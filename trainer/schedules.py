@@ -13,7 +13,8 @@ from trainer.errors import ConfigError
 class HasParamGroups(Protocol):
     """A torch optimizer, or an engine's wrapper around one."""
 
-    param_groups: list[dict[str, Any]]
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)

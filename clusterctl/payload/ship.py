@@ -22,6 +22,9 @@ from clusterctl.transport.base import Completed, Connection, Stream
 MARKER = "==clusterctl-payload-1=="
 """The line that a payload prints first; whatever stands before it is the shell's noise."""
 
+SHARED = {"agent": ("processes",), "reap": ("processes",)}
+"""Files that stand between the prelude and the verb's own, for verbs that have code in common."""
+
 NOISE_LIMIT = 2000  # characters of shell noise kept for the report
 
 # One line and no single quote: csh and fish take it as well as sh does.
@@ -51,7 +54,7 @@ def parts(verb: str) -> list[tuple[str, str]]:
     folder = Path(__file__).parent
     return [
         (f"clusterctl/payload/{name}.py", (folder / f"{name}.py").read_text(encoding="utf-8"))
-        for name in ("prelude", verb)
+        for name in ("prelude", *SHARED.get(verb, ()), verb)
     ]
 
 

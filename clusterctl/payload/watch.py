@@ -17,6 +17,7 @@ import threading
 import time
 
 SMI_QUERY = "index,name,power.draw,enforced.power.limit,utilization.gpu,memory.used,memory.total,temperature.gpu,clocks.sm"
+SMI_ROW = re.compile(r"\d+, ")
 SMI_AGAIN_S = 30.0  # a driver that refuses is not asked each second
 STATIC_EVERY = 60  # names and limits are read again this often
 SETTLE_S = 0.25  # first difference of counters, so that the first line has a cpu share
@@ -210,7 +211,7 @@ class Gpus:
         try:
             for text in bursts(child.stdout):
                 said = text.strip()[-600:] or said
-                if re.match(r"\d+, ", said):
+                if SMI_ROW.match(said):
                     self._set({"gpu_csv": text.strip(), "gpu_error": ""})
                 else:
                     self._set({"gpus": None, "gpu_error": "nvidia-smi: " + said})
@@ -219,6 +220,8 @@ class Gpus:
             with _live_lock:
                 _live.pop(child.pid, None)
             child.stdout.close()  # type: ignore[union-attr]
+        if rc == 0 and SMI_ROW.match(said):
+            return max(1.0, self._interval_s)  # a driver or wrapper that knows no -l: asked again
         self._set({"gpus": None, "gpu_error": "nvidia-smi ended (%s): %s" % (rc, said[-300:])})
         return SMI_AGAIN_S
 

@@ -11,6 +11,7 @@ import csv
 import gc
 import hashlib
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,14 +117,7 @@ def read_manifest(
     no usable row, and more than `max_wrong_rows` wrong rows (listing the first of them).
     """
     source = Path(path)
-    if source.suffix not in SUFFIXES:
-        raise ManifestError(
-            f"{source}: a manifest is {' or '.join(SUFFIXES)}, not {source.suffix or 'this'}"
-        )
-    try:
-        columns, lines, wrong = (_read_csv if source.suffix == ".csv" else _read_parquet)(source)
-    except OSError as error:
-        raise ManifestError(f"{source}: {error.strerror or error}") from None
+    columns, lines, wrong = read_columns(source, REQUIRED)
     check = _Check(lines, wrong)
     frames, height, width = (check.whole(name, columns.pop(name)) for name in NUMBERS)
     fps = check.rates(columns.pop("fps", None))
@@ -151,6 +145,48 @@ def read_manifest(
         extra=columns,
         wrong=tuple(wrong),
     )
+
+
+def read_columns(
+    source: Path, required: Sequence[str]
+) -> tuple[dict[str, Sequence[Any]], Sequence[int], list[WrongRow]]:
+    """All columns as they stand there, the line of each row, and rows that are none."""
+    check_suffix(source)
+    read = _read_csv if source.suffix == ".csv" else _read_parquet
+    try:
+        return read(source, required)
+    except OSError as error:
+        raise ManifestError(f"{source}: {error.strerror or error}") from None
+
+
+def check_suffix(path: Path) -> None:
+    """Raise ManifestError for a name that is neither csv nor parquet."""
+    if path.suffix not in SUFFIXES:
+        raise ManifestError(
+            f"{path}: a manifest is {' or '.join(SUFFIXES)}, not {path.suffix or 'this'}"
+        )
+
+
+def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write a manifest, csv or parquet by its name; the file appears whole or not at all."""
+    check_suffix(path)
+    fresh = path.with_name(f".{path.name}.new-{os.getpid()}")
+    try:
+        if path.suffix == ".csv":
+            with fresh.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            pq.write_table(
+                pa.table({name: list(column) for name, column in columns.items()}), fresh
+            )
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None:
@@ -181,13 +217,15 @@ def csv_rows(source: Path) -> Iterator[tuple[int, list[str] | str]]:
                 yield line, str(error)
 
 
-def _read_csv(source: Path) -> tuple[dict[str, Sequence[Any]], Sequence[int], list[WrongRow]]:
+def _read_csv(
+    source: Path, required: Sequence[str]
+) -> tuple[dict[str, Sequence[Any]], Sequence[int], list[WrongRow]]:
     rows = csv_rows(source)
     _, header = next(rows, (1, "the file is empty"))
     if isinstance(header, str):
         raise ManifestError(f"{source}: {header}")
     names = [name.strip() for name in header]
-    require(source, names, REQUIRED)
+    require(source, names, required)
     wrong: list[WrongRow] = []
     lines: list[int] = []
     cells: list[list[str]] = []
@@ -233,7 +271,9 @@ class ArrowStrings(Sequence[str]):
             yield from self[start : start + (1 << 14)]
 
 
-def _read_parquet(source: Path) -> tuple[dict[str, Sequence[Any]], Sequence[int], list[WrongRow]]:
+def _read_parquet(
+    source: Path, required: Sequence[str]
+) -> tuple[dict[str, Sequence[Any]], Sequence[int], list[WrongRow]]:
     import pyarrow as pa  # here: 0.2 s that csv users do not need
     import pyarrow.parquet as pq
 
@@ -241,7 +281,7 @@ def _read_parquet(source: Path) -> tuple[dict[str, Sequence[Any]], Sequence[int]
     try:
         # The file first: read_table would take a folder or a glob of files for one table.
         with pq.ParquetFile(source, memory_map=False) as file:
-            require(source, file.schema_arrow.names, REQUIRED)
+            require(source, file.schema_arrow.names, required)
             table = file.read()
         table.validate(full=True)  # says which strings are not UTF-8
         for name in table.column_names:

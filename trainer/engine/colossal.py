@@ -172,9 +172,9 @@ class ColossalEngine(Engine):
 
     def _gathered(self, batch: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         flat = torch.cat([part for _, part in batch])
-        every = flat.new_empty(self.world, flat.numel())
+        every = flat.new_empty(self.world * flat.numel())  # gloo takes no second dimension
         dist.all_gather_into_tensor(every, flat)
-        columns = every.split([part.numel() for _, part in batch], dim=1)
+        columns = every.view(self.world, -1).split([part.numel() for _, part in batch], dim=1)
         for (name, _), column in zip(batch, columns, strict=True):
             yield name, column.reshape(-1)[: self._numels[name]].view(self._shapes[name])
 

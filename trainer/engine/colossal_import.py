@@ -77,6 +77,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _names() -> types.SimpleNamespace:
+    import colossalai  # noqa: F401
+    from colossalai.accelerator import set_accelerator  # noqa: F401
+    from colossalai.accelerator.cpu_accelerator import CpuAccelerator  # noqa: F401
+    from colossalai.booster import Booster  # noqa: F401
+    from colossalai.booster.plugin import LowLevelZeroPlugin, TorchDDPPlugin  # noqa: F401
+    from colossalai.zero import LowLevelZeroOptimizer  # noqa: F401
 
     return types.SimpleNamespace(**locals())
 

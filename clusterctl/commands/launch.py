@@ -1,0 +1,210 @@
+"""Start a training run on all nodes, watch it, and stop it everywhere.
+
+CONFIG is a file or a short name of trainer/configs. What clusterctl does not know goes to the trainer.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clusterctl.render import Output
+from clusterctl.settings import Settings, cluster_options, output_options
+
+if TYPE_CHECKING:
+    from clusterctl.launch.plan import LaunchPlan
+    from clusterctl.launch.start import Prepared
+    from clusterctl.launch.supervise import RunResult
+
+_OPTIONS = (
+    click.option("--nproc_per_node", "--nproc-per-node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else its GPUs, else 1."),
+    click.option("--include", metavar="SET", help="Same as -w."),
+    click.option("--exclude", metavar="SET", help="Same as -x."),
+    click.option("--master_addr", "--master-addr", metavar="ADDRESS", help="Where ranks meet. Default: the first node."),
+    click.option("--master_port", "--master-port", type=click.IntRange(1, 65535), help="Default: a free one of 29500-29999."),
+    click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="auto: cuda where any node has a GPU."),
+    click.option("--env", "env", multiple=True, metavar="K=V", help="A variable for every rank; repeat it for more."),
+    click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment: h100-ib, ethernet, none."),
+    click.option("--python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter on the nodes."),
+    click.option("--workdir", type=click.Path(path_type=Path), default=Path(), help="Folder that ranks start in. Default: this one."),
+    click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
+    click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: room for a checkpoint."),
+    click.option("--start-timeout", type=click.FloatRange(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
+    click.option("--min-free", "min_free_gib", type=click.FloatRange(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
+    click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),
+    click.option("--yes", is_flag=True, help="Do not ask."),
+    click.option("--dry-run", is_flag=True, help="Print plan, environment and commands; start nothing."),
+)  # fmt: skip
+
+
+def _launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command(
+    "launch",
+    context_settings={"ignore_unknown_options": True},
+    epilog="""\b
+Examples:
+  clusterctl launch demo nodes.txt --dataset.data-path digits/digits.csv
+  clusterctl launch stage1.py nodes.txt --nccl h100-ib --lr 1e-4 --dry-run""",
+)
+@click.argument("config")
+@_launch_options
+@cluster_options
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@output_options
+def command(
+    settings: Settings, output: Output, config: str, overrides: tuple[str, ...], **options: Any
+) -> int:
+    """Start a training run on all nodes, watch it, and stop it everywhere.
+
+    Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4.
+    Ctrl-C once stops in order (the trainer saves), twice at once.
+    """
+    from dataclasses import replace
+
+    from clusterctl.launch.plan import Timing
+    from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
+
+    settings = replace(
+        settings,
+        only=options["include"] or settings.only,
+        without=options["exclude"] or settings.without,
+    )
+    wanted = LaunchOptions(
+        config=config,
+        overrides=overrides,
+        ranks=options["ranks"],
+        device=options["device"],
+        python=options["python"],
+        workdir=options["workdir"],
+        outputs=options["outputs"],
+        master_addr=options["master_addr"],
+        master_port=options["master_port"],
+        env=options["env"],
+        nccl=options["nccl"],
+        min_free_bytes=int(options["min_free_gib"] * (1 << 30)),
+        timing=Timing(start_s=options["start_timeout"], grace_s=options["grace"]),
+    )
+    nodes, transport = settings.nodes(), settings.transport()
+    if options["dry_run"] and options["skip_preflight"]:
+        device = "cpu" if wanted.device == "auto" else wanted.device
+        prepared = Prepared(device, choose_slots(nodes, (), wanted.ranks, device), None)
+    else:
+        prepared = prepare(
+            nodes, transport, settings.limits, wanted, width=settings.width, sweep=output.sweep
+        )
+    if options["dry_run"]:
+        _show_plan(output, plan_launch(nodes, prepared, wanted, claim=False), commands=True)
+        return 0
+    if not options["skip_preflight"]:
+        code = _judge(output, prepared, assume_yes=options["yes"])
+        if code:
+            return code
+    plan = plan_launch(nodes, prepared, wanted, claim=True)
+    if not output.json:
+        _show_plan(output, plan, commands=False)
+    result = run_plan(plan, settings, transport, output)
+    _report(output, plan, result)
+    return result.exit_code
+
+
+def _show_plan(output: Output, plan: LaunchPlan, *, commands: bool) -> None:
+    if output.json:
+        output.document("launch", dry_run=True, plan=plan.to_json())
+        return
+    say = output.line if commands else output.note
+    for line in plan.render(commands=commands):
+        if commands or output.verbose or not line.startswith((" ", "environment")):
+            say(line)
+
+
+def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
+    """Show what preflight found; its exit code when it is no-go."""
+    from clusterctl.preflight import fix_lines, headline, table_rows
+
+    report = prepared.report
+    assert report is not None
+    for verdict, check, names, text in table_rows(report):
+        output.warn(f"{verdict.value:8} {check}  {names}  {text}")
+    for line in fix_lines(report):
+        output.warn(line)
+    output.note(f"preflight  {headline(report)}")
+    if report.go:
+        return 0
+    output.warn("nothing was started; --skip-preflight starts in spite of it")
+    return report.exit_code
+
+
+def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Output) -> RunResult:
+    """Supervise with progress on the terminal; Ctrl-C, SIGTERM and a closed terminal stop the run."""
+    from clusterctl.launch.progress import Progress
+    from clusterctl.launch.supervise import supervise
+
+    progress = Progress(output)
+    stop, kill = threading.Event(), threading.Event()
+    with _signals(stop, kill, output):
+        try:
+            return supervise(
+                plan,
+                transport,
+                on_update=progress.update,
+                stop=stop,
+                kill=kill,
+                limits=settings.limits,
+            )
+        finally:
+            progress.close()
+
+
+@contextmanager
+def _signals(stop: threading.Event, kill: threading.Event, output: Output) -> Iterator[None]:
+    def ask(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            kill.set()
+        else:
+            output.warn("\nstopping on all nodes; once more to kill at once")
+        stop.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
+    if output.json:
+        output.document(
+            "launch", run_id=plan.run_id, run_dir=str(plan.run_dir), ok=result.ok, reason=result.reason,
+            failed_rank=result.failed_rank, last_lines=result.last_lines,
+            leftovers=result.leftovers, unconfirmed=result.unconfirmed,
+        )  # fmt: skip
+        return
+    if result.ok:
+        output.line(f"done: {plan.run_dir}", "good")
+    else:
+        output.warn(f"error: {result.reason}", "bad")
+        for line in result.last_lines:
+            output.warn(f"  | {line}")
+        if result.hint:
+            output.warn(f"  hint: {result.hint}")
+        output.warn(f"  logs: {plan.run_dir}/ranks/")
+    for left in result.leftovers:
+        output.warn(f"still there: {left}", "bad")
+    for name in result.unconfirmed:
+        output.warn(f"NOT CONFIRMED: {name}", "bad")
+    if not result.leftovers and not result.unconfirmed:
+        output.note(f"nothing of it is left running on {len(plan.shares)} nodes")

@@ -1,0 +1,194 @@
+"""The environment of the ranks: what is passed on, what is added, what is never shown.
+
+An allowlist, because everything of a shell (proxy passwords, tokens, LD_LIBRARY_PATH of another
+machine) has no business on every node. Values travel on the agent's stdin, never in an argv.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+
+PASSED_PREFIXES = (
+    "NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_",
+)  # fmt: skip
+PASSED_NAMES = ("TOKENIZERS_PARALLELISM",)
+
+# Set by torchrun and the agent; a foreign value would break the rendezvous or the clean-up.
+RESERVED = frozenset(
+    (
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
+        "MASTER_ADDR", "MASTER_PORT",
+    )
+)  # fmt: skip
+
+AUTO = "auto"  # decided by the agent on each node
+
+# NCCL environment of the recorded H100 runs (8 rails, mlx5_0 is the frontend card).
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    "none": {},
+    "h100-ib": {
+        "NCCL_P2P_LEVEL": "NVL",
+        "NCCL_NET_GDR_LEVEL": "PIX",
+        # The value begins with '=': exact names, so that mlx5_1 does not also choose mlx5_10.
+        "NCCL_IB_HCA": "=mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7,mlx5_8",
+        "NCCL_IB_PCI_RELAXED_ORDERING": "1",
+        "NCCL_SOCKET_IFNAME": "eno1",
+        "NCCL_DEBUG": "WARN",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+    "ethernet": {
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_DEBUG": "WARN",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+}
+
+_SECRET_WORDS = re.compile(
+    r"(KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS)$"
+)
+_URL_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+HIDDEN = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable of the ranks and who decided it."""
+
+    name: str
+    value: str
+    origin: str  # "default", "preset NAME", "your environment" or "--env"
+
+    @property
+    def shown(self) -> str:
+        """The value as it may stand in files and on screens."""
+        return HIDDEN if is_secret(self.name) else hide_url_user(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """All variables the head decides, by name; `values()` is what the agent gets."""
+
+    variables: tuple[Variable, ...]
+
+    def values(self) -> dict[str, str]:
+        return {variable.name: variable.value for variable in self.variables}
+
+    def shown(self) -> dict[str, str]:
+        return {variable.name: variable.shown for variable in self.variables}
+
+    def redact(self, text: str) -> str:
+        """`text` without the values of secrets: a rank's last lines may quote them."""
+        for variable in self.variables:
+            # Short values (a "1") would blank out half of every message.
+            if is_secret(variable.name) and len(variable.value) >= 6:
+                text = text.replace(variable.value, HIDDEN)
+        return hide_url_user(text)
+
+
+def is_secret(name: str) -> bool:
+    """KEY, TOKEN, SECRET or PASSWORD as the end of a word of the name.
+
+    TOKENIZERS_PARALLELISM is none, WANDB_API_KEY and HF_TOKEN are.
+    """
+    return any(_SECRET_WORDS.search(word) for word in re.split(r"[^A-Z0-9]+", name.upper()))
+
+
+def hide_url_user(text: str) -> str:
+    """https://user:password@host without the user and the password."""
+    return _URL_USER.sub(HIDDEN, text)
+
+
+def hide_arguments(words: Sequence[str]) -> list[str]:
+    """An argv as it may be shown: `--wandb-api-key X`, `--token=X` and URLs lose their secret."""
+    shown: list[str] = []
+    hide_next = False
+    for word in words:
+        name, equals, _value = word.partition("=")
+        is_option = word.startswith("-")
+        if hide_next and not is_option:
+            shown.append(HIDDEN)
+        elif is_option and equals and is_secret(name):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(hide_url_user(word))
+        hide_next = is_option and not equals and is_secret(name)
+    return shown
+
+
+def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
+    """`K=V` words of --env; the value is taken byte by byte. Raises `UsageError`."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            shown = f"{name}=…" if equals else repr(pair)
+            raise UsageError(f"--env {shown} is not NAME=VALUE")
+        if name in RESERVED or name.startswith("CLUSTERCTL_"):
+            raise UsageError(f"--env {name}: this name is set by the launcher on every rank")
+        if "\0" in value:
+            raise UsageError(f"--env {name}: a value cannot hold a zero byte")
+        values[name] = value
+    return values
+
+
+def build(
+    head: Mapping[str, str],
+    *,
+    assignments: Iterable[str] = (),
+    preset: str = "none",
+    device: str = "auto",
+    run_dir: Path,
+) -> Environment:
+    """Variables in order of name. Who wins: --env, then the head's environment, preset, default.
+
+    The head's environment stands over the preset because `NCCL_SOCKET_IFNAME=eno2 clusterctl
+    launch --nccl h100-ib` can only mean the correction of one value; the plan shows each origin.
+    Raises `UsageError` for an unknown preset or a bad --env.
+    """
+    if preset not in PRESETS:
+        raise UsageError(f"--nccl {preset} is none of {', '.join(PRESETS)}")
+    chosen: dict[str, Variable] = {}
+
+    def take(values: Mapping[str, str], origin: str) -> None:
+        chosen.update((name, Variable(name, value, origin)) for name, value in values.items())
+
+    take(_defaults(device, run_dir), "default")
+    take(PRESETS[preset], f"preset {preset}")
+    take({name: value for name, value in head.items() if is_passed(name)}, "your environment")
+    if device == "cpu":
+        take({"CUDA_VISIBLE_DEVICES": ""}, "--device cpu")
+    take(parse_assignments(assignments), "--env")
+    return Environment(tuple(chosen[name] for name in sorted(chosen)))
+
+
+def is_passed(name: str) -> bool:
+    """Whether a variable of the head's environment goes to the ranks."""
+    return name.startswith(PASSED_PREFIXES) or name in PASSED_NAMES
+
+
+def _defaults(device: str, run_dir: Path) -> dict[str, str]:
+    return {
+        "PYTHONUNBUFFERED": "1",  # else a killed rank takes its last lines along
+        "PYTHONFAULTHANDLER": "1",  # a segfault leaves a Python stack in the rank's log
+        "TOKENIZERS_PARALLELISM": "false",  # it deadlocks in forked loader workers
+        # torch's default is all cores for every process. On CPU one thread each, since nodes may
+        # share a machine there; with GPUs the agent divides its cores by its slots.
+        "OMP_NUM_THREADS": "1" if device == "cpu" else AUTO,
+        # gloo takes the interface of the host's own name, which Debian maps to 127.0.1.1.
+        "GLOO_SOCKET_IFNAME": AUTO,
+        # A collective that times out leaves its flight record where dump-stacks looks for it.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_FR_BUFFER_SIZE": "2000",  # the same, as newer torch calls it
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{run_dir}/stacks/nccl_trace_rank_",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{run_dir}/stacks/nccl_trace_rank_",
+    }

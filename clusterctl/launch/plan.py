@@ -1,0 +1,289 @@
+"""What a launch will do, as data: nodes, ranks, commands, environment. Pure, no IO.
+
+`--dry-run` prints it, `plan.json` keeps it, the supervisor carries it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.launch.environment import Environment, hide_arguments
+from clusterctl.nodes import Node, fold
+
+# Outside the kernel's ephemeral ports (32768 up), so that no outgoing connection holds one.
+PORT_RANGE = range(29500, 30000)
+
+# The shell that a rank's program replaces (`exec`: same process id). It gives each rank a log file
+# of its own with stdout and stderr in the order written; torchrun's --redirects parts them and
+# puts them under a random name.
+RANK_SHELL = 'exec "$@" >>"$CLUSTERCTL_RUN_DIR/ranks/$RANK.log" 2>&1'
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one node does in a launch."""
+
+    node: Node
+    node_rank: int
+    first_rank: int
+    slots: int  # processes on this node
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks meet: port and address of the first node, found usable on all nodes."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds that the supervisor and the agents wait for something."""
+
+    start_s: float = 900.0  # from the start of the ranks to the first StepRecord; 0: no limit
+    grace_s: float = 30.0  # an orderly stop: from SIGTERM to SIGKILL, room for a checkpoint
+    fail_grace_s: float = 3.0  # the same after a rank has died: its peers have nothing to save
+    lease_s: float = (
+        60.0  # an agent that has heard nothing from the head for so long stops its ranks
+    )
+    silent_s: float = (
+        15.0  # a node that has said nothing for so long counts as lost (agents beat at 1 Hz)
+    )
+    hello_s: float = 20.0  # from the channel to the agent's report of the node's state
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One launch. `rendezvous` holds the first choice; the supervisor takes the one that works."""
+
+    run_id: str
+    job_id: str  # the same for launches that would write the same outputs from the same config
+    config: str
+    run_dir: Path
+    workdir: Path
+    python: str
+    device: str
+    shares: tuple[Share, ...]
+    address: str  # of the master node: the user's --master_addr, else the first choice
+    address_fixed: bool  # the user's; else what the master node calls itself is tried as well
+    ports: tuple[int, ...]  # candidates for the master port; one when the user gave it
+    environment: Environment
+    program: tuple[str, ...]  # what python runs as a rank: ("-m", "trainer.train", CONFIG, …)
+    starter: tuple[str, ...]  # what starts a node's ranks: (python, "-m", "torch.distributed.run")
+    timing: Timing = Timing()
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [share.node for share in self.shares]
+
+    @property
+    def world_size(self) -> int:
+        return sum(share.slots for share in self.shares)
+
+    @property
+    def master(self) -> Share:
+        return self.shares[0]
+
+    @property
+    def rendezvous(self) -> Rendezvous:
+        return Rendezvous(self.address, self.ports[0])
+
+    def share_of(self, rank: int) -> Share | None:
+        """The node that runs a rank."""
+        return next((share for share in self.shares if rank in share.ranks), None)
+
+    def argv(self, share: Share, meet: Rendezvous) -> list[str]:
+        """The command of a node. Static rendezvous and no restarts: both are ours to decide."""
+        return [
+            *self.starter,
+            "--nnodes", str(len(self.shares)),
+            "--node_rank", str(share.node_rank),
+            "--nproc_per_node", str(share.slots),
+            "--master_addr", meet.address,
+            "--master_port", str(meet.port),
+            "--max-restarts", "0",
+            # A dead rank stays a zombie for up to this long, in which the agent reads its status.
+            "--monitor-interval", "1",
+            "--log-dir", f"{self.run_dir}/torchrun",
+            "--no-python", "/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.program,
+        ]  # fmt: skip
+
+    def agent_args(self, share: Share) -> dict[str, Any]:
+        """Arguments of the agent payload of a node: what it checks and prepares before the start."""
+        return {
+            "run": self.run_id,
+            "job": self.job_id,
+            "node": share.node.name,
+            "run_dir": str(self.run_dir),
+            "workdir": str(self.workdir),
+            "python": self.python,
+            "device": self.device,
+            "address": self.address,
+            "ports": list(self.ports),
+            "first_rank": share.first_rank,
+            "slots": share.slots,
+            "grace_s": self.timing.grace_s,
+            "fail_grace_s": self.timing.fail_grace_s,
+            "lease_s": self.timing.lease_s,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan without secrets; commands are those of the first choice of address and port."""
+        return {
+            "run_id": self.run_id,
+            "job_id": self.job_id,
+            "config": self.config,
+            "run_dir": str(self.run_dir),
+            "workdir": str(self.workdir),
+            "python": self.python,
+            "device": self.device,
+            "world_size": self.world_size,
+            "master_addr": self.address,
+            "master_addr_fixed": self.address_fixed,
+            "ports": list(self.ports),
+            "environment": self.environment.shown(),
+            "program": hide_arguments(self.program),
+            "nodes": [
+                {
+                    "name": share.node.name,
+                    "host": share.node.host,
+                    "port": share.node.port,
+                    "user": share.node.user,
+                    "node_rank": share.node_rank,
+                    "first_rank": share.first_rank,
+                    "slots": share.slots,
+                    "argv": hide_arguments(self.argv(share, self.rendezvous)),
+                }
+                for share in self.shares
+            ],
+        }
+
+    def render(self, *, commands: bool = True) -> Iterator[str]:
+        """Lines for people. With `commands`, one per node to paste into a shell there."""
+        meet = self.rendezvous
+        yield f"run        {self.run_id}"
+        yield f"config     {' '.join(map(shlex.quote, hide_arguments(self.program)))}"
+        yield f"directory  {self.run_dir}"
+        yield f"python     {self.python}  in {self.workdir}"
+        yield f"ranks      {self.world_size} on {len(self.shares)} nodes, device {self.device}"
+        for group in _groups(self.shares):
+            names = fold([share.node.name for share in group])
+            first, last = group[0].first_rank, group[-1].ranks[-1]
+            span = f"rank {first}" if first == last else f"ranks {first}-{last}"
+            yield f"           {names}  {group[0].slots} a node, {span}"
+        open_choices = [
+            what
+            for what, fixed in (("address", self.address_fixed), ("port", len(self.ports) == 1))
+            if not fixed
+        ]
+        note = f" (another {' or '.join(open_choices)} if it does not work)" if open_choices else ""
+        yield f"meet       {meet.address}:{meet.port} on {self.master.node.name}{note}"
+        yield "environment"
+        for variable in self.environment.variables:
+            yield f"           {variable.name}={shlex.quote(variable.shown)}  ({variable.origin})"
+        if commands:
+            yield from self._command_lines(meet)
+
+    def _command_lines(self, meet: Rendezvous) -> Iterator[str]:
+        yield "commands   (values shown as *** and auto are filled in on the nodes)"
+        words = ["env", f"CLUSTERCTL_RUN_DIR={self.run_dir}"]
+        words += [
+            f"{name}={value}"
+            for name, value in self.environment.shown().items()
+            if value != "auto" and value != "***"
+        ]
+        prefix = " ".join(map(shlex.quote, words))
+        for share in self.shares:
+            command = shlex.join(hide_arguments(self.argv(share, meet)))
+            yield f"  {share.node.name}: cd {shlex.quote(str(self.workdir))} && {prefix} {command}"
+
+
+def make_plan(
+    nodes: Sequence[Node],
+    slots: Mapping[str, int],
+    *,
+    run_id: str,
+    config: str,
+    overrides: Sequence[str],
+    run_dir: Path,
+    workdir: Path,
+    python: str,
+    device: str,
+    environment: Environment,
+    ports: Sequence[int],
+    master_addr: str | None = None,
+    program: Sequence[str] | None = None,
+    starter: Sequence[str] | None = None,
+    timing: Timing | None = None,
+) -> LaunchPlan:
+    """Give each node its ranks, in the hostfile's order.
+
+    `slots` holds the number of processes of each node by name, `ports` the candidates for the
+    master port. `program` and `starter` stand in for the trainer and torchrun. Raises
+    `UsageError` when an argument cannot be carried to a node.
+    """
+    chosen = tuple(program) if program else ("-m", "trainer.train", config, *overrides)
+    for word in chosen:
+        if "\0" in word:
+            raise UsageError(f"the argument {word!r} holds a zero byte")
+    return LaunchPlan(
+        run_id=run_id,
+        job_id=job_id(config, workdir, run_dir.parent),
+        config=config,
+        run_dir=run_dir,
+        workdir=workdir,
+        python=python,
+        device=device,
+        shares=_shares(nodes, slots),
+        address=master_addr or nodes[0].address,
+        address_fixed=master_addr is not None,
+        ports=tuple(ports),
+        environment=environment,
+        program=chosen,
+        starter=tuple(starter) if starter else (python, "-m", "torch.distributed.run"),
+        timing=timing or Timing(),
+    )
+
+
+def new_run_id(now_s: float, token: str) -> str:
+    """Sorts by time (UTC) and names one launch: 20260131-235959-a1b2c3."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s)) + "-" + token
+
+
+def job_id(config: str, workdir: Path, outputs: Path) -> str:
+    """A short name of "the same work": two launches of it at once would be a mistake."""
+    text = "\0".join((config, str(workdir), str(outputs)))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _shares(nodes: Sequence[Node], slots: Mapping[str, int]) -> tuple[Share, ...]:
+    shares: list[Share] = []
+    first_rank = 0
+    for node_rank, node in enumerate(nodes):
+        shares.append(Share(node, node_rank, first_rank, slots[node.name]))
+        first_rank += slots[node.name]
+    return tuple(shares)
+
+
+def _groups(shares: Sequence[Share]) -> Iterator[list[Share]]:
+    """Neighbours with the same number of slots."""
+    group: list[Share] = []
+    for share in shares:
+        if group and group[-1].slots != share.slots:
+            yield group
+            group = []
+        group.append(share)
+    if group:
+        yield group

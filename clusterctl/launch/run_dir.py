@@ -1,0 +1,135 @@
+"""The directory of a run on the head: outputs/NNN-<model>, taken atomically, named by its config."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import fcntl
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+
+RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
+FOLDERS = ("ranks", "stacks", "samples")
+_NUMBER = re.compile(r"(\d{3,})-")
+
+
+def find_config(config: str, workdir: Path) -> Path:
+    """The file of a config: a path (seen from `workdir`), or a name of trainer/configs.
+
+    Raises `UsageError` with the nearest names.
+    """
+    path = workdir / config
+    if path.is_file():
+        return path
+    folder = _shipped_configs()
+    names = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
+    if config in names:
+        return folder / f"{config}.py"
+    if "/" in config or config.endswith(".py"):
+        raise UsageError(f"the config {path} does not exist")
+    near = difflib.get_close_matches(config, names, n=3, cutoff=0.4) or names
+    raise UsageError(
+        f"no config is called {config!r}", hint=f"there are: {', '.join(near)}; or give a file"
+    )
+
+
+def _shipped_configs() -> Path:
+    spec = importlib.util.find_spec("trainer")
+    if spec is None or spec.origin is None:
+        raise UsageError("the package trainer is not installed beside clusterctl")
+    return Path(spec.origin).parent / "configs"
+
+
+def model_label(config_file: Path) -> str:
+    """What the run directory is called: the model's type, `STDiT3-XL/2` as STDiT3-XL-2.
+
+    A type that names no size gets the config's name behind it: STDiT3-demo. The file is read, not
+    run; a config that computes its model is called by its own name.
+    """
+    stem = re.sub(r"[^\w.-]+", "-", config_file.stem)
+    model = _model_type(config_file, depth=4)
+    if model is None:
+        return stem
+    label = re.sub(r"[^\w.-]+", "-", model)
+    return label if "-" in label else f"{label}-{stem}"
+
+
+def _model_type(config_file: Path, depth: int) -> str | None:
+    try:
+        tree = ast.parse(config_file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None  # the trainer will say what is wrong with it
+    assigned: dict[str, ast.expr] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                if isinstance(target, ast.Name):
+                    assigned[target.id] = statement.value
+    found = _text_entry(assigned.get("model"), "type")
+    if found is None and depth:
+        base = assigned.get("_base_")
+        items = base.elts if isinstance(base, ast.List | ast.Tuple) else [base]
+        for item in items:
+            if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                found = found or _model_type(config_file.parent / item.value, depth - 1)
+    return found
+
+
+def _text_entry(value: ast.expr | None, key: str) -> str | None:
+    """The string under `key` of a dict display or a dict(...) call."""
+    pairs: list[tuple[str | None, ast.expr]] = []
+    if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict":
+        pairs = [(word.arg, word.value) for word in value.keywords]
+    elif isinstance(value, ast.Dict):
+        pairs = [
+            (str(name.value), item)
+            for name, item in zip(value.keys, value.values, strict=True)
+            if isinstance(name, ast.Constant)
+        ]
+    for name, item in pairs:
+        if name == key and isinstance(item, ast.Constant) and isinstance(item.value, str):
+            return item.value
+    return None
+
+
+def next_run_dir(outputs: Path, label: str) -> Path:
+    """The directory that `claim_run_dir` would make now; makes nothing."""
+    numbers = [0]
+    if outputs.is_dir():
+        numbers += [int(m[1]) for entry in outputs.iterdir() if (m := _NUMBER.match(entry.name))]
+    return outputs / f"{max(numbers) + 1:03d}-{label}"
+
+
+def claim_run_dir(outputs: Path, label: str) -> Path:
+    """Make and own the next free directory; launches at the same time get different numbers.
+
+    Raises `UsageError` when `outputs` cannot be written.
+    """
+    try:
+        outputs.mkdir(parents=True, exist_ok=True)
+        # The lock, because two labels would both succeed in making 008-A and 008-B.
+        with (outputs / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            while True:
+                path = next_run_dir(outputs, label)
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    continue  # a trainer without launcher has just taken this number
+                return path
+    except OSError as error:
+        raise UsageError(f"no run directory can be made in {outputs}: {error}") from None
+
+
+def furnish(run_dir: Path, run_id: str, plan: Mapping[str, Any]) -> None:
+    """Folders, plan.json and the mark by which agents recognise a shared directory."""
+    for name in FOLDERS:
+        (run_dir / name).mkdir(exist_ok=True)
+    (run_dir / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+    (run_dir / RUN_FILE).write_text(run_id + "\n", encoding="utf-8")

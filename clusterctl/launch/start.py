@@ -1,0 +1,154 @@
+"""From what the user asks for to a plan: look at the nodes, choose device and ranks, judge, plan."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checks.facts import Fleet, LaunchNeeds, NodeFacts
+from checks.finding import Report
+from checks.runner import run_checks
+from clusterctl.census import read_fleet
+from clusterctl.errors import UsageError
+from clusterctl.fanout import Fanout, NodeResult, in_order
+from clusterctl.launch import environment
+from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, make_plan, new_run_id
+from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label, next_run_dir
+from clusterctl.nodes import Node
+from clusterctl.payload.ask import ask, tool_timeout
+from clusterctl.transport.base import Limits, Transport
+
+Result = NodeResult[dict[str, Any]]
+PORT_CHOICES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What the user said about a launch."""
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    ranks: int | None = None  # on each node; None: slots= of the hostfile, else its GPUs, else 1
+    device: str = "auto"
+    python: str = ""
+    workdir: Path = field(default_factory=Path.cwd)
+    outputs: Path = Path("outputs")
+    master_addr: str | None = None
+    master_port: int | None = None
+    env: tuple[str, ...] = ()
+    nccl: str = "none"
+    min_free_bytes: int = 20 << 30
+    timing: Timing = field(default_factory=Timing)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Device and ranks as the nodes allow them, and what preflight says of it."""
+
+    device: str
+    slots: Mapping[str, int]
+    report: Report | None  # None: the user skipped it
+
+
+def prepare(
+    nodes: Sequence[Node],
+    transport: Transport,
+    limits: Limits,
+    options: LaunchOptions,
+    *,
+    width: int,
+    sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
+) -> Prepared:
+    """One census of all nodes; the checks that a launch needs. Nothing is started or written."""
+    begun = time.monotonic()
+    port = options.master_port or PORT_RANGE[0]
+    args = {
+        "tool_timeout_s": tool_timeout(limits),
+        "python": options.python,
+        "ports": [port],
+        "paths": [str(options.outputs.absolute())],
+    }
+    fanout = ask(nodes, transport, "census", args, limits=limits, width=width)
+    results = list(sweep(fanout, len(nodes)) if sweep else fanout)
+    facts = read_fleet(in_order(nodes, results))
+    device = choose_device(options.device, facts)
+    slots = choose_slots(nodes, facts, options.ranks, device)
+    needs = LaunchNeeds(
+        python=options.python,
+        port=port,
+        slots=slots,
+        device="cuda" if device == "cuda" else "cpu",
+        run_dir_parent=str(options.outputs.absolute()),
+        min_free_bytes=options.min_free_bytes,
+        master=nodes[0].name,
+    )
+    # Without --master_port the agents look for a free one themselves.
+    without = () if options.master_port else ("launch.port_free",)
+    seconds = time.monotonic() - begun
+    report = run_checks(Fleet(facts, needs), without=without, seconds=seconds)
+    return Prepared(device, slots, report)
+
+
+def choose_device(asked: str, facts: Sequence[NodeFacts]) -> str:
+    """`auto` is cuda where anything speaks for a GPU on any node: a broken driver is no CPU node."""
+    if asked != "auto":
+        return asked
+    return "cuda" if any(node.gpus.has_hardware for node in facts) else "cpu"
+
+
+def choose_slots(
+    nodes: Sequence[Node], facts: Sequence[NodeFacts], ranks: int | None, device: str
+) -> dict[str, int]:
+    """Ranks of each node: the user's number, the hostfile's slots=, its GPUs, 1 on CPU."""
+    found = {node.name: node for node in facts}
+
+    def slots(node: Node) -> int:
+        if ranks or node.slots:
+            return ranks or node.slots or 1
+        count = found[node.name].gpus.count if node.name in found else 0
+        return count if device == "cuda" and isinstance(count, int) and count > 0 else 1
+
+    return {node.name: slots(node) for node in nodes}
+
+
+def plan_launch(
+    nodes: Sequence[Node], prepared: Prepared, options: LaunchOptions, *, claim: bool
+) -> LaunchPlan:
+    """The plan; with `claim` its run directory is made. Raises `UsageError`."""
+    if not Path(options.python).is_absolute():
+        raise UsageError(f"--python {options.python} is not an absolute path")
+    workdir = options.workdir.absolute()
+    config_file = find_config(options.config, workdir)
+    label, outputs = model_label(config_file), options.outputs.absolute()
+    run_dir = claim_run_dir(outputs, label) if claim else next_run_dir(outputs, label)
+    config = str(config_file) if (workdir / options.config).is_file() else options.config
+    ports = (
+        [options.master_port] if options.master_port else random.sample(PORT_RANGE, PORT_CHOICES)
+    )
+    return make_plan(
+        nodes,
+        prepared.slots,
+        run_id=new_run_id(time.time(), secrets.token_hex(3)),
+        config=config,
+        overrides=options.overrides,
+        run_dir=run_dir,
+        workdir=workdir,
+        python=options.python,
+        device=prepared.device,
+        environment=environment.build(
+            os.environ,
+            assignments=options.env,
+            preset=options.nccl,
+            device=prepared.device,
+            run_dir=run_dir,
+        ),
+        ports=ports,
+        master_addr=options.master_addr,
+        timing=options.timing,
+    )

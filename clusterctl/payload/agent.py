@@ -1,0 +1,353 @@
+"""Start a node's ranks, watch them, stop them, prove that they are gone. Lives as long as its stdin.
+
+ARGS are those of `LaunchPlan.agent_args`. Says `hello` (what this node is like), waits for
+`{"op": "start", …}`, then tells of ranks, heartbeats, telemetry and logs, one JSON line each, and ends
+with `gone`. `{"op": "stop", "grace_s": s}` stops the ranks in order; the end of stdin, or silence of
+the head for `lease_s`, stops them too.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+LOOK_S = 0.2
+BEAT_S = 1.0
+LOG_BYTES_PER_S = 256 * 1024  # of a rank's log, to a head that does not share the run directory
+TAIL_LINES = 25
+
+orders = queue.Queue()  # type: queue.Queue
+
+
+class Ranks:
+    """What the agent knows of the processes it started."""
+
+    def __init__(self):
+        self.child = None  # type: Any  # Popen of torchrun
+        self.pids = {}  # rank -> (pid, start ticks)
+        self.ended = {}  # rank -> exit code or None
+        self.code = None  # of torchrun
+
+
+def main():
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: orders.put({"op": "end"}))
+    hold_lease(orders.put, lambda: orders.put({"op": "end"}))
+    shared = is_shared()
+    emit(hello(shared))
+    order = next_order(ARGS["lease_s"])
+    if order is None or order.get("op") != "start":
+        emit({"type": "gone", "left": []})
+        return
+    ranks = Ranks()
+    try:
+        start(ranks, order)
+    except OSError as error:
+        emit({"type": "failed", "text": "cannot start %s: %s" % (order["argv"][0], error)})
+        emit({"type": "gone", "left": []})
+        return
+    emit({"type": "started", "pid": ranks.child.pid})
+    watch(ranks, shared)
+
+
+def next_order(timeout_s):
+    """What the head wants, `{"op": "end"}` when it has gone; None after a while without anything."""
+    try:
+        return orders.get(timeout=timeout_s)
+    except queue.Empty:
+        return None
+
+
+def is_shared():
+    """Whether the head's run directory is visible here; if not, one of our own is made."""
+    run_dir = ARGS["run_dir"]
+    try:
+        with open(os.path.join(run_dir, ".run-id")) as file:
+            shared = file.read().strip() == ARGS["run"]
+    except OSError:
+        shared = False
+    for name in ("ranks", "stacks", "samples"):
+        os.makedirs(os.path.join(run_dir, name), exist_ok=True)
+    return shared
+
+
+def hello(shared):
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        "type": "hello",
+        "shared": shared,
+        "cores": len(os.sched_getaffinity(0)),
+        "python_found": os.access(ARGS["python"], os.X_OK),
+        "workdir_found": os.path.isdir(ARGS["workdir"]),
+        "free_ports": [port for port in ARGS["ports"] if is_free(port)],
+        "resolves": resolves(ARGS["address"]),
+        "own_address": connection[2] if len(connection) == 4 else None,
+        "same_job": same_job(),
+    }
+
+
+def is_free(port):
+    with socket.socket() as probe:
+        # As torch's store binds it: connections of an earlier run in TIME_WAIT do not matter.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def resolves(address):
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError:
+        return False
+    return True
+
+
+def same_job():
+    """Processes here of another launch of the same work: two at once would write the same files."""
+    found = []
+    for pid in all_pids():
+        run, job, node, _ = tags(pid)
+        if job == ARGS["job"] and run != ARGS["run"] and node == ARGS["node"]:
+            found.append({"pid": pid, "run": run})
+    return found
+
+
+def start(ranks, order):
+    env = dict(os.environ)
+    env.update(order["env"])
+    python_bin = os.path.dirname(ARGS["python"])
+    env["PATH"] = python_bin + ":" + env.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    if env.get("OMP_NUM_THREADS") == "auto":
+        env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ARGS["slots"]))
+    if env.get("GLOO_SOCKET_IFNAME") == "auto":
+        name = interface_towards(order["address"])
+        env.pop("GLOO_SOCKET_IFNAME")
+        if name:
+            env["GLOO_SOCKET_IFNAME"] = name
+    env.update(
+        CLUSTERCTL_RUN=ARGS["run"],
+        CLUSTERCTL_JOB=ARGS["job"],
+        CLUSTERCTL_NODE=ARGS["node"],
+        CLUSTERCTL_RUN_DIR=ARGS["run_dir"],
+        CLUSTERCTL_HEARTBEATS=heartbeat_dir(),
+    )
+    os.makedirs(heartbeat_dir(), mode=0o700, exist_ok=True)
+    with open(starter_log(), "ab") as log:
+        ranks.child = subprocess.Popen(
+            order["argv"],
+            env=env,
+            cwd=ARGS["workdir"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def heartbeat_dir():
+    """On this node, never on the shared folder: a stalled mount must not look like a stalled rank."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
+    return "%s/clusterctl-%d-%s-%s" % (
+        base,
+        os.getuid(),
+        ARGS["run"],
+        ARGS["node"].replace("/", "_"),
+    )
+
+
+def starter_log():
+    name = "torchrun-%s.log" % ARGS["node"].replace("/", "_")
+    return os.path.join(ARGS["run_dir"], "ranks", name)
+
+
+def rank_log(rank):
+    return os.path.join(ARGS["run_dir"], "ranks", "%d.log" % rank)
+
+
+def interface_towards(address):
+    """Name of the network interface whose address a packet to `address` would carry."""
+    import fcntl
+    import struct
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing, asks the routing table
+            own = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode()[:15])
+                try:
+                    answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+                except OSError:
+                    continue  # an interface without IPv4 address
+                if own == socket.inet_ntoa(answer[20:24]) or (own[:4] == "127." and name == "lo"):
+                    return name
+    except OSError:
+        pass
+    return None
+
+
+def watch(ranks, shared):
+    """Until everything has ended, by itself or by order."""
+    telemetry = Follower(os.path.join(ARGS["run_dir"], "telemetry.jsonl"))
+    logs = {} if shared else {rank: Follower(rank_log(rank)) for rank in own_ranks()}
+    heard = beat = time.monotonic()
+    while ranks.code is None:
+        order = next_order(LOOK_S)
+        now = time.monotonic()
+        if order is not None:
+            heard = now
+        if order is not None and order["op"] == "stop":
+            stop(ranks, order["grace_s"])
+        elif (order is not None and order["op"] == "end") or now - heard > ARGS["lease_s"]:
+            stop(ranks, ARGS["fail_grace_s"])
+        look(ranks)
+        tell(telemetry, logs)
+        if now - beat >= BEAT_S:
+            beat = now
+            emit({"type": "beat", "ranks": heartbeats()})
+    left = end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), 0.5)
+    tell(telemetry, logs)
+    remove_heartbeats()
+    emit({"type": "ended", "code": ranks.code, "tail": tail(starter_log())})
+    emit({"type": "gone", "left": left})
+
+
+def own_ranks():
+    return range(ARGS["first_rank"], ARGS["first_rank"] + ARGS["slots"])
+
+
+def look(ranks):
+    """Find ranks that have begun and those that have ended, and say so once each."""
+    # All of /proc is read only until every rank is known.
+    for pid in descendants(os.getpid()) if len(ranks.pids) < ARGS["slots"] else ():
+        rank = tags(pid)[3]
+        facts = process(pid)
+        # A rank is the direct child of torchrun; loader workers have its RANK too.
+        if rank is None or facts is None or facts.ppid != ranks.child.pid:
+            continue
+        if int(rank) not in ranks.pids:
+            ranks.pids[int(rank)] = (pid, facts.start)
+            emit({"type": "rank", "rank": int(rank), "pid": pid})
+    for rank, (pid, begun) in ranks.pids.items():
+        if rank in ranks.ended:
+            continue
+        facts = process(pid)
+        if facts is None or facts.start != begun or facts.state in "ZX":
+            known = facts is not None and facts.start == begun
+            ranks.ended[rank] = exit_code(facts.exit_code) if known else None
+            say_ended(rank, ranks.ended[rank])
+    reap_children(ranks)
+
+
+def say_ended(rank, code):
+    message = {"type": "rank_ended", "rank": rank, "code": code, "how": say_exit(code)}
+    if code != 0:
+        message["tail"] = tail(rank_log(rank))
+    emit(message)
+
+
+def reap_children(ranks):
+    """Take the exit status of torchrun, and of orphans that fell to us as subreaper."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid == ranks.child.pid:
+            ranks.code = exit_code(status)
+            ranks.child.returncode = ranks.code  # Popen must not wait for it again
+
+
+def stop(ranks, grace_s):
+    """Ask the ranks to end, then end everything: they get time to save, their helpers stay alive."""
+    if grace_s > 0:
+        send(
+            [pid for rank, (pid, _) in ranks.pids.items() if rank not in ranks.ended],
+            signal.SIGTERM,
+        )
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and len(ranks.ended) < len(ranks.pids):
+            order = next_order(LOOK_S)
+            look(ranks)
+            if order is not None and order["op"] == "stop" and order["grace_s"] == 0:
+                break  # the user has asked twice
+    end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), min(grace_s, 1.0))
+    deadline = time.monotonic() + 2.0
+    while ranks.code is None and time.monotonic() < deadline:
+        look(ranks)
+        time.sleep(0.05)
+    if ranks.code is None:
+        ranks.code = -signal.SIGKILL  # it cannot be ended; `gone` tells what is left
+
+
+class Follower:
+    """Whole lines that were appended to a file since the last look."""
+
+    def __init__(self, path):
+        self.path, self.offset = path, 0
+
+    def lines(self, limit):
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                data = file.read(limit)
+        except OSError:
+            return ""
+        if len(data) < limit:
+            data = data[: data.rfind(b"\n") + 1]  # the last line may still be written
+        self.offset += len(data)
+        return data.decode("utf-8", "backslashreplace")
+
+
+def tell(telemetry, logs):
+    if ARGS["first_rank"] == 0:
+        text = telemetry.lines(1 << 20)
+        if text:
+            emit({"type": "telemetry", "text": text})
+    for rank, log in logs.items():
+        text = log.lines(int(LOG_BYTES_PER_S * LOOK_S))
+        if text:
+            emit({"type": "log", "rank": rank, "text": text})
+
+
+def heartbeats():
+    """Step, phase and age of each rank's last beat; a rank without one is left out."""
+    found = {}
+    for rank in own_ranks():
+        try:
+            with open("%s/%d.json" % (heartbeat_dir(), rank)) as file:
+                beat = json.load(file)
+            age_s = round(time.monotonic() - beat["mono_s"], 2)
+            found[str(rank)] = {"step": beat["step"], "phase": beat["phase"], "age_s": age_s}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def remove_heartbeats():
+    import shutil
+
+    shutil.rmtree(heartbeat_dir(), ignore_errors=True)
+
+
+def tail(path):
+    """The last lines of a log."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16384))
+            text = file.read().decode("utf-8", "backslashreplace")
+    except OSError:
+        return []
+    return text.splitlines()[-TAIL_LINES:]

@@ -1,0 +1,157 @@
+"""The processes of a run on this node: finding, watching and ending them. Part of agent and reap.
+
+A process belongs to a run when its environment says so (CLUSTERCTL_RUN, CLUSTERCTL_NODE: every
+child inherits them, through double forks and new sessions), or when it descends from the agent,
+which is the subreaper of all that it started. Never by a pattern over command lines.
+"""
+
+import collections
+import os
+import signal
+import time
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+Process = collections.namedtuple("Process", "pid ppid state start command exit_code")
+
+SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
+
+
+def process(pid):
+    """Facts of /proc/PID/stat; None when it is gone. `start` (ticks) tells it from a later one."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    head, _, tail = text.rpartition(")")
+    words = tail.split()
+    try:
+        # Field 52 holds the wait status of a zombie; it reads 0 without the right to trace it.
+        status = int(words[49]) if len(words) > 49 else 0
+        return Process(pid, int(words[1]), words[0], int(words[19]), head.split("(", 1)[1], status)
+    except (IndexError, ValueError):
+        return None
+
+
+def exit_code(wait_status):
+    """As subprocess has it: the code, or minus the signal."""
+    return -(wait_status & 0x7F) if wait_status & 0x7F else wait_status >> 8
+
+
+def say_exit(code):
+    """An exit code for people."""
+    if code is None:
+        return "ended, exit status unknown"
+    if code < 0:
+        return "killed by %s" % SIGNAL_NAMES.get(-code, "signal %d" % -code)
+    return "exit code %d" % code
+
+
+def all_pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def tags(pid):
+    """(run, job, node, rank) of a process, each None where its environment does not say."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            text = b"\0" + file.read()
+    except OSError:
+        return (None,) * 4  # gone, or of another user
+    if b"\0CLUSTERCTL_RUN=" not in text:
+        return (None,) * 4
+    return tuple(
+        _value(text, name)
+        for name in (b"CLUSTERCTL_RUN", b"CLUSTERCTL_JOB", b"CLUSTERCTL_NODE", b"RANK")
+    )
+
+
+def _value(text, name):
+    _, found, rest = text.partition(b"\0" + name + b"=")
+    return rest.split(b"\0", 1)[0].decode("utf-8", "replace") if found else None
+
+
+def descendants(root):
+    """Process ids below `root`, without it."""
+    children = collections.defaultdict(list)
+    for pid in all_pids():
+        found = process(pid)
+        if found:
+            children[found.ppid].append(pid)
+    below, todo = [], [root]
+    while todo:
+        todo_next = children.get(todo.pop(), [])
+        below += todo_next
+        todo += todo_next
+    return below
+
+
+def members(run, node=None, root=None, without=()):
+    """Living processes of a run as {pid: Process}; with `root` also all that descends from it."""
+    pids = {pid for pid in all_pids() if _is_member(pid, run, node)}
+    if root is not None:
+        pids.update(descendants(root))
+    pids.difference_update(without)
+    pids.discard(os.getpid())
+    found = {pid: process(pid) for pid in pids}
+    # A zombie holds nothing but its number; nobody but its parent can end it.
+    return {pid: facts for pid, facts in found.items() if facts and facts.state not in "ZX"}
+
+
+def _is_member(pid, run, node):
+    tag = tags(pid)
+    return tag[0] == run and (node is None or tag[2] == node)
+
+
+def send(pids, number):
+    """Signal processes; those that are gone or not ours are left out."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def describe(facts):
+    """A process as it is reported when it should be gone: enough to go and look."""
+    try:
+        with open("/proc/%d/wchan" % facts.pid) as file:
+            waits_in = file.read()
+    except OSError:
+        waits_in = ""
+    rank = tags(facts.pid)[3]
+    return {
+        "pid": facts.pid,
+        "ppid": facts.ppid,
+        "state": facts.state,  # D: in the kernel, survives SIGKILL; T: stopped
+        "command": facts.command,  # never its arguments, they may hold secrets
+        "waits_in": waits_in if waits_in not in ("", "0") else None,
+        "rank": int(rank) if rank and rank.isdigit() else None,
+        "age_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - facts.start / TICKS, 1),
+    }
+
+
+def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
+    """TERM, wait, KILL, and look again until nothing is left; returns what is.
+
+    `find()` gives {pid: Process}. It is asked anew each time, since what is about to end may fork.
+    A stopped process (state T) gets SIGCONT: a pending SIGTERM does not wake it.
+    """
+    signalled = {}  # type: dict
+    for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, kill_s)):
+        deadline = time.monotonic() + patience_s
+        while patience_s > 0:
+            left = find()
+            if not left:
+                return []
+            fresh = [
+                pid for pid, facts in left.items() if signalled.get((pid, facts.start)) != number
+            ]
+            send(fresh, number)
+            send((pid for pid in fresh if left[pid].state == "T"), signal.SIGCONT)
+            signalled.update({(pid, left[pid].start): number for pid in fresh})
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(pause_s)
+    return [describe(facts) for facts in find().values()]
