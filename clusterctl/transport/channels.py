@@ -8,6 +8,9 @@ import time
 from types import TracebackType
 from typing import Any
 
+from clusterctl.transport import lean  # noqa: F401 - first of all
+
+# isort: split
 import paramiko
 from paramiko import common
 from paramiko.channel import Channel

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.transport import lean  # noqa: F401 - first of all
+
+# isort: split
 from paramiko.agent import AgentSSH
 from paramiko.pkey import PKey, UnknownKeyType
 from paramiko.ssh_exception import PasswordRequiredException, SSHException

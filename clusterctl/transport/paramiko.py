@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clusterctl.transport import lean  # noqa: F401 - first of all
+
+# isort: split
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadAuthenticationType,

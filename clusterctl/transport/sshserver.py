@@ -16,6 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from clusterctl.transport import lean  # noqa: F401 - first of all
+
+# isort: split
 import paramiko
 from paramiko import common
 from paramiko.channel import Channel

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-# paramiko needs invoke only for `Match exec` of its own ssh_config reader, which is not used here;
-# importing it costs 65 ms of 150. fabric imports it by itself where it is wanted.
-_HIDE_INVOKE = "invoke" not in sys.modules
-if _HIDE_INVOKE:
-    sys.modules["invoke"] = None  # type: ignore[assignment]
-import paramiko  # noqa: E402
-from paramiko import common  # noqa: E402
-from paramiko.channel import Channel  # noqa: E402
-from paramiko.message import Message  # noqa: E402
-from paramiko.packet import Packetizer  # noqa: E402
-from paramiko.ssh_exception import SSHException  # noqa: E402
+from clusterctl.transport import lean  # noqa: F401 - first of all
 
-if _HIDE_INVOKE:
-    del sys.modules["invoke"]
-
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
-logging.getLogger("paramiko").propagate = False
+# isort: split
+import paramiko
+from paramiko import common
+from paramiko.channel import Channel
+from paramiko.message import Message
+from paramiko.packet import Packetizer
+from paramiko.ssh_exception import SSHException
 
 # How often an idle connection's thread wakes up; closing does not wait for it (see Wire.close).
 IDLE_POLL_S = 5.0
