@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.data.decode import DecoderBroken
 from trainer.errors import TrainerError
 
 
@@ -38,11 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return _probe(args) if args.verb == "probe" else _stats(args)
-    except (TrainerError, DecoderBroken) as error:
+    except TrainerError as error:
         print(f"error: {error}", file=sys.stderr)
-        if getattr(error, "hint", None):
+        if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
-        return 2
+        return error.exit_code
 
 
 def _probe(args: argparse.Namespace) -> int:
@@ -91,12 +90,12 @@ def _stats(args: argparse.Namespace) -> int:
             f"{use.microbatches:>9,}{use.left_out:>10,}"
         )
     print(f"{len(epoch):,} microbatches, {steps:,} steps on {args.world} ranks")
-    for row in manifest.wrong[:20]:
-        print(f"left out, line {row}", file=sys.stderr)
+    for wrong in manifest.wrong[:20]:
+        print(f"left out, line {wrong}", file=sys.stderr)
     for use in lines:
         if not use.microbatches:
-            name, size = use.bucket.name, use.bucket.batch_size
-            print(f"warning: {name} has {use.clips} clips, a batch is {size}", file=sys.stderr)
+            what = f"{use.bucket.name} has {use.clips} clips, a batch is {use.bucket.batch_size}"
+            print(f"warning: {what}", file=sys.stderr)
     return 1 if manifest.wrong else 0
 
 

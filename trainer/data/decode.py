@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.errors import TrainerError
+
 _AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pipe of 64 KiB
 _LONGEST_PATH = 4096  # bytes; Linux's own limit
 _PAGE = 1 << 20
@@ -36,7 +38,7 @@ RESIZE = ("bilinear", "area")
 START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
 
 
-class DecoderBroken(Exception):
+class DecoderBroken(TrainerError):
     """The helper cannot run at all (not one clip's fault); the text holds its last words."""
 
 

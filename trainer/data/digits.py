@@ -27,6 +27,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.errors import TrainerError
+
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 STEPS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}  # (dy, dx) a frame
 DIRECTIONS = tuple(STEPS)
@@ -38,8 +40,10 @@ _COLUMNS = ("path", "text", "num_frames", "height", "width", "aspect_ratio", "fp
 _FORMAT = 1  # goes up when the same parameters render other bytes
 
 
-class DigitsError(Exception):
+class DigitsError(TrainerError):
     """The data set cannot be rendered or read; the message says what to change."""
+
+    exit_code = 2
 
 
 @cache
