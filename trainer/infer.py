@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainer import checkpoint as checkpoints
 from trainer import config as configuration
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
@@ -246,9 +247,11 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Path]:
     if prompt_path is None:
         raise ConfigError("there are no prompts", hint="--prompt-path FILE, one prompt a line")
     prompts = read_prompts(Path(prompt_path), _say)
+    # A run directory stands for its newest complete checkpoint.
+    is_run = (args.ckpt_path / checkpoints.LATEST).is_file()
     paths = infer(
         config,
-        args.ckpt_path,
+        checkpoints.find(args.ckpt_path) if is_run else args.ckpt_path,
         prompts,
         args.save_dir,
         ema=args.weights == "ema",

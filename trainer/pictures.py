@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trainer import telemetry
 
 # T frames · H,W height, width
 DPI = 100
@@ -112,3 +116,28 @@ def _save(figure: Any, path: Path) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m trainer.pictures RUN_DIR`: loss_curve.png from the run's telemetry."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.pictures",
+        description="Draw a run's loss into RUN_DIR/loss_curve.png.",
+    )
+    parser.add_argument("run_dir", type=Path)
+    run_dir = parser.parse_args(argv).run_dir
+    steps = [
+        record for record in telemetry.read(run_dir) if isinstance(record, telemetry.StepRecord)
+    ]
+    path = run_dir / "loss_curve.png"
+    try:
+        loss_curve(path, [one.step for one in steps], [one.loss for one in steps], run_dir.name)
+    except ValueError as error:
+        print(f"error: {run_dir}: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

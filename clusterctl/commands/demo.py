@@ -1,0 +1,88 @@
+"""Two small nodes, a real training run over ssh, its videos and their score.
+
+Runs on this machine alone and leaves nothing running behind.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.render import Output, clock
+from clusterctl.settings import output_options
+
+if TYPE_CHECKING:
+    from clusterctl.demo import DemoResult
+
+
+@click.command(
+    "demo",
+    epilog="""\b
+Examples:
+  clusterctl demo
+  clusterctl demo --keep      # and in a second terminal: clusterctl gpus HOSTFILE
+  clusterctl demo --json --seed 7""",
+)
+@click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of data set and run directory.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=42, show_default=True, help="Of data and training.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), help="Fewer steps than the config's: quicker, and not good at it.")  # fmt: skip
+@click.option("--keep", is_flag=True, help="Leave the nodes up at the end, until Ctrl-C.")
+@output_options
+def command(output: Output, outputs: Path, seed: int, steps: int | None, keep: bool) -> int:
+    """Two small nodes, a real training run over ssh, its videos and their score.
+
+    Exit code 0 when the videos show what their prompts say, 1 when the score is too low for that.
+    """
+    from clusterctl.demo import run_demo
+    from clusterctl.launch.progress import Progress
+
+    began = time.monotonic()
+    progress = Progress(output)
+
+    def say(line: str) -> None:
+        progress.close()
+        output.note(line)
+
+    def hold(hostfile: Path) -> None:
+        output.note(
+            f"the nodes are up until Ctrl-C; in a second terminal: clusterctl gpus {hostfile}"
+        )
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            output.note("")
+
+    result = run_demo(
+        outputs, seed=seed, steps=steps, say=say, on_update=progress.update,
+        while_up=hold if keep else None,
+    )  # fmt: skip
+    if output.json:
+        output.line(json.dumps(result.to_json()))
+    else:
+        _summarize(output, result, time.monotonic() - began)
+    return 0 if result.is_good else 1
+
+
+def _summarize(output: Output, result: DemoResult, seconds: float) -> None:
+    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR
+
+    output.line(f"done in {clock(seconds)}, {clock(result.train_seconds)} of it training", "bold")
+    for name, value, chance, floor in (
+        ("digit accuracy", result.digit_accuracy, 0.10, DIGIT_FLOOR),
+        ("direction accuracy", result.direction_accuracy, 0.25, DIRECTION_FLOOR),
+    ):
+        verdict, style = ("ok", "good") if value >= floor else (f"below {floor:.2f}", "bad")
+        output.line(f"  {name:19} {value:.2f}  (chance {chance:.2f})  {verdict}", style)
+    output.line(f"  run directory       {result.run_dir}")
+    output.line(f"  videos              {result.run_dir}/samples/sample_0000.mp4 …")
+    output.line(f"  contact sheet       {result.contact_sheet}")
+    output.line(f"  loss curve          {result.loss_curve}")
+    output.line("next")
+    output.line(f"  clusterctl top --replay {result.run_dir}")
+    output.line("  clusterctl demo --keep      # keeps the nodes up for a second terminal")
+    output.line("  clusterctl preflight nodes.txt      # your own machines, one name a line")
