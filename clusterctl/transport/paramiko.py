@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import ipaddress
 import os
 import random
 import socket
@@ -26,13 +25,14 @@ from paramiko.ssh_exception import (
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
+from clusterctl.transport import dial
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.identities import Identities
 from clusterctl.transport.jump import JumpPool, parse_jump, proxy_command
 from clusterctl.transport.known_hosts import KnownHosts, fingerprint, split_paths
 from clusterctl.transport.ssh_config import HostConfig, SshConfig
-from clusterctl.transport.wire import STALL_S, Wire
+from clusterctl.transport.wire import Wire
 
 KEEPALIVE_S = 15
 # sshd drops new connections at random while MaxStartups (10:30:100) others are logging in.
@@ -66,6 +66,14 @@ class _Dropped(Exception):
     def __init__(self, phase: str, reason: str) -> None:
         super().__init__(reason)
         self.phase = phase
+
+
+class _OtherTypes(Exception):
+    """The host is on record, but with keys of other types than it showed us."""
+
+    def __init__(self, types: tuple[str, ...]) -> None:
+        super().__init__()
+        self.types = types
 
 
 class ParamikoTransport:
@@ -143,22 +151,33 @@ class ParamikoTransport:
         self, target: _Target, limits: Limits, progress: Progress, via: tuple[str, ...]
     ) -> Wire:
         """A logged-in connection; tried twice when the server hangs up during the handshake."""
-        try:
-            return self._open_once(target, limits, progress, via)
-        except _Dropped as first:
-            pause = random.uniform(*RETRY_AFTER_S)
-            progress.notes.append(f"{first.phase}: {first}; tried again after {pause:.1f} s")
-            time.sleep(pause)
-        try:
-            # What the first attempt and the pause took is not given twice.
-            shorter = replace(limits, handshake_s=max(0.5, limits.handshake_s - pause))
-            return self._open_once(target, shorter, progress, via)
-        except _Dropped as again:
-            hint = "sshd's MaxStartups may be too low for so many logins at once: try -f 8"
-            raise TransportError(again.phase, f"{again} (twice)", hint=hint) from None
+        types: tuple[str, ...] = ()
+        dropped = False
+        while True:  # each way round happens once at most
+            try:
+                return self._open_once(target, limits, progress, via, types)
+            except _OtherTypes as recorded:
+                # Plain lines are asked for before; hashed ones show once a key does not fit.
+                types = recorded.types
+                progress.notes.append(f"hostkey: asked again for {', '.join(types)}")
+            except _Dropped as error:
+                if dropped:
+                    hint = "sshd's MaxStartups may be too low for so many logins at once: try -f 8"
+                    raise TransportError(error.phase, f"{error} (twice)", hint=hint) from None
+                dropped = True
+                pause_s = random.uniform(*RETRY_AFTER_S)
+                progress.notes.append(f"{error.phase}: {error}; tried again after {pause_s:.1f} s")
+                time.sleep(pause_s)
+                # What the pause took is not given twice.
+                limits = replace(limits, handshake_s=max(0.5, limits.handshake_s - pause_s))
 
     def _open_once(
-        self, target: _Target, limits: Limits, progress: Progress, via: tuple[str, ...]
+        self,
+        target: _Target,
+        limits: Limits,
+        progress: Progress,
+        via: tuple[str, ...],
+        types: tuple[str, ...] = (),
     ) -> Wire:
         sock, give_back = self._socket(target, limits, progress, via)
         progress.enter("banner")
@@ -167,10 +186,11 @@ class ParamikoTransport:
         try:
             wire = Wire(sock, on_banner=lambda: progress.enter("kex"))
             wire.at_close(give_back)
-            wire.prefer_host_keys(target.known.types(_key_name(target), target.port))
+            recorded = target.known.types(_key_name(target), target.port)
+            wire.prefer_host_keys(types or recorded)
             _negotiate(wire, deadline, limits, progress)
             progress.enter("hostkey")
-            self._verify(wire, target, progress)
+            self._verify(wire, target, progress, asked=bool(types or recorded))
             progress.enter("auth")
             self._login(wire, target, deadline, limits)
         except BaseException:
@@ -197,9 +217,9 @@ class ParamikoTransport:
         if config.proxy_jump:
             return self._through(target, config.proxy_jump, limits, progress, via)
         deadline = time.monotonic() + limits.tcp_s
-        addresses = _addresses(target.host, target.port, deadline, limits)
+        candidates = dial.addresses(target.host, target.port, deadline, limits)
         progress.enter("tcp")
-        return _connect(addresses, target.port, deadline, limits), lambda: None
+        return dial.connect(candidates, target.port, deadline, limits), lambda: None
 
     def _through(
         self, target: _Target, jump: str, limits: Limits, progress: Progress, via: tuple[str, ...]
@@ -234,7 +254,7 @@ class ParamikoTransport:
             raise TransportError("tcp", message) from None
         return channel, give_back  # type: ignore[return-value]
 
-    def _verify(self, wire: Wire, target: _Target, progress: Progress) -> None:
+    def _verify(self, wire: Wire, target: _Target, progress: Progress, asked: bool) -> None:
         key = wire.get_remote_server_key()
         key_type, text = key.get_name(), key.get_base64()
         name = _key_name(target)
@@ -251,6 +271,8 @@ class ParamikoTransport:
                 ) from None
         if verdict.state == "known":
             return
+        if verdict.state == "unknown" and verdict.other_types and not asked:
+            raise _OtherTypes(verdict.other_types)
         shown = name if target.port == 22 else f"[{name}]:{target.port}"
         entry = verdict.entry
         if verdict.state == "revoked" and entry is not None:
@@ -348,72 +370,3 @@ def _refusal(
         "; ".join([sentence, *stopped, *problems]),
         hint=f"ssh-copy-id {port}{target.user}@{target.host}, or name a key: identity=PATH",
     )
-
-
-def _addresses(
-    host: str, port: int, deadline: float, limits: Limits
-) -> list[tuple[int, tuple[object, ...]]]:
-    """(family, socket address) of a host. getaddrinfo has no time limit, so it runs aside."""
-    try:
-        literal = ipaddress.ip_address(host)
-    except ValueError:
-        pass
-    else:
-        if literal.version == 4:
-            return [(socket.AF_INET, (host, port))]
-    found: list[tuple[int, tuple[object, ...]]] = []
-    failure: list[OSError] = []
-
-    def look_up() -> None:
-        try:
-            for family, _, _, _, address in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
-                found.append((family, address))
-        except OSError as error:
-            failure.append(error)
-        except UnicodeError as error:  # a label that is empty or too long
-            failure.append(OSError(None, str(error)))
-
-    thread = threading.Thread(target=look_up, name=f"resolve-{host}", daemon=True)
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    if thread.is_alive():
-        raise TransportError("resolve", f"no answer about the name {host} in {limits.tcp_s:g} s")
-    if failure:
-        hint = "write its address into the hostfile: name host=ADDRESS"
-        raise TransportError("resolve", f"{host}: {failure[0].strerror}", hint=hint)
-    return found
-
-
-def _connect(
-    addresses: list[tuple[int, tuple[object, ...]]], port: int, deadline: float, limits: Limits
-) -> socket.socket:
-    """The first address that answers; each gets an equal share of the time that is left."""
-    failure = TransportError("tcp", "no address")
-    for position, (family, address) in enumerate(addresses):
-        share = (deadline - time.monotonic()) / (len(addresses) - position)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(max(0.05, share))
-            sock.connect(address)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            # A node that lost power acknowledges nothing: end the connection, do not wait 15 min.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
-            return sock
-        except TimeoutError:
-            sock.close()
-            failure = TransportError(
-                "tcp", f"no answer on port {port} within {limits.tcp_s:g} s",
-                hint="the machine is off, or a firewall drops the packets",
-            )  # fmt: skip
-        except ConnectionRefusedError:
-            sock.close()
-            failure = TransportError(
-                "tcp",
-                f"connection refused on port {port}",
-                hint="the machine is up, its sshd is not",
-            )
-        except OSError as error:
-            sock.close()
-            failure = TransportError("tcp", f"{error.strerror or error} (port {port})")
-    raise failure

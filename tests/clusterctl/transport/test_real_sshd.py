@@ -139,6 +139,29 @@ def test_hashed_known_hosts_of_openssh_are_read(lab) -> None:
     assert ask_all(nodes).value is not None
 
 
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen")
+@pytest.mark.parametrize("hide", [False, True])
+def test_host_on_record_with_another_type_of_key_is_asked_for_that(lab, hide: bool) -> None:
+    nodes = lab(1)
+    node = nodes.nodes[0]
+    second = node.directory / "host_ecdsa"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", second], check=True)
+    config = node.directory / "sshd_config"
+    config.write_text(f"{config.read_text()}\nHostKey {second}\n")
+    node.kill_sshd()
+    node.start_sshd()
+    public = " ".join(Path(f"{second}.pub").read_text().split()[:2])
+    nodes.known_hosts.write_text(f"{node.address} {public}\n")
+    if hide:
+        keygen = ["ssh-keygen", "-q", "-H", "-f", nodes.known_hosts]
+        subprocess.run(keygen, check=True, capture_output=True)
+    progress = Progress()
+    target = read_hostfile(nodes.hostfile)[0]
+    with ParamikoTransport().connect(target, LIMITS, progress) as connection:
+        assert connection.wire.get_remote_server_key().get_name() == "ecdsa-sha2-nistp256"
+    assert progress.notes == (["hostkey: asked again for ecdsa-sha2-nistp256"] if hide else [])
+
+
 def test_signal_ends_a_late_command_under_sshd(lab) -> None:
     nodes = lab(1)
     # Not as root: sshd forwards signals only with privilege separation, which root has not.
