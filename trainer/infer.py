@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from trainer import checkpoint as checkpoints
 from trainer import config as configuration
+from trainer.checkpoint import find
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
 from trainer.flow import draw_noise
@@ -173,9 +174,13 @@ def infer(
 ) -> list[Path]:
     """Sample every prompt into `save_dir`; returns the videos' paths.
 
+    `checkpoint` is one, a run directory (its newest is taken), or a file of weights.
+
     Raises ConfigError and CheckpointError before anything is written.
     """
     request = request_of(config, prompts)
+    if checkpoint.is_dir():
+        checkpoint = find(checkpoint)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if config.dtype == "bf16" and device.type == "cuda" else torch.float32
     parts = build_parts(config, checkpoint.parent, dtype)
@@ -201,7 +206,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m trainer.infer", description="Videos from prompts and a checkpoint."
     )
     parser.add_argument("config", help="config file, its short name, or a run's config.json")
-    parser.add_argument("--ckpt-path", type=Path, required=True, help="checkpoint folder or file")
+    parser.add_argument(
+        "--ckpt-path",
+        type=Path,
+        required=True,
+        help="checkpoint, run directory (its newest checkpoint), or file of weights",
+    )
     parser.add_argument(
         "--prompt-path", type=Path, help="one prompt a line; default sample.prompts"
     )

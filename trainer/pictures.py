@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trainer import telemetry
 
 # T frames · H,W height, width
+CURVE = "loss_curve.png"
 DPI = 100
 PAPER, INK, FAINT = "#ffffff", "#222222", "#b8c4d0"
 
@@ -118,24 +119,30 @@ def _save(figure: Any, path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
+def draw_run(run_dir: Path) -> Path:
+    """The loss curve of a run directory; returns its path. Raises ValueError for a run without steps."""
+    steps = {r.step: r for r in telemetry.read(run_dir) if isinstance(r, telemetry.StepRecord)}
+    if not steps:
+        raise ValueError(f"{run_dir} has no recorded step")
+    records = [steps[number] for number in sorted(steps)]  # a resumed run may repeat some
+    last = records[-1]
+    title = f"{run_dir.resolve().name}: loss, {last.step} of {last.steps_total} steps"
+    path = run_dir / CURVE
+    loss_curve(path, [r.step for r in records], [r.loss for r in records], title)
+    return path
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m trainer.pictures RUN_DIR`: loss_curve.png from the run's telemetry."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.pictures",
-        description="Draw a run's loss into RUN_DIR/loss_curve.png.",
+        prog="python -m trainer.pictures", description="Draw a run's loss curve."
     )
     parser.add_argument("run_dir", type=Path)
-    run_dir = parser.parse_args(argv).run_dir
-    steps = [
-        record for record in telemetry.read(run_dir) if isinstance(record, telemetry.StepRecord)
-    ]
-    path = run_dir / "loss_curve.png"
+    args = parser.parse_args(argv)
     try:
-        loss_curve(path, [one.step for one in steps], [one.loss for one in steps], run_dir.name)
-    except ValueError as error:
-        print(f"error: {run_dir}: {error}", file=sys.stderr)
+        print(draw_run(args.run_dir))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
-    print(path)
     return 0
 
 

@@ -45,6 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             trained = {name for name, p in model.named_parameters() if p.requires_grad}
             state = {name: value for name, value in state.items() if name in trained}
         save_file(state, checkpoint / folder / "model.safetensors")
+    (checkpoint / "manifest.json").write_text('{"files": {}}')
     return file, checkpoint
 
 
@@ -99,6 +100,15 @@ def test_a_video_depends_on_the_seed_and_its_place_but_not_on_the_batch(
         assert np.abs(one.astype(int) - alone).max() <= 2  # another batch, other rounding
         assert np.abs(one.astype(int) - other).mean() > 5
     assert np.abs(made["one"][0].astype(int) - made["one"][2]).mean() > 5  # the same prompt twice
+
+
+def test_a_run_directory_stands_for_its_newest_checkpoint(
+    run: tuple[Path, Path], tmp_path: Path
+) -> None:
+    words = command(run, tmp_path)
+    words[words.index(str(run[1]))] = str(run[1].parent)
+    assert infer.main(words) == 0
+    assert len(videos(tmp_path)) == 3
 
 
 def test_ema_is_the_default_and_the_weights_themselves_a_flag(

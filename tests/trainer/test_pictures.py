@@ -1,0 +1,51 @@
+"""Pictures of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from trainer import pictures, telemetry
+
+
+def test_a_runs_losses_become_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = telemetry.Writer(tmp_path)
+    for step in (1, 2, 3, 3, 4):  # step 3 was repeated after a resume
+        loss = float("nan") if step == 2 else 1 / step
+        writer.write(telemetry.StepRecord(step, 4, 0, 8, 64, loss, 1.0, 1e-3, 0.1))
+    writer.event("stop", "done")
+    writer.close()
+    assert pictures.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "loss_curve.png")
+    assert imread(tmp_path / "loss_curve.png").shape == (360, 720, 4)
+
+
+def test_a_run_without_steps_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pictures.main([str(tmp_path)]) == 1
+    assert "no recorded step" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sheet_shows_every_clip_with_square_pixels(tmp_path: Path) -> None:
+    red = np.zeros((8, 16, 16, 3), np.uint8)
+    red[..., 0] = 255
+    pictures.contact_sheet(tmp_path / "sheet.png", [red] * 3, ["$a_", "b", "c" * 200], columns=2)
+    image = imread(tmp_path / "sheet.png")[..., :3]
+    pure_red = (image == [1, 0, 0]).all(-1).sum()
+    assert pure_red == 3 * 8 * 48 * 48
+
+
+def test_long_and_large_clips_are_thinned_out(tmp_path: Path) -> None:
+    clip = np.zeros((100, 144, 256, 3), np.uint8)
+    pictures.contact_sheet(tmp_path / "sheet.png", [clip], ["one"], frames=4)
+    height, width, _ = imread(tmp_path / "sheet.png").shape
+    assert height < 144
+    assert width < 600
+
+
+def test_labels_and_clips_must_match(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="1 clips with 2 labels"):
+        pictures.contact_sheet(tmp_path / "x.png", [np.zeros((1, 8, 8, 3), np.uint8)], ["a", "b"])
