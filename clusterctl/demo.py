@@ -175,7 +175,7 @@ def _train(
     from clusterctl.launch.start import LaunchOptions, plan_launch, prepare
     from clusterctl.launch.supervise import supervise
     from clusterctl.nodes import read_hostfile
-    from clusterctl.preflight import headline
+    from clusterctl.preflight import fix_lines, headline, table_rows
     from clusterctl.transport.base import Limits
     from clusterctl.transport.paramiko import ParamikoTransport
 
@@ -197,7 +197,11 @@ def _train(
     assert report is not None
     say(f"preflight  {headline(report)}")
     if not report.go:
-        raise CouldNotFindOut("preflight says no-go, so nothing was started", hint=headline(report))
+        for verdict, check, names, text in table_rows(report):
+            say(f"  {verdict.value} {check}  {names}  {text}")
+        for line in fix_lines(report):
+            say(f"  {line}")
+        raise CouldNotFindOut("preflight says no-go, so nothing was started")
     plan = plan_launch(nodes, prepared, options, claim=True)
     stop = threading.Event()
     last: list[Any] = []

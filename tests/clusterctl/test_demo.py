@@ -1,0 +1,177 @@
+"""The main job as a newcomer runs it, and that nothing of it is left however it ends."""
+
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+STEPS = 6  # enough to train, save, sample and score; not enough to be good at it
+MOMENTS = {  # words on stderr after which Ctrl-C comes
+    "as it starts": "",
+    "when the nodes stand": "nodes ",
+    "while ranks train": "start:",
+}
+
+
+@pytest.fixture(autouse=True)
+def orphans_come_here() -> Iterator[None]:
+    """Whatever loses its parent becomes a child of this process, where the test sees it."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    yield
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> Path:
+    """Shared by the tests of this file: the data set is rendered once."""
+    return tmp_path_factory.mktemp("demo") / "outputs"
+
+
+class Demo:
+    """`clusterctl demo` as a child, with its stderr read line by line."""
+
+    def __init__(self, outputs: Path, scratch: Path, *words: str) -> None:
+        self.scratch = scratch
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "clusterctl", "demo", "--outputs", str(outputs), *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "TMPDIR": str(scratch)}, start_new_session=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self.ended = False
+        self._new = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        for line in self.child.stderr:
+            with self._new:
+                self.lines.append(line.rstrip("\n"))
+                self._new.notify_all()
+        with self._new:
+            self.ended = True
+            self._new.notify_all()
+
+    def wait_for(self, words: str, timeout_s: float = 120) -> None:
+        with self._new:
+            seen = self._new.wait_for(
+                lambda: any(words in line for line in self.lines) or self.ended, timeout_s
+            )
+        assert seen, f"{words!r} not seen in {self.lines}"
+        assert not self.ended, f"ended before {words!r}: {self.lines}"
+
+    def end(self, timeout_s: float = 30) -> tuple[int, str]:
+        """Exit code and stdout."""
+        assert self.child.stdout is not None
+        out = self.child.stdout.read() if self.child.wait(timeout_s) is not None else ""
+        return self.child.returncode, out
+
+
+def _left(scratch: Path) -> list[str]:
+    """Processes and temporary files that outlived the demo; zombies are reaped on the way."""
+    processes = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+            elif "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
+                processes.append(f"{child.pid} {' '.join(child.cmdline())[:100]}")
+        except (psutil.NoSuchProcess, ChildProcessError):
+            continue
+    return processes + [str(path) for path in scratch.glob("clusterctl-demo-*")]
+
+
+def _assert_nothing_left(scratch: Path, before: list[str], deadline_s: float = 3.0) -> None:
+    deadline = time.monotonic() + deadline_s
+    while left := [one for one in _left(scratch) if one not in before]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(300)
+def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
+    before = _left(tmp_path)
+    demo = Demo(outputs, tmp_path, "--json", "--steps", str(STEPS))
+    code, out = demo.end(timeout_s=280)
+    assert code == 1, demo.lines  # six steps do not reach the score, and the demo says so
+    document = json.loads(out.splitlines()[-1])
+    assert set(document) == {
+        "digit_accuracy", "direction_accuracy", "train_seconds", "steps", "run_dir",
+        "contact_sheet", "loss_curve",
+    }  # fmt: skip
+    assert document["steps"] == STEPS
+    run_dir = Path(document["run_dir"])
+    assert (run_dir / "latest").read_text().strip() == f"epoch0-global_step{STEPS}"
+    assert len(list((run_dir / "samples").glob("*.mp4"))) == 40
+    for picture in (document["contact_sheet"], document["loss_curve"]):
+        assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    for rank in (0, 1):
+        assert (run_dir / "ranks" / f"{rank}.log").exists()
+    names = [json.loads(line)["event"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert names[0] == "plan"
+    assert names[-1] == "end"
+    _assert_nothing_left(tmp_path, before)
+
+
+@pytest.mark.parametrize("words", MOMENTS.values(), ids=MOMENTS.keys())
+def test_ctrl_c_leaves_nothing(words: str, outputs: Path, tmp_path: Path) -> None:
+    before = _left(tmp_path)
+    demo = Demo(outputs, tmp_path, "--steps", "5000")
+    if words:
+        demo.wait_for(words)
+    demo.child.send_signal(signal.SIGINT)
+    code, _ = demo.end()
+    # Before the interpreter has its handler the signal itself ends it.
+    assert code in (130, -signal.SIGINT) if not words else code == 130, demo.lines
+    assert not any("Traceback" in line for line in demo.lines) or not words
+    _assert_nothing_left(tmp_path, before)
+
+
+def test_demo_that_is_killed_leaves_no_process(outputs: Path, tmp_path: Path) -> None:
+    before = _left(tmp_path)
+    demo = Demo(outputs, tmp_path, "--steps", "5000")
+    demo.wait_for("nodes ")
+    demo.child.kill()
+    demo.child.wait()
+    deadline = time.monotonic() + 15
+    while left := [one for one in _left(tmp_path) if one not in before and one[0].isdigit()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_demo_without_training_environment_says_what_to_do(monkeypatch, capsys, tmp_path) -> None:
+    from clusterctl import cli, demo
+
+    monkeypatch.setattr(demo, "NEEDS", ("torch", "no_such_module"))
+    assert cli.run(["demo", "--outputs", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "no_such_module" in err
+    assert "make demo" in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("try_number", range(20))
+def test_ctrl_c_at_a_random_moment_leaves_nothing(
+    try_number: int, outputs: Path, tmp_path: Path
+) -> None:
+    before = _left(tmp_path)
+    demo = Demo(outputs, tmp_path, "--steps", "40")
+    moment_s = random.Random(try_number).uniform(0.0, 60.0)
+    try:
+        demo.child.wait(moment_s)
+    except subprocess.TimeoutExpired:
+        demo.child.send_signal(signal.SIGINT)
+    code, _ = demo.end(timeout_s=40)
+    assert code in (0, 1, 130, -signal.SIGINT), (moment_s, demo.lines)
+    _assert_nothing_left(tmp_path, before)
