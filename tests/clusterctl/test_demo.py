@@ -117,7 +117,9 @@ def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
     for rank in (0, 1):
         assert (run_dir / "ranks" / f"{rank}.log").exists()
-    names = [json.loads(line)["event"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    names = [
+        json.loads(line)["event"] for line in (run_dir / "events.jsonl").read_text().splitlines()
+    ]
     assert names[0] == "plan"
     assert names[-1] == "end"
     _assert_nothing_left(tmp_path, before)
