@@ -1,0 +1,192 @@
+"""Launches of small programs over real ssh servers, and what of them can be seen from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.launch import environment, journal
+from clusterctl.launch.plan import LaunchPlan, Timing, make_plan, new_run_id
+from clusterctl.launch.supervise import RunResult, RunState, supervise
+from clusterctl.nodes import Node, read_hostfile
+from clusterctl.transport.base import Limits
+from clusterctl.transport.paramiko import ParamikoTransport
+
+REPO = Path(__file__).parents[3]
+# The interpreter itself: a virtual environment's start is slower and nothing here imports more.
+PYTHON = str(Path(__import__("sys").executable).resolve())
+STARTER = (PYTHON, "-I", "-S", str(Path(__file__).with_name("starter.py")))
+QUICK = Timing(grace_s=5.0, fail_grace_s=1.0)
+LIMITS = Limits(tcp_s=2.0, handshake_s=5.0, channel_s=3.0, command_s=10.0)
+
+WAIT = "import time\nprint('up', flush=True)\ntime.sleep(60)\n"
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """The first true value of `condition`; fails the test when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"did not happen within {seconds} s"
+        time.sleep(0.02)
+
+
+def tagged(run_id: str) -> list[int]:
+    """All processes of a run, on whatever node: this machine sees into every pid namespace."""
+    return [pid for pid in _pids() if variables(pid).get("CLUSTERCTL_RUN") == run_id]
+
+
+def ranks_of(run_id: str) -> dict[int, int]:
+    """rank -> pid of the ranks' own processes (not what they started)."""
+    found: dict[int, int] = {}
+    for pid in sorted(tagged(run_id)):
+        rank = variables(pid).get("RANK")
+        if rank is not None and b"starter.py" not in command_line(pid):
+            found.setdefault(int(rank), pid)
+    return found
+
+
+def variables(pid: int) -> dict[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "surrogateescape")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _pids() -> Iterable[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+@dataclass
+class Bench:
+    """Launches on the nodes of one cluster; programs and run directories lie in `directory`."""
+
+    cluster: Any
+    directory: Path
+    count: int = 0
+    last: LaunchPlan | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        return read_hostfile(self.cluster.hostfile)
+
+    def plan(
+        self,
+        program: str,
+        *arguments: str,
+        slots: int = 1,
+        nodes: Sequence[Node] | None = None,
+        env: Sequence[str] = (),
+        head_env: dict[str, str] | None = None,
+        timing: Timing = QUICK,
+        run_dir: Path | None = None,
+        config: str | None = None,
+        ports: Sequence[int] = tuple(range(29500, 29520)),
+        **more: Any,
+    ) -> LaunchPlan:
+        """A plan whose ranks run the Python text `program` with `arguments`."""
+        self.count += 1
+        script = self.directory / f"program{self.count}.py"
+        script.write_text(program)
+        run_dir = run_dir or self.directory / f"runs{self.count}" / "001-test"
+        run_dir.mkdir(parents=True)
+        nodes = self.nodes if nodes is None else nodes
+        self.last = make_plan(
+            nodes,
+            {node.name: slots for node in nodes},
+            run_id=new_run_id(time.time(), f"{id(self) % 0xFFFF:04x}{self.count}"),
+            config=config or f"test{self.count}",
+            overrides=(),
+            run_dir=run_dir,
+            workdir=REPO,
+            python=PYTHON,
+            device="cpu",
+            environment=environment.build(
+                head_env or {}, assignments=env, device="cpu", run_dir=run_dir
+            ),
+            ports=ports,
+            program=(str(script), *arguments),
+            starter=more.pop("starter", STARTER),
+            timing=timing,
+            **more,
+        )
+        return self.last
+
+    def launch(self, plan: LaunchPlan) -> Launch:
+        """Start supervising in a thread."""
+        return Launch(plan)
+
+    def run(self, program: str, *arguments: str, **options: Any) -> tuple[RunResult, LaunchPlan]:
+        """Launch and wait for the end."""
+        plan = self.plan(program, *arguments, **options)
+        return Launch(plan).result(), plan
+
+
+@dataclass
+class Launch:
+    """One supervised run; `stop` and `kill` are what Ctrl-C sets."""
+
+    plan: LaunchPlan
+    stop: threading.Event = field(default_factory=threading.Event)
+    kill: threading.Event = field(default_factory=threading.Event)
+    state: RunState | None = None
+    _result: RunResult | BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._result = supervise(
+                self.plan,
+                ParamikoTransport(),
+                on_update=self._see,
+                stop=self.stop,
+                kill=self.kill,
+                limits=LIMITS,
+            )
+        except BaseException as error:  # handed to the test's thread
+            self._result = error
+
+    def _see(self, state: RunState) -> None:
+        self.state = state
+
+    def result(self, seconds: float = 40.0) -> RunResult:
+        """How it ended. Nothing may be left, whatever the end was."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), f"the launch has not ended within {seconds} s"
+        if isinstance(self._result, BaseException):
+            raise self._result
+        assert self._result is not None
+        return self._result
+
+    def pids(self, count: int) -> dict[int, int]:
+        """rank -> pid, once `count` ranks have begun to log."""
+        wait_until(lambda: all(self.log(rank) for rank in range(count)), 15)
+        return wait_until(
+            lambda: found if len(found := ranks_of(self.plan.run_id)) == count else None
+        )
+
+    def log(self, rank: int) -> str:
+        with contextlib.suppress(OSError):
+            return (self.plan.run_dir / "ranks" / f"{rank}.log").read_text()
+        return ""
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(journal.read(self.plan.run_dir))
