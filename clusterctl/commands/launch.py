@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from clusterctl.settings import Settings, cluster_options, output_options
 if TYPE_CHECKING:
     from clusterctl.launch.plan import LaunchPlan
     from clusterctl.launch.start import Prepared
-    from clusterctl.launch.supervise import RunResult
+    from clusterctl.launch.state import RunResult
 
 _OPTIONS = (
     click.option("--nproc_per_node", "--nproc-per-node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else its GPUs, else 1."),
@@ -170,11 +170,11 @@ def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Outpu
 @contextmanager
 def _signals(stop: threading.Event, kill: threading.Event, output: Output) -> Iterator[None]:
     def ask(_number: int, _frame: object) -> None:
-        if stop.is_set():
-            kill.set()
-        else:
-            output.warn("\nstopping on all nodes; once more to kill at once")
-        stop.set()
+        is_second = stop.is_set()
+        (kill if is_second else stop).set()  # first: a terminal that has closed cannot be told
+        if not is_second:
+            with suppress(OSError):
+                output.warn("\nstopping on all nodes; once more to kill at once")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, ask) for number in numbers}

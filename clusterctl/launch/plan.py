@@ -22,8 +22,12 @@ PORT_RANGE = range(29500, 30000)
 
 # The shell that a rank's program replaces (`exec`: same process id). It gives each rank a log file
 # of its own with stdout and stderr in the order written; torchrun's --redirects parts them and
-# puts them under a random name.
-RANK_SHELL = 'exec "$@" >>"$CLUSTERCTL_RUN_DIR/ranks/$RANK.log" 2>&1'
+# puts them under a random name. The process id is for the agent: a rank that dies in its first
+# tenth of a second is a zombie without environment by the time anybody looks.
+RANK_SHELL = (
+    '[ -z "$CLUSTERCTL_HEARTBEATS" ] || echo $$ >"$CLUSTERCTL_HEARTBEATS/$RANK.pid"; '
+    'exec "$@" >>"$CLUSTERCTL_RUN_DIR/ranks/$RANK.log" 2>&1'
+)
 
 
 @dataclass(frozen=True, slots=True)

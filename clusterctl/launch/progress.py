@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.launch.supervise import RunState
+from clusterctl.launch.state import RunState
 from clusterctl.nodes import fold
 from clusterctl.render import Live, Output, clock
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from clusterctl.errors import TransportError
 from clusterctl.fanout import WIDTH, Fanout, in_order
 from clusterctl.launch import journal
 from clusterctl.launch.plan import LaunchPlan, Rendezvous, Share
 from clusterctl.launch.run_dir import furnish
+from clusterctl.launch.state import Death, NodeState, RunResult, RunState, cause
 from clusterctl.nodes import Node, fold
 from clusterctl.payload import ship
 from clusterctl.payload.ask import ask
@@ -23,47 +25,6 @@ from trainer import telemetry
 TICK_S = 0.2
 PING_S = 5.0
 REAP_S = 15.0  # for the proof: TERM, KILL and a look on each node
-
-
-@dataclass(slots=True)
-class NodeState:
-    """What is known of one node of a run."""
-
-    text: str = "connecting"
-    heard_s: float = 0.0  # monotonic time of its last message
-    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # heartbeats by rank
-    code: int | None = None  # of what started its ranks
-    is_over: bool = False
-    lost: str | None = None  # why nothing more will be heard
-    shared: bool = True
-
-
-@dataclass(slots=True)
-class RunState:
-    """A run as the head sees it now; handed to `on_update` after every change."""
-
-    nodes: dict[str, NodeState]
-    started_s: float = field(default_factory=time.monotonic)
-    step: telemetry.StepRecord | None = None
-    events: list[telemetry.Event] = field(default_factory=list)
-    failure: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """How a run ended. `exit_code` is the command's: 0, 1, 3 (a node out of reach) or 130."""
-
-    exit_code: int
-    reason: str
-    failed_rank: int | None = None
-    last_lines: tuple[str, ...] = ()
-    leftovers: tuple[str, ...] = ()  # "node: pid 123 (python3, state D)"
-    unconfirmed: tuple[str, ...] = ()  # nodes where nobody could look
-    hint: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0
 
 
 @dataclass(slots=True)
@@ -113,6 +74,7 @@ class _Supervisor:
         self.wires: dict[str, _Wire] = {}
         self.inbox: queue.SimpleQueue[tuple[str, dict[str, Any] | None, str]] = queue.SimpleQueue()
         self.hellos: dict[str, dict[str, Any]] = {}
+        self.deaths: list[Death] = []
         self.started = False
 
     def run(self) -> RunResult:
@@ -247,13 +209,14 @@ class _Supervisor:
 
     def _start(self, meet: Rendezvous) -> None:
         self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
+        self.started = True
+        for node in self.state.nodes.values():
+            # Agents beat from now on; the first may have said hello long before the last.
+            node.text, node.heard_s = "starting", time.monotonic()
         env = self.plan.environment.values()
         for wire in self.wires.values():
             argv = self.plan.argv(wire.share, meet)
             self._send(wire, {"op": "start", "argv": argv, "env": env, "address": meet.address})
-        self.started = True
-        for node in self.state.nodes.values():
-            node.text = "starting"
 
     # --- while it runs ---
 
@@ -270,7 +233,12 @@ class _Supervisor:
                     self._send(wire, {"op": "ping"})
             for name, node in self.state.nodes.items():
                 if not node.is_over and now - node.heard_s > timing.silent_s:
-                    raise _Failed(3, f"{name} has said nothing for {timing.silent_s:g} s")
+                    why = f"{name} has said nothing for {timing.silent_s:g} s"
+                    self._lose(name, why)
+                    raise _Failed(3, why)
+            death = cause(self.deaths, now)
+            if death is not None:
+                self._fail_of(death)
             if timing.start_s and self.state.step is None and now - began > timing.start_s:
                 raise _Failed(
                     1, f"no step within {timing.start_s:g} s of the start", hint="--start-timeout"
@@ -299,14 +267,15 @@ class _Supervisor:
         node.heard_s = time.monotonic()
         if message is None:
             if not node.is_over:
-                node.lost, node.is_over, node.text = why, True, "lost"
-                self.journal.write("lost", why, node=name)
+                self._lose(name, why)
                 raise _Failed(3, f"{name} was lost: {why}")
             return
         kind = message.get("type")
         if kind == "hello":
             self.hellos[name] = message
             node.shared, node.text = message["shared"], "ready"
+            if not node.shared:
+                self.journal.write("unshared", "its logs come over the wire", node=name)
         elif kind == "rank":
             self.journal.write("rank", f"rank {message['rank']} is pid {message['pid']}", node=name)
             node.text = "running"
@@ -342,20 +311,31 @@ class _Supervisor:
     def _rank_ended(self, name: str, message: dict[str, Any]) -> None:
         rank, code = message["rank"], message["code"]
         self.journal.write("rank-ended", f"rank {rank}: {message['how']}", node=name, code=code)
-        if code in (0, None):
-            return
-        self._fail_with(f"rank {rank} on {name}: {message['how']}", rank, message["tail"])
+        if code != 0:
+            now = time.monotonic()
+            self.deaths.append(Death(name, rank, code, message["how"], message["tail"], now))
 
     def _starter_ended(self, name: str, message: dict[str, Any]) -> None:
-        self._fail_with(
-            f"{name}: what starts its ranks ended with code {message['code']}",
-            None,
-            message["tail"],
-        )
+        """torchrun has ended badly; of a rank, if one is known, else of itself."""
+        death = cause(self.deaths, math.inf)
+        if death is not None:
+            self._fail_of(death)
+        what = f"what starts its ranks ended with code {message['code']}"
+        raise _Failed(1, f"{name}: {what}", last_lines=self._shown(message["tail"]))
 
-    def _fail_with(self, reason: str, rank: int | None, tail: list[str]) -> None:
-        lines = tuple(self.plan.environment.redact(line) for line in tail)
-        raise _Failed(1, reason, failed_rank=rank, last_lines=lines)
+    def _fail_of(self, death: Death) -> NoReturn:
+        raise _Failed(
+            1, f"rank {death.rank} on {death.node}: {death.how}",
+            failed_rank=death.rank, last_lines=self._shown(death.tail),
+        )  # fmt: skip
+
+    def _shown(self, lines: Iterable[str]) -> tuple[str, ...]:
+        return tuple(self.plan.environment.redact(line) for line in lines)
+
+    def _lose(self, name: str, why: str) -> None:
+        node = self.state.nodes[name]
+        node.lost, node.is_over, node.text = why, True, "lost"
+        self.journal.write("lost", why, node=name)
 
     # --- the end ---
 

@@ -10,18 +10,26 @@ import ctypes
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 
-PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 0.2
+libc = ctypes.CDLL(None)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LOOK_S = 0.1
+LOG_S = 2.0  # until torchrun's log has named the exit code of a rank whose end was not seen
+FLUSH_S = 3.0  # for the last messages, when the head reads slowly or not at all
+BACKLOG = 50  # messages on their way, above which what can wait does
 BEAT_S = 1.0
 LOG_BYTES_PER_S = 256 * 1024  # of a rank's log, to a head that does not share the run directory
+LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is over
 TAIL_LINES = 25
 
-orders = queue.Queue()  # type: queue.Queue
+# A SimpleQueue: a signal handler puts into it, which may deadlock with queue.Queue.
+orders = queue.SimpleQueue()  # type: Any
 
 
 class Ranks:
@@ -31,15 +39,69 @@ class Ranks:
         self.child = None  # type: Any  # Popen of torchrun
         self.pids = {}  # rank -> (pid, start ticks)
         self.ended = {}  # rank -> exit code or None
+        self.vanished = {}  # rank -> when it was found gone, its exit code unknown so far
         self.code = None  # of torchrun
 
 
+class Voice:
+    """Messages to the head, sent by a thread of its own: the agent must go on when nobody reads.
+
+    A head behind a cut cable lets the pipe fill up, and a write would then block for ever; a head
+    that is gone makes it fail. Neither may keep the agent from stopping its ranks.
+    """
+
+    def __init__(self):
+        self._waiting = queue.SimpleQueue()  # type: Any
+        self.is_lost = False
+        threading.Thread(target=self._send, name="voice", daemon=True).start()
+
+    def say(self, message):
+        if not self.is_lost:
+            self._waiting.put(json.dumps(message).encode() + b"\n")
+
+    def is_behind(self):
+        return self.is_lost or self._waiting.qsize() > BACKLOG
+
+    def flush(self):
+        """Wait until everything has been sent, but not for ever."""
+        done = threading.Event()
+        self._waiting.put(done)
+        done.wait(FLUSH_S)
+
+    def _send(self):
+        while True:
+            item = self._waiting.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                while item and not self.is_lost:
+                    item = item[os.write(1, item) :]
+            except OSError:
+                self.is_lost = True
+                orders.put({"op": "end"})
+
+
 def main():
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    global emit
+    voice = Voice()
+    emit = voice.say
+    try:
+        supervise(voice)
+    finally:
+        voice.flush()
+
+
+def supervise(voice):
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: orders.put({"op": "end"}))
     hold_lease(orders.put, lambda: orders.put({"op": "end"}))
-    shared = is_shared()
+    try:
+        shared = is_shared()
+    except OSError as error:
+        emit({"type": "failed", "text": "no run directory can be made: %s" % error})
+        return
     emit(hello(shared))
     order = next_order(ARGS["lease_s"])
     if order is None or order.get("op") != "start":
@@ -53,7 +115,12 @@ def main():
         emit({"type": "gone", "left": []})
         return
     emit({"type": "started", "pid": ranks.child.pid})
-    watch(ranks, shared)
+    try:
+        watch(ranks, shared, voice)
+    except BaseException:
+        # Whatever is wrong with this program, the ranks do not outlive it.
+        end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), ARGS["fail_grace_s"])
+        raise
 
 
 def next_order(timeout_s):
@@ -150,6 +217,9 @@ def start(ranks, order):
             stdout=log,
             stderr=log,
             start_new_session=True,
+            # Should the agent be killed, torchrun ends its ranks. The subreaper's children have
+            # no such tie; `reap` finds what is left by its tag.
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
         )
 
 
@@ -195,27 +265,38 @@ def interface_towards(address):
     return None
 
 
-def watch(ranks, shared):
+def watch(ranks, shared, voice):
     """Until everything has ended, by itself or by order."""
     telemetry = Follower(os.path.join(ARGS["run_dir"], "telemetry.jsonl"))
     logs = {} if shared else {rank: Follower(rank_log(rank)) for rank in own_ranks()}
-    heard = beat = time.monotonic()
-    while ranks.code is None:
+    beat = [time.monotonic()]
+
+    def turn():
+        """One look at everything, news to the head; returns its order, if there is one."""
         order = next_order(LOOK_S)
-        now = time.monotonic()
-        if order is not None:
-            heard = now
-        if order is not None and order["op"] == "stop":
-            stop(ranks, order["grace_s"])
-        elif (order is not None and order["op"] == "end") or now - heard > ARGS["lease_s"]:
-            stop(ranks, ARGS["fail_grace_s"])
         look(ranks)
-        tell(telemetry, logs)
-        if now - beat >= BEAT_S:
-            beat = now
-            emit({"type": "beat", "ranks": heartbeats()})
+        if not voice.is_behind():
+            tell(telemetry, logs)
+            if time.monotonic() - beat[0] >= BEAT_S:
+                beat[0] = time.monotonic()
+                emit({"type": "beat", "ranks": heartbeats()})
+        return order
+
+    heard = time.monotonic()
+    while ranks.code is None:
+        order = turn()
+        if order is not None:
+            heard = time.monotonic()
+        if order is not None and order["op"] == "stop":
+            stop(ranks, order["grace_s"], turn)
+        elif (order is not None and order["op"] == "end") or (
+            time.monotonic() - heard > ARGS["lease_s"]
+        ):
+            stop(ranks, ARGS["fail_grace_s"], turn)
     left = end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), 0.5)
-    tell(telemetry, logs)
+    for rank in list(ranks.vanished):
+        say_ended(ranks, rank, code_in_log(ranks.pids[rank][0]))
+    tell(telemetry, logs, to_the_end=True)
     remove_heartbeats()
     emit({"type": "ended", "code": ranks.code, "tail": tail(starter_log())})
     emit({"type": "gone", "left": left})
@@ -227,28 +308,48 @@ def own_ranks():
 
 def look(ranks):
     """Find ranks that have begun and those that have ended, and say so once each."""
-    # All of /proc is read only until every rank is known.
-    for pid in descendants(os.getpid()) if len(ranks.pids) < ARGS["slots"] else ():
-        rank = tags(pid)[3]
-        facts = process(pid)
-        # A rank is the direct child of torchrun; loader workers have its RANK too.
-        if rank is None or facts is None or facts.ppid != ranks.child.pid:
-            continue
-        if int(rank) not in ranks.pids:
-            ranks.pids[int(rank)] = (pid, facts.start)
-            emit({"type": "rank", "rank": int(rank), "pid": pid})
+    for rank in own_ranks():
+        pid = None if rank in ranks.pids else first_pid(rank)
+        if pid is not None:
+            facts = process(pid)
+            ranks.pids[rank] = (pid, facts.start if facts else None)
+            emit({"type": "rank", "rank": rank, "pid": pid})
     for rank, (pid, begun) in ranks.pids.items():
         if rank in ranks.ended:
             continue
         facts = process(pid)
-        if facts is None or facts.start != begun or facts.state in "ZX":
-            known = facts is not None and facts.start == begun
-            ranks.ended[rank] = exit_code(facts.exit_code) if known else None
-            say_ended(rank, ranks.ended[rank])
+        if facts is not None and facts.start == begun:
+            if facts.state in "ZX":
+                say_ended(ranks, rank, exit_code(facts.exit_code))
+            continue
+        # torchrun was quicker to collect it; its log will say what it got.
+        gone_s = time.monotonic() - ranks.vanished.setdefault(rank, time.monotonic())
+        code = code_in_log(pid)
+        if code is not None or gone_s > LOG_S:
+            say_ended(ranks, rank, code)
     reap_children(ranks)
 
 
-def say_ended(rank, code):
+def first_pid(rank):
+    """The process id that the rank's shell has left, before it became the rank's program."""
+    try:
+        with open("%s/%d.pid" % (heartbeat_dir(), rank)) as file:
+            text = file.read()
+    except OSError:
+        return None
+    return int(text) if text.endswith("\n") else None
+
+
+def code_in_log(pid):
+    """Exit code of a process as torchrun reports it; None when it does not (it reports the first)."""
+    pattern = r"exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid
+    found = re.search(pattern, "\n".join(tail(starter_log())))
+    return int(found.group(1)) if found else None
+
+
+def say_ended(ranks, rank, code):
+    ranks.ended[rank] = code
+    ranks.vanished.pop(rank, None)
     message = {"type": "rank_ended", "rank": rank, "code": code, "how": say_exit(code)}
     if code != 0:
         message["tail"] = tail(rank_log(rank))
@@ -269,7 +370,7 @@ def reap_children(ranks):
             ranks.child.returncode = ranks.code  # Popen must not wait for it again
 
 
-def stop(ranks, grace_s):
+def stop(ranks, grace_s, turn):
     """Ask the ranks to end, then end everything: they get time to save, their helpers stay alive."""
     if grace_s > 0:
         send(
@@ -278,8 +379,7 @@ def stop(ranks, grace_s):
         )
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and len(ranks.ended) < len(ranks.pids):
-            order = next_order(LOOK_S)
-            look(ranks)
+            order = turn()
             if order is not None and order["op"] == "stop" and order["grace_s"] == 0:
                 break  # the user has asked twice
     end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), min(grace_s, 1.0))
@@ -292,31 +392,35 @@ def stop(ranks, grace_s):
 
 
 class Follower:
-    """Whole lines that were appended to a file since the last look."""
+    """What was appended to a file since the last look."""
 
     def __init__(self, path):
         self.path, self.offset = path, 0
 
-    def lines(self, limit):
+    def lines(self, limit, to_the_end=False):
+        """Whole lines; at the end also what stands behind the last newline."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
                 data = file.read(limit)
         except OSError:
             return ""
-        if len(data) < limit:
+        if len(data) < limit and not to_the_end:
             data = data[: data.rfind(b"\n") + 1]  # the last line may still be written
+        elif len(data) == limit and b"\n" in data:
+            data = data[: data.rfind(b"\n") + 1]  # no cut through a character
         self.offset += len(data)
         return data.decode("utf-8", "backslashreplace")
 
 
-def tell(telemetry, logs):
+def tell(telemetry, logs, to_the_end=False):
+    log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
     if ARGS["first_rank"] == 0:
-        text = telemetry.lines(1 << 20)
+        text = telemetry.lines(LAST_BYTES, to_the_end)
         if text:
             emit({"type": "telemetry", "text": text})
     for rank, log in logs.items():
-        text = log.lines(int(LOG_BYTES_PER_S * LOOK_S))
+        text = log.lines(log_bytes, to_the_end)
         if text:
             emit({"type": "log", "rank": rank, "text": text})
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from clusterctl.launch import environment, journal
 from clusterctl.launch.plan import LaunchPlan, Timing, make_plan, new_run_id
-from clusterctl.launch.supervise import RunResult, RunState, supervise
+from clusterctl.launch.state import RunResult, RunState
+from clusterctl.launch.supervise import supervise
 from clusterctl.nodes import Node, read_hostfile
 from clusterctl.transport.base import Limits
 from clusterctl.transport.paramiko import ParamikoTransport
@@ -161,7 +162,7 @@ class Launch:
                 kill=self.kill,
                 limits=LIMITS,
             )
-        except BaseException as error:  # handed to the test's thread
+        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
             self._result = error
 
     def _see(self, state: RunState) -> None:

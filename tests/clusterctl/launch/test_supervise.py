@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
-from tests.clusterctl.launch.harness import WAIT, tagged
+from clusterctl.launch.plan import Timing
+from tests.clusterctl.launch.harness import WAIT, command_line, tagged, wait_until
 
 
 def test_ranks_of_two_nodes_run_to_their_end_and_each_has_its_log(bench) -> None:
@@ -17,9 +19,7 @@ def test_ranks_of_two_nodes_run_to_their_end_and_each_has_its_log(bench) -> None
     )
     assert result.ok, result
     assert result.reason == "all ranks have ended well"
-    logs = {
-        path.name: path.read_text() for path in (plan.run_dir / "ranks").glob("[0-9]*.log")
-    }
+    logs = {path.name: path.read_text() for path in (plan.run_dir / "ranks").glob("[0-9]*.log")}
     assert logs == {
         f"{rank}.log": f"rank {rank} of 4\non node-{1 + rank // 2}\n" for rank in range(4)
     }
@@ -39,4 +39,139 @@ def test_killed_rank_fails_the_launch_within_ten_seconds_and_is_named(bench) -> 
     assert result.failed_rank == 2
     assert result.last_lines == ("up",)
     assert result.leftovers == result.unconfirmed == ()
+    assert tagged(launch.plan.run_id) == []
+
+
+def test_exit_code_of_a_rank_is_named_and_its_peers_are_stopped(bench) -> None:
+    program = (
+        "import os, sys, time\nprint('rank', os.environ['RANK'], flush=True)\n"
+        "if os.environ['RANK'] == '1':\n    print('the last words'); sys.exit(7)\ntime.sleep(60)\n"
+    )
+    result, plan = bench.run(program)
+    assert (result.exit_code, result.failed_rank) == (1, 1)
+    assert result.reason == "rank 1 on node-2: exit code 7"
+    assert result.last_lines == ("rank 1", "the last words")
+    assert tagged(plan.run_id) == []
+
+
+def test_rank_that_dies_before_anybody_looks_is_named_by_torchruns_log(bench) -> None:
+    result, _ = bench.run("import sys\nsys.exit(9)\n", env=("POLL_S=0.001",))
+    assert result.exit_code == 1
+    assert result.reason in ("rank 0 on node-1: exit code 9", "rank 1 on node-2: exit code 9")
+
+
+def test_ranks_that_end_well_unseen_are_no_failure(bench) -> None:
+    program = (
+        "import os, time\nif os.environ['RANK'] == '1': time.sleep(3)\nprint('done', flush=True)\n"
+    )
+    result, _ = bench.run(program, slots=2, env=("POLL_S=0.001",))
+    assert result.ok, result
+
+
+def test_starter_that_fails_is_shown_with_its_log(bench) -> None:
+    starter = ("/bin/sh", "-c", "echo no module named torch >&2; exit 4", "starter")
+    result, _ = bench.run("pass", starter=starter)
+    assert result.exit_code == 1
+    assert result.reason in (
+        f"{node}: what starts its ranks ended with code 4" for node in ("node-1", "node-2")
+    )
+    assert result.last_lines == ("no module named torch",)
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(bench) -> None:
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+    launch = bench.launch(bench.plan(deaf, slots=2, timing=Timing(grace_s=1.5, fail_grace_s=1.0)))
+    launch.pids(4)
+    begun = time.monotonic()
+    launch.stop.set()
+    result = launch.result()
+    assert 1.5 < time.monotonic() - begun < 8
+    assert result.exit_code == 130
+    assert result.leftovers == result.unconfirmed == ()
+    assert tagged(launch.plan.run_id) == []
+
+
+def test_second_ctrl_c_does_not_wait_for_the_grace(bench) -> None:
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+    launch = bench.launch(bench.plan(deaf, timing=Timing(grace_s=60.0)))
+    launch.pids(2)
+    launch.stop.set()
+    wait_until(lambda: launch.state and launch.state.failure)
+    launch.kill.set()
+    begun = time.monotonic()
+    assert launch.result(15).exit_code == 130
+    assert time.monotonic() - begun < 8
+    assert tagged(launch.plan.run_id) == []
+
+
+def test_orderly_stop_lets_ranks_save_and_end_by_themselves(bench) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "def save(*_):\n    time.sleep(0.5); print('saved', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n" + WAIT
+    )
+    launch = bench.launch(bench.plan(program))
+    launch.pids(2)
+    launch.stop.set()
+    assert launch.result().exit_code == 130
+    assert [launch.log(rank) for rank in (0, 1)] == ["up\nsaved\n"] * 2
+
+
+def test_grandchildren_in_sessions_of_their_own_are_found_and_ended(bench) -> None:
+    program = (
+        "import os, signal, time\n"
+        "env = dict(os.environ)\n"
+        "for clean in (False, True):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        if os.fork() == 0:\n"
+        "            signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "            signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "            words = ['sleep', '98761' if clean else '98762']\n"
+        "            os.execvpe('sleep', words, {'PATH': env['PATH']} if clean else env)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "print('up', flush=True)\ntime.sleep(60)\n"
+    )
+    launch = bench.launch(bench.plan(program))
+    launch.pids(2)
+    wait_until(lambda: len(sleepers("98761")) == len(sleepers("98762")) == 2)
+    launch.stop.set()
+    assert launch.result().leftovers == ()
+    # The tag finds the first kind, descent from the agent the one that wears none.
+    assert sleepers("98761") == sleepers("98762") == []
+
+
+def sleepers(seconds: str) -> list[int]:
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit()
+        and command_line(int(entry.name)) == b"sleep\0%s\0" % seconds.encode()
+    ]
+
+
+def test_killed_agent_ends_the_run_and_nothing_is_left(bench) -> None:
+    launch = bench.launch(bench.plan(WAIT))
+    pids = launch.pids(2)
+    starter = parent(pids[1])
+    os.kill(parent(starter), signal.SIGKILL)  # the agent of node-2
+    result = launch.result()
+    assert result.exit_code == 3
+    assert result.reason.startswith("node-2 was lost")
+    assert result.leftovers == result.unconfirmed == ()
+    assert tagged(launch.plan.run_id) == []
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_stopped_processes_are_ended_too(bench) -> None:
+    launch = bench.launch(bench.plan(WAIT))
+    pids = launch.pids(2)
+    os.kill(pids[0], signal.SIGSTOP)
+    os.kill(parent(pids[1]), signal.SIGSTOP)
+    launch.stop.set()
+    assert launch.result().leftovers == ()
     assert tagged(launch.plan.run_id) == []

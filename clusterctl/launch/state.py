@@ -1,0 +1,95 @@
+"""What the head knows of a run while it lasts, and how the run ended."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer import telemetry
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What is known of one node of a run."""
+
+    text: str = "connecting"
+    heard_s: float = 0.0  # monotonic time of its last message
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # heartbeats by rank
+    code: int | None = None  # of what started its ranks
+    is_over: bool = False
+    lost: str | None = None  # why nothing more will be heard
+    shared: bool = True
+
+
+@dataclass(slots=True)
+class RunState:
+    """A run as the head sees it now; handed to `on_update` after every change."""
+
+    nodes: dict[str, NodeState]
+    started_s: float = field(default_factory=time.monotonic)
+    step: telemetry.StepRecord | None = None
+    events: list[telemetry.Event] = field(default_factory=list)
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended. `exit_code` is the command's: 0, 1, 3 (a node out of reach) or 130."""
+
+    exit_code: int
+    reason: str
+    failed_rank: int | None = None
+    last_lines: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()  # "node: pid 123 (python3, state D)"
+    unconfirmed: tuple[str, ...] = ()  # nodes where nobody could look
+    hint: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank that ended badly. `code` is None when nobody saw it, negative for a signal."""
+
+    node: str
+    rank: int
+    code: int | None
+    how: str
+    tail: Sequence[str]
+    at_s: float  # monotonic time at which the head heard of it
+
+    @property
+    def weight(self) -> int:
+        """How likely it drew others along: 0 for a cause, more for what follows from one.
+
+        SIGTERM is what torchrun sends to the peers of a rank that has died. SIGABRT is how NCCL's
+        watchdog and gloo end a rank whose peer is gone, so it counts as an exit code does.
+        """
+        if self.code is None:
+            return 2
+        if self.code == -signal.SIGTERM:
+            return 3
+        return 0 if self.code < 0 and self.code != -signal.SIGABRT else 1
+
+    @property
+    def settle_s(self) -> float:
+        """How long a likelier cause is waited for before this one is reported.
+
+        An end that nobody saw may have been a good one: only torchrun's own end tells.
+        """
+        return (0.0, 0.3, math.inf, 1.5)[self.weight]
+
+
+def cause(deaths: Sequence[Death], now_s: float) -> Death | None:
+    """The death that a run failed of; None while a likelier one may still be on its way."""
+    if not deaths:
+        return None
+    likeliest = min(deaths, key=lambda death: (death.weight, death.at_s))
+    first_s = min(death.at_s for death in deaths)
+    return likeliest if now_s - first_s >= likeliest.settle_s else None
