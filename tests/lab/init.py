@@ -75,14 +75,18 @@ def start_sshd(config):
         )
     deadline = time.monotonic() + 10
     while True:
-        with socket.socket() as probe:
-            if probe.connect_ex((config["address"], 22)) == 0:
-                return process.pid
+        if answers(config):
+            return process.pid
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(
                 "sshd does not start: " + Path(config["sshd_log"]).read_text()[-500:]
             )
         time.sleep(0.005)
+
+
+def answers(config):
+    with socket.socket() as probe:
+        return probe.connect_ex((config["address"], 22)) == 0
 
 
 def reap():
@@ -100,7 +104,8 @@ def obey(line, config, state):
     verb, _, rest = line.partition(" ")
     if verb == "kill-sshd":
         os.kill(state["sshd"], signal.SIGKILL)
-        while b"Z" not in status(state["sshd"]):
+        # The kernel closes a dead process's sockets when it finds time; until then they accept.
+        while answers(config) or b"Z" not in status(state["sshd"]):
             time.sleep(0.001)
     elif verb == "start-sshd":
         state["sshd"] = start_sshd(config)
