@@ -1,0 +1,207 @@
+"""The agent alone, without ssh: whatever happens to its head, its ranks do not outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.launch.plan import RANK_SHELL
+from clusterctl.payload import ship
+from tests.clusterctl.launch.harness import (
+    PYTHON,
+    STARTER,
+    WAIT,
+    ranks_of,
+    tagged,
+    wait_until,
+)
+
+OLDEST = Path.home() / ".pyenv/versions/3.8.18/bin/python3.8"
+DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+
+
+class Agent:
+    """An agent whose pipes the test holds."""
+
+    def __init__(self, directory: Path, python: str, **args: Any) -> None:
+        self.run_dir = directory / "run"
+        self.run_id = f"agent-{os.getpid()}-{time.monotonic_ns()}"
+        self.args = {
+            "run": self.run_id,
+            "job": "job",
+            "node": "here",
+            "run_dir": str(self.run_dir),
+            "workdir": "/",
+            "python": PYTHON,
+            "device": "cpu",
+            "address": "127.0.0.1",
+            "ports": [29500],
+            "first_rank": 0,
+            "slots": 1,
+            "grace_s": 2.0,
+            "fail_grace_s": 0.5,
+            "lease_s": 30.0,
+            **args,
+        }
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", ship.command_line().replace("python3", python, 1)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.write(ship.request("agent", self.args))
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def send(self, **order: Any) -> None:
+        self.write(json.dumps(order).encode() + b"\n")
+
+    def hear(self, kind: str) -> dict[str, Any]:
+        """The next message of a kind; the others are dropped."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(b"{"):
+                message: dict[str, Any] = json.loads(line)
+                if message["type"] == kind:
+                    return message
+        raise AssertionError(f"the agent has ended without {kind!r}")
+
+    def start(self, program: str, directory: Path) -> int:
+        """Start one rank; its pid once it has begun to log."""
+        script = directory / "program.py"
+        script.write_text(program)
+        self.hear("hello")
+        argv = [
+            *STARTER, "--nnodes", "1", "--node_rank", "0", "--nproc_per_node", "1",
+            "--master_addr", "127.0.0.1", "--master_port", "29500",
+            "--no-python", "/bin/sh", "-c", RANK_SHELL, "rank", PYTHON, str(script),
+        ]  # fmt: skip
+        self.send(op="start", argv=argv, env={}, address="127.0.0.1")
+        pid: int = self.hear("rank")["pid"]
+        log = self.run_dir / "ranks" / "0.log"
+        wait_until(lambda: log.exists() and log.stat().st_size)
+        return pid
+
+
+on_the_oldest_too = pytest.mark.parametrize(
+    "agent",
+    [
+        "python3",
+        pytest.param(
+            str(OLDEST), marks=pytest.mark.skipif(not OLDEST.exists(), reason="no Python 3.8 here")
+        ),
+    ],
+    ids=["python3", "3.8"],
+    indirect=True,
+)
+
+
+@pytest.fixture
+def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    made: list[Agent] = []
+
+    def make(**args: Any) -> Agent:
+        made.append(Agent(tmp_path, getattr(request, "param", "python3"), **args))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process.poll() is None:
+            os.killpg(one.process.pid, signal.SIGKILL)
+        for pid in tagged(one.run_id):
+            os.kill(pid, signal.SIGKILL)
+        one.process.wait(5)
+        for pipe in (one.process.stdin, one.process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def test_ranks_end_when_stdin_closes(agent, tmp_path: Path) -> None:
+    one = agent()
+    one.start(DEAF, tmp_path)
+    one.process.stdin.close()
+    assert one.process.wait(10) == 0
+    assert tagged(one.run_id) == []
+
+
+@on_the_oldest_too
+def test_ranks_end_when_nobody_reads_any_more(agent, tmp_path: Path) -> None:
+    one = agent()
+    one.start(DEAF, tmp_path)
+    one.process.stdout.close()  # its stdin stays open: only the failed write tells
+    one.process.wait(10)
+    assert tagged(one.run_id) == []
+
+
+def test_ranks_end_when_the_head_is_silent_for_the_lease_and_the_pipe_is_full(
+    agent, tmp_path: Path
+) -> None:
+    one = agent(lease_s=2.0)
+    # A talkative rank whose log nobody takes: 64 KiB of pipe are full within the lease.
+    one.start(
+        "import time\nwhile True:\n    print('x' * 9999, flush=True); time.sleep(0.005)\n", tmp_path
+    )
+    one.process.wait(15)
+    assert tagged(one.run_id) == []
+
+
+def test_ranks_end_with_a_killed_agent(agent, tmp_path: Path) -> None:
+    one = agent()
+    one.start(WAIT, tmp_path)
+    one.process.kill()
+    wait_until(lambda: not tagged(one.run_id))
+
+
+def test_signals_to_the_agent_stop_its_ranks(agent, tmp_path: Path) -> None:
+    one = agent()
+    one.start(DEAF, tmp_path)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        one.process.send_signal(number)
+    assert one.process.wait(10) == 0
+    assert tagged(one.run_id) == []
+
+
+@on_the_oldest_too
+def test_stop_order_ends_with_gone(agent, tmp_path: Path) -> None:
+    one = agent()
+    pid = one.start(WAIT, tmp_path)
+    assert ranks_of(one.run_id) == {0: pid}
+    one.send(op="stop", grace_s=2.0)
+    assert one.hear("rank_ended")["how"] == "killed by SIGTERM"
+    assert one.hear("gone")["left"] == []
+    assert not list(Path("/dev/shm").glob(f"*{one.run_id}*"))
+
+
+def test_hello_names_the_same_job_that_runs_already(agent, tmp_path: Path) -> None:
+    first = agent()
+    first.start(WAIT, tmp_path)
+    second = agent()
+    found = second.hear("hello")["same_job"]
+    assert {entry["run"] for entry in found} == {first.run_id}
+
+
+@on_the_oldest_too
+def test_log_without_newline_at_its_end_arrives(agent, tmp_path: Path) -> None:
+    one = agent()
+    one.start("print('first', flush=True); print('the end', end='', flush=True)", tmp_path)
+    text = ""
+    while not text.endswith("the end"):
+        text += one.hear("log")["text"]
+    assert text == "first\nthe end"
+
+
+def test_run_directory_that_cannot_be_made_is_said(agent, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    assert "no run directory" in agent().hear("failed")["text"]

@@ -1,0 +1,85 @@
+"""reap ends a run's processes by their tag alone, and tells what was there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from clusterctl.payload import ship
+from tests.clusterctl.launch.harness import wait_until
+from tests.clusterctl.payload.local import LocalConnection
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def run_id() -> str:
+    return f"reap-{os.getpid()}"
+
+
+@pytest.fixture
+def start(run_id: str) -> Iterator[Start]:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(script: str, run: str = run_id, node: str = "here", **env: str):
+        tags = {"CLUSTERCTL_RUN": run, "CLUSTERCTL_NODE": node, **env}
+        child = subprocess.Popen(
+            ["sh", "-c", f"{script}\necho; exec sleep 100"],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **tags},
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def reap(run: str, **args: object) -> dict[str, list[dict[str, object]]]:
+    args = {"run": run, "node": "here", "grace_s": 0.5, **args}
+    return ship.probe(LocalConnection(), "reap", args, 15)
+
+
+def test_only_the_run_on_this_node_is_ended(start: Start, run_id: str) -> None:
+    ours = start("trap '' TERM", RANK="3")
+    others = [start("", run=run_id + "x"), start("", node="there")]
+    answer = reap(run_id)
+    assert [(found["pid"], found["rank"]) for found in answer["found"]] == [(ours.pid, 3)]
+    assert answer["left"] == []
+    assert ours.wait(5) == -signal.SIGKILL
+    assert [child.poll() for child in others] == [None, None]
+
+
+def test_looking_ends_nothing(start: Start, run_id: str) -> None:
+    child = start("")
+    answer = reap(run_id, kill=False)
+    assert answer["found"] == answer["left"] != []
+    assert child.poll() is None
+
+
+def test_stopped_process_is_woken_for_its_sigterm(start: Start, run_id: str) -> None:
+    child = start("")
+    child.send_signal(signal.SIGSTOP)
+    wait_until(lambda: reap(run_id, kill=False)["found"][0]["state"] == "T")
+    assert reap(run_id, grace_s=5)["left"] == []
+    assert child.wait(5) == -signal.SIGTERM
+
+
+def test_command_lines_are_not_told(start: Start, run_id: str) -> None:
+    start("")
+    assert reap(run_id)["found"][0]["command"] in ("sleep", "sh")
+
+
+def test_reap_typed_inside_the_run_does_not_end_itself(run_id: str) -> None:
+    connection = LocalConnection({"CLUSTERCTL_RUN": run_id, "CLUSTERCTL_NODE": "here"})
+    answer = ship.probe(connection, "reap", {"run": run_id, "node": "here"}, 15)
+    assert answer["found"] == answer["left"] == []
