@@ -83,6 +83,10 @@ class TopApp(App[None]):
 
     def on_unmount(self) -> None:
         self.feed.close()
+        if self._driver is not None:
+            # After a resize tmux (3.3a) leaves the last picture of the alternate screen above the
+            # prompt (shown with a replay of the bytes): let it be an empty one.
+            self._driver.write("\x1b[2J\x1b[H")
 
     def tick(self) -> None:
         """One round: what came since the last one, then the time, then the screen."""

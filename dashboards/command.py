@@ -38,6 +38,9 @@ def top(
     feed, first = _choose(settings, output, run_dir, replay_dir, speed, demo, interval)
     if once or output.json or not _has_terminal():
         return _look(feed, settings, output, interval)
+    # Where a shell has exported these, Textual believes them and never notices a resize.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     # Only here: one look as text must not load textual.
     from dashboards.app import main
 

@@ -55,8 +55,12 @@ def nice_scale(values: Sequence[float], *, from_zero: bool = False) -> Scale:
     if high <= low:
         pad = abs(high) * 0.1 or 1.0
         low, high = (low if from_zero else low - pad), high + pad
-    step = _round_step((high - low) / 8)
-    return Scale(math.floor(low / step) * step, math.ceil(high / step) * step)
+    part = (high - low) / 8
+    if not 1e-300 < part < 1e300:
+        return Scale(low, high)
+    step = _round_step(part)
+    # The hair keeps an end that is round already: 0.3 / 0.1 is 2.9999999999999996.
+    return Scale(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step)
 
 
 def _round_step(value: float) -> float:

@@ -75,10 +75,11 @@ class ClusterScreen(TopScreen):
         with_charts = state.has_gpus and self.size.height >= 20
         below.set_class(not with_charts, "-off")
         if with_charts:
-            # The grid takes what it can use, the charts the rest; 4 lines are bars and borders.
-            room = self.size.height - 4
-            wanted = grid.rows_wanted(state, self.size.width - 4, room - 5) + 2
-            height = max(5, min(20, room - wanted + 1))
+            # The grid takes what it can use, the charts the rest: three lines are bars, a box has
+            # two of border, and five lines are the least that a chart can be read in.
+            room = self.size.height - 3
+            wanted = grid.rows_wanted(state, self.size.width - 2, room - 5 - 2) + 2
+            height = max(5, min(20, room - wanted))
             if below.styles.height is None or below.styles.height.value != height:
                 below.styles.height = height
         # Few machines without GPUs leave room for what they work on.

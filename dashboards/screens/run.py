@@ -11,6 +11,7 @@ from textual.widget import Widget
 
 from dashboards.feeds import ReplayFeed
 from dashboards.screens.base import TopScreen
+from dashboards.state import State
 from dashboards.widgets.run_panels import (
     Events,
     LossCurve,
@@ -53,6 +54,10 @@ class RunScreen(TopScreen):
         with Horizontal(id="lower"):
             yield Events(id="events")
             yield RunNodes(id="nodes")
+
+    def prepare(self, state: State) -> None:
+        """On the smallest terminals the curves need the room of the events."""
+        self.query_one("#lower").set_class(self.size.height < 20, "-off")
 
     @property
     def _replay(self) -> ReplayFeed | None:

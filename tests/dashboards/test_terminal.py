@@ -1,0 +1,130 @@
+"""`clusterctl top` in a real terminal: tmux draws, presses keys, and tells what is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dashboards.runs import write_run
+from tests.dashboards.test_feeds import until
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+
+class Terminal:
+    """One tmux server of our own with one window."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.socket = f"test-{uuid.uuid4().hex[:8]}"
+
+    def tmux(self, *args: str) -> str:
+        command = ["tmux", "-L", self.socket, "-f", "/dev/null", *args]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+
+    def start(self, *args: str, size: tuple[int, int] = (80, 24), env: str = "") -> None:
+        """A shell in which top runs, and which stays afterwards."""
+        top = shlex.join([sys.executable, "-m", "clusterctl", "top", *args])
+        script = f"cd {shlex.quote(str(self.directory))}; {env} {top}; echo LEFT=$?; exec cat"
+        self.tmux("new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), "sh", "-c", script)
+
+    def screen(self, *options: str) -> str:
+        return self.tmux("capture-pane", "-p", *options)
+
+    def wait_for(self, text: str) -> str:
+        try:
+            until(lambda: text in self.screen(), 20)
+        except AssertionError:
+            raise AssertionError(f"{text!r} did not appear on:\n{self.screen()}") from None
+        return self.screen()
+
+    def keys(self, *keys: str) -> None:
+        self.tmux("send-keys", *keys)
+
+    def assert_clean(self, code: int = 0) -> None:
+        """The shell's own screen again, with cursor and echo, and no mouse reporting."""
+        text = self.wait_for(f"LEFT={code}")
+        assert "ml-64" not in text
+        flags = self.tmux("display-message", "-p", "#{alternate_on}#{mouse_any_flag}#{cursor_flag}")
+        assert flags.strip() == "001"
+        tty = self.tmux("display-message", "-p", "#{pane_tty}").strip()
+        modes = subprocess.run(["stty", "-a", "-F", tty], capture_output=True, text=True).stdout
+        assert re.search(r"(^| )echo( |;|$)", modes)
+        assert re.search(r"(^| )icanon( |;|$)", modes)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    one = Terminal(tmp_path)
+    yield one
+    one.tmux("kill-server")
+
+
+def test_keys_work_and_the_terminal_is_left_clean(terminal: Terminal) -> None:
+    terminal.start("--demo")
+    text = terminal.wait_for("power x10 W")
+    assert len(text.splitlines()) <= 24
+    assert max(map(len, text.splitlines())) <= 80
+    for name in ("001", "012", "013", "024", "banner", "015-STDiT3-XL-2"):
+        assert name in text
+    terminal.keys("j", "j", "j", "l", "l", "l")
+    terminal.wait_for("ml-64-node-004  GPU 3")
+    terminal.keys("2")
+    terminal.wait_for("where a step goes")
+    terminal.keys("?")
+    terminal.wait_for("esc closes")
+    terminal.keys("Escape")
+    # Not the next key at once: escape and a digit behind it are Alt and the digit to any terminal.
+    until(lambda: "esc closes" not in terminal.screen(), 25)
+    terminal.keys("1")
+    terminal.wait_for("power x10 W")
+    terminal.tmux("resize-window", "-x", "50", "-y", "12")
+    terminal.wait_for("50x12 is too small, 60x16 is needed")
+    terminal.tmux("resize-window", "-x", "200", "-y", "50")
+    text = terminal.wait_for("last minutes")
+    assert max(map(len, text.splitlines())) <= 200
+    terminal.keys("q")
+    terminal.assert_clean()
+
+
+def test_without_colour_not_one_colour_code_is_sent(terminal: Terminal) -> None:
+    terminal.start("--demo", env="NO_COLOR=1")
+    terminal.wait_for("power x10 W")
+    codes = re.findall(r"\x1b\[([\d;:]*)m", terminal.screen("-e"))
+    assert codes
+    numbers = {number for code in codes for number in re.split("[;:]", code) if number}
+    assert numbers <= {"0", "1", "2", "7", "22", "27", "39", "49"}, numbers
+    terminal.keys("C-c")
+    terminal.assert_clean()
+
+
+def test_sixteen_colours_are_enough(terminal: Terminal) -> None:
+    terminal.start("--demo", env="env -u COLORTERM TERM=xterm-color")
+    terminal.wait_for("power x10 W")
+    codes = re.findall(r"\x1b\[([\d;:]*)m", terminal.screen("-e"))
+    assert not any(code.startswith(("38", "48")) or ";38" in code for code in codes), codes
+    terminal.keys("q")
+    terminal.assert_clean()
+
+
+def test_replay_begins_with_the_run_and_sigterm_leaves_the_terminal_clean(
+    terminal: Terminal,
+) -> None:
+    write_run(terminal.directory / "001-x", steps=300)
+    terminal.start("--replay", "001-x", "--speed", "100000")
+    terminal.wait_for("300/900")
+    (pid,) = re.findall(
+        r"\d+", subprocess.run(["pgrep", "-P", terminal.tmux("display-message", "-p", "#{pane_pid}").strip()], capture_output=True, text=True).stdout
+    )  # fmt: skip
+    os.kill(int(pid), signal.SIGTERM)
+    terminal.assert_clean()
