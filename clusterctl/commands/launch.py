@@ -142,6 +142,11 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     output.note(f"preflight  {headline(report)}")
     if report.go:
         return 0
+    if output.json:
+        output.document(
+            "launch", ok=False, exit_code=report.exit_code, reason="preflight says no",
+            preflight=report.to_json(),
+        )  # fmt: skip
     output.warn("nothing was started; --skip-preflight starts in spite of it")
     return report.exit_code
 
@@ -189,6 +194,7 @@ def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
     if output.json:
         output.document(
             "launch", run_id=plan.run_id, run_dir=str(plan.run_dir), ok=result.ok, reason=result.reason,
+            exit_code=result.exit_code, hint=result.hint,
             failed_rank=result.failed_rank, last_lines=result.last_lines,
             leftovers=result.leftovers, unconfirmed=result.unconfirmed,
         )  # fmt: skip

@@ -126,29 +126,34 @@ def plan_launch(
     workdir = options.workdir.absolute()
     config_file = find_config(options.config, workdir)
     label, outputs = model_label(config_file), options.outputs.absolute()
-    run_dir = claim_run_dir(outputs, label) if claim else next_run_dir(outputs, label)
     config = str(config_file) if (workdir / options.config).is_file() else options.config
     ports = (
         [options.master_port] if options.master_port else random.sample(PORT_RANGE, PORT_CHOICES)
     )
-    return make_plan(
-        nodes,
-        prepared.slots,
-        run_id=new_run_id(time.time(), secrets.token_hex(3)),
-        config=config,
-        overrides=options.overrides,
-        run_dir=run_dir,
-        workdir=workdir,
-        python=options.python,
-        device=prepared.device,
-        environment=environment.build(
-            os.environ,
-            assignments=options.env,
-            preset=options.nccl,
-            device=prepared.device,
+
+    def plan(run_dir: Path) -> LaunchPlan:
+        return make_plan(
+            nodes,
+            prepared.slots,
+            run_id=new_run_id(time.time(), secrets.token_hex(3)),
+            config=config,
+            overrides=options.overrides,
             run_dir=run_dir,
-        ),
-        ports=ports,
-        master_addr=options.master_addr,
-        timing=options.timing,
-    )
+            workdir=workdir,
+            python=options.python,
+            device=prepared.device,
+            environment=environment.build(
+                os.environ,
+                assignments=options.env,
+                preset=options.nccl,
+                device=prepared.device,
+                run_dir=run_dir,
+            ),
+            ports=ports,
+            master_addr=options.master_addr,
+            timing=options.timing,
+        )
+
+    # Whatever is wrong with the options shows before a directory is made.
+    planned = plan(next_run_dir(outputs, label))
+    return plan(claim_run_dir(outputs, label)) if claim else planned

@@ -4,6 +4,7 @@ Starts in 30 ms where torch takes seconds, so that tests of the launcher can hav
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -19,16 +20,25 @@ parser.add_argument("--no-python", action="store_true")
 parser.add_argument("command", nargs=argparse.REMAINDER)
 options = parser.parse_args()
 
+# torchrun's nodes tell each other their numbers of ranks; these here read the plan.
+plan = os.path.join(os.environ.get("CLUSTERCTL_RUN_DIR", "/none"), "plan.json")
+first_rank, world_size = options.node_rank * options.nproc_per_node, None
+if os.path.exists(plan):
+    with open(plan) as file:
+        data = json.load(file)
+    first_rank = data["nodes"][options.node_rank]["first_rank"]
+    world_size = data["world_size"]
+
 children = []
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 try:
     for local_rank in range(options.nproc_per_node):
-        rank = options.node_rank * options.nproc_per_node + local_rank
+        rank = first_rank + local_rank
         env = dict(
             os.environ,
             RANK=str(rank),
             LOCAL_RANK=str(local_rank),
-            WORLD_SIZE=str(options.nnodes * options.nproc_per_node),
+            WORLD_SIZE=str(world_size or options.nnodes * options.nproc_per_node),
             MASTER_ADDR=options.master_addr,
             MASTER_PORT=str(options.master_port),
         )

@@ -1,0 +1,241 @@
+"""`clusterctl launch` as a user types it: signals, exit codes, what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusterctl.launch.harness import (
+    PYTHON,
+    STARTER,
+    WAIT,
+    ranks_of,
+    tagged,
+    wait_until,
+)
+from tests.lab import why_not
+
+# Stands for the interpreter on the nodes: torchrun and the trainer are replaced, the rest is real.
+FAKE_PYTHON = """#!/bin/sh
+case "$2" in
+torch.distributed.run) shift 2; exec {starter} "$@" ;;
+trainer.train) shift 2; exec {python} {program} "$@" ;;
+*) exec {python} "$@" ;;
+esac
+"""
+SHORT = ("--grace", "3", "--min-free", "0", "--skip-preflight", "--yes")
+
+
+class User:
+    """Types commands in a folder of its own; what it starts is ended with the test."""
+
+    def __init__(self, cluster: Any, directory: Path) -> None:
+        self.cluster, self.directory = cluster, directory
+        self.outputs = directory / "outputs"
+        self.python = directory / "python"
+        self.config = directory / "tiny.py"
+        self.config.write_text("model = dict(type='Tiny-1')\n")
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def program(self, text: str) -> None:
+        """What a rank runs."""
+        script = self.directory / "program.py"
+        script.write_text(text)
+        self.python.write_text(
+            FAKE_PYTHON.format(starter=" ".join(STARTER), python=PYTHON, program=script)
+        )
+        self.python.chmod(0o755)
+
+    def start(self, *words: str, hostfile: Path | None = None, **env: str) -> subprocess.Popen[str]:
+        argv = [
+            sys.executable, "-m", "clusterctl", "launch", str(self.config),
+            str(hostfile or self.cluster.hostfile),
+            "--outputs", str(self.outputs), "--python", str(self.python), *words,
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, env={**os.environ, **env},
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def type(self, *words: str, **options: Any) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of a launch that ends by itself."""
+        process = self.start(*words, **options)
+        out, err = process.communicate(timeout=40)
+        return process.returncode, out, err
+
+    @property
+    def run_dir(self) -> Path:
+        return self.outputs / "001-Tiny-1"
+
+    def run_id(self) -> str:
+        """Of the first run, once all of its ranks are there."""
+        logs = [self.run_dir / "ranks" / f"{rank}.log" for rank in (0, 1)]
+        wait_until(lambda: all(log.exists() and log.stat().st_size for log in logs), 20)
+        return str(json.loads((self.run_dir / "plan.json").read_text())["run_id"])
+
+
+@pytest.fixture(scope="module")
+def nodes(request: pytest.FixtureRequest) -> Any:
+    make = request.getfixturevalue("module_lab" if why_not() is None else "module_loopback")
+    return make(2)
+
+
+@pytest.fixture
+def user(nodes: Any, request: pytest.FixtureRequest) -> Iterator[User]:
+    directory = Path(nodes.hostfile).parent / f"user-{time.monotonic_ns()}"
+    directory.mkdir()
+    one = User(nodes, directory)
+    one.program(WAIT)
+    yield one
+    for process in one.processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_stops_everything(user: User, number: signal.Signals) -> None:
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert "stopping on all nodes; once more to kill at once" in err
+    assert "nothing of it is left running on 2 nodes" in err
+    assert tagged(run_id) == []
+
+
+def test_closed_terminal_stops_everything(user: User) -> None:
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    process.stdout.close()
+    process.stderr.close()  # nothing can be printed any more
+    process.send_signal(signal.SIGHUP)
+    process.wait(20)
+    wait_until(lambda: not tagged(run_id))
+
+
+def test_killed_head_leaves_nothing_on_the_nodes(user: User) -> None:
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    assert len(ranks_of(run_id)) == 2
+    process.kill()
+    process.wait(5)
+    begun = time.monotonic()
+    wait_until(lambda: not tagged(run_id), 10)
+    print(f"head killed to nodes empty: {time.monotonic() - begun:.1f} s")
+
+
+def test_failed_rank_is_told_with_its_last_lines_and_exit_code_1(user: User) -> None:
+    user.program("import sys\nprint('out of cheese', flush=True)\nsys.exit(7)\n")
+    code, _, err = user.type(*SHORT, "--nproc_per_node", "1", "-w", "node-2")
+    assert code == 1
+    assert "error: rank 0 on node-2: exit code 7\n  | out of cheese\n" in err
+    assert f"logs: {user.run_dir}/ranks/" in err
+
+
+def test_json_is_one_document_however_it_ends(user: User) -> None:
+    user.program("print('done')")
+    code, out, _ = user.type(*SHORT, "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], document["exit_code"]) == (0, True, 0)
+    assert document["run_dir"] == str(user.run_dir)
+    user.program("import sys; sys.exit(7)")
+    code, out, _ = user.type(*SHORT, "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], document["exit_code"]) == (1, False, 1)
+    assert "exit code 7" in document["reason"]
+    code, out, _ = user.type("--json", "--min-free", "1e9", "--yes")
+    document = json.loads(out)
+    assert (code, document["ok"]) == (1, False)
+    assert "preflight" in document["reason"]
+
+
+def test_overrides_reach_the_trainer_as_they_are(user: User) -> None:
+    user.program("import json, sys; print(json.dumps(sys.argv[1:]))")
+    words = ["--dataset.data-path", "a b;echo 'INJECTED'", "--lr", "1e-4"]
+    code, _, err = user.type(*SHORT, *words)
+    assert code == 0, err
+    assert json.loads((user.run_dir / "ranks/1.log").read_text()) == [str(user.config), *words]
+
+
+def test_dry_run_shows_the_plan_and_starts_nothing(user: User) -> None:
+    secrets = {"WANDB_API_KEY": "wandb-0123456789", "FOO_TOKEN": "foo-0123456789"}
+    for words in ((), ("--json",)):
+        code, out, err = user.type(*SHORT, "--dry-run", "--nccl", "ethernet", *words, **secrets)
+        assert code == 0, err
+        assert "WANDB_API_KEY" in out
+        assert "NCCL_IB_DISABLE" in out
+        assert "FOO_TOKEN" not in out
+        assert "0123456789" not in out + err
+    assert not user.outputs.exists()
+
+
+def test_hostfile_with_comments_slots_user_and_alias(user: User) -> None:
+    first, second = user.cluster.hostfile.read_text().splitlines()
+    fields = dict(word.split("=", 1) for word in second.split()[1:])
+    hostfile = user.directory / "mixed.txt"
+    hostfile.write_text(
+        f"# the cluster\n\n{first} slots=2  # two ranks\n"
+        f"{fields['user']}@{fields['host']} port={fields.get('port', '22')} "
+        f"identity={fields['identity']} known_hosts={fields['known_hosts']}\n"
+    )
+    user.program("import os; print(os.environ['CLUSTERCTL_NODE'])")
+    code, _, err = user.type(*SHORT, hostfile=hostfile)
+    assert code == 0, err
+    logs = [(user.run_dir / "ranks" / f"{rank}.log").read_text() for rank in range(3)]
+    assert logs == ["node-1\n", "node-1\n", f"{fields['host']}\n"]
+
+
+def test_node_may_be_an_alias_of_ssh_config(user: User) -> None:
+    fields = dict(
+        word.split("=", 1) for word in user.cluster.hostfile.read_text().split()[1:6] if "=" in word
+    )
+    home = user.directory / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "config").write_text(
+        f"Host trainbox\n  HostName {fields['host']}\n  Port {fields.get('port', '22')}\n"
+        f"  User {fields['user']}\n  IdentityFile {fields['identity']}\n"
+    )
+    hostfile = user.directory / "alias.txt"
+    hostfile.write_text(f"trainbox known_hosts={user.cluster.known_hosts}\n")
+    user.program("print('ran')")
+    code, _, err = user.type(
+        *SHORT, "--master_addr", fields["host"], hostfile=hostfile, HOME=str(home)
+    )
+    assert code == 0, err
+    assert (user.run_dir / "ranks" / "0.log").read_text() == "ran\n"
+
+
+def test_wrong_usage_is_exit_2(user: User) -> None:
+    code, _, err = user.type(*SHORT, hostfile=user.directory / "missing.txt")
+    assert (code, "missing.txt" in err) == (2, True)
+    code, _, err = user.type(*SHORT, "--env", "no-equals-sign")
+    assert (code, "is not NAME=VALUE" in err) == (2, True)
+    user.config.unlink()
+    assert user.type(*SHORT)[0] == 2
+    assert not user.outputs.exists()
+
+
+def test_unreachable_node_is_exit_3_and_nothing_is_started(user: User) -> None:
+    hostfile = user.directory / "dead.txt"
+    hostfile.write_text(
+        user.cluster.hostfile.read_text() + "dead host=127.0.0.1 port=1 identity=/none\n"
+    )
+    for words in (SHORT, ("--min-free", "0", "--yes")):
+        code, _, err = user.type(*words, hostfile=hostfile)
+        assert code in ((3,) if words is SHORT else (1, 3)), err
+        assert "tcp" in err
+        assert "nothing was started" in err
+    assert not list(user.outputs.glob("*/ranks/*.log"))
