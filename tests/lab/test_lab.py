@@ -95,7 +95,8 @@ def test_freeze_and_thaw(lab) -> None:
     tick = lambda: Path(f"/proc/{node.pid}/root/tmp/tick").read_text()  # noqa: E731
     wait_for(tick)
     node.freeze()
-    assert cluster._states(set(node.processes())) - {"Z"} == {"T"}
+    # D: a shell inside vfork, whose child is stopped.
+    assert cluster._states(set(node.processes())) <= set("TtZD")
     node.thaw()
     before = tick()
     wait_for(lambda: tick() != before)
