@@ -123,8 +123,14 @@ class LaunchPlan:
             # A dead rank stays a zombie for up to this long, in which the agent reads its status.
             "--monitor-interval", "1",
             "--log-dir", f"{self.run_dir}/torchrun",
-            "--no-python", "/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.program,
+            "--no-python",
+            # torchrun fills ${local_rank} in, and takes $$ for $, in every word of the command.
+            *(word.replace("$", "$$") for word in self.rank_argv()),
         ]  # fmt: skip
+
+    def rank_argv(self) -> list[str]:
+        """What each rank executes."""
+        return ["/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.program]
 
     def agent_args(self, share: Share) -> dict[str, Any]:
         """Arguments of the agent payload of a node: what it checks and prepares before the start."""

@@ -23,7 +23,7 @@ REPO = Path(__file__).parents[3]
 PYTHON = str(Path(__import__("sys").executable).resolve())
 STARTER = (PYTHON, "-I", "-S", str(Path(__file__).with_name("starter.py")))
 QUICK = Timing(grace_s=5.0, fail_grace_s=1.0)
-LIMITS = Limits(tcp_s=2.0, handshake_s=5.0, channel_s=3.0, command_s=10.0)
+LIMITS = Limits(tcp_s=2.0, handshake_s=3.0, channel_s=3.0, command_s=10.0)
 
 WAIT = "import time\nprint('up', flush=True)\ntime.sleep(60)\n"
 

@@ -7,9 +7,11 @@ import argparse
 import json
 import os
 import signal
+import string
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 for name in ("nnodes", "node_rank", "nproc_per_node", "master_port", "max-restarts"):
@@ -19,13 +21,14 @@ for name in ("master_addr", "monitor-interval", "log-dir"):
 parser.add_argument("--no-python", action="store_true")
 parser.add_argument("command", nargs=argparse.REMAINDER)
 options = parser.parse_args()
+macros = {"local_rank": "MACRO", "rank": "MACRO", "restart_count": "MACRO", "run_id": "MACRO"}
+options.command = [string.Template(word).safe_substitute(macros) for word in options.command]
 
 # torchrun's nodes tell each other their numbers of ranks; these here read the plan.
-plan = os.path.join(os.environ.get("CLUSTERCTL_RUN_DIR", "/none"), "plan.json")
+plan = Path(os.environ.get("CLUSTERCTL_RUN_DIR", "/none"), "plan.json")
 first_rank, world_size = options.node_rank * options.nproc_per_node, None
-if os.path.exists(plan):
-    with open(plan) as file:
-        data = json.load(file)
+if plan.exists():
+    data = json.loads(plan.read_text())
     first_rank = data["nodes"][options.node_rank]["first_rank"]
     world_size = data["world_size"]
 

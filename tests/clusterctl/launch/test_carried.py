@@ -13,6 +13,7 @@ ODD = (
     "semi;echo INJECTED",
     '--dataset.data-path=it\'s "here"',
     "$(touch INJECTED) `id` $HOME ${x}",
+    "$$ $$$ ${local_rank} $local_rank",
     "two\nlines\ttab",
     "* ? [a] ~ \\ \\n",
     "ünïcode ☃",

@@ -168,7 +168,7 @@ def parent(pid: int) -> int:
 
 
 def test_stopped_processes_are_ended_too(bench) -> None:
-    launch = bench.launch(bench.plan(WAIT))
+    launch = bench.launch(bench.plan(WAIT, timing=Timing(grace_s=1.0, fail_grace_s=1.0)))
     pids = launch.pids(2)
     os.kill(pids[0], signal.SIGSTOP)
     os.kill(parent(pids[1]), signal.SIGSTOP)

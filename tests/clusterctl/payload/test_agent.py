@@ -86,7 +86,7 @@ class Agent:
         argv = [
             *STARTER, "--nnodes", "1", "--node_rank", "0", "--nproc_per_node", "1",
             "--master_addr", "127.0.0.1", "--master_port", "29500",
-            "--no-python", "/bin/sh", "-c", RANK_SHELL, "rank", PYTHON, str(script),
+            "--no-python", "/bin/sh", "-c", RANK_SHELL.replace("$", "$$"), "rank", PYTHON, str(script),
         ]  # fmt: skip
         self.send(op="start", argv=argv, env={}, address="127.0.0.1")
         pid: int = self.hear("rank")["pid"]
@@ -148,7 +148,7 @@ def test_ranks_end_when_nobody_reads_any_more(agent, tmp_path: Path) -> None:
 def test_ranks_end_when_the_head_is_silent_for_the_lease_and_the_pipe_is_full(
     agent, tmp_path: Path
 ) -> None:
-    one = agent(lease_s=2.0)
+    one = agent(lease_s=1.5)
     # A talkative rank whose log nobody takes: 64 KiB of pipe are full within the lease.
     one.start(
         "import time\nwhile True:\n    print('x' * 9999, flush=True); time.sleep(0.005)\n", tmp_path
