@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,13 +20,15 @@ from trainer.data.manifest import read_manifest
 from trainer.data.plan import Cursor, DataPlan
 from trainer.ema import EMA
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
+from trainer.errors import ConfigError
 from trainer.loop import Clock, RankZeroJournal, Run
-from trainer.parts import build_parts, make_tiny_text_encoder
+from trainer.parts import TINY_T5, build_parts, make_tiny_text_encoder
 from trainer.schedules import build_schedule
 from trainer.telemetry import Heartbeat
 from trainer.weights import EMA as EMA_FOLDER
 from trainer.weights import load_weights, read_checkpoint, read_weights
 
+_SHARED_WAIT_S = 10.0
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -30,18 +37,14 @@ def assemble(
 ) -> Run:
     """Everything `train` needs, on every rank the same way (collective)."""
     set_threads(config.threads, engine.ranks_on_this_host(), engine.device.type != "cpu")
-    journal = RankZeroJournal(run_dir, config.log_every, engine.rank)
+    require_shared(run_dir, engine)
+    journal = RankZeroJournal(run_dir, config, engine.rank)
     root = Path(config.dataset.root) if config.dataset.root else None
     manifest = read_manifest(Path(str(config.dataset.data_path)), root=root)
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
-    source = checkpoint.find(Path(config.load)) if config.load else None
-    if source is not None:
-        checkpoint.verify(source)
-
-    if engine.rank == 0:
-        _prepare_text(config, run_dir, source, manifest.texts)
-    engine.barrier()
+    source = engine.alone(lambda: _source(config))
+    engine.alone(lambda: _prepare_text(config, run_dir, source, manifest.texts))
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
     parts = build_parts(config, run_dir, _DTYPES[config.dtype])
     parts.text.to(engine.device)
@@ -77,7 +80,9 @@ def assemble(
         shards = {name: engine.part(name, averages[name]) for name, _ in engine.masters()}
         ema.load_state_dict(shards, running["ema_updates"])
         if not config.start_from_scratch:
-            cursor = plan.restore(documents[checkpoint.SAMPLER], data_state)
+            state = documents[checkpoint.SAMPLER]
+            cursor = engine.alone(lambda: plan.restore(state, data_state))
+        journal.event("resume", _resumed(source, running, cursor, engine.world))
     loader = build_loader(plan, cursor, engine.rank, engine.world, config.num_workers, config)
     for note in config.notes:
         journal.event("note", note)
@@ -91,12 +96,46 @@ def assemble(
     )  # fmt: skip
 
 
+def _resumed(source: Path, running: Mapping[str, Any], cursor: Cursor, world: int) -> str:
+    before = running["world"]
+    ranks = "" if before == world else f", written by {before} ranks and read by {world}"
+    return (
+        f"{source} of step {running['global_step']}{ranks}; the data go on in epoch {cursor.epoch} "
+        f"after {cursor.consumed} microbatches"
+    )
+
+
+def require_shared(run_dir: Path, engine: Engine) -> None:
+    """All ranks must see rank 0's run directory, or no checkpoint can be whole (collective)."""
+    mark = run_dir / engine.broadcast(f".seen-{secrets.token_hex(8)}")
+    engine.alone(mark.touch)
+    deadline = time.monotonic() + _SHARED_WAIT_S
+    while not (seen := mark.exists()) and time.monotonic() < deadline:
+        time.sleep(0.05)  # NFS may know of a new file later
+    blind = [host for host, sees in engine.gather_objects((socket.gethostname(), seen)) if not sees]
+    if engine.rank == 0:
+        mark.unlink(missing_ok=True)
+    if blind:
+        error = ConfigError(
+            f"{run_dir} of rank 0 cannot be seen by {len(blind)} of {engine.world} ranks "
+            f"({', '.join(sorted(set(blind)))}); checkpoints need a folder that all nodes share",
+            hint="--outputs or --run-dir on a shared filesystem",
+        )
+        error.on_all_ranks = True
+        raise error
+
+
+def _source(config: Config) -> Path | None:
+    """The checkpoint to resume from, whole; rank 0 reads it through once for all."""
+    if config.load is None:
+        return None
+    source = checkpoint.find(Path(config.load))
+    checkpoint.verify(source)
+    return source
+
+
 def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Sequence[str]) -> None:
     """A resumed run must see the features that it was trained on."""
-    import shutil
-
-    from trainer.parts import TINY_T5
-
     before = source.parent / TINY_T5 if source is not None else None
     if before is not None and before.is_dir() and not (run_dir / TINY_T5).is_dir():
         shutil.copytree(before, run_dir / TINY_T5)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -60,12 +61,16 @@ def save(
     """
     final = run_dir / position.name
     part = run_dir / f".tmp-{position.name}"
-    _together(engine, lambda: _begin(part, final), only_rank_0=True)
-    _together(engine, lambda: engine.save(part / OPTIMIZER))
-    model, ema = weights(), average()
-    _together(engine, lambda: _seal(part, final, model, ema, documents), only_rank_0=True)
-    if engine.rank == 0:
-        _forget_old(run_dir, keep)
+    try:
+        _together(engine, lambda: _begin(part), only_rank_0=True)
+        _together(engine, lambda: engine.save(part / OPTIMIZER))
+        model, ema = weights(), average()
+        _together(engine, lambda: _seal(part, final, model, ema, documents), only_rank_0=True)
+    except CheckpointError:
+        if engine.rank == 0:
+            shutil.rmtree(part, ignore_errors=True)  # gives a full disk its room back
+        raise
+    _together(engine, lambda: _forget_old(final, keep), only_rank_0=True)
     return final
 
 
@@ -74,20 +79,23 @@ def _together(engine: Engine, work: Callable[[], object], *, only_rank_0: bool =
     if engine.rank == 0 or not only_rank_0:
         try:
             work()
-        except (OSError, RuntimeError, CheckpointError) as error:
+        except CheckpointError as error:
+            failure = str(error)
+        except (OSError, RuntimeError, SafetensorError) as error:
             failure = f"{type(error).__name__}: {error}"
     failures = engine.agree(failure)
     if failures:
-        raise CheckpointError(
+        refused = CheckpointError(
             f"the checkpoint could not be written: {'; '.join(failures)}",
             hint="checkpoints that were complete before are untouched",
         )
+        refused.on_all_ranks = True
+        raise refused
 
 
-def _begin(part: Path, final: Path) -> None:
-    if (final / MANIFEST).is_file():
-        raise CheckpointError(f"{final} exists already")
-    shutil.rmtree(part, ignore_errors=True)
+def _begin(part: Path) -> None:
+    for left in part.parent.glob(".tmp-*"):  # of a run that was killed while it saved
+        shutil.rmtree(left)
     (part / OPTIMIZER).mkdir(parents=True)
 
 
@@ -108,8 +116,13 @@ def _seal(
     _write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": entries}, indent=1))
     for folder in [*(path for path in part.rglob("*") if path.is_dir()), part]:
         _sync(folder)
-    shutil.rmtree(final, ignore_errors=True)  # without a manifest it was never a checkpoint
-    part.rename(final)
+    if final.exists():  # the run went back and comes by here again
+        aside = final.with_name(f".tmp-old-{final.name}")
+        final.rename(aside)
+        part.rename(final)
+        shutil.rmtree(aside)
+    else:
+        part.rename(final)
     pointer = final.parent / f".{LATEST}"
     _write_synced(pointer, final.name + "\n")
     pointer.replace(final.parent / LATEST)
@@ -165,15 +178,18 @@ def complete(run_dir: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def _forget_old(run_dir: Path, keep: int) -> None:
-    if keep >= 0:
-        for path in complete(run_dir)[: -max(keep, 1)]:
+def _forget_old(newest: Path, keep: int) -> None:
+    """Keep `newest` and the last `keep - 1` others. A run that went back is younger than its numbers."""
+    if keep >= 1:
+        others = [path for path in complete(newest.parent) if path != newest]
+        for path in others[: max(0, len(others) - keep + 1)]:
             (path / MANIFEST).unlink()  # first, so that half of a folder is never taken for a whole
             shutil.rmtree(path)
 
 
 def find(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the newest of a run directory."""
+    """The checkpoint that a path means: itself, or the one that a run directory's `latest` names."""
+    path = path.absolute()
     if (path / MANIFEST).is_file():
         return path
     if not path.is_dir():
@@ -183,7 +199,9 @@ def find(path: Path) -> Path:
     found = complete(path)
     if not found:
         raise CheckpointError(f"{path} holds no complete checkpoint")
-    return found[-1]
+    pointer = path / LATEST
+    latest = path / pointer.read_text().strip() if pointer.is_file() else None
+    return latest if latest in found else found[-1]
 
 
 def verify(path: Path) -> None:

@@ -9,6 +9,7 @@ class TrainerError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        self.on_all_ranks = False  # raised by agreement: rank 0 says it for all
 
 
 class ConfigError(TrainerError):

@@ -6,6 +6,7 @@ plan -> microbatch -> encode -> flow -> loss -> backward -> step -> schedule -> 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import resource
 import time
@@ -24,7 +25,7 @@ from trainer.data.dataset import Loader
 from trainer.data.plan import DataPlan
 from trainer.ema import EMA
 from trainer.engine.base import Engine
-from trainer.errors import Diverged, TooManyBadSamples
+from trainer.errors import Diverged, TooManyBadSamples, TrainerError
 from trainer.parts import Parts
 from trainer.schedules import Schedule
 from trainer.telemetry import PHASES, Heartbeat, StepRecord, Writer
@@ -38,6 +39,8 @@ class Journal(Protocol):
     def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None: ...
 
     def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -90,12 +93,14 @@ class Run:
         left = len(self.loader) + later * (
             len(self.plan.epoch(self.loader.cursor.epoch)) // self.engine.world
         )
-        return min(self.config.max_steps or self.step + left, self.step + left)
+        return self.step + left if self.config.max_steps is None else min(self.config.max_steps, self.step + left)  # fmt: skip
 
     @property
     def is_over(self) -> bool:
-        reached = self.config.max_steps is not None and self.step >= self.config.max_steps
-        return reached or self.loader.cursor.epoch >= self.config.epochs
+        if self.config.max_steps is not None and self.step >= self.config.max_steps:
+            return True
+        # After an epoch's last batch the cursor still stands in it: the next one begins when it is asked for.
+        return self.loader.cursor.epoch + (len(self.loader) == 0) >= self.config.epochs
 
 
 def train(run: Run) -> bool:
@@ -125,8 +130,6 @@ def _timed(run: Run) -> Iterator[dict[str, Any]]:
                 break
             yield batch
         run.journal.event("epoch", f"epoch {run.loader.cursor.epoch} begins", step=run.step)
-        if run.is_over:
-            return
 
 
 def _step(run: Run, batch: dict[str, Any]) -> bool:
@@ -184,16 +187,22 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
     _report_bad(run, batch)
     if not math.isfinite(record.loss):
         ranks = [rank for rank, row in enumerate(every) if not math.isfinite(row[0])]
-        raise Diverged(
+        raise _agreed(Diverged(
             f"the loss of step {number} is {record.loss} on rank {', '.join(map(str, ranks))}; all ranks stop",
             hint="resume from the newest checkpoint with a smaller lr or grad_clip",
-        )
+        ))  # fmt: skip
     if run.bad_samples > run.config.max_bad_samples:
-        raise TooManyBadSamples(
+        raise _agreed(TooManyBadSamples(
             f"{run.bad_samples} clips could not be read, more than max_bad_samples = {run.config.max_bad_samples}",
             hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them",
-        )
+        ))  # fmt: skip
     return any(columns[6])
+
+
+def _agreed(error: TrainerError) -> TrainerError:
+    """Of a failure that all ranks see in the same gathered numbers."""
+    error.on_all_ranks = True
+    return error
 
 
 def _encode(run: Run, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -263,8 +272,8 @@ def save(run: Run) -> None:
 class RankZeroJournal:
     """telemetry.jsonl, bad_samples.jsonl and a line every `log_every` steps."""
 
-    def __init__(self, run_dir: Path, log_every: int, rank: int) -> None:
-        self._rank, self._log_every = rank, log_every
+    def __init__(self, run_dir: Path, config: Config, rank: int) -> None:
+        self._log_every = config.log_every
         self._writer = Writer(run_dir) if rank == 0 else None
         self._bad = run_dir / "bad_samples.jsonl"
 
@@ -285,8 +294,11 @@ class RankZeroJournal:
             print(f"{name}: {text}", flush=True)
 
     def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None:
-        import json
-
         line = {"step": step, "rank": rank, "row": row, "path": path, "reason": reason}
         with self._bad.open("a") as file:  # one write of one short line: ranks do not mix
             file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = configuration.load(options.config, overrides)
         return _train(config, options, words)
     except TrainerError as error:
-        rank = int(os.environ.get("RANK", "0"))
-        print(f"error: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"  hint: {error.hint}", file=sys.stderr)
-        sys.stderr.flush()
-        del rank
+        if _speaks(error):
+            print(f"error: {error}", file=sys.stderr)
+            if error.hint:
+                print(f"  hint: {error.hint}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the rank's last words; the launcher shows them
+        traceback.print_exc()
+        rank = os.environ.get("RANK", "0")
+        first = str(error).strip().splitlines()
+        print(f"error: rank {rank}: {type(error).__name__}: {first[0] if first else ''}", file=sys.stderr)  # fmt: skip
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _speaks(error: TrainerError) -> bool:
+    """One sentence for a failure that many ranks have alike: rank 0's, or each node's for its files."""
+    if error.on_all_ranks:
+        return os.environ.get("RANK", "0") == "0"
+    return error.exit_code != 2 or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,9 +100,8 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
     engine = build_engine(config.engine)
     engine.setup(config.seed, config.process_group_timeout_s)
     try:
-        run_dir = engine.broadcast(_run_dir(config, options) if engine.rank == 0 else None)
-        if engine.rank == 0:
-            _describe(config, run_dir, words)
+        run_dir = engine.alone(lambda: _run_dir(config, options))
+        engine.alone(lambda: _describe(config, run_dir, words))
         run = assemble(config, engine, run_dir, heartbeat, options.data_state)
 
         def stop(_signal: int, _frame: object) -> None:
@@ -99,12 +113,17 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
         run.journal.event(
             "start", f"{run_dir.name} at step {run.step}", step=run.step, world=engine.world
         )
-        finished = train(run)
-        run.loader.close()
-        word = "done" if finished else "stopped"
-        run.journal.event(
-            word, f"{word} at step {run.step} after {time.monotonic() - began:.0f} s", step=run.step
-        )
+        try:
+            finished = train(run)
+            word = "done" if finished else "stopped"
+            took = f"after {time.monotonic() - began:.0f} s"
+            run.journal.event(word, f"{word} at step {run.step} {took}", step=run.step)
+        except Exception as error:
+            run.journal.event("failed", str(error), step=run.step)
+            raise
+        finally:
+            run.loader.close()
+            run.journal.close()
         return 0 if finished else INTERRUPTED
     finally:
         engine.close()

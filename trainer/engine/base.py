@@ -11,17 +11,19 @@ import abc
 import importlib
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.errors import EngineError
+from trainer.errors import EngineError, TrainerError
+
+T = TypeVar("T")
 
 _ENGINES = {"colossal": "trainer.engine.colossal:ColossalEngine"}
 
@@ -149,6 +151,25 @@ class Engine(abc.ABC):
         box = [value]
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
+
+    def alone(self, work: Callable[[], T]) -> T:
+        """What rank 0's `work` returns, on every rank; its expected failure is raised on all of them.
+
+        Without this a failure of rank 0 leaves the others waiting in their next collective.
+        """
+        result: tuple[T | None, TrainerError | None] = (None, None)
+        if self.rank == 0:
+            try:
+                result = (work(), None)
+            except TrainerError as error:
+                result = (None, error)
+            except OSError as error:
+                result = (None, TrainerError(f"rank 0: {error}"))
+        value, failure = self.broadcast(result)
+        if failure is not None:
+            failure.on_all_ranks = True
+            raise failure
+        return value
 
     def barrier(self) -> None:
         if self.world > 1:

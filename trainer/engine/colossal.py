@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,6 +44,8 @@ class ColossalEngine(Engine):
         self._waited_s = 0.0
 
     def setup(self, seed: int, timeout_s: float) -> None:
+        # torch 2.13 renamed collectives that ColossalAI and we, for older torch, call by the old name.
+        warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
         if torch.cuda.is_available():
             self.device = torch.device("cuda", self.local_rank)
         else:

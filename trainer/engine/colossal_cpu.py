@@ -29,7 +29,7 @@ def install(names: SimpleNamespace) -> None:
 
 
 def _cpu_accelerator(base: type) -> Any:
-    class CpuStreams(base):  # type: ignore[misc,valid-type]
+    class CpuStreams(base):  # type: ignore[misc]
         """ColossalAI's CPU accelerator with the calls that its ZeRO optimizer makes."""
 
         def current_device(self) -> int:

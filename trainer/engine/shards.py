@@ -44,7 +44,8 @@ def write(
     save_file(
         {key: value.detach().contiguous().cpu() for key, value in state.items()},
         path,
-        metadata={"schema": "1", "facts": json.dumps(facts)},
+        # One key: with two safetensors writes them in any order, and equal states would differ in bytes.
+        metadata={"facts": json.dumps({"schema": 1, **facts})},
     )
     return path
 

@@ -1,0 +1,148 @@
+"""Real training runs for tests: ranks as processes over gloo, several runs in each set of processes.
+
+Importing torch and ColossalAI takes 8 s, a tiny run 1 s: so each process does runs one after another,
+writes what they did to a file, and many assertions share them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+LIMIT_S = 120
+
+TINY = f"""
+_base_ = {str(REPO / "trainer/configs/demo.py")!r}
+bucket_config = {{"16px": {{8: (1.0, 4)}}}}
+model = dict(hidden_size=32, num_heads=2, depth=1)
+ckpt_every = 4
+warmup_steps = 2
+max_steps = 8
+log_every = 1
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """One run of one rank: exit code, rows of each step in order, what was printed."""
+
+    code: int
+    rows: list[list[int]]
+    seen: list[tuple[int, int]]  # cursor (epoch, consumed) after each batch
+    out: str
+    err: str
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(rank: int, world: int, port: int) -> dict[str, str]:
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith("CLUSTERCTL_")},
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPO),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def start(
+    runs: Sequence[Sequence[str]], world: int, folder: Path, env: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[bytes]]:
+    """`world` processes that each do all `runs` (arguments of trainer.train) in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ports = [free_port() for _ in runs]
+    (folder / "runs.json").write_text(json.dumps(list(zip(map(list, runs), ports, strict=True))))
+    processes = []
+    for rank in range(world):
+        with (folder / f"{rank}.log").open("wb") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.trainer.ranks", str(folder)],
+                    env={**environment(rank, world, ports[0]), **(env or {})},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+    return processes
+
+
+def finish(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[list[Done]]:
+    """Per run, per rank. Fails with the logs when a process does not end well."""
+    try:
+        for process in processes:
+            process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(_logs(folder, len(processes))) from None
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+    assert not any(p.returncode for p in processes), _logs(folder, len(processes))
+    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(processes))]
+    return [[Done(**rank[run]) for rank in ranks] for run in range(len(ranks[0]))]
+
+
+def train(
+    runs: Sequence[Sequence[str]], world: int, folder: Path, env: Mapping[str, str] | None = None
+) -> list[list[Done]]:
+    return finish(start(runs, world, folder, env), folder)
+
+
+def _logs(folder: Path, world: int) -> str:
+    return "\n".join((folder / f"{r}.log").read_text(errors="replace") for r in range(world))
+
+
+def _main(folder: Path) -> None:
+    """One rank."""
+    import contextlib
+    from collections.abc import Iterator
+
+    from trainer import train as command
+    from trainer.data import dataset
+
+    done, rows, seen = [], [], []
+    plain = dataset.Loader.__iter__
+
+    def recorded(self: dataset.Loader) -> Iterator[dataset.Batch]:
+        for batch in plain(self):
+            rows.append([int(row) for row in batch["rows"]])
+            seen.append((self.cursor.epoch, self.cursor.consumed))
+            yield batch
+
+    dataset.Loader.__iter__ = recorded  # type: ignore[method-assign]
+    for words, port in json.loads((folder / "runs.json").read_text()):
+        os.environ["MASTER_PORT"] = str(port)
+        rows, seen = [], []
+        paths = [folder / f"{os.environ['RANK']}.{kind}" for kind in ("out", "err")]
+        with (
+            paths[0].open("w") as out,
+            paths[1].open("w") as err,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = command.main(words)
+        said = [path.read_text() for path in paths]
+        done.append({"code": code, "rows": rows, "seen": seen, "out": said[0], "err": said[1]})
+        print(words, code, said[1], flush=True)
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

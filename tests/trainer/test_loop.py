@@ -1,0 +1,216 @@
+"""Stop and go on: the resumed run is the run that was never stopped, bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.trainer import ranks
+from tests.trainer.ranks import TINY, Done
+from trainer.data.digits import main as render
+from trainer.telemetry import Event, StepRecord, read
+
+CLIPS = 96  # 24 microbatches an epoch: 12 steps of 2 ranks
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of the module: what each rank did, and each run's directory."""
+
+    done: dict[str, list[Done]]
+    folder: Path
+
+    def directory(self, name: str) -> Path:
+        return self.folder / name
+
+    def losses(self, name: str) -> dict[int, float]:
+        return {r.step: r.loss for r in self.records(name)}
+
+    def records(self, name: str) -> list[StepRecord]:
+        return [r for r in read(self.folder / name) if isinstance(r, StepRecord)]
+
+    def events(self, name: str) -> dict[str, str]:
+        return {e.name: e.text for e in read(self.folder / name) if isinstance(e, Event)}
+
+    def good(self, name: str) -> list[Done]:
+        assert [rank.code for rank in self.done[name]] == [0] * len(self.done[name]), self.done[
+            name
+        ][0].err
+        return self.done[name]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clips")
+    for name, count in (("all", CLIPS), ("fewer", 64)):
+        render(["--out", str(folder / name), "--clips", str(count), "--seed", "1"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.py").write_text(TINY)
+
+    def words(name: str, *more: str, data: str = "all") -> list[str]:
+        return [str(folder / "tiny.py"), "--data-path", str(clips / data / "digits.csv"),
+                "--run-dir", str(folder / name), *more]  # fmt: skip
+
+    four = str(folder / "whole" / "epoch0-global_step4")
+    bf16 = ["--dtype", "bf16"]
+    end = ["--ckpt-every", "0", "--max-steps"]
+    first = {
+        "whole": words("whole"),
+        "bf16": words("bf16", *bf16),
+        "ddp": words("ddp", "--plugin", "ddp"),
+        "two-epochs": words("two-epochs", "--ckpt-every", "12", "--max-steps", "14"),
+        "one-epoch": words("one-epoch", *end, "none", "--epochs", "1", "--lr-schedule", "none"),
+        "nan": words("nan", "--lr", "1e30", "--grad-clip", "0"),
+    }
+    fresh = {
+        "resumed": words("resumed", "--load", four),
+        "bf16-resumed": words("bf16-resumed", *bf16, "--load", str(folder / "bf16" / "epoch0-global_step4")),
+        "ddp-resumed": words("ddp-resumed", "--plugin", "ddp", "--load", str(folder / "ddp" / "epoch0-global_step4")),
+        "second-epoch": words("second-epoch", *end, "14", "--load", str(folder / "two-epochs" / "epoch0-global_step12")),
+        "weights-only": words("weights-only", *end, "2", "--ckpt-path", four),
+        "data-anew": words("data-anew", *end, "2", "--load", four, "--start-from-scratch"),
+        "other-data": words("other-data", "--load", four, data="fewer"),
+        "reset": words("reset", *end, "6", "--load", four, "--data-state", "reset", data="fewer"),
+        "other-lr": words("other-lr", *end, "6", "--load", four, "--lr", "1e-3", "--lr-schedule", "none", "--warmup-steps", "none"),
+        "again": words("whole", "--load", four),
+        "over": words("over", "--load", str(folder / "resumed")),
+    }  # fmt: skip
+    alone = {"one-rank": words("one-rank", *end, "12", "--load", four)}
+    done = dict(zip(first, ranks.train(list(first.values()), 2, folder / "p1"), strict=True))
+    whole = folder / "whole"
+    losses = {r.step: r.loss for r in read(whole) if isinstance(r, StepRecord)}
+    (folder / "whole.json").write_text(json.dumps(losses))
+    (folder / "digests.json").write_text(json.dumps(_digests(whole / "epoch0-global_step8")))
+    pair = ranks.start(list(fresh.values()), 2, folder / "p2")
+    single = ranks.start(list(alone.values()), 1, folder / "p3")
+    done |= dict(zip(fresh, ranks.finish(pair, folder / "p2"), strict=True))
+    done |= dict(zip(alone, ranks.finish(single, folder / "p3"), strict=True))
+    return Runs(done, folder)
+
+
+def _digests(checkpoint: Path) -> dict[str, str]:
+    """Of every tensor and state file; running_states and manifest hold the same by way of these."""
+    return {
+        str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("whole", "resumed"), [("whole", "resumed"), ("bf16", "bf16-resumed"), ("ddp", "ddp-resumed")]
+)
+def test_a_resumed_run_is_the_one_that_never_stopped(runs: Runs, whole: str, resumed: str) -> None:
+    before, after = runs.good(whole), runs.good(resumed)
+    losses = runs.losses(whole)
+    assert runs.losses(resumed) == {step: losses[step] for step in (5, 6, 7, 8)}
+    assert [rank.rows for rank in after] == [rank.rows[4:] for rank in before]
+    name = "epoch0-global_step8"  # weights, EMA, masters, Adam's moments, counters, position
+    assert _digests(runs.directory(resumed) / name) == _digests(runs.directory(whole) / name)
+
+
+def test_the_resumed_run_says_where_it_goes_on(runs: Runs) -> None:
+    text = runs.events("resumed")["resume"]
+    assert "epoch0-global_step4 of step 4; the data go on in epoch 0 after 8 microbatches" in text
+    assert "written by 2 ranks and read by 1" in runs.events("one-rank")["resume"]
+
+
+def test_another_number_of_ranks_goes_on_at_the_same_microbatch(runs: Runs) -> None:
+    used = [
+        rows for pair in zip(*(r.rows for r in runs.good("whole")), strict=True) for rows in pair
+    ]
+    alone = runs.good("one-rank")[0].rows
+    assert len(alone) == 8
+    assert alone == used[8:16]  # steps 5..8 of two ranks, one after another
+    assert runs.records("one-rank")[0].step == 5
+
+
+def test_a_checkpoint_of_an_epochs_last_step_goes_on_with_the_next_epoch(runs: Runs) -> None:
+    before, after = runs.good("two-epochs"), runs.good("second-epoch")
+    assert [rank.rows for rank in after] == [rank.rows[12:] for rank in before]
+    assert runs.losses("second-epoch") == {s: runs.losses("two-epochs")[s] for s in (13, 14)}
+    first = sorted(row for rank in before for rows in rank.rows[:12] for row in rows)
+    assert first == list(range(CLIPS))  # every clip once
+    assert [r.epoch for r in runs.records("two-epochs")] == [0] * 12 + [1] * 2
+
+
+def test_the_cursor_counts_what_was_trained_on_and_nothing_prefetched(runs: Runs) -> None:
+    sampler = json.loads((runs.directory("whole") / "epoch0-global_step4/sampler.json").read_text())
+    assert (sampler["epoch"], sampler["microbatches_consumed"], sampler["world"]) == (0, 8, 2)
+    assert [tuple(c) for c in runs.good("whole")[0].seen] == [(0, 2 * s) for s in range(1, 9)]
+
+
+def test_a_run_ends_with_its_last_epoch(runs: Runs) -> None:
+    runs.good("one-epoch")
+    assert [r.step for r in runs.records("one-epoch")] == list(range(1, 13))
+    assert runs.records("one-epoch")[-1].steps_total == 12
+    assert (runs.directory("one-epoch") / "epoch0-global_step12" / "manifest.json").is_file()
+    assert "done" in runs.events("one-epoch")
+
+
+def test_a_finished_run_resumed_has_nothing_to_do(runs: Runs) -> None:
+    runs.good("over")
+    assert runs.records("over") == []
+
+
+def test_ckpt_path_takes_the_weights_and_nothing_else(runs: Runs) -> None:
+    runs.good("weights-only")
+    losses = runs.losses("weights-only")
+    assert sorted(losses) == [1, 2]
+    assert losses[1] != runs.losses("whole")[1]
+    assert [r.rows for r in runs.done["weights-only"]] == [r.rows[:2] for r in runs.done["whole"]]
+
+
+def test_start_from_scratch_begins_the_data_anew_with_the_old_optimizer(runs: Runs) -> None:
+    runs.good("data-anew")
+    assert [r.rows for r in runs.done["data-anew"]] == [r.rows[:2] for r in runs.done["whole"]]
+    assert [r.step for r in runs.records("data-anew")] == [1, 2]
+    # the schedule goes on after the four steps it has counted
+    assert runs.records("data-anew")[0].lr != runs.records("weights-only")[0].lr
+
+
+def test_other_data_are_refused_once_with_the_difference_and_the_ways_on(runs: Runs) -> None:
+    assert [rank.code for rank in runs.done["other-data"]] == [2, 2]
+    said, silent = (rank.err for rank in runs.done["other-data"])
+    assert "96 rows then, 64 now" in said
+    assert "--data-state reset" in said
+    assert "Traceback" not in said
+    assert silent == ""
+
+
+def test_data_state_reset_starts_the_next_epoch_with_the_new_data(runs: Runs) -> None:
+    runs.good("reset")
+    assert [(r.step, r.epoch) for r in runs.records("reset")] == [(5, 1), (6, 1)]
+    assert max(max(rows) for rank in runs.done["reset"] for rows in rank.rows) < 64
+
+
+def test_a_new_learning_rate_wins_and_holds(runs: Runs) -> None:
+    runs.good("other-lr")
+    assert [r.lr for r in runs.records("other-lr")] == [1e-3, 1e-3]
+
+
+def test_a_run_that_goes_back_in_its_own_directory_replaces_what_it_passes(runs: Runs) -> None:
+    runs.good("again")
+    stored = json.loads((runs.folder / "digests.json").read_text())
+    assert _digests(runs.directory("whole") / "epoch0-global_step8") == stored
+    assert not list(runs.directory("whole").glob(".tmp-*"))
+
+
+def test_a_loss_that_is_no_number_stops_all_ranks_at_one_step(runs: Runs) -> None:
+    done = runs.done["nan"]
+    assert [rank.code for rank in done] == [1, 1]
+    assert len(done[0].rows) == len(done[1].rows)
+    assert "error: the loss of step" in done[0].err
+    assert "smaller lr" in done[0].err
+    assert done[1].err == ""
+    assert "failed" in runs.events("nan")
+    assert not list(runs.directory("nan").glob("epoch*"))
