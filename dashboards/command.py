@@ -66,7 +66,10 @@ def _choose(
     if demo:
         return DemoFeed(clock=clock), "cluster"
     if replay_dir is not None:
-        return ReplayFeed(_run_of(replay_dir), clock=clock, speed=speed), "run"
+        try:
+            return ReplayFeed(_run_of(replay_dir), clock=clock, speed=speed), "run"
+        except OSError as error:
+            raise UsageError(f"{replay_dir} cannot be read: {error}") from None
     feeds: list[Feed] = []
     run = RunDirFeed(
         OUTPUTS if run_dir is None else _run_of(run_dir),

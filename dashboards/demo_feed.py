@@ -25,7 +25,7 @@ from trainer.telemetry import Event, StepRecord
 
 NODES, GPUS = 24, 8
 PREFIX = "ml-64-node-"
-HISTORY_S = 200  # seconds of readings before the first look
+HISTORY_S = 150  # seconds of readings before the first look
 RUN_S = 12_000  # the run began this long before
 STEP_S, SLOW_STEP_S = 4.1, 6.4
 STEPS_TOTAL = 7_099
@@ -87,8 +87,8 @@ class DemoFeed:
         return at_s - self._began_s
 
     def _throttled(self, at_s: float) -> bool:
-        """Node 004's GPU 3 is slow from three minutes before the first look, then off and on."""
-        return (self._since_start(at_s) + 170) % CYCLE_S < 290
+        """Node 004's GPU 3 is slow from two minutes before the first look, then off and on."""
+        return (self._since_start(at_s) + 120) % CYCLE_S < 260
 
     def _silent(self, at_s: float) -> bool:
         return (self._since_start(at_s) + 31) % 240 < 75
@@ -159,7 +159,7 @@ class DemoFeed:
     def _readings(self, at_s: float, initial: bool) -> Iterator[Sample]:
         since = self._since_start(at_s)
         for number, name in enumerate(self.nodes, 1):
-            if number == 3 and since >= -150:
+            if number == 3 and since >= -100:
                 message = "the server sent no ssh version line within 7 s"
                 yield NodeDown(name, at_s, "banner", message)
                 continue
@@ -169,7 +169,7 @@ class DemoFeed:
                 self._gpu(number, index, at_s)
                 for index in range(self._gpus)
                 # it was there in the beginning, so it is known to be missing
-                if not (number == 8 and index == 6 and since > -180)
+                if not (number == 8 and index == 6 and since > -130)
             )
             yield NodeSample(
                 node=name,

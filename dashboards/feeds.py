@@ -76,14 +76,18 @@ class Together:
 
 
 def newest_run(outputs: Path) -> Path | None:
-    """The run directory under `outputs` whose telemetry was written last; None when there is none."""
+    """The run directory under `outputs` that was written to last; None when there is none.
+
+    The journal counts too: a run that has just been started has no telemetry yet.
+    """
     newest: tuple[float, Path] | None = None
-    for path in outputs.glob(f"*/{FILE}"):
-        try:
-            found = (path.stat().st_mtime, path.parent)
-        except OSError:
-            continue  # removed just now
-        newest = found if newest is None or found > newest else newest
+    for name in (FILE, JOURNAL):
+        for path in outputs.glob(f"*/{name}"):
+            try:
+                found = (path.stat().st_mtime, path.parent)
+            except OSError:
+                continue  # removed just now
+            newest = found if newest is None or found > newest else newest
     return newest[1] if newest else None
 
 
@@ -229,8 +233,9 @@ class ReplayFeed:
     """Plays a run directory again with its own times; pause, speed and position can be changed."""
 
     def __init__(self, run_dir: Path, *, clock: Clock, speed: float = 10.0) -> None:
-        self._run_dir, self._clock = run_dir, clock
-        self._timed: list[tuple[float, Record, str]] = []
+        """Reads the whole directory. Raises `OSError` when it cannot."""
+        self._clock = clock
+        self._timed = timed_records(run_dir)
         self._next = 0
         self._opened = False
         self._speed = speed
@@ -238,12 +243,10 @@ class ReplayFeed:
         self._base_s = 0.0  # time in the run at _since
         self._since = 0.0
         self._opening = opened(run_dir, 0.0)
-        self.nodes = self._opening.nodes
+        self.nodes: tuple[str, ...] = ()  # a run directory holds no readings of nodes
         self.source = "replay"
 
     def start(self) -> None:
-        """Read everything. Raises `OSError` when the directory cannot be read."""
-        self._timed = timed_records(self._run_dir)
         self._base_s, self._since = self.first_s, self._clock()
 
     @property
@@ -317,8 +320,8 @@ def timed_records(run_dir: Path) -> list[tuple[float, Record, str]]:
     )
     for name, source, decoder in files:
         path = run_dir / name
-        if name == JOURNAL and not path.exists():
-            continue
+        if not path.exists():
+            continue  # a run that failed before its first step has no telemetry
         at_s = 0.0
         with path.open("rb") as file:
             for record in map(decoder, file):

@@ -136,7 +136,7 @@ def node_mark(node: NodeState, state: State) -> tuple[str, str]:
         return UNKNOWN, node.down.phase
     age = node.age_s(state.now_s)
     if node.sample is None or age is None:
-        return UNKNOWN, "waiting"
+        return (UNKNOWN, "waiting") if state.watches else ("", "")
     if node.is_stale(state.now_s, state.interval_s):
         return STALE, units.age(age)
     if node.sample.gpus is None:
@@ -326,7 +326,7 @@ def summarise(state: State) -> Summary:
         nodes=len(nodes),
         answering=len(fresh(nodes.values(), state)),
         stale=marks.count(STALE),
-        down=sum(node.down is not None or node.sample is None for node in nodes.values()),
+        down=marks.count(UNKNOWN),
         gpus=sum(
             node.gpus_seen - len(missing(node))
             for node in nodes.values()

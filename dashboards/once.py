@@ -22,9 +22,10 @@ from dashboards.fleet import (
     node_value,
     summarise,
 )
-from dashboards.progress import figures
+from dashboards.progress import Figures, figures, one_line
 from dashboards.samples import Tick
 from dashboards.state import NodeState, RunState, State, fold, initial_state
+from trainer.telemetry import StepRecord
 
 STATES = {"": "ok", ALARM: "alarm", STALE: "stale", UNKNOWN: "unknown", MISSING: "missing"}
 LOOK_S = 0.05
@@ -53,27 +54,17 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
 
 def exit_code(state: State) -> int:
     """1 something is wrong, 3 nothing worse than not being able to find out, 0 all is well."""
-    marks = {node_mark(node, state)[0] for node in state.nodes.values() if _watched(node, state)}
+    marks = {node_mark(node, state)[0] for node in state.nodes.values()}
     run = figures(state.run, state.now_s).status if state.run else ""
     if marks & {ALARM, MISSING} or run in ("failed", "stalled"):
         return 1
     return 3 if marks & {UNKNOWN, STALE} else 0
 
 
-def _watched(node: NodeState, state: State) -> bool:
-    """Nodes that only the run's plan names are asked by nobody: their silence says nothing."""
-    only_planned = state.run is not None and node.name in state.run.planned
-    return not (only_planned and node.sample is None and node.down is None and not _asks(state))
-
-
-def _asks(state: State) -> bool:
-    return any(node.sample or node.down for node in state.nodes.values())
-
-
 def write(state: State, output: Output) -> None:
     """Tables for people on stdout; -q leaves the verdict."""
     if not output.quiet:
-        if _asks(state):
+        if state.watches:
             _write_nodes(state, output)
         if state.run is not None:
             _write_run(state.run, state, output)
@@ -119,14 +110,20 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
     style = "bad" if now.status in ("failed", "stalled") else "good"
     output.line("")
     output.line(f"run {run.name}: {now.status}", style)
-    if run.last is None:
-        return
-    age = units.age(None if run.last_s is None else state.now_s - run.last_s)
+    if run.last is not None:
+        _write_figures(run.last, now, state.now_s - (run.last_s or state.now_s), output)
+    for sample in run.events[-5:]:
+        event = sample.event
+        at = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else "-"
+        output.line(f"  {at}  {event.name}  {one_line(event)}".rstrip())
+
+
+def _write_figures(last: StepRecord, now: Figures, age_s: float, output: Output) -> None:
     eta = f", ETA {units.span(now.eta_s)}" if now.eta_s is not None else ""
-    output.line(f"  step {now.step:,}/{now.steps_total:,}, {age} ago{eta}")
+    output.line(f"  step {now.step:,}/{now.steps_total:,}, {units.age(age_s)} ago{eta}")
     output.line(
-        f"  loss {units.number(now.smooth_loss)} smoothed, {units.number(run.last.loss)} last, "
-        f"grad norm {units.number(run.last.grad_norm)}, lr {units.number(run.last.lr, 2)}"
+        f"  loss {units.number(now.smooth_loss)} smoothed, {units.number(last.loss)} last, "
+        f"grad norm {units.number(last.grad_norm)}, lr {units.number(last.lr, 2)}"
     )
     output.line(
         f"  {units.seconds(now.step_s)} a step (p99 {units.seconds(now.p99_s)}), "
@@ -135,16 +132,12 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
     if now.phases:
         parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in now.phases)
         output.line(f"  {parts}")
-    for sample in run.events[-5:]:
-        event = sample.event
-        at = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else "-"
-        output.line(f"  {at}  {event.name}  {event.text}".rstrip())
 
 
 def verdict(state: State) -> str:
     """One line that says it all."""
     parts = []
-    if _asks(state):
+    if state.watches:
         summary = summarise(state)
         parts.append(f"{summary.answering} of {summary.nodes} nodes answer")
         if summary.gpus_seen:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dashboards.state import RunState
-from trainer.telemetry import PHASES, StepRecord
+from dashboards.state import INTERRUPTED, RunState
+from trainer.telemetry import PHASES, Event, StepRecord
 
 # Rates are means over this many steps: enough to smooth buckets of different size.
 WINDOW = 50
@@ -23,7 +23,7 @@ STALLED_S = 30.0
 class Figures:
     """What the run screen says beside the curves. None: not known yet."""
 
-    status: str  # waiting, running, stalled, finished, failed
+    status: str  # waiting, running, stalled, finished, stopped, failed
     step: int
     steps_total: int
     step_s: float | None = None  # median over the window
@@ -104,6 +104,21 @@ def _of_records(same: _Same) -> Figures:
         window=len(window),
         smooth_loss=run.smooth / run.smooth_weight if run.smooth_weight else None,
     )
+
+
+def is_bad(event: Event) -> bool:
+    """Whether an event is to be seen as trouble."""
+    if event.name == "end":
+        return event.data.get("exit_code", 0) not in (0, INTERRUPTED)
+    if event.name == "rank-ended":
+        return event.data.get("code") != 0
+    return event.name in ("failure", "failed", "error", "lost", "incident", "stalled")
+
+
+def one_line(event: Event) -> str:
+    """What happened in one line; of a traceback its last one, which names the error."""
+    lines = [line.strip() for line in event.text.splitlines() if line.strip()]
+    return " … ".join(lines[:1] + lines[1:][-1:])
 
 
 def _pace_s(window: Sequence[StepRecord]) -> float:

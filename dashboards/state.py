@@ -28,8 +28,9 @@ STALE_INTERVALS = 3
 HISTORY_S = 3600.0
 RECENT_STEPS = 600
 RECENT_EVENTS = 200
-# The smoothed loss forgets over about this many steps.
-SMOOTH_STEPS = 25
+# The smoothed loss forgets over this share of the run, within these numbers of steps: the same
+# number for all would lag behind in a short run and shiver in a long one.
+SMOOTH_SHARE, SMOOTH_STEPS = 0.01, (5.0, 100.0)
 
 
 # Immutable, so one empty value serves all.
@@ -74,7 +75,7 @@ class RunState:
     smooth_weight: float = 0.0
     events: tuple[EventSample, ...] = ()
     node_states: Mapping[str, str] = field(default_factory=dict)
-    ended: str = ""  # "", "finished" or "failed"
+    ended: str = ""  # "", "finished", "stopped" or "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class State:
     fleet_s: float | None = None
     history_step_s: float = 1.0  # seconds between rows of every history
     odd: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (node, GPU) -> why
+    watches: bool = True  # False: nodes are known from the run's plan only, nobody asks them
 
     @property
     def has_gpus(self) -> bool:
@@ -115,6 +117,7 @@ def initial_state(
         },
         fleet=Ring(len(FLEET_COLUMNS), limit),
         history_step_s=step,
+        watches=bool(nodes),
     )  # fmt: skip
 
 
@@ -214,7 +217,8 @@ def _after_step(run: RunState, sample: StepSample) -> RunState:
     smooth, weight = run.smooth, run.smooth_weight
     if math.isfinite(record.loss):
         # Divided by the weight, so that the first steps are not drawn towards zero.
-        keep = 1.0 - 1.0 / SMOOTH_STEPS
+        few, many = SMOOTH_STEPS
+        keep = 1.0 - 1.0 / max(few, min(many, SMOOTH_SHARE * record.steps_total))
         smooth, weight = keep * smooth + (1 - keep) * record.loss, keep * weight + (1 - keep)
     loss = record.loss if math.isfinite(record.loss) else NAN
     # Steps that come again after a resume replace what the broken attempt wrote.
@@ -233,22 +237,28 @@ def _after_step(run: RunState, sample: StepSample) -> RunState:
     )
 
 
-# Words of the journal that end a run, and how.
-_ENDINGS = {"finished": "finished", "done": "finished", "failed": "failed", "aborted": "failed", "interrupted": "failed"}  # fmt: skip
+# What the trainer and the launcher call the end of a run, and a node's part in it.
+_ENDINGS = {"done": "finished", "finished": "finished", "stopped": "stopped", "failure": "failed", "failed": "failed", "error": "failed"}  # fmt: skip
+_BEGINNINGS = ("plan", "start", "resume")
+_NODE_WORDS = {"rank": "running", "lost": "lost"}
+INTERRUPTED = 130
 
 
 def _after_event(run: RunState, sample: EventSample) -> RunState:
     event = sample.event
     ended = run.ended
-    if event.name in ("stop", "end"):
-        ended = "failed" if event.data.get("ok") is False else "finished"
+    if event.name == "end":
+        code = event.data.get("exit_code", 0)
+        ended = "finished" if code == 0 else "stopped" if code == INTERRUPTED else "failed"
     elif event.name in _ENDINGS:
         ended = _ENDINGS[event.name]
-    elif event.name in ("start", "resume", "attempt"):
+    elif event.name in _BEGINNINGS:
         ended = ""
-    node, said = event.data.get("node"), event.data.get("state")
     states = run.node_states
-    if isinstance(node, str) and isinstance(said, str):
+    node, said = event.data.get("node"), _NODE_WORDS.get(event.name)
+    if event.name == "rank-ended":
+        said = "ended" if event.data.get("code") == 0 else "failed"
+    if isinstance(node, str) and said is not None and states.get(node) not in ("lost", "failed"):
         states = {**states, node: said}
     events = run.events
     at = len(events)

@@ -122,6 +122,7 @@ def status_words(now: Figures, colors: Palette) -> Sequence[tuple[str, Style]]:
     mark, style = {
         "running": ("", colors.good),
         "finished": ("", colors.good),
+        "stopped": ("", colors.warn),
         "waiting": (UNKNOWN + " ", colors.dim),
         "stalled": (ALARM + " ", colors.alarm),
         "failed": (ALARM + " ", colors.alarm),

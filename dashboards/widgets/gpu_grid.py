@@ -48,6 +48,11 @@ class Layout:
         return self.rows + 1 <= height
 
 
+def centred(text: str, width: int) -> str:
+    """In the middle, and where that cannot be to the right: next to the mark that belongs to it."""
+    return text.rjust((width + len(text) + 1) // 2).ljust(width)
+
+
 def lay_out(nodes: int, gpus: int, label: int, width: int, height: int) -> Layout:
     """As few columns as show all nodes; when nothing does, the one that shows most, to be scrolled."""
     smallest = None
@@ -129,7 +134,9 @@ class GpuGrid(Panel, can_focus=True):
 
     def _heading(self, shape: Layout, colors: Palette) -> Line:
         cell = shape.cell
-        numbers = "".join(f"{index:^{max(1, cell - 1)}} "[:cell] for index in range(self._gpus))
+        numbers = "".join(
+            (centred(str(index), max(1, cell - 1)) + " ")[:cell] for index in range(self._gpus)
+        )
         total = {"power": "total", "temperature": "highest"}.get(self.metric.key, "mean")
         text = f" {'node' if self._label > 3 else '':<{self._label}} {numbers}{total:>{TAIL - 1}}"
         room = shape.block - len(text)
@@ -184,12 +191,12 @@ class GpuGrid(Panel, can_focus=True):
         inner = width - 1
         if cell.value is None:
             ground = {MISSING: colors.bad, UNKNOWN: colors.dim}.get(cell.mark, colors.text)
-            text, mark = f"{cell.mark:^{inner}}", " "
+            text, mark = centred(cell.mark, inner), " "
         else:
             if width == 2:
                 text = SPARKS[min(7, int(8 * (cell.level or 0.0)))]
             else:
-                text = f"{self._number(cell.value, width):^{inner}}"
+                text = centred(self._number(cell.value, width), inner)
             mark = cell.mark or " "
             if cell.mark == ALARM:
                 ground = mark_style = colors.alarm
@@ -197,6 +204,7 @@ class GpuGrid(Panel, can_focus=True):
                 ground = mark_style = colors.stale
         if at:
             ground = ground + REVERSED
+            mark_style = ground if cell.mark == ALARM else mark_style
         if len(text) > inner:  # 100 takes the gap's place
             return words((text[:width], ground))
         return words((text, ground), (mark, mark_style))

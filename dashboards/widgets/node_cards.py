@@ -140,8 +140,9 @@ class NodeCards(GpuGrid):
         )
         inner = width - 2
         silent = mark in (UNKNOWN, STALE)
-        if node.down is not None:
-            text = words((f"  {node.down.message}", colors.label))
+        if node.down is not None or not state.watches:
+            said = node.down.message if node.down else "of the run's plan; nobody watches it"
+            text = words((f"  {said}", colors.label))
             blank: list[Line] = [[] for _ in range(height - 2)]
             return [name, text, *blank]
         side = inner >= 2 * SIDE + 10 and height >= 6
@@ -216,7 +217,8 @@ class NodeCards(GpuGrid):
         line = words(("▸" if here else " ", colors.cursor), (f"{label:<{self._label}} ", style))
         sample = node.sample
         if sample is None or node.down:
-            return fitted(line + words((f"{mark} {why}", colors.warn)), block, colors.text)
+            said = f"{mark} {why}" if mark else "not watched"
+            return fitted(line + words((said, colors.warn)), block, colors.text)
         for metric in NODE_METRICS[:2]:
             value = node_value(sample, metric)
             filled, empty = bar(value, 8)

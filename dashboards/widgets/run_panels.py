@@ -11,7 +11,7 @@ from rich.style import Style
 from dashboards import plot, units
 from dashboards.fleet import node_mark, short_names
 from dashboards.plot import BLANK, Scale, bar, finite, nice_scale, resampled
-from dashboards.progress import Figures, figures
+from dashboards.progress import Figures, figures, is_bad, one_line
 from dashboards.state import RunState, State
 from dashboards.widgets.bars import progress_bar, status_words
 from dashboards.widgets.palette import Palette
@@ -266,7 +266,7 @@ class Events(Panel):
         for sample in events[-1 : -height - 1 : -1]:
             event = sample.event
             at = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else "-"
-            bad = event.name in ("failed", "incident", "stalled", "lost") or event.data.get("ok") is False  # fmt: skip
+            bad = is_bad(event)
             line = words(
                 (f" {at} ", colors.dim),
                 ("! " if bad else "  ", colors.bad),
@@ -276,7 +276,7 @@ class Events(Panel):
                 line += words(
                     (f"{'' if event.step is None else f'{event.step:,}':>6} ", colors.dim)
                 )
-            result.append(line + words((" " + event.text, colors.text)))
+            result.append(line + words((" " + one_line(event), colors.text)))
         return result
 
 
@@ -292,19 +292,19 @@ class RunNodes(Panel):
         for name in names:
             node = state.nodes.get(name)
             said = run.node_states.get(name, "") if run else ""
-            mark, why = node_mark(node, state) if node is not None else ("", "")
-            never = node is None or (node.sample is None and node.down is None)
-            if never:
-                mark, why = "", ""  # nobody watches it: its silence says nothing
-            if not mark and said in ("", "running") and len(names) > height:
+            never = node is None or not state.watches  # its silence says nothing
+            mark, why = ("", "") if node is None else node_mark(node, state)
+            if not mark and said in ("", "running", "ended") and len(names) > height:
                 quiet.append(name)
                 continue
+            if said in ("lost", "failed"):
+                mark, why = "!", said
             style = colors.warn if mark in ("~", "-") else colors.bad if mark else colors.good
             word = f"{mark} {why}" if mark else said or ("not watched" if never else "ok")
             lines.append(
                 words(
                     (f" {name} ", colors.text),
-                    (f" {said} " if mark and said else " ", colors.label),
+                    (f" {said} " if mark and said not in ("", why) else " ", colors.label),
                     (word, colors.dim if never and not said else style),
                 )
             )

@@ -60,7 +60,7 @@ def write_run(run_dir: Path, steps: int = 479, total: int = 900) -> Path:
         while marks and marks[0].step == step:
             writer.write(marks.pop(0))
     writer.close()
-    journal(run_dir, "start", "2 ranks on 2 nodes", BEGAN)
+    journal(run_dir, "start", "ranks meet at 127.0.0.1:29500", BEGAN)
     return run_dir
 
 

@@ -183,9 +183,9 @@ def test_palette_offers_what_the_keys_do(demo: Callable[[], TopApp]) -> None:
 
 def test_every_line_is_exactly_as_wide_as_its_place(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
-        for size in ((60, 16), (80, 24), (81, 25), (120, 40), (200, 50), (300, 80)):
+        for size in ((60, 16), (81, 25), (120, 40), (200, 50)):
             await pilot.resize_terminal(*size)
-            for key in ("1", "enter", "2", "1", "escape", "p"):
+            for key in ("enter", "2", "1", "escape"):
                 await pilot.press(key)
                 await pilot.pause()
                 check(app)

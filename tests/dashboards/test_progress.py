@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dashboards.progress import Figures, figures
+from dashboards.progress import Figures, figures, is_bad, one_line
 from dashboards.samples import EventSample, RunOpened, Sample, StepSample
 from dashboards.state import fold, initial_state
 from tests.dashboards.runs import record
@@ -63,6 +63,17 @@ def test_last_step_finishes_the_run_and_it_never_stalls_after() -> None:
 def test_failed_is_said_by_the_journal() -> None:
     ended = EventSample(Event("failed", "rank 1 was killed"), 1.0, "journal")
     assert run_of(*steps(1, 10), ended, now_s=1.0).status == "failed"
+
+
+def test_trouble_is_told_from_what_is_usual() -> None:
+    usual = [Event("start"), Event("rank-ended", data={"code": 0}), Event("end", data={"exit_code": 130})]  # fmt: skip
+    trouble = [Event("lost"), Event("rank-ended", data={"code": -9}), Event("end", data={"exit_code": 1})]  # fmt: skip
+    assert [is_bad(event) for event in usual + trouble] == [False] * 3 + [True] * 3
+
+
+def test_traceback_becomes_its_first_and_last_line() -> None:
+    event = Event("failure", "n2 was lost: Traceback\n  File x\n\nOSError: disk full\n")
+    assert one_line(event) == "n2 was lost: Traceback … OSError: disk full"
 
 
 def test_phases_add_up_to_the_step() -> None:

@@ -167,10 +167,14 @@ def test_journal_says_how_the_run_ended_and_where_nodes_are() -> None:
     def event(name: str, **data: object) -> EventSample:
         return EventSample(Event(name, data=data), 1.0, "journal")
 
-    state = fold(begin(), [RunOpened("1", "1", 0.0), event("node", node="a", state="training"), event("failed")])  # fmt: skip
+    state = fold(begin(), [RunOpened("1", "1", 0.0), event("rank", node="a"), event("rank", node="b"), event("rank-ended", node="b", code=-9), event("failure")])  # fmt: skip
     assert state.run is not None
-    assert state.run.node_states == {"a": "training"}
+    assert state.run.node_states == {"a": "running", "b": "failed"}
     assert state.run.ended == "failed"
+    for code, ended in ((0, "finished"), (130, "stopped"), (1, "failed")):
+        after = reduce(state, event("end", exit_code=code))
+        assert after.run is not None
+        assert after.run.ended == ended
     state = reduce(state, StepSample(record(5), 2.0))
     assert state.run is not None
     assert state.run.ended == ""  # it goes on: a restart

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dashboards.samples import Gpu
@@ -68,6 +68,7 @@ json_values = st.recursive(
 KEYS = ("cpu", "cpus", "load1", "memory", "network_bytes_s", "gpus", "gpu_csv", "gpu_error")
 
 
+@settings(max_examples=60)
 @given(line=st.dictionaries(st.sampled_from(KEYS), json_values))
 def test_odd_lines_never_raise(line: dict[str, Any]) -> None:
     sample = parse("n1", line, 5.0)
