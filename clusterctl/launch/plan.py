@@ -25,9 +25,7 @@ PORT_RANGE = range(29500, 30000)
 # puts them under a random name. The process id is for the agent: a rank that dies in its first
 # tenth of a second is a zombie without environment by the time anybody looks.
 RANK_SHELL = (
-    # Not the shell's own word for it: torchrun makes one dollar sign of two (string.Template).
-    "read -r pid _ </proc/self/stat; "
-    '[ -z "$CLUSTERCTL_HEARTBEATS" ] || echo "$pid" >"$CLUSTERCTL_HEARTBEATS/$RANK.pid"; '
+    '[ -z "$CLUSTERCTL_HEARTBEATS" ] || echo $$ >"$CLUSTERCTL_HEARTBEATS/$RANK.pid"; '
     'exec "$@" >>"$CLUSTERCTL_RUN_DIR/ranks/$RANK.log" 2>&1'
 )
 

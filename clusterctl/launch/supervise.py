@@ -227,7 +227,7 @@ class _Supervisor:
             self._turn()
             self._refuse_stop()
             now = time.monotonic()
-            if now - pinged > PING_S:
+            if now - pinged > min(PING_S, timing.lease_s / 4):
                 pinged = now
                 for wire in self.wires.values():
                     self._send(wire, {"op": "ping"})
