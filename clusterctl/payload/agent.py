@@ -14,19 +14,15 @@ import re
 import signal
 import socket
 import subprocess
-import threading
 import time
 
 libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_S = 0.1
 LOG_S = 2.0  # until torchrun's log has named the exit code of a rank whose end was not seen
-FLUSH_S = 3.0  # for the last messages, when the head reads slowly or not at all
-BACKLOG = 50  # messages on their way, above which what can wait does
 BEAT_S = 1.0
 LOG_BYTES_PER_S = 256 * 1024  # of a rank's log, to a head that does not share the run directory
 LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is over
-TAIL_LINES = 25
 
 # A SimpleQueue: a signal handler puts into it, which may deadlock with queue.Queue.
 orders = queue.SimpleQueue()  # type: Any
@@ -43,48 +39,9 @@ class Ranks:
         self.code = None  # of torchrun
 
 
-class Voice:
-    """Messages to the head, sent by a thread of its own: the agent must go on when nobody reads.
-
-    A head behind a cut cable lets the pipe fill up, and a write would then block for ever; a head
-    that is gone makes it fail. Neither may keep the agent from stopping its ranks.
-    """
-
-    def __init__(self):
-        self._waiting = queue.SimpleQueue()  # type: Any
-        self.is_lost = False
-        threading.Thread(target=self._send, name="voice", daemon=True).start()
-
-    def say(self, message):
-        if not self.is_lost:
-            self._waiting.put(json.dumps(message).encode() + b"\n")
-
-    def is_behind(self):
-        return self.is_lost or self._waiting.qsize() > BACKLOG
-
-    def flush(self):
-        """Wait until everything has been sent, but not for ever."""
-        done = threading.Event()
-        self._waiting.put(done)
-        done.wait(FLUSH_S)
-
-    def _send(self):
-        while True:
-            item = self._waiting.get()
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            try:
-                while item and not self.is_lost:
-                    item = item[os.write(1, item) :]
-            except OSError:
-                self.is_lost = True
-                orders.put({"op": "end"})
-
-
 def main():
     global emit
-    voice = Voice()
+    voice = Voice(lambda: orders.put({"op": "end"}))
     emit = voice.say
     try:
         supervise(voice)
@@ -391,28 +348,6 @@ def stop(ranks, grace_s, turn):
         ranks.code = -signal.SIGKILL  # it cannot be ended; `gone` tells what is left
 
 
-class Follower:
-    """What was appended to a file since the last look."""
-
-    def __init__(self, path):
-        self.path, self.offset = path, 0
-
-    def lines(self, limit, to_the_end=False):
-        """Whole lines; at the end also what stands behind the last newline."""
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.offset)
-                data = file.read(limit)
-        except OSError:
-            return ""
-        if len(data) < limit and not to_the_end:
-            data = data[: data.rfind(b"\n") + 1]  # the last line may still be written
-        elif len(data) == limit and b"\n" in data:
-            data = data[: data.rfind(b"\n") + 1]  # no cut through a character
-        self.offset += len(data)
-        return data.decode("utf-8", "backslashreplace")
-
-
 def tell(telemetry, logs, to_the_end=False):
     log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
     if ARGS["first_rank"] == 0:
@@ -443,15 +378,3 @@ def remove_heartbeats():
     import shutil
 
     shutil.rmtree(heartbeat_dir(), ignore_errors=True)
-
-
-def tail(path):
-    """The last lines of a log."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            text = file.read().decode("utf-8", "backslashreplace")
-    except OSError:
-        return []
-    return text.splitlines()[-TAIL_LINES:]

@@ -202,6 +202,18 @@ def test_log_without_newline_at_its_end_arrives(agent, tmp_path: Path) -> None:
     assert text == "first\nthe end"
 
 
+def test_end_of_a_log_that_is_too_long_to_carry_arrives_and_the_gap_is_told(
+    agent, tmp_path: Path
+) -> None:
+    one = agent()
+    one.start("print(('x' * 99 + chr(10)) * 40000 + 'the end', flush=True)", tmp_path)
+    text = ""
+    while not text.endswith("the end\n"):
+        text += one.hear("log")["text"]
+    assert "bytes stayed on the node: " in text
+    assert len(text) < 3 << 20
+
+
 def test_run_directory_that_cannot_be_made_is_said(agent, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     assert "no run directory" in agent().hear("failed")["text"]

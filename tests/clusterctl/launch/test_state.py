@@ -1,0 +1,40 @@
+"""Which of several deaths a run failed of."""
+
+from __future__ import annotations
+
+from clusterctl.launch.state import Death, cause
+
+
+def death(rank: int, code: int | None, at_s: float) -> Death:
+    return Death("node", rank, code, "", (), at_s)
+
+
+def test_signal_is_a_cause_at_once() -> None:
+    killed = death(1, -9, 10.0)
+    assert cause([killed], 10.0) is killed
+
+
+def test_exit_code_waits_a_moment_for_the_signal_that_drew_it_along() -> None:
+    peer, killed = death(0, 1, 10.0), death(1, -11, 10.2)
+    assert cause([peer], 10.1) is None
+    assert cause([peer, killed], 10.2) is killed
+    assert cause([peer], 10.4) is peer
+
+
+def test_first_of_equals_is_the_cause() -> None:
+    first, second = death(3, 7, 10.0), death(0, 1, 10.1)
+    assert cause([first, second], 11.0) is first
+
+
+def test_peers_that_torchrun_or_gloo_ended_are_not_the_cause() -> None:
+    ended, aborted, left = death(0, -15, 9.0), death(1, -6, 9.1), death(2, 7, 9.05)
+    assert cause([ended, aborted, left], 11.0) is left
+    assert cause([ended], 9.5) is None
+    assert cause([ended], 11.0) is ended
+
+
+def test_end_that_nobody_saw_may_have_been_a_good_one() -> None:
+    unseen = death(0, None, 9.0)
+    assert cause([unseen], 1e9) is None
+    assert cause([unseen], float("inf")) is unseen  # torchrun says that something failed
+    assert cause([], 1e9) is None
