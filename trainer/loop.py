@@ -5,6 +5,7 @@ plan -> microbatch -> encode -> flow -> loss -> backward -> step -> schedule -> 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trainer import checkpoint
-from trainer.config import Config
+from trainer.config import Config, to_dict
 from trainer.data.dataset import Loader
 from trainer.data.plan import DataPlan
 from trainer.ema import EMA
@@ -29,6 +30,7 @@ from trainer.errors import Diverged, TooManyBadSamples, TrainerError
 from trainer.parts import Parts
 from trainer.schedules import Schedule
 from trainer.telemetry import PHASES, Heartbeat, StepRecord, Writer
+from trainer.tracking import Wandb
 
 
 class Journal(Protocol):
@@ -275,12 +277,24 @@ class RankZeroJournal:
     def __init__(self, run_dir: Path, config: Config, rank: int) -> None:
         self._log_every = config.log_every
         self._writer = Writer(run_dir) if rank == 0 else None
+        self._tracker: Wandb | None = None
+        if rank == 0 and config.wandb != "off":
+            self._tracker = Wandb(
+                config.wandb,
+                run_dir,
+                config.wandb_project,
+                config.exp_name or run_dir.name,
+                to_dict(config),
+                functools.partial(self.event, "tracking"),
+            )
         self._bad = run_dir / "bad_samples.jsonl"
 
     def step(self, record: StepRecord) -> None:
         if self._writer is None:
             return
         self._writer.write(record)
+        if self._tracker is not None:
+            self._tracker.log(record)
         if record.step % self._log_every == 0 or record.step == 1:
             print(
                 f"step {record.step}/{record.steps_total}  epoch {record.epoch}  loss {record.loss:.4f}  "
@@ -289,8 +303,9 @@ class RankZeroJournal:
             )
 
     def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None:
-        if self._writer is not None:
-            self._writer.event(name, text, step=step, **data)
+        writer = self._writer  # the tracker tells from its own thread, perhaps after close
+        if writer is not None:
+            writer.event(name, text, step=step, **data)
             print(f"{name}: {text}", flush=True)
 
     def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None:
@@ -299,6 +314,8 @@ class RankZeroJournal:
             file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
+        if self._tracker is not None:
+            self._tracker.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

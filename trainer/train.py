@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -187,5 +187,13 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
+def _exit(code: int) -> NoReturn:
+    from trainer.tracking import is_stuck
+
+    if is_stuck():
+        os._exit(code)  # a run does not wait at its end for a tracker either
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _exit(main())

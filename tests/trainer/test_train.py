@@ -1,0 +1,164 @@
+"""The command: what it writes, how it ends, what it says when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.ranks import REPO, TINY
+from trainer import assemble, train
+from trainer.data.digits import main as render
+from trainer.errors import CheckpointError, ConfigError
+from trainer.telemetry import Event, StepRecord, read
+
+KEY = "0123456789abcdef" * 2 + "01234567"
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], limit_s: float = 60) -> None:  # fmt: skip
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert process.poll() is None, "the process has ended"
+        assert time.monotonic() < deadline, "not within the limit"
+        time.sleep(0.02)
+
+
+def test_a_run_started_as_a_file_is_stopped_by_sigterm_and_leaves_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    render(["--out", str(tmp_path / "clips"), "--clips", "64", "--seed", "1"])
+    (tmp_path / "tiny.py").write_text(TINY)
+    argv = [str(tmp_path / "tiny.py"), "--data-path", str(tmp_path / "clips/digits.csv"), "--outputs",
+            str(tmp_path / "out"), "--max-steps", "100000", "--ckpt-every", "0", "--wandb", "offline"]  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("CLUSTERCTL_", "RANK", "WORLD_SIZE"))}  # fmt: skip
+    environment |= {"OMP_NUM_THREADS": "1", "WANDB_API_KEY": KEY, "NCCL_SECRET": KEY, "HOME": str(tmp_path)}  # fmt: skip
+    out, err = tmp_path / "stdout", tmp_path / "stderr"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, str(REPO / "trainer" / "train.py"), *argv],
+            cwd=tmp_path, env=environment, stdout=stdout, stderr=stderr,
+        )  # fmt: skip
+    run_dir = tmp_path / "out" / "001-STDiT3"
+    try:
+        wait_for(lambda: (run_dir / "telemetry.jsonl").is_file() and "step 3/" in out.read_text(), process)  # fmt: skip
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: "Current thread" in err.read_text() or "most recent call first" in err.read_text(), process)  # fmt: skip
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == train.INTERRUPTED
+    finally:
+        process.kill()
+        process.wait(10)
+    records = list(read(run_dir))
+    last = [r for r in records if isinstance(r, StepRecord)][-1].step
+    events = [r.name for r in records if isinstance(r, Event)]
+    assert events[0] in ("note", "start")
+    assert events[-2:] == ["checkpoint", "stopped"]
+    assert list(run_dir.glob(f"epoch*-global_step{last}/manifest.json"))
+    assert list(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+    text = (run_dir / "config.json").read_text()
+    document = json.loads(text)
+    assert document["argv"] == argv
+    assert document["config"]["max_steps"] == 100000
+    assert document["environment"]["OMP_NUM_THREADS"] == "1"
+    assert "commit" in document
+    said = out.read_text() + err.read_text()
+    assert KEY not in text + (run_dir / "telemetry.jsonl").read_text() + said
+    assert "FutureWarning" not in said
+    assert "error:" not in said
+
+
+def test_a_wrong_key_is_one_sentence_and_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["demo", "--lrr", "1"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: ")
+    assert "did you mean lr" in said
+    assert "Traceback" not in said
+
+
+def test_ranks_of_one_node_say_the_same_failure_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert train.main(["demo", "--lrr", "1"]) == 2
+    assert capfd.readouterr().err == ""
+
+
+def test_a_failure_of_one_rank_is_said_by_that_rank_and_an_agreed_one_by_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, agreed = CheckpointError("mine"), CheckpointError("ours")
+    agreed.on_all_ranks = True
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "1")
+    assert train._speaks(own)
+    assert not train._speaks(agreed)
+    monkeypatch.setenv("RANK", "0")
+    assert train._speaks(agreed)
+
+
+def test_an_unexpected_failure_ends_with_a_sentence_that_names_the_rank(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise RuntimeError("the wire\nis cut")
+
+    monkeypatch.setattr(train, "_train", broken)
+    monkeypatch.setenv("RANK", "3")
+    assert train.main(["demo"]) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1] == "error: rank 3: RuntimeError: the wire"
+    assert lines[0].startswith("Traceback")
+
+
+def test_without_a_dataset_the_message_says_how_to_make_one(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert train.main(["demo", "--data-path", "none"]) == 2
+    assert "trainer.data.digits" in capfd.readouterr().err
+
+
+def test_run_directories_are_numbered_and_taken_once(tmp_path: Path) -> None:
+    options = train._parser().parse_args(["demo"])
+    config = train.configuration.load("demo", ["--outputs", str(tmp_path)])
+    names = [train._run_dir(config, options).name for _ in range(3)]
+    assert names == ["001-STDiT3", "002-STDiT3", "003-STDiT3"]
+
+
+def test_no_name_of_a_secret_reaches_config_json() -> None:
+    environ = {"NCCL_DEBUG": "INFO", "CLUSTERCTL_TOKEN": "x", "CUDA_KEY": "x", "OTHER": "x"}
+    assert train._environment(environ) == {"NCCL_DEBUG": "INFO"}
+
+
+class TwoRanks:
+    """Rank 0's view of a group whose other rank sees the run directory or not."""
+
+    rank, world = 0, 2
+
+    def __init__(self, other_sees: bool) -> None:
+        self.other_sees = other_sees
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def alone(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value, ("node-2", self.other_sees)]
+
+
+def test_a_run_directory_that_a_node_cannot_see_is_refused_at_the_start(tmp_path: Path) -> None:
+    assemble.require_shared(tmp_path, TwoRanks(True))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"1 of 2 ranks \(node-2\)") as caught:
+        assemble.require_shared(tmp_path, TwoRanks(False))  # type: ignore[arg-type]
+    assert caught.value.on_all_ranks
+    assert list(tmp_path.iterdir()) == []
