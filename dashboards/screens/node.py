@@ -24,7 +24,7 @@ from dashboards.plot import Scale, bar, binned, finite, spark
 from dashboards.samples import Gpu
 from dashboards.screens.base import TopScreen
 from dashboards.state import NodeState, State
-from dashboards.widgets.history import chart, node_line, reach
+from dashboards.widgets.history import chart, node_line, reach, ticks
 from dashboards.widgets.palette import Palette
 from dashboards.widgets.panel import Line, Panel, width_of, words
 
@@ -66,7 +66,7 @@ class NodeGpus(Panel):
                 [],
                 words((f" {self.metric.title.split(' ')[0]}, mean of its GPUs", colors.label)),
             ]
-            lines += chart(values, width, room, Scale(0.0, full), self.metric.say, colors)
+            lines += chart(state, values, width, room, Scale(0.0, full), self.metric.say, colors)
         return lines
 
     def _gpu(
@@ -97,7 +97,7 @@ class NodeGpus(Panel):
             per = 2
             values = past(node, gpu_column(index, self.metric.column), 2 * per * room, state)
             full = self.metric.full_scale or 1.0
-            line += words((spark(binned(values, 2 * room, per, len(node.history)), Scale(0.0, full)), colors.spark))  # fmt: skip
+            line += words((spark(binned(values, 2 * room, per, ticks(state)), Scale(0.0, full)), colors.spark))  # fmt: skip
         return line
 
     def _charts(
@@ -109,6 +109,7 @@ class NodeGpus(Panel):
             values = past(node, NODE_COLUMNS.index(metric.column), reach(node), state)
             lines.append(words((f" {metric.title}", colors.label)))
             lines += chart(
+                state,
                 values,
                 width,
                 max(1, height // 2 - 1),

@@ -31,7 +31,7 @@ from dashboards.widgets.palette import Palette
 from dashboards.widgets.panel import Line, Panel, fitted, width_of, words
 
 TAIL = 8  # total, or why there is none
-CELL_WIDTHS = (6, 5, 3, 2)
+CELL_WIDTHS = (6, 5, 4, 3, 2)
 REVERSED = Style(reverse=True, bold=True)
 
 

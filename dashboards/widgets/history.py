@@ -28,6 +28,7 @@ WINDOW = 600  # rows of history that a chart reaches back, when it is wide enoug
 
 
 def chart(
+    state: State,
     values: Sequence[float],
     width: int,
     height: int,
@@ -35,14 +36,14 @@ def chart(
     say: Callable[[float | None], str],
     colors: Palette,
 ) -> list[Line]:
-    """An area with its scale at the left and its reach at the bottom right of the first line."""
+    """An area with its scale at the left; the newest of `values`, rows of history, is now."""
     labels = [say(scale.high), say(scale.low)] if height > 1 else [say(scale.high)]
     gutter = max(map(len, labels)) + 1
     inner = width - gutter
     if inner < 4 or height < 1:
         return []
-    per_dot = max(1, min(WINDOW, len(values)) // (2 * inner))
-    dots = binned(values, 2 * inner, per_dot, len(values))
+    per_dot = max(1, round(min(WINDOW, len(values)) / (2 * inner)))
+    dots = binned(values, 2 * inner, per_dot, ticks(state))
     lines: list[Line] = []
     for y, row in enumerate(area(dots, inner, height, scale)):
         label = labels[0] if y == 0 else labels[1] if y == height - 1 and len(labels) > 1 else ""
@@ -52,6 +53,11 @@ def chart(
             line.append(Segment(text, colors.chart[at]))
         lines.append(line)
     return lines
+
+
+def ticks(state: State) -> int:
+    """Rows of history since ever: bins that begin at its multiples do not move as time passes."""
+    return int(state.now_s / state.history_step_s)
 
 
 def reach(node: NodeState) -> int:
@@ -84,7 +90,7 @@ class FleetHistory(Panel):
         if metric.key == "power" or metric.full_scale is None:
             scale = nice_scale(values, from_zero=True)
         notes = self._notes(state, width, colors) if height > 2 else []
-        body = chart(values, width, height - len(notes), scale, metric.say, colors)
+        body = chart(state, values, width, height - len(notes), scale, metric.say, colors)
         return body + notes
 
     def _notes(self, state: State, width: int, colors: Palette) -> list[Line]:
@@ -140,7 +146,7 @@ class Selected(Panel):
         full = self.metric.full_scale or 1.0
         if self.metric.key == "power":
             full = max([full, *finite(values)])
-        return head + chart(values, width, left, Scale(0.0, full), self.metric.say, colors)
+        return head + chart(state, values, width, left, Scale(0.0, full), self.metric.say, colors)
 
     def _figures(
         self,

@@ -155,6 +155,7 @@ class NodeCards(GpuGrid):
         )
         chart_width = inner - (SIDE + 3 if side else 0)
         body = chart(
+            state,
             self._past(node, state, reach(node)),
             chart_width,
             height - 2,
