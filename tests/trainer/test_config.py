@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer import config as configuration
 from trainer.config import Config, from_dict, load, to_dict
@@ -232,3 +235,27 @@ def test_show_prints_the_config_and_errors_have_exit_code_2(tmp_path: Path) -> N
 def test_short_names_find_the_files_of_the_package() -> None:
     with pytest.raises(ConfigError, match="there is no config nowhere; short names are"):
         load("nowhere")
+
+
+@given(
+    lr=st.floats(1e-8, 1.0),
+    steps=st.none() | st.integers(1, 10**9),
+    betas=st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
+    batch=st.integers(1, 64),
+    clip=st.floats(0, 10),
+)
+def test_whatever_is_set_survives_json(
+    lr: float, steps: int | None, betas: tuple[float, float], batch: int, clip: float
+) -> None:
+    config = dataclasses.replace(
+        Config(),
+        lr=lr,
+        max_steps=steps,
+        adam_betas=betas,
+        grad_clip=clip,
+        bucket_config={"144p": {51: (1.0, batch)}},
+    )
+    back = from_dict(json.loads(json.dumps(to_dict(config))))
+    assert to_dict(back)["bucket_config"]["144p"].keys() == {51}
+    same = dataclasses.replace(back, bucket_config=config.bucket_config, notes=config.notes)
+    assert same == config
