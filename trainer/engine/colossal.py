@@ -83,6 +83,7 @@ class ColossalEngine(Engine):
         self._shapes = {n: p.shape for n, p in self.module.named_parameters() if p.requires_grad}
         if self.is_sharded:
             self._time_collectives()
+            self._norm_at_once()
         return self._model
 
     def _plugin(self, settings: OptimizerSettings) -> Any:
@@ -113,6 +114,28 @@ class ColossalEngine(Engine):
             self._waited_s += time.perf_counter() - start
 
         self._optimizer._run_reduction = timed
+
+    def _norm_at_once(self) -> None:
+        """ColossalAI's gradient norm and clipping over all tensors in one call each.
+
+        Its own loops cost 5 ms of a 130 ms step for 88 parameters, and grow with their number.
+        """
+
+        def norm(dp_pg: Any, gradients: list[Tensor], norm_type: int = 2) -> float:
+            total = torch.zeros((), dtype=torch.float64, device=self.device)  # as ColossalAI sums
+            if gradients:
+                norms = torch._foreach_norm(gradients, norm_type, torch.float64)
+                total = torch.stack(norms).square().sum()
+            dist.all_reduce(total, group=dp_pg)
+            return float(total.sqrt())
+
+        def clip(gradients: list[Tensor], total_norm: float) -> None:
+            limit = self._settings.grad_clip
+            if gradients and limit and (scale := (total_norm + 1e-6) / limit) > 1:
+                torch._foreach_mul_(gradients, 1.0 / scale)
+
+        self._optimizer._compute_grad_norm = norm
+        self._optimizer._unscale_and_clip_grads = clip
 
     def backward(self, loss: Tensor) -> None:
         self._booster.backward(loss, self._optimizer)

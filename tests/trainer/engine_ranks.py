@@ -1,0 +1,108 @@
+"""One rank of the engine's tests: several plugins one after another, what they did as JSON.
+
+A model of odd sizes is trained beside its twin under plain torch, which sees both ranks' batches.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.engine.base import Engine, OptimizerSettings, build_engine
+from trainer.errors import TrainerError
+
+STEPS = 4
+CLIP = 0.05  # far below the norms here
+
+
+def make_model(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), nn.Linear(3, 1, bias=False))
+    model[0].bias.requires_grad_(False)  # one that is not trained
+    return model.to(dtype)
+
+
+def batch(step: int, rank: int) -> Tensor:
+    return torch.randn(6, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def plain(world: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Norms and weights of a single process that averages over the ranks' batches."""
+    model = make_model()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    norms = []
+    for step in range(STEPS):
+        losses = [loss_of(model, batch(step, rank)) for rank in range(world)]
+        torch.stack(losses).mean().backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, model.state_dict()
+
+
+def train(engine: Engine, plugin: str, dtype: str) -> tuple[list[float], nn.Module]:
+    settings = OptimizerSettings(
+        lr=1e-2, weight_decay=0.01, grad_clip=CLIP, dtype=dtype, plugin=plugin
+    )
+    model = engine.wrap(make_model(), settings)
+    norms = []
+    for step in range(STEPS):
+        x = batch(step, engine.rank).to(next(model.parameters()).dtype)
+        engine.backward(loss_of(model, x).float())
+        norms.append(engine.step())
+    return norms, model
+
+
+def difference(weights: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max(float((weights[k].float() - other[k].float()).abs().max()) for k in weights)
+
+
+def main(folder: Path) -> None:
+    engine = build_engine("colossal")
+    engine.setup(seed=1, timeout_s=60)
+    said: dict[str, Any] = {"compile": torch.compile.__module__, "peft": "peft" in sys.modules}
+    norms, weights = plain(engine.world)
+    said["plain"] = norms
+    for plugin, dtype in (("zero2", "fp32"), ("zero1", "fp32"), ("ddp", "fp32"), ("zero2", "bf16")):
+        norms, _ = train(engine, plugin, dtype)
+        saved = folder / f"{plugin}-{dtype}"
+        saved.mkdir(exist_ok=True)
+        engine.save(saved)
+        engine.barrier()
+        said[f"{plugin}-{dtype}"] = {
+            "norms": norms,
+            "apart": difference(engine.module.state_dict(), weights),
+            "masters_apart": difference(dict(engine.wholes(engine.masters())), weights),
+            "lrs": [group["lr"] for group in engine.param_groups],
+            "trained": [name for name, _ in engine.masters()],
+            "files": sorted(path.name for path in saved.iterdir()),
+        }
+    # what another kind of run wrote, at this world size, and back
+    fresh = engine.wrap(make_model(), OptimizerSettings(dtype="fp32", plugin="zero2"))
+    engine.load(folder / "ddp-fp32")
+    said["from_ddp"] = difference(fresh.unwrap().state_dict(), weights)
+    said["waited"] = engine.waited_s
+    said["gathered"] = engine.gather([engine.rank, 0.5])
+    said["mean"] = engine.all_reduce_mean(float(engine.rank))
+    said["agree"] = engine.agree("disk full" if engine.rank == engine.world - 1 else None)
+    said["broadcast"] = engine.broadcast(f"of rank {engine.rank}")
+    said["host"] = engine.ranks_on_this_host()
+    try:
+        engine.alone(lambda: (folder / "nowhere" / "x").read_text())
+    except TrainerError as error:
+        said["alone"] = str(error)
+    engine.close()
+    (folder / f"{engine.rank}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
