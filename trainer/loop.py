@@ -137,7 +137,8 @@ def _timed(run: Run) -> Iterator[dict[str, Any]]:
 def _step(run: Run, batch: dict[str, Any]) -> bool:
     """One optimizer step; returns whether all ranks agreed to stop after it."""
     engine, clock, number = run.engine, run.clock, run.step + 1
-    start, waited = time.perf_counter() - clock.seconds["data"], engine.waited_s
+    before = clock.seconds["data"] + clock.seconds["checkpoint"]  # what this step waited for
+    start, waited = time.perf_counter() - before, engine.waited_s
     # Per step and rank, from numbers that any resume knows: no generator state needs saving.
     torch.manual_seed(_seed(run.config.seed, number, engine.rank))
 
@@ -151,16 +152,17 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
         lr = run.schedule.lr
         grad_norm = engine.step()
         run.schedule.step()
-        run.ema.update(engine.masters())
+        masters = engine.masters()
+        run.ema.update(masters)
+        square = float(sum(norm.square() for norm in torch._foreach_norm([m for _, m in masters])))
 
     step_s = time.perf_counter() - start
     tokens = z_BCTHW.shape[0] * math.prod(
         -(-size // patch) for size, patch in zip(z_BCTHW.shape[2:], run.parts.model.config.patch_size, strict=True)
     )  # fmt: skip
     seconds = clock.take()
-    seconds["checkpoint"] = 0.0
     own_s = step_s - (engine.waited_s - waited)
-    mine = [float(loss.detach()), step_s, own_s, len(z_BCTHW), tokens, _memory(engine), float(run.stop_requested), len(batch["bad"]), *(seconds[name] for name in PHASES)]  # fmt: skip
+    mine = [float(loss.detach()), step_s, own_s, len(z_BCTHW), tokens, _memory(engine), float(run.stop_requested), len(batch["bad"]), square, *(seconds[name] for name in PHASES)]  # fmt: skip
     every = engine.gather(mine)  # the one small collective of a step; it carries the agreements too
     columns = list(zip(*every, strict=True))
 
@@ -177,7 +179,8 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
         grad_norm=grad_norm,
         lr=lr,
         step_s=max(columns[1]),
-        seconds={name: sum(columns[8 + i]) / len(every) for i, name in enumerate(PHASES)},
+        seconds={name: sum(columns[9 + i]) / len(every) for i, name in enumerate(PHASES)},
+        weight_norm=math.sqrt(sum(columns[8]) if engine.is_sharded else columns[8][0]),
         idle_share=1 - sum(columns[2]) / len(every) / max(columns[2]),
         slowest_rank=columns[2].index(max(columns[2])),
         bucket=batch["bucket"],
@@ -263,12 +266,9 @@ def save(run: Run) -> None:
             keep=run.config.keep_checkpoints,
         )
     run.saved_at = run.step
-    run.journal.event(
-        "checkpoint",
-        f"{path.name} in {time.perf_counter() - start:.1f} s",
-        step=run.step,
-        path=str(path),
-    )
+    seconds = time.perf_counter() - start
+    text = f"{path.name} in {seconds:.1f} s"
+    run.journal.event("checkpoint", text, step=run.step, path=str(path), seconds=seconds)
 
 
 class RankZeroJournal:

@@ -31,9 +31,9 @@ class StepRecord:
     loss: float  # mean over ranks
     grad_norm: float  # before clipping
     lr: float
-    step_s: float  # wall time of the step on the slowest rank
+    step_s: float  # wall time of the step on the slowest rank, with a save before it
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, mean over ranks
-    weight_norm: float | None = None
+    weight_norm: float | None = None  # of the trained fp32 weights after the step
     idle_share: float | None = None  # (slowest - mean) / slowest of the ranks' own work, 0 to 1
     slowest_rank: int | None = None
     bucket: str = ""  # resolution, frames and ratio on rank 0

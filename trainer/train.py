@@ -9,14 +9,15 @@ import argparse
 import faulthandler
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -25,7 +26,11 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
 from trainer import config as configuration
 from trainer.errors import ConfigError, TrainerError
 
+if TYPE_CHECKING:
+    from trainer.loop import Run
+
 INTERRUPTED = 130
+_ONE_KEYSTROKE_S = 1.0
 # Of the environment, what explains a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -104,9 +109,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
         engine.alone(lambda: _describe(config, run_dir, words))
         run = assemble(config, engine, run_dir, heartbeat, options.data_state)
 
-        def stop(_signal: int, _frame: object) -> None:
-            run.stop_requested = True  # all ranks agree at the end of the step, then save
-
+        stop = _stopper(run)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         began = time.monotonic()
@@ -129,6 +132,21 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
         engine.close()
 
 
+def _stopper(run: Run) -> Callable[[int, object], None]:
+    """Handles SIGTERM and SIGINT: all ranks agree at the end of the step, then save."""
+    asked_s: list[float] = []
+
+    def stop(number: int, _frame: object) -> None:
+        run.stop_requested = True
+        asked_s.append(time.monotonic())
+        # Ctrl-C again ends the process at once. torchrun passes the first one on a second time.
+        if number == signal.SIGINT and asked_s[-1] - asked_s[0] > _ONE_KEYSTROKE_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    return stop
+
+
 def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:
     """Made by rank 0, unless the launcher or the user has made it."""
     given = options.run_dir or os.environ.get("CLUSTERCTL_RUN_DIR")
@@ -141,9 +159,7 @@ def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:
     label = config.model.type.replace("/", "-")
     while True:
         numbers = [
-            int(p.name[:3])
-            for p in outputs.iterdir()
-            if p.name[:3].isdigit() and p.name[3:4] == "-"
+            int(p.name.partition("-")[0]) for p in outputs.iterdir() if re.match(r"\d{3,}-", p.name)
         ]
         path = outputs / f"{max(numbers, default=0) + 1:03d}-{label}"
         try:

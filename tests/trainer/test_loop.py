@@ -178,6 +178,18 @@ def test_start_from_scratch_begins_the_data_anew_with_the_old_optimizer(runs: Ru
     assert runs.records("data-anew")[0].lr != runs.records("weights-only")[0].lr
 
 
+def test_a_step_tells_the_weights_norm_and_the_save_before_it(runs: Runs) -> None:
+    sharded, alone, whole = (runs.records(name) for name in ("whole", "one-rank", "ddp"))
+    for record in [*sharded, *alone, *whole]:
+        assert record.weight_norm is not None
+        assert sum(record.seconds.values()) <= record.step_s * 1.05
+        assert 0 <= (record.idle_share or 0) <= 1
+    # one sum over parts and one over wholes
+    assert sharded[0].weight_norm == pytest.approx(whole[0].weight_norm, rel=1e-4)
+    saved = [record.seconds["checkpoint"] for record in sharded[:8]]
+    assert [seconds > 0 for seconds in saved] == [False] * 4 + [True] + [False] * 3
+
+
 def test_other_data_are_refused_once_with_the_difference_and_the_ways_on(runs: Runs) -> None:
     assert [rank.code for rank in runs.done["other-data"]] == [2, 2]
     said, silent = (rank.err for rank in runs.done["other-data"])

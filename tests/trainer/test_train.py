@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,11 +132,32 @@ def test_run_directories_are_numbered_and_taken_once(tmp_path: Path) -> None:
     config = train.configuration.load("demo", ["--outputs", str(tmp_path)])
     names = [train._run_dir(config, options).name for _ in range(3)]
     assert names == ["001-STDiT3", "002-STDiT3", "003-STDiT3"]
+    (tmp_path / "1000-STDiT3").mkdir()
+    assert train._run_dir(config, options).name == "1001-STDiT3"
 
 
 def test_no_name_of_a_secret_reaches_config_json() -> None:
     environ = {"NCCL_DEBUG": "INFO", "CLUSTERCTL_TOKEN": "x", "CUDA_KEY": "x", "OTHER": "x"}
     assert train._environment(environ) == {"NCCL_DEBUG": "INFO"}
+
+
+def test_ctrl_c_again_ends_at_once_but_one_keystroke_may_arrive_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, killed, now = SimpleNamespace(stop_requested=False), [], [10.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(train.os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    stop = train._stopper(run)  # type: ignore[arg-type]
+    stop(signal.SIGINT, None)
+    stop(signal.SIGINT, None)
+    assert run.stop_requested
+    assert killed == []
+    now[0] = 12.0
+    stop(signal.SIGTERM, None)  # a supervisor may send it twice; the save goes on
+    assert killed == []
+    stop(signal.SIGINT, None)
+    assert killed == [(os.getpid(), signal.SIGINT)]
 
 
 class TwoRanks:
