@@ -214,12 +214,16 @@ class Section:
 S = TypeVar("S", bound=Section)
 
 
+_types: dict[Any, dict[str, Any]] = {}
+
+
 def field_types(cls: Any) -> dict[str, Any]:
     """Field name -> type, without fields that no file may set."""
-    hints = typing.get_type_hints(cls)
-    return {
-        f.name: hints[f.name] for f in dataclasses.fields(cls) if f.metadata.get("settable", True)
-    }
+    if cls not in _types:  # evaluating the annotations takes 2 ms
+        hints = typing.get_type_hints(cls)
+        fields = [f for f in dataclasses.fields(cls) if f.metadata.get("settable", True)]
+        _types[cls] = {f.name: hints[f.name] for f in fields}
+    return _types[cls]
 
 
 def build(cls: type[S], tree: Tree, notes: list[str], key: Key = ()) -> S:
