@@ -53,6 +53,14 @@ class RunResult:
         return self.exit_code == 0
 
 
+class RunFailed(Exception):
+    """Why a run ends before its time, with what `RunResult` says of it."""
+
+    def __init__(self, exit_code: int, reason: str, **facts: Any) -> None:
+        super().__init__(reason)
+        self.exit_code, self.facts = exit_code, facts
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """A rank that ended badly. `code` is None when nobody saw it, negative for a signal."""

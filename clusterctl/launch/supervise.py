@@ -6,40 +6,25 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from clusterctl.errors import TransportError
-from clusterctl.fanout import WIDTH, Fanout, in_order
+from clusterctl.fanout import WIDTH, in_order
 from clusterctl.launch import journal
-from clusterctl.launch.plan import LaunchPlan, Rendezvous, Share
+from clusterctl.launch.meeting import candidates, choose_address
+from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.run_dir import furnish
-from clusterctl.launch.state import Death, NodeState, RunResult, RunState, cause
-from clusterctl.nodes import Node, fold
-from clusterctl.payload import ship
+from clusterctl.launch.state import Death, NodeState, RunFailed, RunResult, RunState, cause
+from clusterctl.launch.wires import Wires
+from clusterctl.nodes import fold
 from clusterctl.payload.ask import ask
-from clusterctl.transport.base import Connection, Limits, Progress, Transport
+from clusterctl.transport.base import Limits, Transport
 from trainer import telemetry
 
 TICK_S = 0.2
 PING_S = 5.0
+SLEPT_S = 3.0  # between two looks: longer only when the head itself did not run
 REAP_S = 15.0  # for the proof: TERM, KILL and a look on each node
-
-
-@dataclass(slots=True)
-class _Wire:
-    """One node's open channel."""
-
-    share: Share
-    connection: Connection
-    stream: ship.PayloadStream
-
-
-class _Failed(Exception):
-    def __init__(self, code: int, reason: str, **facts: Any) -> None:
-        super().__init__(reason)
-        self.code, self.facts = code, facts
 
 
 def supervise(
@@ -71,11 +56,12 @@ class _Supervisor:
         self.plan, self.transport, self.limits = plan, transport, limits
         self.on_update, self.stop, self.kill = on_update, stop, kill
         self.state = RunState({node.name: NodeState() for node in plan.nodes})
-        self.wires: dict[str, _Wire] = {}
-        self.inbox: queue.SimpleQueue[tuple[str, dict[str, Any] | None, str]] = queue.SimpleQueue()
+        self.wires = Wires(plan, transport, limits)
         self.hellos: dict[str, dict[str, Any]] = {}
+        self.knocks: dict[str, dict[str, str | None]] = {}
         self.deaths: list[Death] = []
         self.started = False
+        self.full = False  # something could not be written on the head
 
     def run(self) -> RunResult:
         furnish(self.plan.run_dir, self.plan.run_id, self.plan.to_json())
@@ -88,8 +74,8 @@ class _Supervisor:
             self._start(meet)
             self._watch()
             code, reason = 0, "all ranks have ended well"
-        except _Failed as failed:
-            code, reason, facts = failed.code, str(failed), failed.facts
+        except RunFailed as failed:
+            code, reason, facts = failed.exit_code, str(failed), failed.facts
         except BaseException as error:
             self.journal.write("error", f"{type(error).__name__}: {error}")
             self._end_all(self.plan.timing.fail_grace_s)
@@ -115,96 +101,69 @@ class _Supervisor:
 
     def _connect(self) -> None:
         """Open an agent on every node; when one is out of reach nothing starts anywhere."""
-        shares = {share.node: share for share in self.plan.shares}
-
-        def work(node: Node, progress: Progress) -> _Wire:
-            connection = self.transport.connect(node, self.limits, progress)
-            try:
-                args = self.plan.agent_args(shares[node])
-                stream = ship.stream(
-                    connection, "agent", args, start_timeout_s=self.plan.timing.hello_s
-                )
-            except BaseException:
-                connection.close()
-                raise
-            return _Wire(shares[node], connection, stream)
-
-        deadline_s = self.limits.tcp_s + self.limits.handshake_s + self.plan.timing.hello_s
-        lost = []
-        for result in Fanout(self.plan.nodes, work, deadline_s=deadline_s, width=WIDTH):
-            if result.value is not None:
-                self.wires[result.node.name] = result.value
-            else:
-                lost.append(result)
+        lost = in_order(self.plan.nodes, self.wires.open(self._refuse_stop))
         if lost:
-            first = in_order(self.plan.nodes, lost)[0]
-            assert first.unreachable is not None
+            assert lost[0].unreachable is not None
             names = fold([result.node.name for result in lost])
-            raise _Failed(
+            raise RunFailed(
                 3,
                 f"{names} cannot be reached, so nothing was started anywhere: "
-                f"{first.unreachable.sentence()}",
-                hint=first.unreachable.hint or f"leave it out: --exclude {names}",
+                f"{lost[0].unreachable.sentence()}",
+                hint=lost[0].unreachable.hint or f"leave it out: --exclude {names}",
             )
-        for name, wire in self.wires.items():
-            threading.Thread(target=self._listen, args=(name, wire), daemon=True).start()
-
-    def _listen(self, name: str, wire: _Wire) -> None:
-        """Pass one node's messages on; the last one is None with the reason."""
-        while True:
-            try:
-                message = wire.stream.receive(1.0)
-            except EOFError:
-                self.inbox.put((name, None, wire.stream.stderr_tail() or "its agent has ended"))
-                return
-            except TransportError as error:
-                self.inbox.put((name, None, f"{error.phase}: {error}"))
-                return
-            if message is not None:
-                self.inbox.put((name, message, ""))
+        self.wires.listen()
 
     def _agree(self) -> Rendezvous:
-        """Wait for every agent's report, then choose address and port that work for all."""
-        deadline = time.monotonic() + self.plan.timing.hello_s
-        while len(self.hellos) < len(self.wires):
+        """Wait for every agent's report, then find an address and port that all nodes reach."""
+        first = self.plan.master.node.name
+
+        def judge_first() -> None:
+            # At once: of two launches at a time one loses here, and must not keep the other's nodes.
+            if first in self.hellos:
+                self._refuse_unfit(first, self.hellos[first])
+
+        self._wait_for(self.hellos, "did not report", judge_first)
+        for node in self.plan.nodes:
+            self._refuse_unfit(node.name, self.hellos[node.name])
+        port = self.hellos[first]["port"]
+        addresses = candidates(self.plan, self.hellos[first])
+        self.wires.send({"op": "knock", "addresses": addresses, "port": port})
+        self._wait_for(self.knocks, "did not say whether they reach the first node")
+        return Rendezvous(choose_address(self.plan, addresses, self.knocks), port)
+
+    def _wait_for(
+        self, answers: Mapping[str, Any], what: str, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Until all nodes have answered. `meanwhile` may raise to give up."""
+        patience_s = self.plan.timing.hello_s
+        deadline = time.monotonic() + patience_s
+        while len(answers) < len(self.plan.shares):
             self._turn()
-            if time.monotonic() > deadline:
-                late = fold([name for name in self.wires if name not in self.hellos])
-                raise _Failed(3, f"{late} did not report within {self.plan.timing.hello_s:g} s")
             self._refuse_stop()
-        for share in self.plan.shares:
-            self._refuse_unfit(share.node.name, self.hellos[share.node.name])
-        master = self.hellos[self.plan.master.node.name]
-        if not master["free_ports"]:
-            ports = ", ".join(map(str, self.plan.ports[:5]))
-            raise _Failed(
-                1, f"{self.plan.master.node.name}: no free master port ({ports} are taken)",
-                hint="--master_port PORT names another one",
-            )  # fmt: skip
-        address = self.plan.address
-        deaf = [name for name, hello in self.hellos.items() if not hello["resolves"]]
-        if deaf and not self.plan.address_fixed and master["own_address"]:
-            address, deaf = master["own_address"], []
-        if deaf:
-            raise _Failed(
-                1, f"{fold(deaf)} cannot resolve the master address {address}",
-                hint="--master_addr ADDRESS names one that every node can reach",
-            )  # fmt: skip
-        return Rendezvous(address, master["free_ports"][0])
+            meanwhile()
+            if time.monotonic() > deadline:
+                late = [node.name for node in self.plan.nodes if node.name not in answers]
+                raise RunFailed(3, f"{fold(late)} {what} within {patience_s:g} s")
 
     def _refuse_unfit(self, name: str, hello: dict[str, Any]) -> None:
         if not hello["python_found"]:
-            raise _Failed(
+            raise RunFailed(
                 1, f"{name}: there is no {self.plan.python}",
                 hint="the environment must stand at the same path on every node; --python names it",
             )  # fmt: skip
         if not hello["workdir_found"]:
-            raise _Failed(1, f"{name}: there is no folder {self.plan.workdir}", hint="--workdir")
+            raise RunFailed(1, f"{name}: there is no folder {self.plan.workdir}", hint="--workdir")
         if hello["same_job"]:
             found = hello["same_job"][0]
-            raise _Failed(
+            raise RunFailed(
                 1, f"{name}: the same job runs already (run {found['run']}, pid {found['pid']})",
                 hint="stop it first, or give this one other --outputs",
+            )  # fmt: skip
+        if name == self.plan.master.node.name and hello["port"] is None:
+            ports = ", ".join(map(str, self.plan.ports[:5]))
+            raise RunFailed(
+                1, f"{name}: no free master port ({ports} are taken)",
+                hint="--master_port PORT names another one",
             )  # fmt: skip
 
     def _start(self, meet: Rendezvous) -> None:
@@ -214,50 +173,64 @@ class _Supervisor:
             # Agents beat from now on; the first may have said hello long before the last.
             node.text, node.heard_s = "starting", time.monotonic()
         env = self.plan.environment.values()
-        for wire in self.wires.values():
+        for _, wire in self.wires:
             argv = self.plan.argv(wire.share, meet)
-            self._send(wire, {"op": "start", "argv": argv, "env": env, "address": meet.address})
+            wire.send({"op": "start", "argv": argv, "env": env, "address": meet.address})
 
     # --- while it runs ---
 
     def _watch(self) -> None:
         timing = self.plan.timing
-        began = pinged = time.monotonic()
+        began = pinged = looked = time.monotonic()
         while not all(node.is_over for node in self.state.nodes.values()):
             self._turn()
             self._refuse_stop()
             now = time.monotonic()
+            if now - looked > SLEPT_S:
+                # This program was stopped (Ctrl-Z, a laptop's lid), not the nodes: what they said
+                # meanwhile is still on its way to the inbox.
+                for node in self.state.nodes.values():
+                    node.heard_s += now - looked
+            looked = now
             if now - pinged > min(PING_S, timing.lease_s / 4):
                 pinged = now
-                for wire in self.wires.values():
-                    self._send(wire, {"op": "ping"})
+                self.wires.send({"op": "ping"})
             for name, node in self.state.nodes.items():
                 if not node.is_over and now - node.heard_s > timing.silent_s:
                     why = f"{name} has said nothing for {timing.silent_s:g} s"
                     self._lose(name, why)
-                    raise _Failed(3, why)
+                    raise RunFailed(3, why)
             death = cause(self.deaths, now)
             if death is not None:
                 self._fail_of(death)
             if timing.start_s and self.state.step is None and now - began > timing.start_s:
-                raise _Failed(
-                    1, f"no step within {timing.start_s:g} s of the start", hint="--start-timeout"
-                )
+                raise RunFailed(
+                    1, f"no step within {timing.start_s:g} s of the start{self._laggards()}",
+                    hint="--start-timeout SECONDS allows more",
+                )  # fmt: skip
+
+    def _laggards(self) -> str:
+        """Which ranks have not shown a heartbeat, as the end of a sentence."""
+        beating = {rank for node in self.state.nodes.values() for rank in node.ranks}
+        silent = [str(rank) for rank in range(self.plan.world_size) if rank not in beating]
+        if not silent or not beating:
+            return ""
+        return f"; rank {', '.join(silent[:8])}{' …' * (len(silent) > 8)} never showed a heartbeat"
 
     def _refuse_stop(self) -> None:
         if self.stop.is_set():
-            raise _Failed(130, "stopped by the user")
+            raise RunFailed(130, "stopped by the user")
 
     def _turn(self) -> None:
         """Take in what has arrived; returns after one tick at the latest. Raises on a failure."""
         try:
-            name, message, why = self.inbox.get(timeout=TICK_S)
+            news = self.wires.inbox.get(timeout=TICK_S)
         except queue.Empty:
             return
         while True:
-            self._take(name, message, why)
+            self._take(news.node, news.message, news.why)
             try:
-                name, message, why = self.inbox.get_nowait()
+                news = self.wires.inbox.get_nowait()
             except queue.Empty:
                 break
         self.on_update(self.state)
@@ -268,7 +241,7 @@ class _Supervisor:
         if message is None:
             if not node.is_over:
                 self._lose(name, why)
-                raise _Failed(3, f"{name} was lost: {why}")
+                raise RunFailed(3, f"{name} was lost: {why}")
             return
         kind = message.get("type")
         if kind == "hello":
@@ -276,6 +249,8 @@ class _Supervisor:
             node.shared, node.text = message["shared"], "ready"
             if not node.shared:
                 self.journal.write("unshared", "its logs come over the wire", node=name)
+        elif kind == "knocked":
+            self.knocks[name] = message["errors"]
         elif kind == "rank":
             self.journal.write("rank", f"rank {message['rank']} is pid {message['pid']}", node=name)
             node.text = "running"
@@ -284,12 +259,11 @@ class _Supervisor:
         elif kind == "telemetry":
             self._take_telemetry(node, message["text"])
         elif kind == "log":
-            with (self.plan.run_dir / "ranks" / f"{int(message['rank'])}.log").open("a") as file:
-                file.write(message["text"])
+            self._append(f"ranks/{int(message['rank'])}.log", message["text"])
         elif kind == "rank_ended":
             self._rank_ended(name, message)
         elif kind == "failed":
-            raise _Failed(1, f"{name}: {message['text']}")
+            raise RunFailed(1, f"{name}: {message['text']}")
         elif kind == "ended":
             node.code = message["code"]
             if node.code != 0:
@@ -299,14 +273,22 @@ class _Supervisor:
 
     def _take_telemetry(self, node: NodeState, text: str) -> None:
         if not node.shared:
-            with (self.plan.run_dir / telemetry.FILE).open("a") as file:
-                file.write(text)
+            self._append(telemetry.FILE, text)
         for line in text.splitlines():
             record = telemetry.decode(line)
             if isinstance(record, telemetry.StepRecord):
                 self.state.step = record
             elif record is not None:
                 self.state.events.append(record)
+
+    def _append(self, name: str, text: str) -> None:
+        try:
+            with (self.plan.run_dir / name).open("a") as file:
+                file.write(text)
+        except OSError as error:
+            if not self.full:
+                self.full = True  # the head's disk is no reason to end a run
+                self.journal.write("error", f"{name}: {error}")
 
     def _rank_ended(self, name: str, message: dict[str, Any]) -> None:
         rank, code = message["rank"], message["code"]
@@ -321,10 +303,10 @@ class _Supervisor:
         if death is not None:
             self._fail_of(death)
         what = f"what starts its ranks ended with code {message['code']}"
-        raise _Failed(1, f"{name}: {what}", last_lines=self._shown(message["tail"]))
+        raise RunFailed(1, f"{name}: {what}", last_lines=self._shown(message["tail"]))
 
     def _fail_of(self, death: Death) -> NoReturn:
-        raise _Failed(
+        raise RunFailed(
             1, f"rank {death.rank} on {death.node}: {death.how}",
             failed_rank=death.rank, last_lines=self._shown(death.tail),
         )  # fmt: skip
@@ -342,25 +324,22 @@ class _Supervisor:
     def _end_all(self, grace_s: float) -> None:
         """Stop what runs and wait for every agent's word, but not for ever."""
         hurried = False
-        for name, wire in self.wires.items():
+        for name, wire in self.wires:
             if not self.state.nodes[name].is_over:
-                self._send(wire, {"op": "stop", "grace_s": grace_s})
+                wire.send({"op": "stop", "grace_s": grace_s})
         deadline = time.monotonic() + grace_s + 10.0
         while time.monotonic() < deadline and self.started:
             if all(node.is_over for node in self.state.nodes.values()):
                 break
             try:
                 self._turn()
-            except _Failed:
+            except RunFailed:
                 continue  # the first failure is the one that counts
             if self.kill.is_set() and not hurried:
                 hurried = True
                 deadline = min(deadline, time.monotonic() + 10.0)
-                for wire in self.wires.values():
-                    self._send(wire, {"op": "stop", "grace_s": 0})
-        for wire in self.wires.values():
-            wire.stream.close()
-            wire.connection.close()
+                self.wires.send({"op": "stop", "grace_s": 0})
+        self.wires.close()
 
     def _prove(self) -> tuple[list[str], list[str]]:
         """Look at every node anew, end what is left, and say what could not be ended or seen."""
@@ -383,16 +362,13 @@ class _Supervisor:
         for result in in_order(nodes, sweep):
             if result.value is None:
                 assert result.unreachable is not None
-                unconfirmed.append(f"{result.node.name}: {result.unreachable.sentence()}")
+                unconfirmed.append(
+                    f"{result.node.name}: {result.unreachable.sentence()}; if its agent lives, it "
+                    f"ends the ranks {self.plan.timing.lease_s:g} s after it last heard from here"
+                )
                 continue
             leftovers += [
                 f"{result.node.name}: pid {left['pid']} ({left['command']}, state {left['state']})"
                 for left in result.value["left"]
             ]
         return leftovers, unconfirmed
-
-    def _send(self, wire: _Wire, message: dict[str, Any]) -> None:
-        try:
-            wire.stream.send(message)
-        except TransportError:
-            pass  # its listener reports the loss

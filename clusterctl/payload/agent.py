@@ -12,7 +12,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import time
 
@@ -46,6 +45,7 @@ def main():
     try:
         supervise(voice)
     finally:
+        leave_job()
         voice.flush()
 
 
@@ -59,9 +59,12 @@ def supervise(voice):
     except OSError as error:
         emit({"type": "failed", "text": "no run directory can be made: %s" % error})
         return
-    emit(hello(shared))
-    order = next_order(ARGS["lease_s"])
-    if order is None or order.get("op") != "start":
+    # On the first node only: elsewhere an address that means every node itself would pass.
+    door = Door(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["run"])
+    emit(hello(shared, door))
+    order = start_order()
+    door.close()
+    if order is None:
         emit({"type": "gone", "left": []})
         return
     ranks = Ranks()
@@ -89,60 +92,56 @@ def next_order(timeout_s):
 
 
 def is_shared():
-    """Whether the head's run directory is visible here; if not, one of our own is made."""
+    """Whether the head's run directory is visible here; if not, one of our own is made.
+
+    Raises OSError when that path holds another run's files: this node keeps them, the head has
+    not seen them, and the logs of both would run together.
+    """
     run_dir = ARGS["run_dir"]
-    try:
-        with open(os.path.join(run_dir, ".run-id")) as file:
-            shared = file.read().strip() == ARGS["run"]
-    except OSError:
-        shared = False
     for name in ("ranks", "stacks", "samples"):
         os.makedirs(os.path.join(run_dir, name), exist_ok=True)
-    return shared
+    owners = {name: owner(run_dir, name) for name in (".run-id", ".run-id-here")}
+    if owners[".run-id"] == ARGS["run"]:
+        return True
+    strangers = [run for run in owners.values() if run not in (None, ARGS["run"])]
+    if strangers:
+        raise OSError("%s is not the head's and holds run %s" % (run_dir, strangers[0]))
+    with open(os.path.join(run_dir, ".run-id-here"), "w") as file:
+        file.write(ARGS["run"])
+    return False
 
 
-def hello(shared):
-    connection = os.environ.get("SSH_CONNECTION", "").split()
+def owner(run_dir, name):
+    try:
+        with open(os.path.join(run_dir, name)) as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def hello(shared, door):
     return {
         "type": "hello",
         "shared": shared,
         "cores": len(os.sched_getaffinity(0)),
         "python_found": os.access(ARGS["python"], os.X_OK),
         "workdir_found": os.path.isdir(ARGS["workdir"]),
-        "free_ports": [port for port in ARGS["ports"] if is_free(port)],
-        "resolves": resolves(ARGS["address"]),
-        "own_address": connection[2] if len(connection) == 4 else None,
         "same_job": same_job(),
+        "port": door.port,
+        "addresses": own_addresses(),
     }
 
 
-def is_free(port):
-    with socket.socket() as probe:
-        # As torch's store binds it: connections of an earlier run in TIME_WAIT do not matter.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
-def resolves(address):
-    try:
-        socket.getaddrinfo(address, None)
-    except OSError:
-        return False
-    return True
-
-
-def same_job():
-    """Processes here of another launch of the same work: two at once would write the same files."""
-    found = []
-    for pid in all_pids():
-        run, job, node, _ = tags(pid)
-        if job == ARGS["job"] and run != ARGS["run"] and node == ARGS["node"]:
-            found.append({"pid": pid, "run": run})
-    return found
+def start_order():
+    """Answer the head until it says start; None when it says something else, or nothing."""
+    while True:
+        order = next_order(ARGS["lease_s"])
+        if order is None or order["op"] not in ("knock", "start"):
+            return None
+        if order["op"] == "start":
+            return order
+        errors = {name: knock(name, order["port"], ARGS["run"]) for name in order["addresses"]}
+        emit({"type": "knocked", "errors": errors})
 
 
 def start(ranks, order):
@@ -181,10 +180,8 @@ def start(ranks, order):
 
 
 def heartbeat_dir():
-    """On this node, never on the shared folder: a stalled mount must not look like a stalled rank."""
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
     return "%s/clusterctl-%d-%s-%s" % (
-        base,
+        local_folder(),
         os.getuid(),
         ARGS["run"],
         ARGS["node"].replace("/", "_"),
@@ -198,28 +195,6 @@ def starter_log():
 
 def rank_log(rank):
     return os.path.join(ARGS["run_dir"], "ranks", "%d.log" % rank)
-
-
-def interface_towards(address):
-    """Name of the network interface whose address a packet to `address` would carry."""
-    import fcntl
-    import struct
-
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing, asks the routing table
-            own = probe.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                request = struct.pack("256s", name.encode()[:15])
-                try:
-                    answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-                except OSError:
-                    continue  # an interface without IPv4 address
-                if own == socket.inet_ntoa(answer[20:24]) or (own[:4] == "127." and name == "lo"):
-                    return name
-    except OSError:
-        pass
-    return None
 
 
 def watch(ranks, shared, voice):

@@ -22,7 +22,7 @@ from clusterctl.transport.base import Completed, Connection, Stream
 MARKER = "==clusterctl-payload-1=="
 """The line that a payload prints first; whatever stands before it is the shell's noise."""
 
-SHARED = {"agent": ("processes", "voice"), "reap": ("processes",)}
+SHARED = {"agent": ("processes", "job", "meeting", "voice"), "reap": ("processes",)}
 """Files that stand between the prelude and the verb's own, for verbs that have code in common."""
 
 NOISE_LIMIT = 2000  # characters of shell noise kept for the report

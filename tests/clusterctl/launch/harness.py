@@ -168,6 +168,15 @@ class Launch:
     def _see(self, state: RunState) -> None:
         self.state = state
 
+    @property
+    def refused(self) -> bool:
+        """Whether it has ended without having started anything."""
+        return self._result is not None and not self._started
+
+    @property
+    def _started(self) -> bool:
+        return any(event["event"] == "start" for event in self.events())
+
     def result(self, seconds: float = 40.0) -> RunResult:
         """How it ended. Nothing may be left, whatever the end was."""
         self._thread.join(seconds)

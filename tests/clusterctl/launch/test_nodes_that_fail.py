@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +63,89 @@ def test_second_launch_of_the_same_job_is_refused(bench) -> None:
     assert tagged(first.plan.run_id) == []
 
 
+def test_of_two_launches_at_the_same_moment_one_at_most_starts(bench) -> None:
+    runs = bench.directory / "race"
+    for attempt in range(3):
+        plans = [
+            bench.plan(WAIT, config="race", run_dir=runs / f"{attempt}{which}-test")
+            for which in "ab"
+        ]
+        launches = [Launch(plan) for plan in plans]
+        wait_until(lambda launches=launches: any(one.refused for one in launches), 15)
+        refused = [one for one in launches if one.refused]
+        assert all("the same job runs already" in one.result().reason for one in refused)
+        for one in launches:
+            if one not in refused:
+                one.pids(2)
+                one.stop.set()
+                assert one.result().exit_code == 130
+        assert len(refused) == 1, [one.result().reason for one in launches]
+
+
+def test_ctrl_c_does_not_wait_for_a_node_that_does_not_answer(bench) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, says nothing
+        first, second = bench.nodes
+        silent = replace(second, host="127.0.0.1", port=mute.getsockname()[1])
+        launch = bench.launch(bench.plan("print('ran')", nodes=[first, silent]))
+        peer, _ = mute.accept()
+        begun = time.monotonic()
+        launch.stop.set()
+        result = launch.result()
+        peer.close()
+    assert time.monotonic() - begun < 1.5
+    assert (result.exit_code, result.reason) == (130, "stopped by the user")
+    assert not list((launch.plan.run_dir / "ranks").glob("[0-9]*"))
+
+
+@pytest.mark.lab
+def test_master_address_that_nodes_do_not_reach_is_replaced_or_named(bench_on, lab) -> None:
+    nodes = lab(2)
+    bench = bench_on(nodes)
+    say = "import os; print(os.environ['MASTER_ADDR'])"
+    # Each node reaches itself there, as it does under its own name on Debian (127.0.1.1).
+    result, _ = bench.run(say, master_addr="127.0.0.1")
+    assert result.exit_code == 1
+    assert result.reason == ("node-2 cannot reach the first node at 127.0.0.1: Connection refused")
+    assert "--master_addr" in (result.hint or "")
+    plan = replace(bench.plan(say), address="alias-of-the-head")
+    result = Launch(plan).result()
+    assert result.ok, result
+    assert (plan.run_dir / "ranks" / "1.log").read_text() == f"{nodes.nodes[0].address}\n"
+
+
+@pytest.mark.lab
+def test_sshd_that_dies_under_a_run_ends_no_rank(bench_on, lab) -> None:
+    nodes = lab(2)
+    bench = bench_on(nodes)
+    go = bench.directory / "go"
+    program = f"import os, time\nprint('up', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
+    launch = bench.launch(bench.plan(program + "print('end', flush=True)\n"))
+    launch.pids(2)
+    nodes.nodes[1].kill_sshd()
+    go.touch()
+    result = launch.result()
+    assert [launch.log(rank) for rank in (0, 1)] == ["up\nend\n"] * 2
+    # Its agent said that nothing is left; nobody else could look.
+    assert result.exit_code == 3
+    assert result.leftovers == ()
+    assert [line.split(":")[0] for line in result.unconfirmed] == ["node-2"]
+
+
+@pytest.mark.slow
+def test_head_that_was_asleep_takes_no_node_for_silent(bench) -> None:
+    timing = Timing(silent_s=2.0, lease_s=30.0, grace_s=2.0)
+    launch = bench.launch(bench.plan(WAIT, timing=timing))
+    launch.pids(2)
+    own = os.getpid()
+    subprocess.run(
+        ["setsid", "-w", "sh", "-c", f"kill -STOP {own}; sleep 5; kill -CONT {own}"], check=True
+    )
+    assert launch.state.failure is None
+    launch.stop.set()
+    result = launch.result()
+    assert (result.exit_code, result.reason) == (130, "stopped by the user")
+
+
 @pytest.mark.lab
 def test_taken_master_port_is_passed_over_or_named(bench_on, lab) -> None:
     nodes = lab(2)
@@ -79,9 +164,6 @@ def test_taken_master_port_is_passed_over_or_named(bench_on, lab) -> None:
 
 def _listener(pid: int, port: int):
     """A port that is taken on another node."""
-    import subprocess
-    import sys
-
     program = (
         f"import socket; s = socket.create_server(('', {port})); print(flush=True); s.accept()"
     )

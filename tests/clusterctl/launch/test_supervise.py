@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from clusterctl.launch.plan import Timing
-from tests.clusterctl.launch.harness import WAIT, command_line, tagged, wait_until
+from tests.clusterctl.launch.harness import REPO, WAIT, command_line, tagged, wait_until
 
 
 def test_ranks_of_two_nodes_run_to_their_end_and_each_has_its_log(bench) -> None:
@@ -161,6 +161,20 @@ def test_killed_agent_ends_the_run_and_nothing_is_left(bench) -> None:
     assert result.reason.startswith("node-2 was lost")
     assert result.leftovers == result.unconfirmed == ()
     assert tagged(launch.plan.run_id) == []
+
+
+def test_run_without_a_first_step_ends_at_the_deadline(bench) -> None:
+    timing = Timing(start_s=1.5, fail_grace_s=1.0)
+    program = (
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(REPO)!r})\n"
+        "from trainer.telemetry import Heartbeat\n"
+        "if os.environ['RANK'] == '0': Heartbeat.from_environment(0).beat('forward', 0)\n"
+    )
+    result, plan = bench.run(program + WAIT, timing=timing)
+    assert result.exit_code == 1
+    assert result.reason == "no step within 1.5 s of the start; rank 1 never showed a heartbeat"
+    assert tagged(plan.run_id) == []
 
 
 def parent(pid: int) -> int:

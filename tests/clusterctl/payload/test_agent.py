@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -187,7 +188,7 @@ def test_stop_order_ends_with_gone(agent, tmp_path: Path) -> None:
 def test_hello_names_the_same_job_that_runs_already(agent, tmp_path: Path) -> None:
     first = agent()
     first.start(WAIT, tmp_path)
-    second = agent()
+    second = agent(run_dir=str(tmp_path / "second"))
     found = second.hear("hello")["same_job"]
     assert {entry["run"] for entry in found} == {first.run_id}
 
@@ -212,6 +213,48 @@ def test_end_of_a_log_that_is_too_long_to_carry_arrives_and_the_gap_is_told(
         text += one.hear("log")["text"]
     assert "bytes stayed on the node: " in text
     assert len(text) < 3 << 20
+
+
+def test_run_directory_of_another_run_is_not_written_into(agent, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run-id").write_text("earlier\n")
+    assert "is not the head's and holds run earlier" in agent().hear("failed")["text"]
+
+
+def test_job_is_free_again_when_its_agent_has_gone(agent, tmp_path: Path) -> None:
+    first = agent(job="one-at-a-time")
+    assert first.hear("hello")["same_job"] == []
+    second = agent(job="one-at-a-time", run_dir=str(tmp_path / "second"))
+    assert [found["run"] for found in second.hear("hello")["same_job"]] == [first.run_id]
+    for one in (first, second):
+        one.process.stdin.close()
+        one.process.wait(5)
+    third = agent(job="one-at-a-time", run_dir=str(tmp_path / "third"))
+    assert third.hear("hello")["same_job"] == []
+    third.send(op="stop", grace_s=0)
+    third.hear("gone")
+    wait_until(lambda: not list(Path("/dev/shm").glob("clusterctl-*one-at-a-time*")))
+
+
+def test_door_is_open_to_the_run_only_and_shut_before_the_start(agent, tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken, socket.create_server(("", 0)) as free:
+        ports = [taken.getsockname()[1], free.getsockname()[1]]
+        free.close()
+        one = agent(ports=ports)
+        hello = one.hear("hello")
+        assert hello["port"] == ports[1]
+        assert socket.gethostname() in hello["addresses"]
+        for port in (*ports, 1):
+            one.send(op="knock", addresses=["127.0.0.1", "no.such.host.invalid"], port=port)
+            if port == ports[0]:
+                taken.accept()[0].sendall(b"220 some other service\n")
+            errors = one.hear("knocked")["errors"]
+            assert errors["no.such.host.invalid"]
+            assert (errors["127.0.0.1"] is None) == (port == ports[1])
+    one.send(op="stop", grace_s=0)
+    one.hear("gone")
+    with socket.create_server(("", ports[1])):
+        pass
 
 
 def test_run_directory_that_cannot_be_made_is_said(agent, tmp_path: Path) -> None:

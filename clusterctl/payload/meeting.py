@@ -1,0 +1,110 @@
+"""Where the ranks of a run can meet: a port of the first node that every node really reaches. Part of agent.
+
+torchrun only tries: with an address that means another machine somewhere (127.0.1.1 for the own
+name, `localhost` in a hostfile) or behind a firewall it waits ten minutes before it says so.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+import threading
+
+KNOCK_S = 3.0  # for one address, from one node
+
+
+class Door:
+    """Holds the first free port until torchrun takes it, and says to whoever knocks whose it is."""
+
+    def __init__(self, ports, run):
+        self.port = None
+        self._socket = None  # type: Any
+        self._answer = run.encode() + b"\n"
+        for port in ports:
+            try:
+                self._socket = listen(port)
+            except OSError:
+                continue
+            self.port = port
+            self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
+            self._thread.start()
+            return
+
+    def _serve(self):
+        while True:
+            try:
+                peer, _ = self._socket.accept()
+            except OSError:
+                return
+            try:
+                peer.sendall(self._answer)
+                peer.close()
+            except OSError:
+                pass  # it has gone again; it asks, not we
+
+    def close(self):
+        """Let go of the port."""
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)  # close() would leave accept() waiting
+            except OSError:
+                pass
+            self._socket.close()
+            self._thread.join(1.0)
+            self._socket = None
+
+
+def listen(port):
+    """All addresses of this node, as torch's store does; connections in TIME_WAIT do not matter."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+        )
+    return socket.create_server(("", port), backlog=1024)
+
+
+def knock(address, port, run):
+    """Why the run's door cannot be reached at an address from here; None when it can."""
+    try:
+        with socket.create_connection((address, port), KNOCK_S) as peer:
+            said = peer.recv(200)
+    except socket.timeout:
+        return "no answer in %g s" % KNOCK_S
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None if said.strip() == run.encode() else "another machine or program answers there"
+
+
+def own_addresses():
+    """What this node may be called by others, likeliest first: as ssh reached it, its route, its name."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    found = [connection[2] if len(connection) == 4 else None, address_towards("192.0.2.1")]
+    found.append(socket.gethostname())
+    return [address for index, address in enumerate(found) if address not in [None, *found[:index]]]
+
+
+def address_towards(address):
+    """The own address that a packet to `address` would carry; None without a route."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing, asks the routing table
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def interface_towards(address):
+    """Name of the network interface whose address a packet to `address` would carry."""
+    own = address_towards(address)
+    if own is None:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+            except OSError:
+                continue  # an interface without IPv4 address
+            if own == socket.inet_ntoa(answer[20:24]) or (own[:4] == "127." and name == "lo"):
+                return name
+    return None
