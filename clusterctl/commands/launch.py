@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clusterctl.errors import Declined
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.trailing import PassingCommand
 
 if TYPE_CHECKING:
+    from checks.finding import Report
     from clusterctl.launch.plan import LaunchPlan
     from clusterctl.launch.start import Prepared
     from clusterctl.launch.state import RunResult
@@ -39,7 +42,7 @@ _OPTIONS = (
     click.option("--start-timeout", type=click.FloatRange(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
     click.option("--min-free", "min_free_gib", type=click.FloatRange(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),
-    click.option("--yes", is_flag=True, help="Do not ask."),
+    click.option("--yes", is_flag=True, help="Start although others use the GPUs, without asking."),
     click.option("--dry-run", is_flag=True, help="Print plan, environment and commands; start nothing."),
 )  # fmt: skip
 
@@ -52,7 +55,7 @@ def _launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(
     "launch",
-    context_settings={"ignore_unknown_options": True},
+    cls=PassingCommand,
     epilog="""\b
 Examples:
   clusterctl launch demo nodes.txt --dataset.data-path digits/digits.csv
@@ -61,14 +64,14 @@ Examples:
 @click.argument("config")
 @_launch_options
 @cluster_options
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 @output_options
 def command(
     settings: Settings, output: Output, config: str, overrides: tuple[str, ...], **options: Any
 ) -> int:
     """Start a training run on all nodes, watch it, and stop it everywhere.
 
-    Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4.
+    Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4;
+    they stand last, and behind -- everything is the trainer's.
     Ctrl-C once stops in order (the trainer saves), twice at once.
     """
     from dataclasses import replace
@@ -131,6 +134,7 @@ def _show_plan(output: Output, plan: LaunchPlan, *, commands: bool) -> None:
 
 def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     """Show what preflight found; its exit code when it is no-go."""
+    from clusterctl.nodes import fold
     from clusterctl.preflight import fix_lines, headline, table_rows
 
     report = prepared.report
@@ -142,6 +146,9 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     output.note(f"preflight  {headline(report)}")
     if report.go:
         return 0
+    if is_only_busy(report):
+        _ask(f"Start on GPUs that are in use on {fold(report.bad_nodes)}?", assume_yes=assume_yes)
+        return 0
     if output.json:
         output.document(
             "launch", ok=False, exit_code=report.exit_code, reason="preflight says no",
@@ -149,6 +156,24 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
         )  # fmt: skip
     output.warn("nothing was started; --skip-preflight starts in spite of it")
     return report.exit_code
+
+
+def is_only_busy(report: Report) -> bool:
+    """Whether others' processes on the GPUs are all that speaks against a start: the user may know."""
+    from checks.finding import Verdict
+
+    bad = {one.id for one in report.findings if one.verdict in (Verdict.FAIL, Verdict.UNKNOWN)}
+    return bad == {"gpu.busy"}
+
+
+def _ask(question: str, *, assume_yes: bool) -> None:
+    """Raises `Declined` unless the user agrees; nobody is asked where there is no terminal."""
+    if assume_yes:
+        return
+    if not sys.stdin.isatty():
+        raise Declined("nothing was started", hint=f"{question} --yes says yes")
+    if not click.confirm(question, err=True):
+        raise Declined("nothing was started")
 
 
 def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Output) -> RunResult:

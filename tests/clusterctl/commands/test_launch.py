@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checks.finding import Finding, Report, Verdict
+from clusterctl import cli
+from clusterctl.commands import launch
+from clusterctl.errors import Declined
+from clusterctl.launch.start import Prepared
+from clusterctl.render import Output
 from tests.clusterctl.launch.harness import (
     PYTHON,
     STARTER,
@@ -55,15 +64,23 @@ class User:
         )
         self.python.chmod(0o755)
 
-    def start(self, *words: str, hostfile: Path | None = None, **env: str) -> subprocess.Popen[str]:
+    def start(
+        self,
+        *words: str,
+        hostfile: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+        stderr: int = subprocess.PIPE,
+        preexec_fn: Callable[[], object] | None = None,
+        **env: str,
+    ) -> subprocess.Popen[str]:
         argv = [
             sys.executable, "-m", "clusterctl", "launch", str(self.config),
             str(hostfile or self.cluster.hostfile),
             "--outputs", str(self.outputs), "--python", str(self.python), *words,
         ]  # fmt: skip
         process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True, env={**os.environ, **env},
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            start_new_session=True, preexec_fn=preexec_fn, env={**os.environ, **env},
         )  # fmt: skip
         self.processes.append(process)
         return process
@@ -113,6 +130,28 @@ def test_signal_stops_everything(user: User, number: signal.Signals) -> None:
     assert process.returncode == 130, err
     assert "stopping on all nodes; once more to kill at once" in err
     assert "nothing of it is left running on 2 nodes" in err
+    assert tagged(run_id) == []
+
+
+def test_ctrl_c_on_a_terminal_stops_everything_and_shows_progress(user: User) -> None:
+    head, terminal = os.openpty()
+    user.program("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    process = user.start(
+        *SHORT,
+        stdin=terminal,
+        stderr=terminal,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
+    )
+    run_id = user.run_id()
+    os.write(head, b"\x03")
+    process.wait(20)
+    os.close(terminal)
+    shown = os.read(head, 1 << 16).decode()
+    os.close(head)
+    assert process.returncode == 130, shown
+    assert "stopping on all nodes; once more to kill at once" in shown
+    assert "nothing of it is left running on 2 nodes" in shown
+    assert "\x1b[2Knode-[1-2] running" in shown
     assert tagged(run_id) == []
 
 
@@ -168,6 +207,72 @@ def test_overrides_reach_the_trainer_as_they_are(user: User) -> None:
     code, _, err = user.type(*SHORT, *words)
     assert code == 0, err
     assert json.loads((user.run_dir / "ranks/1.log").read_text()) == [str(user.config), *words]
+
+
+def dry(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The trainer's words of a dry run that connects to nobody."""
+    code = cli.run(["launch", *words, "--dry-run", "--skip-preflight", "--json"])
+    assert code == 0, capsys.readouterr().err
+    program: list[str] = json.loads(capsys.readouterr().out)["plan"]["program"]
+    return program[3:]
+
+
+def test_words_of_the_trainer_are_told_from_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes.txt").write_text("n[1-2]\n")
+    (tmp_path / "c.py").write_text("")
+    assert dry(capsys, "c.py", "--lr", "1e-4") == ["--lr", "1e-4"]  # no HOSTFILE: nodes.txt here
+    assert dry(capsys, "c.py", "nodes.txt", "--lr", "-1", "-qv") == ["--lr", "-1"]
+    assert dry(capsys, "c.py", "--nproc_per_node", "2", "--a.b=x", "-w", "n1", "y") == [
+        "--a.b=x",
+        "y",
+    ]
+    sizes = ["--bucket", "1", "2", "--load", "outputs/3"]
+    assert dry(capsys, "c.py", *sizes, "--outputs", "o") == sizes
+    assert dry(capsys, "--hostfile", "nodes.txt", "c.py") == []
+    code = cli.run(
+        ["launch", "c.py", "--dry-run", "--skip-preflight", "--json", "--", "-w", "--yes"]
+    )
+    assert code == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["program"][3:] == ["-w", "--yes"]
+
+
+@pytest.mark.parametrize(
+    "words", [("--nproc_per_nod", "2"), ("--hostfil", "x"), ("nodes.txt", "more"), ("--outputs",)]
+)
+def test_slips_do_not_reach_the_trainer(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes.txt").write_text("n1\n")
+    (tmp_path / "c.py").write_text("")
+    assert cli.run(["launch", "c.py", *words]) == 2
+
+
+def test_busy_gpus_alone_are_asked_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = Finding(
+        "gpu.busy", Verdict.FAIL, ("n1",), evidence="1 process on the GPUs: alice python"
+    )
+    broken = Finding("gpu.count", Verdict.FAIL, ("n1",), "7 of 8")
+    good = Finding("host.disk", Verdict.PASS, ("n1",), "2 TB free")
+
+    def judge(*findings: Finding, yes: bool = False) -> int:
+        report = Report(("n1",), findings)
+        return launch._judge(Output(), Prepared("cuda", {"n1": 8}, report), assume_yes=yes)
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert judge(good) == 0
+    assert judge(busy, good, yes=True) == 0
+    assert judge(busy, broken, yes=True) == 1
+    with pytest.raises(Declined, match="nothing was started") as declined:
+        judge(busy, good)
+    assert declined.value.exit_code == 4
+    assert "in use on n1" in (declined.value.hint or "")
+    assert "alice python" in capsys.readouterr().err
 
 
 def test_dry_run_shows_the_plan_and_starts_nothing(user: User) -> None:
