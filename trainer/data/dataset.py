@@ -11,6 +11,7 @@ deadline and the kernel ends the processes with their rank.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import queue
 import threading
@@ -67,6 +68,9 @@ class Worker:
         # A daemon: a thread that waits for a late clip must not hold up the end of the program.
         self._thread = threading.Thread(target=self._work, name=role, daemon=True)
         self._thread.start()
+        # Python ends daemon threads on their way back from a torch operation, and C++ answers that
+        # with abort(): a finished rank would look killed. So the thread ends before the interpreter.
+        atexit.register(self.close)
 
     def ask(self, task: Task) -> None:
         self._asked.put(task)
@@ -85,6 +89,7 @@ class Worker:
 
     def close(self) -> None:
         """End thread and process, also in the middle of a batch."""
+        atexit.unregister(self.close)
         self._asked.put(None)
         self._decoder.abort()
         self._thread.join(timeout=5)

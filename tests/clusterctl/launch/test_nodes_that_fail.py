@@ -63,9 +63,10 @@ def test_second_launch_of_the_same_job_is_refused(bench) -> None:
     assert tagged(first.plan.run_id) == []
 
 
-def test_of_two_launches_at_the_same_moment_one_at_most_starts(bench) -> None:
+@pytest.mark.parametrize("races", [1, pytest.param(50, marks=pytest.mark.slow)])
+def test_of_two_launches_at_the_same_moment_one_at_most_starts(bench, races: int) -> None:
     runs = bench.directory / "race"
-    for attempt in range(3):
+    for attempt in range(races):
         plans = [
             bench.plan(WAIT, config="race", run_dir=runs / f"{attempt}{which}-test")
             for which in "ab"
