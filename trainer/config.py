@@ -140,6 +140,7 @@ class SchedulerConfig(Section):
     scale: float = 1.0  # of logit-normal
     use_timestep_transform: bool = False  # more noise for larger and longer clips
     transform_scale: float = 1.0
+    timestep_transform: str = "latent"  # frames of the latent; "upstream": t = 0 for 2 to 16 frames
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,22 @@ class SampleConfig(Section):
     prompts: str | None = None  # file, one prompt a line
     num_frames: int | None = None
     image_size: tuple[int, int] | None = None  # height, width in pixels
+    resolution: str | None = None  # or an area by name ...
+    aspect_ratio: str | None = None  # ... at a ratio height:width
     fps: float = 24.0  # told to the model
-    save_fps: float | None = None  # written into the file; default fps
+    frame_interval: int = 1  # of the videos trained on; the file plays at fps / this
+    save_fps: float | None = None  # written into the file; default fps / frame_interval
     num_sampling_steps: int | None = None  # default scheduler.num_sampling_steps
     cfg_scale: float | None = None  # default scheduler.cfg_scale
+    negative_prompt: str | None = None  # steered away from; default the learned null text
+    aes: float | None = None  # scores appended to prompts that state none
+    flow: float | None = None
+    camera_motion: str | None = None
+    num_sample: int = 1  # videos of each prompt
+    loop: int = 1  # clips joined to one video, each continuing the one before
+    condition_frame_length: int = 5  # latent frames of a clip that the next one continues
+    condition_frame_edit: float = 0.0  # how far those may change, 0 to 1
+    align: int | None = None  # conditions start at multiples of it; default the VAE's chunk
     batch_size: int = 8
     seed: int = 1024
 
