@@ -1,0 +1,190 @@
+"""Weights into a model, with a report; refused before anything is set when they are not its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainer.errors import CheckpointError
+from trainer.weights import pixart
+from trainer.weights.architecture import (
+    PIXART,
+    PIXART_DIFFUSERS,
+    UNKNOWN,
+    Architecture,
+    architecture_of,
+)
+from trainer.weights.report import LoadReport
+from trainer.weights.source import Source, find_source
+
+LEAST_SHARE = 0.99  # of what a source should give
+Place = str | os.PathLike[str]
+
+
+def read_weights(path: Place) -> dict[str, Tensor]:
+    """All tensors at a path (see `find_source`), without an average; raises CheckpointError."""
+    return find_source(path).read()
+
+
+def read_checkpoint(path: Place, *, ema: bool = True) -> tuple[dict[str, Tensor], bool]:
+    """A model's weights from a checkpoint or any other source, and whether they are its EMA.
+
+    Our average holds only what was trained; the rest (frozen and constant tensors) is the model's.
+    """
+    return _read(find_source(path), ema)
+
+
+def _read(source: Source, ema: bool) -> tuple[dict[str, Tensor], bool]:
+    weights = source.read()
+    if not ema or source.average is None:
+        return weights, False
+    average = source.average.read()
+    for name in weights.keys() & average.keys():
+        if average[name].ndim == 1 < weights[name].ndim:
+            # Open-Sora 2 with async_io off saves what rank 0 holds of the sharded average.
+            raise CheckpointError(
+                f"{source.average.path} holds one rank's flat part of the average, not all of it",
+                hint="use the weights themselves: --weights model",
+            )
+    return {**weights, **average}, True
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Place) -> None:
+    """Set every tensor of the model. Raises CheckpointError naming what is missing, extra or misshapen."""
+    report = compare(model, weights, str(source))
+    problems = _problems(report)
+    if problems:
+        raise CheckpointError(
+            f"{source} is not of this model: {', '.join(problems)}", hint=_hint(report, model)
+        )
+    model.load_state_dict(dict(weights))
+
+
+def load_into(
+    model: nn.Module, place: Place, *, ema: bool = False, allow_partial: bool = False
+) -> LoadReport:
+    """Start a freshly built model from weights of any source; PixArt's are recognised and converted.
+
+    `ema` takes a checkpoint's average where it has one (the report's notes say so). Raises
+    CheckpointError when less than 99 % of the tensors the source should give are there, less than 99 %
+    of its own are used, or any has another shape, unless `allow_partial`; the model is then as it was. Settings of how to run (kernels, what
+    is frozen) are the model's own and never read from the weights' config.json.
+    """
+    source = find_source(place)
+    weights, averaged = _read(source, ema)
+    report = compare(model, weights, str(place))
+    notes = (
+        *report.notes,
+        *(["the average of the weights (EMA)"] if averaged else []),
+        *(["there is no EMA; these are the weights themselves"] if ema and not averaged else []),
+    )
+    report = dataclasses.replace(report, notes=notes)
+    fits = report.share >= LEAST_SHARE and not report.mismatched
+    if not report.loaded or not (fits or allow_partial):
+        raise _refusal(report, model)
+    ready = converted(model, weights)
+    model.load_state_dict({name: ready[name] for name in report.loaded}, strict=False)
+    return report
+
+
+def converted(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors under this model's names."""
+    if architecture_of(weights).kind == PIXART and _is_stdit(model):
+        return pixart.to_stdit(weights, model.state_dict())[0]
+    return weights
+
+
+def compare(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> LoadReport:
+    """What of `weights` fits the model; nothing is set. Raises CheckpointError for integer weights."""
+    wanted = model.state_dict()
+    found = architecture_of(weights)
+    if found.kind == PIXART_DIFFUSERS:
+        raise CheckpointError(
+            f"{source} is PixArt in diffusers' layout, which is not read here",
+            hint="take the .pth of PixArt itself, e.g. PixArt-Sigma-XL-2-2K-MS.pth",
+        )
+    left_out: list[str] = []
+    from_pixart = found.kind == PIXART and _is_stdit(model)
+    if from_pixart:
+        weights, left_out = pixart.to_stdit(weights, wanted)
+    for name in weights.keys() & wanted.keys():
+        if wanted[name].is_floating_point() != weights[name].is_floating_point():
+            raise CheckpointError(
+                f"{source}: {name} is {_dtype(weights[name])}, the model's is {_dtype(wanted[name])}; "
+                "quantised weights are not read here",
+                hint="take the weights in bf16, fp16 or fp32",
+            )
+    loaded: list[str] = []
+    missing: list[str] = []
+    new: list[str] = []
+    mismatched = []
+    for name, tensor in wanted.items():
+        if name not in weights:
+            (new if from_pixart and pixart.is_new(name) else missing).append(name)
+        elif weights[name].shape != tensor.shape:
+            mismatched.append((name, tuple(weights[name].shape), tuple(tensor.shape)))
+        else:
+            loaded.append(name)
+    return LoadReport(
+        source=source,
+        model=found.name if found.kind != UNKNOWN else "weights",
+        loaded=tuple(loaded),
+        missing=tuple(missing),
+        unexpected=tuple(name for name in weights if name not in wanted),
+        mismatched=tuple(mismatched),
+        new=tuple(new),
+        left_out=tuple(left_out),
+        notes=tuple(_differences(found, model)),
+    )
+
+
+def _is_stdit(model: nn.Module) -> bool:
+    return hasattr(model, "spatial_blocks")
+
+
+def _differences(found: Architecture, model: nn.Module) -> list[str]:
+    """What to change in the config, when weights and model are of different sizes."""
+    config = getattr(model, "config", None)
+    if not found.options or not dataclasses.is_dataclass(config):
+        return []
+    wanted: dict[str, Any] = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    if found.kind == PIXART:  # these may differ: norms are new, rows and patches are converted
+        for name in ("qk_norm", "model_max_length", "patch_size", "pred_sigma"):
+            wanted.pop(name, None)
+    differences = found.differences(wanted)
+    return [f"the weights have {', '.join(differences)}"] if differences else []
+
+
+def _problems(report: LoadReport) -> list[str]:
+    shapes = [f"{name} {got} for {want}" for name, got, want in report.mismatched]
+    return [
+        f"{len(names)} {word} ({names[0]})"
+        for names, word in (
+            (sorted((*report.missing, *report.new)), "missing"),
+            (sorted(report.unexpected), "unknown"),
+            (shapes, "of another shape"),
+        )
+        if names
+    ]
+
+
+def _hint(report: LoadReport, model: nn.Module) -> str:
+    different = [note for note in report.notes if note.startswith("the weights have")]
+    return different[0] if different else "use the config the checkpoint was trained with"
+
+
+def _refusal(report: LoadReport, model: nn.Module) -> CheckpointError:
+    share = f"{len(report.loaded)} of {report.expected} tensors fit"
+    said = f"{report.source} is not of this model: {share}; {', '.join(_problems(report))}"
+    hint = _hint(report, model)
+    if report.loaded:
+        hint += "; --allow-partial takes what fits and leaves the rest as it is made"
+    return CheckpointError(said, hint=hint)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,175 @@
+"""Where weights lie: a file, a folder of shards, a Hugging Face folder, a checkpoint of ours or upstream's.
+
+A source is found by what is there, not by what it is called. Nothing is read but names and indexes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainer.errors import CheckpointError
+from trainer.weights.tensorfile import SUFFIXES, read_file
+
+MODEL, EMA = "model", "ema"  # folders of a checkpoint
+LATEST = "latest"  # in a run directory: the name of its newest checkpoint
+# Beside a model's weights in folders that training programs write.
+_NOT_WEIGHTS = re.compile(r"optim|scheduler|rng_state|training_args|^ema\.|random_states|^master\.")
+_HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_SHARD = re.compile(r"-\d{5}(-of-\d{5})?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files of one set of weights, and what stands beside them."""
+
+    path: Path  # file or folder that holds them
+    layout: str  # in words: "safetensors folder", "checkpoint of Open-Sora", ...
+    files: tuple[Path, ...]
+    index: dict[str, str] | None = None  # tensor -> file name, as the folder's index says
+    config: dict[str, Any] = field(default_factory=dict)  # config.json of a Hugging Face folder
+    average: Source | None = None  # a checkpoint's EMA; of ours only the trained tensors
+
+    def read(self, *, shapes_only: bool = False) -> dict[str, Tensor]:
+        """All tensors; raises CheckpointError also for what the index promises and no shard holds."""
+        weights: dict[str, Tensor] = {}
+        for file in self.files:
+            more = read_file(file, shapes_only=shapes_only)
+            twice = weights.keys() & more.keys()
+            if twice:
+                raise CheckpointError(
+                    f"{self.path} holds {min(twice)} twice, the second time in {file.name}",
+                    hint=f"say which file: {', '.join(f.name for f in self.files[:4])}",
+                )
+            weights.update(more)
+        lost = sorted((self.index or {}).keys() - weights.keys())
+        if lost:
+            raise CheckpointError(
+                f"{self.path}: {len(lost)} tensors of the index are in no shard, first {lost[0]}"
+            )
+        return weights
+
+
+def find_source(place: str | os.PathLike[str]) -> Source:
+    """What lies at a path, or on the hub under an id like hpcai-tech/OpenSora-STDiT-v3.
+
+    A run directory means its newest checkpoint. Raises CheckpointError saying what is missing.
+    """
+    path = Path(place).expanduser()
+    if path.is_file():
+        if path.name.endswith(".index.json"):
+            return _indexed(path)
+        return Source(path, f"{path.suffix.lstrip('.') or 'file'} file", (path,))
+    if path.is_dir():
+        return _folder(path)
+    looks_like_a_path = str(place).endswith(SUFFIXES) or path.parent.is_dir()
+    if _HUB.fullmatch(str(place)) and not looks_like_a_path:
+        return _folder(_download(str(place)))
+    raise CheckpointError(f"there are no weights at {path}")
+
+
+def _folder(folder: Path) -> Source:
+    if (folder / LATEST).is_file():
+        name = (folder / LATEST).read_text().strip()
+        if "/" not in name and (folder / name / MODEL).is_dir():
+            return _folder(folder / name)
+    if (folder / MODEL).is_dir():
+        return _checkpoint(folder)
+    if (folder / "model_index.json").is_file():
+        parts = sorted(p.name for p in folder.iterdir() if (p / "config.json").is_file())
+        raise CheckpointError(
+            f"{folder} is a diffusers pipeline of several models",
+            hint=f"say which: {', '.join(str(folder / p) for p in parts)}" if parts else None,
+        )
+    for kind in ("safetensors", "bin"):
+        indexes = sorted(folder.glob(f"*.{kind}.index.json"))
+        indexes = [path for path in indexes if not _NOT_WEIGHTS.search(path.name)]
+        if indexes:
+            return _indexed(indexes[0])
+    for suffix in SUFFIXES:
+        files = sorted(f for f in folder.glob(f"*{suffix}") if not _NOT_WEIGHTS.search(f.name))
+        if files:
+            return _loose(folder, suffix, files)
+    raise CheckpointError(f"{folder} has no file of weights ({', '.join(SUFFIXES)})")
+
+
+def _checkpoint(folder: Path) -> Source:
+    inner = _folder(folder / MODEL)
+    ours = (folder / "manifest.json").is_file()
+    average = None
+    if (folder / EMA).is_dir():
+        average = _folder(folder / EMA)
+    else:
+        for name in ("ema.safetensors", "ema.pt"):
+            if (folder / name).is_file():
+                average = Source(folder / name, "average of Open-Sora", (folder / name,))
+                break
+    layout = "checkpoint of this trainer" if ours else "checkpoint of Open-Sora"
+    return Source(folder, layout, inner.files, inner.index, inner.config, average)
+
+
+def _loose(folder: Path, suffix: str, files: list[Path]) -> Source:
+    one_set = suffix == ".safetensors" or all(_SHARD.search(file.stem) for file in files)
+    if len(files) > 1 and not one_set:
+        raise CheckpointError(
+            f"{folder} holds {len(files)} files of weights",
+            hint=f"say which: {', '.join(file.name for file in files[:6])}",
+        )
+    return Source(folder, f"{suffix[1:]} folder", tuple(files), None, _config(folder))
+
+
+def _indexed(index: Path) -> Source:
+    folder = index.parent
+    try:
+        table = json.loads(index.read_text())["weight_map"]
+        table = {str(name): str(file) for name, file in table.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{index} is no index of shards") from None
+    names = sorted(set(table.values()))
+    outside = [name for name in names if Path(name).name != name]
+    if outside or not names:
+        raise CheckpointError(f"{index} names {outside[:1] or 'no files'}; shards lie beside it")
+    files = tuple(folder / name for name in names)
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(f"{folder} lacks {len(missing)} of {len(files)} shards: {missing[0]}")
+    kind = "safetensors" if ".safetensors." in index.name else "bin"
+    return Source(folder, f"{kind} folder with an index", files, table, _config(folder))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _download(repository: str) -> Path:
+    """The hub's folder, from its local cache where it is there. Raises CheckpointError when it cannot."""
+    by_hand = (
+        f"where there is internet: hf download {repository} --local-dir DIR; then give DIR here"
+    )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise CheckpointError(
+            f"{repository} is no path here, and the hub needs the package huggingface_hub",
+            hint=f"pip install huggingface_hub, or {by_hand}",
+        ) from None
+    patterns = ["*.json", *(f"*{suffix}" for suffix in SUFFIXES)]
+    try:
+        return Path(snapshot_download(repository, allow_patterns=patterns))
+    except Exception as error:  # noqa: BLE001 - its errors come from four HTTP layers
+        raise CheckpointError(
+            f"{repository} is no path here, and the hub did not give it ({type(error).__name__})",
+            hint=by_hand,
+        ) from None

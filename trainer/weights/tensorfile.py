@@ -1,0 +1,149 @@
+"""One file of tensors, safetensors or a torch pickle: told apart by content, never run, mapped not copied."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trainer.errors import CheckpointError
+
+SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".ckpt")
+# Where training programs put the tensors inside their pickle; the first that is there counts.
+_WRAPPERS = ("state_dict", "model", "module", "model_state_dict", "ema", "state_dict_ema")
+# What wrappers of a module (DDP, torch.compile) put before every name.
+_PREFIXES = ("module.", "_orig_mod.")
+_CODE = re.compile(r"GLOBAL:? ?'?([\w.]+)")
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_ANEW = "copy the file again and compare its size with the source's"
+
+
+def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
+    """The file's tensors by name, on the CPU; with `shapes_only` on the meta device, data unread.
+
+    Torch pickles are read with weights_only: nothing in them is run. Raises CheckpointError in one
+    sentence for what is missing, cut off, of another format, or asks for code.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+        size = path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    if head.startswith(b"version https://git-lfs"):
+        raise CheckpointError(
+            f"{path} is a git-lfs pointer of {size} bytes, not the weights",
+            hint="git lfs pull, or download the file itself",
+        )
+    if size == 0:
+        raise CheckpointError(f"{path} cannot be read: it is empty", hint=_ANEW)
+    if path.suffix == ".safetensors" or head[8:9] == b"{":
+        return _safetensors(path, size, head, shapes_only)
+    if head.startswith((b"PK", b"\x80")):
+        return _pickled(path, head, shapes_only)
+    raise CheckpointError(
+        f"{path} is no file of weights: it is neither safetensors nor a torch checkpoint"
+    )
+
+
+def _safetensors(path: Path, size: int, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
+    if head.startswith((b"PK\x03\x04", b"\x80")):
+        raise CheckpointError(
+            f"{path} is a torch pickle under a safetensors name", hint="rename it to .pth"
+        )
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            names = list(file.keys())
+            if not shapes_only:
+                return {name: file.get_tensor(name) for name in names}
+            return {name: _shape_of(file.get_slice(name)) for name in names}
+    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
+        declared = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
+        cut = declared > size or "not fully covered" in str(error)
+        why = f"it is cut off at {size:,} bytes" if cut else _first_line(error)
+        raise CheckpointError(f"{path} cannot be read: {why}", hint=_ANEW) from None
+
+
+def _shape_of(piece: Any) -> Tensor:
+    dtype = _DTYPES.get(piece.get_dtype())
+    if dtype is None:
+        raise ValueError(f"its dtype {piece.get_dtype()} is not known here")
+    return torch.empty(piece.get_shape(), dtype=dtype, device="meta")
+
+
+def _pickled(path: Path, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
+    zipped = zipfile.is_zipfile(path)
+    if head.startswith(b"PK") and not zipped:
+        size = path.stat().st_size
+        raise CheckpointError(f"{path} cannot be read: it is cut off at {size:,} bytes", hint=_ANEW)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of pickle versions before it refuses them
+            found = torch.load(
+                path,
+                map_location="meta" if shapes_only else "cpu",
+                weights_only=True,
+                mmap=zipped or None,  # the older format of torch.save cannot be mapped
+            )
+    except pickle.UnpicklingError as error:
+        raise _refused(path, str(error)) from None
+    except Exception as error:  # noqa: BLE001 - a damaged pickle can fail in any way at all
+        raise CheckpointError(
+            f"{path} cannot be read, it is cut off or damaged: {_first_line(error)}", hint=_ANEW
+        ) from None
+    return _unwrapped(path, found)
+
+
+def _refused(path: Path, text: str) -> CheckpointError:
+    asks = _CODE.search(text)
+    if asks:
+        return CheckpointError(
+            f"{path} holds more than tensors: it asks to run {asks[1]}, which was refused",
+            hint="get the .safetensors file, or save only its state_dict where you trust it",
+        )
+    return CheckpointError(
+        f"{path} is no torch checkpoint of tensors, or a damaged one", hint=_ANEW
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].split(". ")[0] if lines else type(error).__name__
+
+
+def _unwrapped(path: Path, found: Any) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's dict, of whatever program; its step counts and the like left out."""
+    if isinstance(found, Mapping) and {"state", "param_groups"} <= found.keys():
+        raise CheckpointError(f"{path} is an optimizer's state, not a model's weights")
+    for _ in range(2):  # {"state_dict": {"model": ...}} has been seen
+        if isinstance(found, Mapping) and not any(isinstance(v, Tensor) for v in found.values()):
+            inner = [found[name] for name in _WRAPPERS if isinstance(found.get(name), Mapping)]
+            found = inner[0] if inner else found
+    tensors = (
+        {name: v for name, v in found.items() if isinstance(v, Tensor)}
+        if isinstance(found, Mapping)
+        else {}
+    )
+    if not tensors or not all(isinstance(name, str) for name in tensors):
+        raise CheckpointError(f"{path} holds no named tensors: it is no model's weights")
+    odd = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
+    if odd:
+        raise CheckpointError(f"{path}: {odd[0]} is a sparse tensor; weights are dense")
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name[len(prefix) :]: tensor for name, tensor in tensors.items()}
+    return tensors
