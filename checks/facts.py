@@ -2,6 +2,7 @@
 
 The lowest vocabulary of the house, not only of the checks. A value that could not be had is
 `Unknown` with its reason, never 0 and never a guess. Bytes, watts, seconds, degrees Celsius.
+Long, because it is the one place where a name is looked up; there is no code to speak of in it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,50 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuHealth:
+    """What a driver knows about the state of one GPU beyond its load (`nvidia-smi -q`, NVML)."""
+
+    cuda: Maybe[str] = NOT_ASKED  # newest CUDA that the driver serves
+    vbios: Maybe[str] = NOT_ASKED
+    inforom: Maybe[str] = NOT_ASKED
+    gsp: Maybe[str] = NOT_ASKED
+    persistence: Maybe[bool] = NOT_ASKED
+    mig: Maybe[bool] = NOT_ASKED
+    compute_mode: Maybe[str] = NOT_ASKED  # Default, Exclusive_Process, Prohibited
+    ecc: Maybe[bool] = NOT_ASKED
+    corrected_volatile: Maybe[int] = NOT_ASKED  # since the driver was loaded
+    uncorrected_volatile: Maybe[int] = NOT_ASKED
+    sram_uncorrected_aggregate: Maybe[int] = NOT_ASKED  # in the GPU's life
+    sram_threshold_exceeded: Maybe[bool] = NOT_ASKED
+    remapped_uncorrectable: Maybe[int] = NOT_ASKED  # rows
+    remap_pending: Maybe[bool] = NOT_ASKED
+    remap_failure: Maybe[bool] = NOT_ASKED
+    pages_pending: Maybe[bool] = NOT_ASKED  # retired pages, V100 and older
+    recovery_action: Maybe[str] = NOT_ASKED  # None, Reset, Reboot, Drain P2P, Drain and Reset
+    reset_required: Maybe[bool] = NOT_ASKED
+    throttle: Maybe[tuple[str, ...]] = NOT_ASKED  # active reasons, names of checks.parse.gpu_health
+    margin_c: Maybe[float] = NOT_ASKED  # degrees left to the slowdown
+    power_default_w: Maybe[float] = NOT_ASKED
+    pcie_width: Maybe[int] = NOT_ASKED
+    pcie_width_max: Maybe[int] = NOT_ASKED
+    pcie_gen: Maybe[int] = NOT_ASKED
+    pcie_gen_max: Maybe[int] = NOT_ASKED
+    max_sm_mhz: Maybe[float] = NOT_ASKED
+    fabric_state: Maybe[str] = NOT_ASKED  # Completed, In Progress; only with NVSwitch
+    fabric_status: Maybe[str] = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinks:
+    """The NVLinks of one GPU; links that are off are named by number."""
+
+    gpu: int
+    active: int
+    inactive: tuple[int, ...]
+    speed_gbytes: Maybe[float] = NOT_ASKED  # of one link
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as its driver describes it."""
 
@@ -60,6 +105,7 @@ class Gpu:
     memory_total_bytes: Maybe[int]
     utilization_percent: Maybe[float]
     temperature_c: Maybe[float]
+    health: Maybe[GpuHealth] = NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +141,10 @@ class GpuFacts:
     gpus: tuple[Gpu, ...] = ()
     processes: Maybe[tuple[GpuProcess, ...]] = NOT_ASKED
     on_pci: Maybe[int] = NOT_ASKED  # NVIDIA devices that the kernel sees on PCI, driver or not
+    nvswitches: Maybe[int] = NOT_ASKED  # NVSwitch chips on PCI
+    nvlinks: Maybe[tuple[NvLinks, ...]] = NOT_ASKED
+    fabric_manager: Maybe[str] = NOT_ASKED  # what systemctl says: active, inactive, failed
+    pairs: Maybe[Mapping[str, str]] = NOT_ASKED  # "0-1" -> NV18, PIX, ... of topo -m
 
     @property
     def summary(self) -> str:
@@ -141,6 +191,7 @@ class PythonEnv:
     version: str
     packages: Mapping[str, str | None]
     torch_cuda: str | None
+    installed: Mapping[str, str] = field(default_factory=dict)  # every distribution there
 
 
 Interpreter = Literal["works", "missing", "broken", "unknown"]
@@ -174,6 +225,258 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Gid:
+    """An entry of a port's GID table."""
+
+    index: int
+    gid: str
+    type: Maybe[str]  # "RoCE v2", "IB/RoCE v1"
+    netdev: Maybe[str] = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True)
+class IbPort:
+    """One port of an InfiniBand or RoCE card, from sysfs; `ibdev2netdev` shows the IP side only."""
+
+    device: str  # mlx5_0
+    port: int
+    state: Maybe[str]  # ACTIVE, ARMED, INIT, DOWN
+    phys_state: Maybe[str]  # LinkUp, Polling, Disabled
+    rate_gbps: Maybe[float]
+    link_layer: Maybe[str]  # InfiniBand, Ethernet
+    netdev: Maybe[str] = NOT_ASKED
+    lid: Maybe[int] = NOT_ASKED
+    sm_lid: Maybe[int] = NOT_ASKED
+    counters: Mapping[str, int] = field(default_factory=dict)  # since the driver was loaded
+    growth: Maybe[Mapping[str, int]] = NOT_ASKED  # of error counters between two reads
+    firmware: Maybe[str] = NOT_ASKED
+    guid: Maybe[str] = NOT_ASKED
+    board_id: Maybe[str] = NOT_ASKED
+    model: Maybe[str] = NOT_ASKED  # hca_type
+    gids: tuple[Gid, ...] = ()
+    numa_node: Maybe[int] = NOT_ASKED
+
+    @property
+    def name(self) -> str:
+        """mlx5_0:1, as NCCL_IB_HCA may write it."""
+        return f"{self.device}:{self.port}"
+
+    @property
+    def is_active(self) -> bool:
+        return self.state == "ACTIVE" and self.phys_state == "LinkUp"
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The InfiniBand and RoCE ports of a node; none is an answer too."""
+
+    ports: tuple[IbPort, ...] = ()
+    peermem: Maybe[bool] = NOT_ASKED  # kernel module nvidia_peermem
+    growth_s: Maybe[float] = NOT_ASKED  # seconds between the two reads of the counters
+
+
+@dataclass(frozen=True, slots=True)
+class ChronyTracking:
+    """`chronyc tracking`. Offsets are positive where this node's clock is ahead of true time."""
+
+    ref_id: str  # 00000000: none, 7F7F0101: its own clock
+    ref_name: str
+    stratum: int
+    ref_time_s: float
+    offset_s: float
+    last_offset_s: float
+    rms_offset_s: float
+    frequency_ppm: float
+    skew_ppm: float
+    root_delay_s: float
+    root_dispersion_s: float
+    update_interval_s: float
+    leap: str  # Normal, Insert second, Delete second, Not synchronised
+
+    @property
+    def root_distance_s(self) -> float:
+        """The bound on the error that the chain of servers may have."""
+        return self.root_delay_s / 2 + self.root_dispersion_s
+
+    @property
+    def is_local(self) -> bool:
+        """It serves its own clock: says Normal and follows nothing (`local stratum 10`)."""
+        return self.ref_id.upper() == "7F7F0101"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSource:
+    """A server that a time daemon listens to."""
+
+    address: str
+    state: str  # selected, combined, excluded, falseticker, unreachable, jittery, pps
+    stratum: int
+    poll_s: float
+    reach: int  # eight bits, newest lowest: 255 is all of the last eight answers
+    last_rx_s: Maybe[float]
+    offset_s: Maybe[float]  # positive: this node is ahead of that server
+    error_s: Maybe[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The node's clock against the head's, over the open channel; the truth is within `error_s`."""
+
+    offset_s: float  # positive: the node is ahead
+    error_s: float  # half of the shortest round trip
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A node's clock, who steers it, and how it ran while we looked."""
+
+    time_s: Maybe[float] = NOT_ASKED
+    boottime_s: Maybe[float] = NOT_ASKED
+    moved_s: Maybe[float] = NOT_ASKED  # wall against boot time during the payload; below 0: back
+    kernel_synced: Maybe[bool] = NOT_ASKED  # adjtimex without STA_UNSYNC
+    ntp_synchronized: Maybe[bool] = NOT_ASKED  # timedatectl
+    tracking: Maybe[ChronyTracking] = NOT_ASKED
+    sources: Maybe[tuple[TimeSource, ...]] = NOT_ASKED  # chronyc's, else ntpq's
+    daemons: Maybe[tuple[str, ...]] = NOT_ASKED  # programs that steer a clock and run now
+    clocksource: Maybe[str] = NOT_ASKED
+    log_ahead_s: Maybe[float] = (
+        NOT_ASKED  # newest journal entry against now; above 0: from the future
+    )
+    exchange: Maybe[Exchange] = NOT_ASKED
+
+    @property
+    def wall_minus_boot_s(self) -> Maybe[float]:
+        """Changes only when the clock is stepped: slewing moves both."""
+        for value in (self.time_s, self.boottime_s):
+            if isinstance(value, Unknown):
+                return value
+        assert isinstance(self.time_s, float)
+        assert isinstance(self.boottime_s, float)
+        return self.time_s - self.boottime_s
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """A line of the kernel's log that means something. `kind` is a word of checks.parse.kernel_log."""
+
+    kind: str
+    line: str
+    age_s: Maybe[float]
+    subject: str = ""  # GPU's PCI address, network interface, mount, process
+    xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLog:
+    """What the kernel said since boot, as far as its buffer reaches."""
+
+    events: tuple[KernelEvent, ...]
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShellLimits:
+    """Limits of a session without a terminal, which is what ranks get; None: unlimited."""
+
+    open_files: int | None
+    processes: int | None
+    memlock_bytes: int | None
+    shm_bytes: Maybe[int] = NOT_ASKED  # size of /dev/shm
+    shm_free_bytes: Maybe[int] = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system; `room` is Unknown where statfs gave no answer in time."""
+
+    path: str
+    kind: str  # ext4, nfs4, fuse.sshfs
+    source: str
+    read_only: bool
+    room: Maybe[Disk]
+
+    @property
+    def is_network(self) -> bool:
+        kind = self.kind.lower()
+        return kind.startswith(("nfs", "fuse", "cifs", "smb", "ceph", "9p")) or kind in (
+            "lustre", "beegfs", "gpfs", "wekafs", "glusterfs", "virtiofs",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface and its addresses with prefix length."""
+
+    name: str
+    up: bool
+    mtu: Maybe[int]
+    speed_mbps: Maybe[int]
+    addresses: tuple[str, ...] = ()
+    is_hardware: bool = False  # not a bridge, tunnel or container's cable
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    interfaces: tuple[Interface, ...]
+    names: Mapping[str, Maybe[tuple[str, ...]]] = field(default_factory=dict)  # name -> addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A process that sleeps in the kernel and cannot be killed (state D in two looks)."""
+
+    pid: int
+    name: str
+    where: str  # kernel function
+    since_s: Maybe[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTable:
+    zombies: tuple[str, ...]
+    blocked: tuple[Blocked, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The kind of machine and how its processors are set."""
+
+    distribution: Maybe[str]
+    governors: Maybe[tuple[str, ...]] = NOT_ASKED
+    environ: Mapping[str, str] = field(default_factory=dict)  # variables that change how CUDA runs
+
+
+@dataclass(frozen=True, slots=True)
+class GitState:
+    """The working copy that the launch starts in."""
+
+    commit: str
+    changed: tuple[str, ...]  # files with changes that are not committed
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeen:
+    """A file or folder that the launch names; of a folder all files together."""
+
+    exists: bool
+    is_folder: bool = False
+    size_bytes: int = 0
+    files: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The last look at this node, as the head remembers it."""
+
+    boot_id: str
+    wall_minus_boot_s: Maybe[float]
+    counters: Mapping[str, Mapping[str, int]]  # port name -> counter -> value
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Unreached:
     """The node gave no answer: phase of the connection, seconds in it, why, what to do."""
 
@@ -202,6 +505,21 @@ class NodeFacts:
     interpreter: Interpreter = "unknown"  # that same one: is it there at all
     disks: Mapping[str, Maybe[Disk]] = field(default_factory=dict)
     ports: Mapping[int, Maybe[Port]] = field(default_factory=dict)
+    connect_s: Maybe[float] = NOT_ASKED  # from the first packet to the login
+    fabric: Maybe[Fabric] = NOT_ASKED
+    clock: Maybe[Clock] = NOT_ASKED
+    kernel_log: Maybe[KernelLog] = NOT_ASKED
+    shell_limits: Maybe[ShellLimits] = NOT_ASKED
+    mounts: Maybe[tuple[Mount, ...]] = NOT_ASKED
+    network: Maybe[Network] = NOT_ASKED
+    processes: Maybe[ProcessTable] = NOT_ASKED
+    system: Maybe[System] = NOT_ASKED
+    git: Maybe[GitState] = NOT_ASKED
+    files: Mapping[str, Maybe[FileSeen]] = field(default_factory=dict)
+    token: Maybe[str] = NOT_ASKED  # what the node reads in the shared folder's token file
+    token_s: Maybe[float] = NOT_ASKED
+    wandb: Maybe[bool] = NOT_ASKED  # a login is there; the key itself never leaves the node
+    previous: Maybe[Previous] = NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +533,10 @@ class LaunchNeeds:
     run_dir_parent: str
     min_free_bytes: int
     master: str | None = None  # node name; None: the first
+    env: Mapping[str, str] = field(default_factory=dict)  # of the ranks, as far as it is decided
+    files: tuple[str, ...] = ()  # data, checkpoint, model cache: there and of one size everywhere
+    wandb: bool = False  # the run reports to Weights & Biases
+    config: str = ""  # what is to be launched, for messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +545,16 @@ class Fleet:
 
     nodes: tuple[NodeFacts, ...]
     launch: LaunchNeeds | None = None
+    token: str | None = None  # what the head wrote into the shared folder
+
+    @property
+    def one_machine(self) -> bool:
+        """All nodes are one machine under several names: one clock, one kernel, one fabric."""
+        boots = {
+            None if isinstance(node.machine, Unknown) else node.machine.boot_id
+            for node in self.reached
+        }
+        return len(self.reached) > 1 and len(boots) == 1 and isinstance(next(iter(boots)), str)
 
     @property
     def reached(self) -> tuple[NodeFacts, ...]:
