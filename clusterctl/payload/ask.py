@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clusterctl.fanout import Fanout
@@ -16,15 +16,17 @@ def ask(
     nodes: Sequence[Node],
     transport: Transport,
     verb: str,
-    args: dict[str, Any],
+    args: dict[str, Any] | Callable[[Node], dict[str, Any]],
     *,
     limits: Limits,
     width: int,
     timeout_s: float | None = None,
     lease: bool = False,
+    sudo: bool = False,
 ) -> Fanout[dict[str, Any]]:
     """A fan-out whose values are the envelopes of `verb`; nothing runs before it is iterated.
 
+    `args` may be a function of the node; `sudo` runs the payload as root.
     `timeout_s` bounds one node's answer (default: the command limit). With more nodes than
     `width` the deadline for all grows by the number of waves, unless the user set it.
     """
@@ -33,9 +35,10 @@ def ask(
     one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + patience_s
 
     def work(node: Node, progress: Progress) -> dict[str, Any]:
+        given = args(node) if callable(args) else args
         connection = transport.connect(node, limits, progress)
         try:
-            return ship.probe(connection, verb, args, patience_s, lease=lease)
+            return ship.probe(connection, verb, given, patience_s, lease=lease, sudo=sudo)
         finally:
             connection.close()
 

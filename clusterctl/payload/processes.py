@@ -12,7 +12,7 @@ import time
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
-Process = collections.namedtuple("Process", "pid ppid state start command exit_code")
+Process = collections.namedtuple("Process", "pid ppid state start command exit_code pgrp session")
 
 SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
@@ -29,7 +29,9 @@ def process(pid):
     try:
         # Field 52 holds the wait status of a zombie; it reads 0 without the right to trace it.
         status = int(words[49]) if len(words) > 49 else 0
-        return Process(pid, int(words[1]), words[0], int(words[19]), head.split("(", 1)[1], status)
+        command = head.split("(", 1)[1]
+        ppid, pgrp, session, start = int(words[1]), int(words[2]), int(words[3]), int(words[19])
+        return Process(pid, ppid, words[0], start, command, status, pgrp, session)
     except (IndexError, ValueError):
         return None
 

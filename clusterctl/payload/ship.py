@@ -22,7 +22,11 @@ from clusterctl.transport.base import Completed, Connection, Stream
 MARKER = "==clusterctl-payload-1=="
 """The line that a payload prints first; whatever stands before it is the shell's noise."""
 
-SHARED = {"agent": ("processes", "job", "meeting", "voice"), "reap": ("processes",)}
+SHARED = {
+    "agent": ("processes", "job", "meeting", "voice"),
+    "reap": ("processes",),
+    "kill": ("processes", "roles", "find", "ending"),
+}
 """Files that stand between the prelude and the verb's own, for verbs that have code in common."""
 
 NOISE_LIMIT = 2000  # characters of shell noise kept for the report
@@ -44,9 +48,9 @@ _play(main)
 """
 
 
-def command_line() -> str:
-    """The one remote command of all verbs."""
-    return f"exec python3 -I -S -c '{_BOOTSTRAP}'"
+def command_line(sudo: bool = False) -> str:
+    """The one remote command of all verbs; with `sudo` as root, without ever asking for a password."""
+    return f"exec {'sudo -n ' if sudo else ''}python3 -I -S -c '{_BOOTSTRAP}'"
 
 
 def parts(verb: str) -> list[tuple[str, str]]:
@@ -88,6 +92,7 @@ def probe(
     *,
     nvml: bool = False,
     lease: bool = False,
+    sudo: bool = False,
 ) -> dict[str, Any]:
     """Run a one-shot payload and return its envelope, with the shell's noise as `noise`.
 
@@ -99,9 +104,10 @@ def probe(
     answer is not one JSON line.
     """
     if lease:
-        with stream(connection, verb, args, nvml=nvml, start_timeout_s=timeout_s) as held:
+        held = stream(connection, verb, args, nvml=nvml, sudo=sudo, start_timeout_s=timeout_s)
+        with held:
             return _only_answer(held, verb, timeout_s)
-    done = connection.run(command_line(), request(verb, args, nvml=nvml), timeout_s)
+    done = connection.run(command_line(sudo), request(verb, args, nvml=nvml), timeout_s)
     before, marker, after = done.out.partition(MARKER.encode() + b"\n")
     noise = _noise(before)
     if not marker:
@@ -139,6 +145,12 @@ def _envelope(line: bytes) -> dict[str, Any]:
 
 def _not_started(done: Completed, noise: str) -> TransportError:
     error = _text(done.err)
+    if "sudo" in error:
+        return TransportError(
+            "start",
+            _last_line(error),
+            hint="--sudo needs a rule without a password: try ssh NODE sudo -n true",
+        )
     if done.rc == 127 or (done.rc == 126 and "python3" in error):
         return TransportError(
             "start",
@@ -223,13 +235,14 @@ def stream(
     args: dict[str, Any],
     *,
     nvml: bool = False,
+    sudo: bool = False,
     start_timeout_s: float = 10.0,
 ) -> PayloadStream:
     """Start a payload that talks over time; returns once its marker has been seen.
 
     Raises `TransportError` with phase "start" when that does not happen within `start_timeout_s`.
     """
-    channel = connection.stream(command_line(), request(verb, args, nvml=nvml))
+    channel = connection.stream(command_line(sudo), request(verb, args, nvml=nvml))
     noise: list[bytes] = []
     deadline = time.monotonic() + start_timeout_s
     try:

@@ -1,0 +1,110 @@
+"""Show a job's processes on this node (op look), or end them and prove it (op kill).
+
+ARGS: op, pick (find.py); for kill also targets [[pid, start]], signal, grace_s (kill_s, gpu_s).
+look answers `rows` (describe_job), `others` (what fits the pick but belongs to other users);
+kill answers left, zombies, gpu_left, counts and seconds.
+"""
+
+import signal
+import time
+
+KILL_S = 5.0  # from SIGKILL to the last look
+GPU_FREE_S = 10.0  # for the driver to take the memory back
+
+
+def main():
+    pick = ARGS["pick"]
+    if ARGS["op"] == "look":
+        finish(look(pick))
+    finish(kill(pick))
+
+
+def look(pick):
+    shot, pids, strangers = find_job(pick)
+    rows, others = describe_job(shot, pids), describe_job(shot, strangers)
+    held = gpu_memory() if rows else {}
+    for row in rows:
+        row["gpu_bytes"] = None if held is None else held.get(row["pid"], 0)
+    return {"rows": rows, "others": others, "machine": machine(), "login": login_user()}
+
+
+def kill(pick):
+    begun = time.monotonic()
+    approved = [tuple(target) for target in ARGS["targets"]]
+    held = gpu_memory() if ARGS.get("gpu") else None
+    ending = Ending(approved, Sweep(pick, approved).now)
+    forced = ending.run(
+        getattr(signal, ARGS["signal"]), ARGS["grace_s"], ARGS.get("kill_s", KILL_S)
+    )
+    left = ending.survivors()
+    ended = set(ending.victims) - {(row["pid"], start_of(row["pid"])) for row in left}
+    gpu_left = wait_for_gpus({pid for pid, _ in ended}, held)
+    return {
+        "left": left,
+        "zombies": zombies(ended),
+        "gpu_left": gpu_left,
+        "asked": ending.first,
+        "missed": ending.missed,
+        "swept": len(ending.victims) - ending.first,
+        "forced": forced,
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+
+
+def start_of(pid):
+    found = process(pid)
+    return found.start if found else None
+
+
+class Sweep:
+    """What belongs to the job now, beyond what was shown."""
+
+    def __init__(self, pick, approved):
+        self.pick = pick
+        self.shot = None  # type: Any
+        self.known = dict(approved)
+
+    def now(self):
+        """{pid: start}: by tag where the pick is a run, else descendants of what is known.
+
+        A session or process group bears its leader's id, which the kernel gives to nobody else
+        while a member lives; so members of one that a known process led are of the job.
+        """
+        if self.pick.get("runs"):
+            self.shot, pids, _ = find_job(self.pick, self.shot)
+        else:
+            self.shot = Snapshot(self.shot)
+            pids = set()
+        facts = self.shot.facts
+        alive = {pid for pid in self.known if self._is_same(pid)}
+        for pid, found in facts.items():
+            orphan = found.ppid <= 1 or found.ppid not in facts
+            if self._led(found.session) or (orphan and self._led(found.pgrp)):
+                pids.add(pid)
+        pids |= self.shot.tree(alive | pids)
+        pids -= set(chain_above(os.getpid()))
+        fresh = {pid: facts[pid].start for pid in pids if facts[pid].state not in "ZX"}
+        self.known.update({pid: start for pid, start in fresh.items() if pid not in self.known})
+        return fresh
+
+    def _is_same(self, pid):
+        found = self.shot.facts.get(pid)
+        return found is not None and found.start == self.known[pid]
+
+    def _led(self, leader):
+        """Whether a session or group is one of the job's; its leader may have ended."""
+        return leader in self.known and (leader not in self.shot.facts or self._is_same(leader))
+
+
+def wait_for_gpus(ended, held):
+    """[{pid, bytes}] of GPU memory that processes hold although they have ended."""
+    mine = {pid for pid, size in (held or {}).items() if pid in ended}
+    if not mine:
+        return []
+    deadline = time.monotonic() + ARGS.get("gpu_s", GPU_FREE_S)
+    while True:
+        now = gpu_memory()
+        kept = {pid: size for pid, size in (now or {}).items() if pid in mine}
+        if not kept or time.monotonic() > deadline:
+            return [{"pid": pid, "bytes": size} for pid, size in sorted(kept.items())]
+        time.sleep(0.25)

@@ -1,0 +1,212 @@
+"""kill ends what it showed and what that starts, proves it, and hits nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli import run
+from clusterctl.errors import TransportError
+from clusterctl.fanout import NodeResult
+from clusterctl.job import NodeJob, Pick, read_jobs
+from clusterctl.kill import Ended, exit_code, report_lines
+from clusterctl.payload import ship
+from tests.captures import fake_nvidia_smi as fake
+from tests.clusterctl.commands.local_cluster import LocalCluster, patch
+from tests.clusterctl.jobs.test_find import HERE, look
+from tests.clusterctl.jobs.trees import PYTHON, start_of, state, tree, wait_until
+from tests.clusterctl.payload.local import LocalConnection
+
+
+def kill(
+    pick: Pick,
+    targets: list[tuple[int, int]],
+    grace_s: float = 1.0,
+    env: dict[str, str] | None = None,
+    **more: object,
+) -> dict:
+    args = {"op": "kill", "pick": pick.to_args(HERE), "targets": targets, "signal": "SIGTERM", "grace_s": grace_s, **more}  # fmt: skip
+    return ship.probe(LocalConnection(env), "kill", args, 60)
+
+
+@pytest.fixture
+def run_id(tmp_path: Path) -> str:
+    return f"kill-{os.getpid()}-{tmp_path.name}"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    cluster = LocalCluster(tmp_path, ["here"])
+    cluster.hostfile.write_text("here host=127.0.0.1\n")
+    return patch(monkeypatch, cluster)
+
+
+def one_round(directory: Path, seed: int) -> None:
+    """A random tree dies by tag or by pattern, two others beside it live."""
+    rng = random.Random(seed)
+    run_id = f"round-{os.getpid()}-{seed}"
+    by_tag = rng.random() < 0.5
+    meeting = {"RANK": "0", "MASTER_PORT": str(seed + 1)}
+    env = {"CLUSTERCTL_RUN": run_id} if by_tag else {}
+    pick = Pick((run_id,)) if by_tag else Pick(match=f"{directory}/train\\.py")
+    with (
+        tree(directory, seed, rng.randint(2, 14), **env, **meeting) as ours,
+        tree(directory, seed + 1, 4, name="bystander.py", CLUSTERCTL_RUN=run_id + "x") as other,
+        tree(directory, seed + 2, 3, name="train.pyx.py", RANK="0", MASTER_PORT="99999") as third,
+    ):
+        rows = look(pick)["rows"]
+        assert {row["pid"] for row in rows} == {pid for pid, _ in ours.keys}, seed
+        answer = kill(pick, [(row["pid"], row["start"]) for row in rows], grace_s=0.3)
+        assert answer["left"] == [], seed
+        assert ours.alive() == [], seed
+        assert other.alive() == other.keys, seed
+        assert third.alive() == third.keys, seed
+
+
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_random_trees_die_whole_and_alone(tmp_path: Path, seed: int) -> None:
+    one_round(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hundred_random_trees(tmp_path: Path) -> None:
+    for seed in range(0, 1000, 10):
+        one_round(tmp_path, seed)
+
+
+def test_an_id_that_now_belongs_to_another_process_is_not_hit(tmp_path: Path) -> None:
+    with tree(tmp_path, 1, 1) as other:
+        pid, start = other.keys[0]
+        answer = kill(Pick(match="no such thing at all"), [(pid, start - 1)], grace_s=0.1)
+        assert (answer["asked"], answer["missed"]) == (0, 1)
+        assert other.alive() == other.keys
+
+
+def test_what_forks_while_it_is_ended_is_ended_too(tmp_path: Path) -> None:
+    """Each SIGTERM begets a child in a session of its own; only SIGKILL and sweeps end that."""
+    script = tmp_path / "hydra.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "def beget(*_):\n"
+        "    if os.fork() == 0:\n        os.setsid()\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, beget)\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(300)\n"
+    )
+    child = subprocess.Popen([PYTHON, "-I", "-S", script], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    pick = Pick(match=f"{tmp_path}/hydra")
+    answer = kill(pick, [(child.pid, start_of(child.pid))], grace_s=0.3)
+    assert answer["left"] == []
+    assert answer["swept"] >= 1
+    assert look(pick)["rows"] == []
+    child.communicate()
+
+
+def test_command_asks_and_needs_yes_without_a_terminal(
+    here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tree(tmp_path, 1, 3, CLUSTERCTL_RUN=run_id) as ours:
+        assert run(["kill", "--run", run_id, str(here.hostfile)]) == 4
+        assert run(["kill", "--run", run_id, str(here.hostfile), "--dry-run"]) == 0
+        assert ours.alive() == ours.keys
+        assert "--yes" in capsys.readouterr().err
+
+
+def test_command_ends_the_run_and_says_so(
+    here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tree(tmp_path, 1, 5, CLUSTERCTL_RUN=run_id, RANK="0") as ours:
+        assert run(["kill", "--run", run_id, str(here.hostfile), "--yes", "--grace", "1"]) == 0
+        assert ours.alive() == []
+    out = capsys.readouterr().out
+    assert "gone: 5 processes on 1 node" in out
+    assert run(["kill", "--run", run_id, str(here.hostfile), "--yes"]) == 0
+
+
+def test_unreachable_node_is_not_confirmed(
+    here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here.hostfile.write_text("here host=127.0.0.1\nlost\n")
+    here.nodes["lost"] = TransportError("tcp", "refused")
+    with tree(tmp_path, 1, 3, CLUSTERCTL_RUN=run_id):
+        code = run(["kill", "--run", run_id, str(here.hostfile), "--yes", "--grace", "1", "--json"])
+        assert code == 3
+        document = json.loads(capsys.readouterr().out)
+        assert [node["confirmed"] for node in document["nodes"]] == [True, False]
+    assert run(["kill", "--run", run_id, str(here.hostfile), "--yes"]) == 3
+    assert "NOT CONFIRMED: lost: tcp" in capsys.readouterr().err
+
+
+def test_two_runs_are_not_guessed_between(
+    here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        tree(tmp_path, 1, 2, CLUSTERCTL_RUN=run_id) as one,
+        tree(tmp_path, 2, 2, CLUSTERCTL_RUN=run_id + "b") as two,
+    ):
+        assert run(["kill", str(here.hostfile), "--yes"]) == 2
+        assert run_id in capsys.readouterr().err
+        assert run(["kill", str(here.hostfile), "--run", run_id, "--yes", "--grace", "1"]) == 0
+        assert (one.alive(), two.alive()) == ([], two.keys)
+
+
+def test_gpu_memory_that_stays_is_told(tmp_path: Path, run_id: str) -> None:
+    with tree(tmp_path, 1, 1, CLUSTERCTL_RUN=run_id) as ours:
+        env = fake.install(tmp_path / "bin", fake.h100(1), f"{ours.process.pid}, 2048\n")
+        answer = kill(Pick((run_id,)), ours.keys, env=env, gpu=True, gpu_s=0.3)
+        assert (answer["left"], ours.alive()) == ([], [])
+    good, bad = report_lines([Ended(NodeJob(HERE), answer)])
+    assert good.startswith("gone: 1 processes")
+    assert "2.0 GiB of GPU memory" in bad[0]
+    assert exit_code([Ended(NodeJob(HERE), answer)]) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a cgroup freezer")
+def test_frozen_process_is_reported_and_ends_after_the_thaw(tmp_path: Path, run_id: str) -> None:
+    root = Path("/sys/fs/cgroup/freezer")
+    if not (root / "cgroup.procs").exists():
+        pytest.skip("no cgroup v1 freezer here")
+    cage = root / f"clusterctl-test-{os.getpid()}"
+    cage.mkdir()
+    try:
+        with tree(tmp_path, 1, 2, CLUSTERCTL_RUN=run_id, RANK="7") as ours:
+            (cage / "cgroup.procs").write_text(str(ours.process.pid))
+            (cage / "freezer.state").write_text("FROZEN")
+            wait_until(lambda: (cage / "freezer.state").read_text() == "FROZEN\n")
+            job = read_jobs([NodeResult(HERE, look(Pick((run_id,))), None, 0.0)])[0]
+            answer = kill(Pick((run_id,)), ours.keys, grace_s=0.2, kill_s=0.3)
+            _, bad = report_lines([Ended(job, answer)])
+            assert exit_code([Ended(job, answer)]) == 1
+            assert f"pid {ours.process.pid}" in bad[0]
+            assert "rank 7 trainer" in bad[0]
+            assert "frozen by its cgroup" in bad[0]
+            (cage / "freezer.state").write_text("THAWED")
+            wait_until(lambda: ours.alive() == [])
+    finally:
+        (cage / "freezer.state").write_text("THAWED")
+        wait_until(lambda: not (cage / "cgroup.procs").read_text())
+        cage.rmdir()
+
+
+def test_stopped_trainer_gets_its_sigterm(tmp_path: Path, run_id: str) -> None:
+    with tree(tmp_path, 1, 1, CLUSTERCTL_RUN=run_id) as ours:
+        os.kill(ours.process.pid, signal.SIGSTOP)
+        wait_until(lambda: state(*ours.keys[0]) == "T")
+        answer = kill(Pick((run_id,)), ours.keys, grace_s=20)
+        assert (answer["left"], answer["forced"]) == ([], 0)
+        assert ours.process.wait(5) == -signal.SIGTERM
+
+
+def test_bad_patterns_and_signals_are_refused(here: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    hostfile = str(here.hostfile)
+    for words in (["--match", "("], ["--match", ".*"], ["--signal", "STOP"], ["--run", "a", "--gpus"]):  # fmt: skip
+        assert run(["kill", hostfile, *words, "--yes"]) == 2
