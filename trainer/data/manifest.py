@@ -11,8 +11,6 @@ import csv
 import gc
 import hashlib
 import math
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,10 +23,12 @@ from numpy.typing import NDArray
 from trainer.errors import TrainerError
 
 NUMBERS = ("num_frames", "height", "width")
+PROBED = (*NUMBERS, "aspect_ratio", "fps", "resolution")  # what `probe` adds
 REQUIRED = ("path", "text", *NUMBERS)
 COLUMNS = (*REQUIRED, "aspect_ratio", "fps", "resolution")  # as `probe` writes them
 SUFFIXES = (".csv", ".parquet")
 MAX_WRONG_ROWS = 100
+FIELD_LIMIT = 1 << 24  # characters of a cell: a quote that is never closed must not eat the memory
 _MARKS = 512
 _LARGEST = 2**31 - 1
 _FASTEST = 10_000  # frames a second; above is a wrong cell, not a fast camera
@@ -167,28 +167,6 @@ def check_suffix(path: Path) -> None:
         )
 
 
-def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write a manifest, csv or parquet by its name; the file appears whole or not at all."""
-    check_suffix(path)
-    fresh = path.with_name(f".{path.name}.new-{os.getpid()}")
-    try:
-        if path.suffix == ".csv":
-            with fresh.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
-        else:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
-            pq.write_table(
-                pa.table({name: list(column) for name, column in columns.items()}), fresh
-            )
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
 def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None:
     """Raise ManifestError for the first missing or doubled column."""
     for name in required:
@@ -203,7 +181,7 @@ def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None
 
 def csv_rows(source: Path) -> Iterator[tuple[int, list[str] | str]]:
     """Line number and cells of each row, header first; a text in place of cells says what is wrong."""
-    csv.field_size_limit(sys.maxsize >> 32)  # the default of 128 KiB is below some captions
+    csv.field_size_limit(FIELD_LIMIT)  # the default of 128 KiB is below some captions
     # surrogateescape: file names are bytes, and one odd name must not make the table unreadable
     with source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         reader = csv.reader(file)

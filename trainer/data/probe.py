@@ -1,88 +1,101 @@
-"""From path and text to a whole manifest: length, size and rate of every file."""
+"""`probe`: from path and text to a whole manifest: length, size and rate of every file.
+
+python -m trainer.data probe clips.csv manifest.csv --workers 32
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import argparse
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from trainer.data.decode import Decoder
-from trainer.data.manifest import COLUMNS, WrongRow, read_columns
+from trainer.data.examine import Answer, add_pool_options, answers, make_pool, questions
+from trainer.data.manifest import COLUMNS, PROBED, WrongRow
+from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
+from trainer.data.stream import run as run_plan
+from trainer.data.tables import Batch, path_fault, usable
 
-PROBED = ("num_frames", "height", "width", "aspect_ratio", "fps", "resolution")
-
-
-@dataclass(frozen=True)
-class Probed:
-    """The columns of a whole manifest, and the rows that are not in it."""
-
-    columns: dict[str, list[Any]]
-    bad: tuple[WrongRow, ...]
-
-    def __len__(self) -> int:
-        return len(self.columns["path"])
+MAX_UNREADABLE = 1000  # a mount that went away must not become a manifest without its clips
+SIZE = "file_size"
 
 
-def probe_manifest(
-    source: Path,
-    workers: int,
-    root: Path | None = None,
-    clip_timeout_s: float = 30.0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Probed:
-    """Probe every file of `source` (columns path and text; others are kept), rows in order.
-
-    Sizes are those after the container's rotation. `workers` processes, each with a deadline for a
-    file; `progress` gets (rows done, rows in all). Raises ManifestError, DecoderBroken.
-    """
-    columns, lines, bad = read_columns(source, ("path", "text"))
-    paths = columns["path"]
-    folder = root or source.resolve().parent
-    mine = threading.local()
-    decoders: list[Decoder] = []
-
-    def facts(path: str) -> dict[str, Any]:
-        if not hasattr(mine, "decoder"):
-            mine.decoder = Decoder(clip_timeout_s, role="probe")
-            decoders.append(mine.decoder)
-        found: dict[str, Any] = mine.decoder.probe(str(folder / path))
-        return found
-
-    found: list[dict[str, Any]] = []
-    try:
-        # Each thread keeps its decoder; map gives the answers in the order of the rows.
-        with ThreadPoolExecutor(max(1, workers)) as pool:
-            for answer in pool.map(facts, paths):
-                found.append(answer)
-                progress(len(found), len(paths))
-    finally:
-        for decoder in decoders:
-            decoder.close()
-    good = [index for index, answer in enumerate(found) if "error" not in answer]
-    for index, answer in enumerate(found):
-        if "error" in answer:
-            bad.append(WrongRow(lines[index], f"{paths[index]}: {answer['error']}"))
-    kept = {name: _take(values, good) for name, values in columns.items() if name not in PROBED}
-    kept |= _facts([found[index] for index in good])
-    order = [*COLUMNS, *(name for name in kept if name not in COLUMNS)]
-    return Probed(
-        {name: kept[name] for name in order}, tuple(sorted(bad, key=lambda row: row.line))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="csv or parquet with the columns path and text")
+    parser.add_argument("out", type=Path, help="manifest to write, csv or parquet")
+    parser.add_argument(
+        "--file-size", action="store_true", help="also a column file_size, in bytes"
     )
+    add_pool_options(parser, 30.0)
+    add_options(parser, MAX_UNREADABLE)
 
 
-def _take(values: Sequence[Any], indices: list[int]) -> list[Any]:
-    return [values[index] for index in indices]
+def run(args: argparse.Namespace) -> int:
+    """Probe every file; sizes are those after the container's rotation."""
+    done = probe(args)
+    print(f"{done.out}: {done.rows:,} rows")
+    if done.wrong:
+        import sys
+
+        print(f"left out {len(done.wrong):,} rows{listing(done.wrong)}", file=sys.stderr)
+    return done.exit_code
 
 
-def _facts(found: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [] for name in PROBED}
-    for answer in found:
-        height, width = answer["height"], answer["width"]
-        row = {**answer, "aspect_ratio": round(height / width, 4), "resolution": height * width}
-        row["fps"] = round(answer["fps"], 4)
-        for name in PROBED:
-            columns[name].append(row[name])
-    return columns
+def probe(args: argparse.Namespace) -> Done:
+    """The work of the verb. Raises ManifestError, ExamineBroken."""
+    pool, ahead = make_pool(args)
+    folder = args.root or args.source.resolve().parent
+    added = (*PROBED, SIZE) if args.file_size else PROBED
+
+    def names(present: tuple[str, ...]) -> list[str]:
+        others = [name for name in present if name not in (*COLUMNS, *added)]
+        return [*COLUMNS, *([SIZE] if args.file_size else []), *others]
+
+    def ask(batch: Batch) -> tuple[Batch, list[WrongRow], list[Future[Answer]]]:
+        good, wrong = usable(batch, [("path", path_fault)])
+        asked = questions("probe", good.column("path"), folder)
+        return good, wrong, [pool.ask(question) for question in asked]
+
+    def give(_: Batch, asked: tuple[Batch, list[WrongRow], list[Future[Answer]]]) -> Result:
+        batch, wrong, futures = asked
+        found = answers(futures)
+        good = [place for place, answer in enumerate(found) if "error" not in answer]
+        paths = batch.column("path")
+        wrong += [
+            WrongRow(batch.lines[place], f"{paths[place]}: {answer['error']}")
+            for place, answer in enumerate(found)
+            if "error" in answer
+        ]
+        facts = [columns_of(found[place]) for place in good]
+        columns = {name: [fact[name] for fact in facts] for name in added}
+        return batch.take(good).with_columns(columns), sorted(wrong, key=lambda row: row.line)
+
+    plan = Plan(
+        "probe",
+        [args.source],
+        {"root": str(args.root or ""), "file_size": args.file_size},
+        required=("path", "text"),
+        names=names,
+        ask=ask,
+        give=give,
+        read_rows=64,
+        ahead=ahead,
+    )
+    try:
+        return run_plan(plan, args.out, Options.of(args))
+    finally:
+        pool.close()
+
+
+def columns_of(answer: Any) -> dict[str, Any]:
+    """The columns that an answer fills. A still has no rate: its cell stays empty."""
+    height, width, fps = answer["height"], answer["width"], answer["fps"]
+    return {
+        "num_frames": answer["num_frames"],
+        "height": height,
+        "width": width,
+        "aspect_ratio": round(height / width, 4),
+        "fps": round(fps, 4) if fps else None,
+        "resolution": height * width,
+        SIZE: answer["bytes"],
+    }
