@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,10 +35,11 @@ def read_checkpoint(path: Place, *, ema: bool = True) -> tuple[dict[str, Tensor]
 
     Our average holds only what was trained; the rest (frozen and constant tensors) is the model's.
     """
-    return _read(find_source(path), ema)
+    return read_source(find_source(path), ema)
 
 
-def _read(source: Source, ema: bool) -> tuple[dict[str, Tensor], bool]:
+def read_source(source: Source, ema: bool) -> tuple[dict[str, Tensor], bool]:
+    """`read_checkpoint` of a source already found."""
     weights = source.read()
     if not ema or source.average is None:
         return weights, False
@@ -56,7 +57,7 @@ def _read(source: Source, ema: bool) -> tuple[dict[str, Tensor], bool]:
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Place) -> None:
     """Set every tensor of the model. Raises CheckpointError naming what is missing, extra or misshapen."""
     report = compare(model, weights, str(source))
-    problems = _problems(report)
+    problems = _problems(report, (*report.missing, *report.new))
     if problems:
         raise CheckpointError(
             f"{source} is not of this model: {', '.join(problems)}", hint=_hint(report, model)
@@ -70,12 +71,13 @@ def load_into(
     """Start a freshly built model from weights of any source; PixArt's are recognised and converted.
 
     `ema` takes a checkpoint's average where it has one (the report's notes say so). Raises
-    CheckpointError when less than 99 % of the tensors the source should give are there, less than 99 %
-    of its own are used, or any has another shape, unless `allow_partial`; the model is then as it was. Settings of how to run (kernels, what
-    is frozen) are the model's own and never read from the weights' config.json.
+    CheckpointError, and leaves the model as it was, when less than 99 % of the tensors the source
+    should give are there, less than 99 % of its own are used, or any has another shape; with
+    `allow_partial` what fits is taken. Settings of how to run (kernels, what is frozen) are the
+    model's own and never read from the weights' config.json.
     """
     source = find_source(place)
-    weights, averaged = _read(source, ema)
+    weights, averaged = read_source(source, ema)
     report = compare(model, weights, str(place))
     notes = (
         *report.notes,
@@ -159,12 +161,12 @@ def _differences(found: Architecture, model: nn.Module) -> list[str]:
     return [f"the weights have {', '.join(differences)}"] if differences else []
 
 
-def _problems(report: LoadReport) -> list[str]:
+def _problems(report: LoadReport, missing: Sequence[str]) -> list[str]:
     shapes = [f"{name} {got} for {want}" for name, got, want in report.mismatched]
     return [
         f"{len(names)} {word} ({names[0]})"
         for names, word in (
-            (sorted((*report.missing, *report.new)), "missing"),
+            (sorted(missing), "missing"),
             (sorted(report.unexpected), "unknown"),
             (shapes, "of another shape"),
         )
@@ -179,7 +181,7 @@ def _hint(report: LoadReport, model: nn.Module) -> str:
 
 def _refusal(report: LoadReport, model: nn.Module) -> CheckpointError:
     share = f"{len(report.loaded)} of {report.expected} tensors fit"
-    said = f"{report.source} is not of this model: {share}; {', '.join(_problems(report))}"
+    said = f"{report.source} is not of this model: {share}; {', '.join(_problems(report, report.missing))}"
     hint = _hint(report, model)
     if report.loaded:
         hint += "; --allow-partial takes what fits and leaves the rest as it is made"

@@ -51,9 +51,10 @@ def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
         )
     if size == 0:
         raise CheckpointError(f"{path} cannot be read: it is empty", hint=_ANEW)
-    if path.suffix == ".safetensors" or head[8:9] == b"{":
+    is_pickle = head.startswith((b"PK", b"\x80"))
+    if head[8:9] == b"{" or (path.suffix == ".safetensors" and not is_pickle):
         return _safetensors(path, size, head, shapes_only)
-    if head.startswith((b"PK", b"\x80")):
+    if is_pickle:
         return _pickled(path, head, shapes_only)
     raise CheckpointError(
         f"{path} is no file of weights: it is neither safetensors nor a torch checkpoint"
@@ -61,10 +62,6 @@ def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
 
 
 def _safetensors(path: Path, size: int, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
-    if head.startswith((b"PK\x03\x04", b"\x80")):
-        raise CheckpointError(
-            f"{path} is a torch pickle under a safetensors name", hint="rename it to .pth"
-        )
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             names = list(file.keys())

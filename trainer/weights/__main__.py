@@ -1,0 +1,107 @@
+"""`python -m trainer.weights inspect PATH [--json]` and `convert SRC DST [--dtype bf16] [--from pixart]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.errors import TrainerError
+from trainer.weights.contents import as_lines, inspect
+from trainer.weights.convert import DTYPES, FORMATS, convert
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        return _inspect(args) if args.command == "inspect" else _convert(args)
+    except TrainerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"  hint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.weights",
+        description="Look into weights of any format, and convert them.",
+        epilog="examples: python -m trainer.weights inspect outputs/008-STDiT3-XL-2/epoch4-global_step2210\n"
+        "          python -m trainer.weights convert PixArt-Sigma-XL-2-2K-MS.pth start/ --from pixart --dtype bf16",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(dest="command", required=True)
+    look = verbs.add_parser("inspect", help="which model it is, its tensors by prefix, its config")
+    look.add_argument("path", help="file, folder, checkpoint, run directory or hub id")
+    look.add_argument("--json", action="store_true", help="one document, with every key")
+    turn = verbs.add_parser("convert", help="write it as safetensors, whole or not at all")
+    turn.add_argument("source", metavar="SRC")
+    turn.add_argument("target", metavar="DST", type=Path)
+    turn.add_argument("--to", choices=FORMATS, help="default: by DST's suffix, else hf-folder")
+    turn.add_argument("--dtype", choices=tuple(DTYPES), help="default: as it is")
+    turn.add_argument("--from", dest="start", choices=("pixart",), help="make an STDiT3 of PixArt")
+    turn.add_argument("--weights", choices=("ema", "model"), default="ema", help="of a checkpoint")
+    turn.add_argument("--seed", type=int, default=42, help="of what PixArt does not have")
+    turn.add_argument("--overwrite", action="store_true", help="replace DST")
+    turn.add_argument(
+        "--allow-partial", action="store_true", help="also below 99 %% of the tensors"
+    )
+    return parser
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    found = inspect(args.path)
+    if args.json:
+        print(json.dumps({"schema": 1, "command": "weights inspect", **found}))
+    else:
+        print("\n".join(as_lines(found)))
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    progress = _Progress(args.target)
+    report = convert(
+        args.source,
+        args.target,
+        to=args.to,
+        dtype=args.dtype,
+        start=args.start,
+        ema=args.weights == "ema",
+        seed=args.seed,
+        overwrite=args.overwrite,
+        allow_partial=args.allow_partial,
+        progress=progress,
+    )
+    if report is not None:
+        print("\n".join([report.summary(), *report.lines()]), file=sys.stderr)
+    print(args.target)
+    return 0
+
+
+class _Progress:
+    """A line that renews itself on a terminal, a line every quarter of the way elsewhere."""
+
+    def __init__(self, target: Path) -> None:
+        self._target, self._began, self._quarter = target, time.monotonic(), 0
+
+    def __call__(self, done: int, total: int) -> None:
+        spent_s = max(1e-3, time.monotonic() - self._began)
+        text = f"{self._target}: {done / 1e9:.2f} of {total / 1e9:.2f} GB, {done / spent_s / 1e6:.0f} MB/s"
+        quarter = 4 * done // max(1, total)
+        if sys.stderr.isatty():
+            end = "\n" if done == total else ""
+            print(f"\r\x1b[2K{text}", end=end, file=sys.stderr, flush=True)
+        elif quarter > self._quarter:
+            self._quarter = quarter
+            print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
