@@ -32,3 +32,7 @@ class Diverged(TrainerError):
 
 class TooManyBadSamples(TrainerError):
     """More clips could not be read than the configuration allows."""
+
+
+class OutOfMemory(TrainerError):
+    """What was asked for does not fit into the memory of this machine or device."""

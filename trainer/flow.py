@@ -163,9 +163,12 @@ class RectifiedFlow:
         progress: Callable[[int, Tensor], None] | None = None,
         frame_mask: Tensor | None = None,
         noises: Iterable[Tensor] | None = None,
+        null_mask: Tensor | None = None,
     ) -> Tensor:
         """From noise `z` to a latent, with guidance v = v_null + cfg_scale (v_text - v_null).
 
+        `y_null` is the learned null text, or a negative prompt's features with its own `null_mask`
+        [1 or B, L]; without one the null half is read at the caption's own tokens, as upstream does.
         `kwargs` go to the model (fps, height, width, num_frames, each [B]). `progress(step, z)` is
         called with what the model is about to see. `frame_mask` [B, T] is each frame's edit ratio: 1
         is made from noise, 0 kept as `z` has it, between takes part from that time on; its noise
@@ -178,6 +181,8 @@ class RectifiedFlow:
         times = self._sampling_times(z_BCTHW, steps, kwargs)
         guided = guidance != 1.0
         y = torch.cat([y_B1LC, y_null_LC.expand_as(y_B1LC).to(y_B1LC)]) if guided else y_B1LC
+        if guided and null_mask is not None and text_mask is not None:
+            text_mask = torch.cat([text_mask, null_mask.expand_as(text_mask).to(text_mask)])
         frames = _FrameMask(frame_mask, self, noises, generator) if frame_mask is not None else None
         for step, t_B in enumerate(times):
             extra: dict[str, Any] = {}

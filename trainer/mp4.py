@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,11 +15,17 @@ from numpy.typing import NDArray
 QUALITY = "10"  # x264's crf: small clips are looked at closely and read back by machine
 
 
-def write_mp4(path: Path, frames_THW3: NDArray[np.uint8], fps: float, upscale: int = 1) -> None:
+def write_mp4(
+    path: Path,
+    frames_THW3: NDArray[np.uint8],
+    fps: float,
+    upscale: int = 1,
+    tags: Mapping[str, str] | None = None,
+) -> None:
     """Write RGB frames; each pixel becomes `upscale` x `upscale` (nearest). The file appears whole.
 
-    h264 in its common form needs even sides: an odd one repeats its last row or column.
-    Raises ValueError for an array that is no video and for an fps that is not above 0.
+    h264 in its common form needs even sides: an odd one repeats its last row or column. Of `tags`,
+    mp4 keeps title, artist, comment and the like. Raises ValueError for an array that is no video and for an fps that is not above 0.
     """
     if frames_THW3.ndim != 4 or frames_THW3.shape[-1] != 3 or not len(frames_THW3):
         raise ValueError(f"frames are [T, H, W, 3], not {list(frames_THW3.shape)}")
@@ -29,14 +36,27 @@ def write_mp4(path: Path, frames_THW3: NDArray[np.uint8], fps: float, upscale: i
     frames = np.pad(frames, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        _encode(part, frames, Fraction(fps).limit_denominator(1001))
-        part.replace(path)
+        _encode(part, frames, Fraction(fps).limit_denominator(1001), tags or {})
+        sync_and_rename(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _encode(path: Path, frames_THW3: NDArray[np.uint8], rate: Fraction) -> None:
+def sync_and_rename(part: Path, path: Path) -> None:
+    """Give a finished file its name, after its bytes: a power cut leaves no empty file of that name."""
+    descriptor = os.open(part, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.replace(path)
+
+
+def _encode(
+    path: Path, frames_THW3: NDArray[np.uint8], rate: Fraction, tags: Mapping[str, str]
+) -> None:
     with av.open(str(path), "w", format="mp4") as container:
+        container.metadata.update(tags)
         stream = container.add_stream("libx264", rate=rate)
         stream.height, stream.width = frames_THW3.shape[1:3]
         stream.pix_fmt = "yuv420p"
@@ -70,3 +90,37 @@ def read_mp4(path: Path) -> NDArray[np.uint8]:
     if not frames:
         raise ValueError(f"{path} has no frame")
     return np.stack(frames)
+
+
+def read_tags(path: Path) -> dict[str, str]:
+    """What `write_mp4` was given as tags, and what the muxer added. Reads the head of the file only.
+
+    Raises FileNotFoundError, and ValueError for what is no whole video.
+    """
+    _check_whole(path)
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise ValueError(f"{path} has no video stream")
+            return dict(container.metadata)
+    except FileNotFoundError:
+        raise
+    except av.FFmpegError as error:
+        raise ValueError(f"{path} is no readable video: {error}") from None
+
+
+def _check_whole(path: Path) -> None:
+    """The boxes of an mp4 must fill its file: FFmpeg opens one whose index lacks its last bytes."""
+    size, place = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while place < size:
+            file.seek(place)
+            head = file.read(16)
+            length = int.from_bytes(head[:4], "big")
+            if length == 1:  # the 64-bit form
+                length = int.from_bytes(head[8:16], "big")
+            if length < 8 or place + length > size:
+                raise ValueError(f"{path} is cut off or no mp4")
+            place += length
+    if not size:
+        raise ValueError(f"{path} is empty")

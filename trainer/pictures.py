@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ PAPER, INK, FAINT = "#ffffff", "#222222", "#b8c4d0"
 
 def contact_sheet(
     path: Path,
-    clips_THW3: Sequence[NDArray[np.uint8]],
+    clips_THW3: Iterable[NDArray[np.uint8]],
     labels: Sequence[str],
     *,
     columns: int = 4,
@@ -31,13 +31,14 @@ def contact_sheet(
 ) -> None:
     """Each clip as a strip of at most `frames` of its frames under its label.
 
+    Clips are taken one at a time, so that a generator of them needs the memory of one.
     Frames are about `height` pixels high: small ones are enlarged by whole factors so that their
     pixels stay square, large ones thinned out. Raises ValueError when there is no clip, or labels
     are of another number.
     """
-    if not clips_THW3 or len(clips_THW3) != len(labels):
-        raise ValueError(f"{len(clips_THW3)} clips with {len(labels)} labels make no sheet")
     strips = [_strip(clip, frames, height) for clip in clips_THW3]
+    if not strips or len(strips) != len(labels):
+        raise ValueError(f"{len(strips)} clips with {len(labels)} labels make no sheet")
     columns = min(columns, len(strips))
     rows = -(-len(strips) // columns)
     cell_width = max(strip.shape[1] for strip in strips) + 12

@@ -172,3 +172,16 @@ def test_a_scheduler_section_becomes_a_flow_and_wrong_ones_are_refused() -> None
         build_flow(SimpleNamespace(type="ddpm"))
     with pytest.raises(ConfigError, match="sample_method 'normal' is none of"):
         build_flow(SimpleNamespace(type="rflow", sample_method="normal"))
+
+
+def test_a_negative_prompt_is_read_at_its_own_tokens() -> None:
+    z = latents()
+    model = Knows(z)
+    text, negative = torch.ones(2, 1, 3, 4), torch.full((1, 1, 3, 4), 2.0)
+    mask, null_mask = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.tensor([[1, 1, 0]])
+    flow = RectifiedFlow()
+    flow.sample(model, z, text, negative, mask, sizes(2), steps=1, null_mask=null_mask)
+    assert model.calls[0]["mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0]]
+    assert model.calls[0]["y"][2:].eq(2).all()
+    flow.sample(model, z, text, text[0, 0], mask, sizes(2), steps=1)  # the learned null text
+    assert torch.equal(model.calls[1]["mask"], mask)  # upstream: rows repeat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,44 +10,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.trainer.infer_run import PROMPTS, make_run
 from trainer import config as configuration
-from trainer import infer
+from trainer import memory
 from trainer.errors import CheckpointError, ConfigError
+from trainer.infer import __main__ as infer
+from trainer.infer import files
+from trainer.infer.request import settings_of
 from trainer.mp4 import read_mp4
-from trainer.parts import build_parts, make_tiny_text_encoder
 from trainer.weights import read_weights
-
-CONFIG = """
-model = dict(type="STDiT3", hidden_size=32, depth=1, num_heads=2, patch_size=(4, 4, 4), input_sq_size=16)
-vae = dict(type="identity", channels=1)
-text_encoder = dict(type="tiny_t5", model_max_length=6, d_model=16, num_layers=1)
-scheduler = dict(type="rflow", num_sampling_steps=2, cfg_scale=2.0)
-dtype = "fp32"
-sample = dict(num_frames=8, image_size=(16, 16), fps=8.0, batch_size=2)
-"""
-PROMPTS = ("digit one", "digit two", "digit one")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A config file and a checkpoint inside a run directory, as training leaves them."""
-    run_dir = tmp_path_factory.mktemp("run")
-    file = run_dir / "small.py"
-    file.write_text(CONFIG)
-    config = configuration.load(file)
-    make_tiny_text_encoder(config, run_dir, PROMPTS)
-    torch.manual_seed(0)
-    model = build_parts(config, run_dir).model
-    checkpoint = run_dir / "epoch0-global_step7"
-    for folder, scale in (("model", 1.0), ("ema", 0.5)):
-        (checkpoint / folder).mkdir(parents=True)
-        state = {name: value * scale for name, value in model.state_dict().items()}
-        if folder == "ema":  # as in training: only what has a gradient
-            trained = {name for name, p in model.named_parameters() if p.requires_grad}
-            state = {name: value for name, value in state.items() if name in trained}
-        save_file(state, checkpoint / folder / "model.safetensors")
-    (checkpoint / "manifest.json").write_text('{"files": {}}')
-    return file, checkpoint
+    return make_run(tmp_path_factory.mktemp("run"))
 
 
 def command(run: tuple[Path, Path], folder: Path, *more: str) -> list[str]:
@@ -145,10 +122,222 @@ def test_expected_failures_are_one_sentence_and_write_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "out").iterdir())
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+    for name, value in {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_ranks_share_the_prompts_and_make_the_same_files_as_one(
+    run: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    alone.mkdir()
+    shared.mkdir()
+    assert infer.main(command(run, alone, "--batch-size", "1")) == 0
+    as_rank(monkeypatch, 1, 2)
+    assert infer.main(command(run, shared, "--batch-size", "1")) == 0
+    assert names(shared) == ["sample_0001.mp4"]  # no sheet of a third of the videos
+    assert capsys.readouterr().out == f"{alone / 'out'}\n"  # of rank 0 only
+    as_rank(monkeypatch, 0, 2)
+    assert infer.main(command(run, shared, "--batch-size", "1")) == 0
+    assert names(shared) == names(alone) == ["contact_sheet.png", *(f"sample_{i:04d}.mp4" for i in range(3))]  # fmt: skip
+    for name in names(alone)[1:]:
+        assert (alone / "out" / name).read_bytes() == (shared / "out" / name).read_bytes()
+
+
+def test_a_rank_without_a_world_is_refused(
+    run: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert infer.main(command(run, tmp_path)) == 2
+    assert "start with torchrun" in capsys.readouterr().err
+
+
+def test_finished_videos_are_skipped_half_ones_made_anew_and_others_refused(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command(run, tmp_path)
+    assert infer.main(words) == 0
+    paths = [tmp_path / "out" / f"sample_{i:04d}.mp4" for i in range(3)]
+    whole = paths[1].read_bytes()
+    paths[1].write_bytes(whole[:-200])  # as a copy that was cut off
+    before = [path.stat().st_mtime_ns for path in paths]
+    capsys.readouterr()
+    assert infer.main(words) == 0
+    said = capsys.readouterr().err
+    assert "2 of 3 videos are there already" in said
+    assert "sample_0001.mp4 is not whole and made anew" in said
+    after = [path.stat().st_mtime_ns for path in paths]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True]
+    assert len(read_mp4(paths[1])) == 8
+
+    assert infer.main([*words, "--seed", "9"]) == 2
+    assert "is another video (3 of 3)" in capsys.readouterr().err
+    assert after == [path.stat().st_mtime_ns for path in paths]
+    assert infer.main([*words, "--seed", "9", "--overwrite"]) == 0
+    assert infer.main([*words, "--seed", "9"]) == 0
+    assert "3 of 3 videos are there already" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_samples_of_a_prompt_differ_and_the_first_is_what_one_sample_gives(
+    run: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for name, flags in (("one", []), ("two", ["--num-sample", "2"])):
+        (tmp_path / name).mkdir()
+        assert infer.main(command(run, tmp_path / name, *flags)) == 0
+    assert names(tmp_path / "two")[1:3] == ["sample_0000-0.mp4", "sample_0000-1.mp4"]
+    one, two = videos(tmp_path / "one"), videos(tmp_path / "two")
+    assert len(two) == 6
+    assert np.abs(two[0].astype(int) - two[1]).mean() > 5
+    for place, video in enumerate(one):
+        assert np.abs(video.astype(int) - two[2 * place]).max() <= 2
+
+
+def test_a_part_of_the_prompts_gives_the_videos_they_have_in_the_whole(
+    run: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for name, flags in (("all", []), ("part", ["--start-index", "2", "--end-index", "3"])):
+        (tmp_path / name).mkdir()
+        assert infer.main(command(run, tmp_path / name, *flags)) == 0
+    assert names(tmp_path / "part") == ["contact_sheet.png", "sample_0002.mp4"]
+    assert np.abs(videos(tmp_path / "all")[2].astype(int) - videos(tmp_path / "part")[0]).max() <= 2
+
+
+def test_a_dry_run_says_what_would_be_made_and_makes_nothing(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert infer.main(command(run, tmp_path, "--dry-run", "--loop", "2")) == 0
+    out = capsys.readouterr().out
+    assert "2 clips of 8 frames of 16x16 at 8 fps, 2 steps, guidance 2, seed 1024" in out
+    assert out.count("to make") == 3
+    assert "sample_0002.mp4  digit one" in out
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_frame_is_a_png_that_is_skipped_too(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command(run, tmp_path, "--num-frames", "image", "--upscale", "2")
+    assert infer.main(words) == 0
+    assert names(tmp_path)[1] == "sample_0000.png"
+    assert files.read(tmp_path / "out" / "sample_0000.png").shape == (1, 32, 32, 3)
+    assert infer.main(words) == 0
+    assert "3 of 3 videos are there already" in capsys.readouterr().err
+
+
+def test_a_run_directory_is_config_and_checkpoint(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = run[1].parent
+    config = configuration.to_dict(configuration.load(run[0]))
+    (run_dir / "config.json").write_text(json.dumps({"config": config}))
+    words = [str(run_dir), "--prompt", "digit two", "--prompt", "digit one"]
+    assert infer.main([*words, "--save-dir", str(tmp_path / "out")]) == 0
+    assert len(videos(tmp_path)) == 2
+
+
+def test_weights_of_another_program_are_read_and_the_missing_ema_is_said(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(read_weights(run[1] / "model"), run[1].parent / "theirs.pth")
+    words = command(run, tmp_path)
+    words[words.index(str(run[1]))] = str(run[1].parent / "theirs.pth")
+    assert infer.main(words) == 0
+    assert "has no EMA; using the weights themselves" in capsys.readouterr().err
+
+
+def test_a_negative_prompt_changes_the_video_and_needs_guidance(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, flags in (("without", []), ("with", ["--negative-prompt", "digit two"])):
+        (tmp_path / name).mkdir()
+        assert infer.main(command(run, tmp_path / name, *flags)) == 0
+    one, other = videos(tmp_path / "without")[0], videos(tmp_path / "with")[0]
+    assert np.abs(one.astype(int) - other).max() > 2
+    words = command(run, tmp_path, "--negative-prompt", "x", "--cfg-scale", "1")
+    assert infer.main(words) == 2
+    assert "needs guidance" in capsys.readouterr().err
+
+
+def test_what_cannot_fit_is_one_sentence_and_nothing_is_written(
+    run: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert infer.main(command(run, tmp_path, "--num-frames", "400000000")) == 1
+    said = capsys.readouterr().err
+    assert "need at least" in said
+    assert "this machine's memory has" in said
+    assert "--num-frames" in said
+    assert not list((tmp_path / "out").iterdir())
+    # What passes the lower bound and still does not fit.
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 1 << 62)
+    assert infer.main(command(run, tmp_path, "--num-frames", "400000000")) == 1
+    said = capsys.readouterr().err
+    assert "do not fit into this machine's memory" in said
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_help_shows_examples_and_the_mask_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        infer.main(["--help"])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert "torchrun --nproc_per_node 8 -m trainer.infer" in out
+    assert "loop, reference, reference start, target start" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--num-frames", "3m"], "none of image, 2s"),
+        (["--resolution", "999p"], "resolution '999p' is not known"),
+        (["--resolution", "240p", "--aspect-ratio", "5:4"], "240p has no ratio '5:4'"),
+        (["--resolution", "240p", "--image-size", "16", "16"], "not both"),
+        (["--start-index", "3"], "leave none of 3 prompts"),
+        (["--reference-path", "nowhere.png"], "the reference nowhere.png cannot be used"),
+        (["--mask-strategy", "0"], "asks for reference 0, counted from 0, of 0"),
+        (["--reference-path", "a", "--reference-path", "b"], "2 --reference-path for 3 prompts"),
+        (["--loop", "2", "--condition-frame-length", "8"], "nothing new would be made"),
+        (["--nonsense", "1"], "nonsense"),
+    ],
+)
+def test_wrong_requests_are_one_sentence(
+    run: tuple[Path, Path],
+    tmp_path: Path,
+    flags: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    try:
+        code = infer.main(command(run, tmp_path, *flags))
+    except SystemExit as end:  # argparse's own
+        code = int(end.code or 0)
+    assert code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists() or not names(tmp_path)
+
+
 def test_the_size_must_be_said_somewhere(run: tuple[Path, Path]) -> None:
     config = configuration.load(run[0], ["--sample.num-frames", "none"])
     with pytest.raises(ConfigError, match="how large"):
-        infer.request_of(config, PROMPTS)
+        settings_of(config)
 
 
 def test_shards_are_read_through_their_index_and_a_missing_one_is_named(tmp_path: Path) -> None:

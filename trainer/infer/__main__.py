@@ -1,0 +1,257 @@
+"""Videos from prompts and a checkpoint: `python -m trainer.infer CONFIG --ckpt-path PATH [options]`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import config as configuration
+from trainer.config import Config
+from trainer.errors import ConfigError, TrainerError
+
+CONFIG_FILE = "config.json"  # of a run directory
+_INTERRUPTED = 130
+_DESCRIPTION = """\
+Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in the order of the
+prompts, and contact_sheet.png. Under torchrun every rank makes its share of them. A file that is
+finished is not made again; the same seed gives the same videos on any number of ranks.
+
+CONFIG is a config file, the short name of one (any key of it is an option too), a run's config.json,
+or a run directory, which then is the checkpoint as well."""
+_EPILOG = """\
+mask strategy
+  Groups separated by ";" of up to six numbers: loop, reference, reference start, target start,
+  length, edit ratio (default 0,0,0,0,1,0). Starts and lengths are latent frames, negative from the
+  end; edit ratio 0 keeps them, 1 makes them anew. See docs/sampling.md.
+
+examples
+  python -m trainer.infer outputs/002-STDiT3 --prompt 'handwritten digit three moving left'
+  python -m trainer.infer stage3 --ckpt-path weights/ --prompt-path prompts.txt --num-frames 4s \\
+      --resolution 360p --aspect-ratio 9:16 --aes 6.5
+  python -m trainer.infer stage3 --ckpt-path weights/ --prompt 'waves' --num-frames 51 \\
+      --resolution 240p --reference-path beach.png --mask-strategy 0 --loop 3
+  torchrun --nproc_per_node 8 -m trainer.infer outputs/002-STDiT3 --prompt-path prompts.txt"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args, overrides = parser.parse_known_args(argv)
+    try:
+        return _run(args, overrides)
+    except TrainerError as error:
+        if _speaks(error):
+            print(f"error: {error}", file=sys.stderr)
+            if error.hint:
+                print(f"  {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; finished videos stay and are not made again", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _speaks(error: TrainerError) -> bool:
+    """What is wrong with the request all ranks find alike; each says what went wrong with its share."""
+    return error.exit_code != 2 or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.infer",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("config", help="config file, its short name, a run's config.json, or a run directory")
+    add("--ckpt-path", metavar="PATH",
+        help="checkpoint, run directory (its newest checkpoint), file or folder of weights, or a hub "
+        "id; default the run directory, else model.from_pretrained")  # fmt: skip
+    add("--weights", choices=("ema", "model"), default="ema", help="default ema where there is one")
+    add("--save-dir", type=Path, default=Path("samples"), metavar="DIR", help="default samples")
+    add("--dry-run", action="store_true", help="print what would be made, make nothing")
+    add("--overwrite", action="store_true", help="replace other videos of the same names")
+
+    what = parser.add_argument_group("prompts").add_argument
+    what("--prompt", action="append", metavar="TEXT", help="may be given several times")
+    what("--prompt-path", type=Path, metavar="FILE", help="one a line; default sample.prompts")
+    what("--start-index", type=_from(0), default=0, metavar="N", help="first prompt, from 0")
+    what("--end-index", type=_from(0), metavar="N", help="the prompt to stop before")
+    what("--num-sample", type=_from(1), metavar="N", help="videos of each prompt, all different")
+    what("--negative-prompt", metavar="TEXT", help="steered away from, in place of the null text")
+    what("--aes", type=float, metavar="X", help="aesthetic score, appended to the prompts")
+    what("--flow", type=float, metavar="X", help="motion score, appended to the prompts")
+    what("--camera-motion", metavar="TEXT", help="camera motion, appended to the prompts")
+    what("--clean-caption", action=argparse.BooleanOptionalAction,
+         help="clean prompts as Open-Sora's inference does; default with a T5")  # fmt: skip
+    what("--sample-name", default="sample", metavar="NAME", help="start of the files' names")
+    what("--prompt-as-path", action="store_true", help="files are named by their prompts")
+
+    size = parser.add_argument_group("size and speed").add_argument
+    size("--num-frames", type=_length, metavar="N", help="frames, or 2s 4s 8s 16s, or image")
+    size("--resolution", metavar="NAME", help="144p 240p 360p 480p 720p ...")
+    size("--aspect-ratio", metavar="H:W", help="with --resolution; default 9:16")
+    size("--image-size", type=_from(1), nargs=2, metavar=("H", "W"), help="pixels, instead")
+    size("--fps", type=_above_0, metavar="X", help="told to the model and written into the file")
+    size("--save-fps", type=_above_0, metavar="X", help="written into the file instead")
+    size("--frame-interval", type=_from(1), metavar="N", help="the file plays at fps / N")
+    size("--upscale", type=_from(1), default=1, metavar="N", help="enlarge pixels N times")
+
+    how = parser.add_argument_group("sampling").add_argument
+    how("--num-sampling-steps", type=_from(1), metavar="N")
+    how("--cfg-scale", type=float, metavar="X", help="guidance; 1 is none and twice as fast")
+    how("--seed", type=int, metavar="N")
+    how("--batch-size", type=_from(1), metavar="N", help="videos at once; does not change them")
+
+    given = parser.add_argument_group("given frames").add_argument
+    given("--reference-path", action="append", metavar="A;B",
+          help="images and videos, one option for all prompts or one a prompt")  # fmt: skip
+    given("--mask-strategy", action="append", metavar="GROUPS",
+          help="where they go; default the first frame of the video")  # fmt: skip
+    given("--loop", type=_from(1), metavar="N", help="clips joined, each going on from the last")
+    given("--condition-frame-length", type=_from(1), metavar="N",
+          help="latent frames a clip takes over; 5 are 17 frames")  # fmt: skip
+    given("--condition-frame-edit", type=float, metavar="X", help="how far they may change, 0 to 1")
+    given("--align", type=_from(1), metavar="N", help="given frames start at multiples of N")
+    return parser
+
+
+def _from(least: int) -> Any:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        return value
+
+    return number
+
+
+def _above_0(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _length(text: str) -> int:
+    from trainer.infer.request import parse_length
+
+    try:
+        return parse_length(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _run(args: argparse.Namespace, overrides: list[str]) -> int:
+    began = time.monotonic()
+    config, checkpoint = _config(args, overrides)
+    # After the arguments: these import torch.
+    from trainer.infer.prompts import read_prompts
+    from trainer.infer.run import Options, Rank, carry_out, prepare
+
+    rank = Rank.from_environment()
+    say = _say if rank.rank == 0 else _nothing
+    if args.prompt and args.prompt_path:
+        raise ConfigError("give --prompt or --prompt-path, not both")
+    prompts: Sequence[str] = args.prompt or ()
+    if not prompts:
+        path = args.prompt_path or config.sample.prompts
+        if path is None:
+            raise ConfigError("there are no prompts", hint="--prompt TEXT, or --prompt-path FILE")
+        prompts = read_prompts(Path(path), say)
+    options = Options(
+        references=args.reference_path or (),
+        strategies=args.mask_strategy or (),
+        name=args.sample_name,
+        named_by_prompt=args.prompt_as_path,
+        start=args.start_index,
+        end=args.end_index,
+        ema=args.weights == "ema",
+        clean=args.clean_caption,
+        upscale=args.upscale,
+        overwrite=args.overwrite,
+    )
+    plan = prepare(config, checkpoint, prompts, args.save_dir, options)
+    if args.dry_run:
+        if rank.rank == 0:
+            print(f"from       {plan.checkpoint} ({args.weights})")
+            print(f"each       {plan.settings.describe()}")
+            for job in plan.jobs:
+                print(f"{plan.state(job).value:<10} {job.path}  {job.prompt.text}")
+        return 0
+    say(f"{len(plan.jobs)} videos: {plan.settings.describe()}")
+    progress = _Progress() if rank.rank == 0 else None
+    made = carry_out(plan, rank, say=say, progress=progress)
+    of_rank = f" by rank 0 of {rank.world}" if rank.world > 1 else ""
+    say(f"{len(made)} videos in {time.monotonic() - began:.1f} s{of_rank}")
+    if rank.rank == 0:
+        print(plan.save_dir)
+    return 0
+
+
+def _config(args: argparse.Namespace, overrides: list[str]) -> tuple[Config, str]:
+    """The config with the sampling flags laid over it, and where the weights are."""
+    name = args.config
+    run_dir = Path(name) if (Path(name) / CONFIG_FILE).is_file() else None
+    config = _load(str(run_dir / CONFIG_FILE) if run_dir else name, overrides)
+    checkpoint = args.ckpt_path or (str(run_dir) if run_dir else config.model.from_pretrained)
+    if checkpoint is None:
+        raise ConfigError("there are no weights", hint="--ckpt-path CHECKPOINT")
+    names = [field.name for field in dataclasses.fields(config.sample)]
+    said = {name: getattr(args, name, None) for name in names}
+    changes = {name: value for name, value in said.items() if value is not None}
+    if "image_size" in changes and "resolution" in changes:
+        raise ConfigError("give --resolution or --image-size, not both")
+    if "resolution" in changes or "aspect_ratio" in changes:
+        changes["image_size"] = None  # the config's
+    sample = dataclasses.replace(config.sample, **changes)
+    return dataclasses.replace(config, sample=sample), checkpoint
+
+
+def _load(name: str, overrides: list[str]) -> Config:
+    if not name.endswith(".json"):
+        return configuration.load(name, overrides)
+    try:
+        data = json.loads(Path(name).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name} is no run's config: {error}") from None
+    if overrides:
+        raise ConfigError(f"a run's config.json takes no overrides, here {overrides[0]}")
+    return configuration.from_dict(data.get("config", data))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _nothing(line: str) -> None:
+    """The other ranks' part in talking: rank 0's share goes like theirs."""
+
+
+class _Progress:
+    """A line that renews itself on a terminal, a line every tenth of the way elsewhere."""
+
+    def __init__(self) -> None:
+        self._began, self._tenth = time.monotonic(), -1
+
+    def __call__(self, done: int, total: int) -> None:
+        spent_s = time.monotonic() - self._began
+        left = f", {spent_s / done * (total - done):.0f} s left" if done else ""
+        text = f"sampling: step {done + 1} of {total}{left}"
+        if sys.stderr.isatty():
+            end = "\n" if done + 1 == total else ""
+            print(f"\r\x1b[2K{text}", end=end, file=sys.stderr, flush=True)
+        elif done * 10 // total > self._tenth:
+            self._tenth = done * 10 // total
+            _say(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

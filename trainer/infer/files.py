@@ -1,0 +1,83 @@
+"""Videos as files: whole or not there, each knowing which request it answers."""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.mp4 import read_mp4, read_tags, sync_and_rename, write_mp4
+
+# T frames · H,W height, width
+_MARK = "clusterctl request "  # in front of the identity, in the file's comment
+
+
+class State(enum.Enum):
+    """What stands under a video's name."""
+
+    MISSING = "to make"
+    BROKEN = "not whole, made anew"
+    FINISHED = "finished"
+    OTHER = "another video"
+
+
+def state_of(path: Path, identity: str) -> State:
+    """Whether `path` is the video of this request, another one, half of one or nothing."""
+    try:
+        comment = _comment(path)
+    except FileNotFoundError:
+        return State.MISSING
+    except (ValueError, OSError):
+        return State.BROKEN
+    return State.FINISHED if comment == _MARK + identity else State.OTHER
+
+
+def _comment(path: Path) -> str:
+    if path.suffix != ".png":
+        return read_tags(path).get("comment", "")
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.load()  # to the last byte; a cut file raises OSError
+        return str(image.info.get("comment", ""))
+
+
+def write(
+    path: Path,
+    frames_THW3: NDArray[np.uint8],
+    fps: float,
+    identity: str,
+    title: str,
+    upscale: int = 1,
+) -> None:
+    """An mp4, or of one frame a png if the path says so, with its request and prompt in the head."""
+    tags = {"comment": _MARK + identity, "title": title}
+    if path.suffix != ".png":
+        write_mp4(path, frames_THW3, fps, upscale, tags)
+        return
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    for name, text in tags.items():
+        info.add_itxt(name, text)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        image = frames_THW3[0].repeat(upscale, 0).repeat(upscale, 1)
+        Image.fromarray(image).save(part, format="png", pnginfo=info)
+        sync_and_rename(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read(path: Path, upscale: int = 1) -> NDArray[np.uint8]:
+    """The frames [T, H, W, 3] as they were before they were enlarged."""
+    if path.suffix != ".png":
+        return read_mp4(path)[:, ::upscale, ::upscale]
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))[None, ::upscale, ::upscale]

@@ -1,0 +1,140 @@
+"""Prompts as people write them: one a line, with conditions behind, scores, and parts per loop.
+
+a cat walks over a roof
+a cat jumps {"reference_path": "cat.png", "mask_strategy": "0"}
+|0| a ship leaves the harbour |2| a ship at sea, night
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ConfigError
+
+SETTINGS = ("reference_path", "mask_strategy")  # of the JSON behind a prompt
+_PART = re.compile(r"\|\s*(\d+)\s*\|")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line: its place in the whole list, what it asks for, and what it starts from."""
+
+    index: int
+    text: str  # as written, without the JSON behind it
+    parts: tuple[tuple[int, str], ...]  # (first loop, text), loops rising from 0
+    reference_path: str = ""
+    mask_strategy: str = ""
+
+    def at_loop(self, loop: int) -> str:
+        """The text of a loop: that of the last part that has begun."""
+        return [text for first, text in self.parts if first <= loop][-1]
+
+    def map(self, change: Callable[[str], str]) -> Prompt:
+        """The same prompt with the text of every part changed."""
+        return replace(self, parts=tuple((first, change(text)) for first, text in self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What upstream appends to a prompt that does not say it itself."""
+
+    aes: float | None = None
+    flow: float | None = None
+    camera_motion: str | None = None
+
+    def append(self, text: str) -> str:
+        """`text` with the missing scores behind it, word for word as the training captions had them."""
+        said = (
+            ("aesthetic score:", self.aes, "aesthetic score: {:.1f}."),
+            ("motion score:", self.flow, "motion score: {:.1f}."),
+            ("camera motion:", self.camera_motion, "camera motion: {}."),
+        )
+        for phrase, value, form in said:
+            if value is not None and phrase not in text:
+                text = f"{text} {form.format(value)}"
+        return text
+
+
+def read_prompts(path: Path, say: Callable[[str], None]) -> tuple[str, ...]:
+    """One prompt a line; blank lines are left out and said so.
+
+    Raises ConfigError when the file cannot be read or holds no prompt.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the prompt file {path} cannot be read: {error}") from None
+    prompts = tuple(line.strip() for line in lines if line.strip())
+    if not prompts:
+        raise ConfigError(f"the prompt file {path} holds no prompt")
+    if len(prompts) < len(lines):
+        say(f"{len(lines) - len(prompts)} blank lines of {path} left out")
+    return prompts
+
+
+def parse_prompts(
+    lines: Sequence[str], references: Sequence[str] = (), strategies: Sequence[str] = ()
+) -> tuple[Prompt, ...]:
+    """Every line as a Prompt; `references` and `strategies` are for all (one) or one a prompt.
+
+    The JSON behind a prompt wins. Raises ConfigError naming the prompt.
+    """
+    for name, values in (("--reference-path", references), ("--mask-strategy", strategies)):
+        if len(values) not in (0, 1, len(lines)):
+            raise ConfigError(
+                f"{len(values)} {name} for {len(lines)} prompts: give one for all, or one a prompt"
+            )
+    prompts = []
+    for index, line in enumerate(lines):
+        text, settings = _split_settings(line.strip(), index)
+        if not text:
+            raise ConfigError(f"prompt {index} is empty")
+        given = {
+            "reference_path": _for(references, index),
+            "mask_strategy": _for(strategies, index),
+            **settings,
+        }
+        prompts.append(Prompt(index, text, _parts(text, index), **given))
+    return tuple(prompts)
+
+
+def _for(values: Sequence[str], index: int) -> str:
+    return "" if not values else values[0] if len(values) == 1 else values[index]
+
+
+def _split_settings(line: str, index: int) -> tuple[str, dict[str, Any]]:
+    """The text before a JSON object that ends the line, and the object."""
+    start = line.find("{")
+    if start < 0 or not line.endswith("}"):
+        return line, {}
+    try:
+        settings = json.loads(line[start:])
+    except ValueError as error:
+        raise ConfigError(f"prompt {index} ends with what is no JSON: {error}") from None
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise ConfigError(
+                f"prompt {index} sets {name!r}; there is {' and '.join(SETTINGS)}",
+            )
+        if not isinstance(value, str):
+            raise ConfigError(f"prompt {index}: {name} is a text, not {value!r}")
+    return line[:start].strip(), settings
+
+
+def _parts(text: str, index: int) -> tuple[tuple[int, str], ...]:
+    """`|0| a |2| b` as ((0, a), (2, b)); any other text is one part from loop 0."""
+    if not _PART.match(text):
+        return ((0, text),)
+    words = _PART.split(text)[1:]
+    parts = [(int(first), words[i + 1].strip()) for i, first in enumerate(words) if i % 2 == 0]
+    firsts = [first for first, _ in parts]
+    if firsts[0] != 0 or firsts != sorted(set(firsts)) or not all(part for _, part in parts):
+        raise ConfigError(
+            f"prompt {index}: parts start at |0|, rise and are not empty: |0| a |2| b; not {text!r}"
+        )
+    return tuple(parts)

@@ -1,0 +1,202 @@
+"""What to make, complete: how large and how, which videos, which of them this rank makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.config import Config
+from trainer.data.aspect import size_of
+from trainer.data.decode import IMAGE_FPS
+from trainer.errors import ConfigError
+from trainer.infer.prompts import Prompt, Scores
+
+# Upstream's names for lengths, 17 frames to 5 latents at about 25 a second.
+LENGTHS = {"image": 1} | {
+    name: 51 * times
+    for times in (1, 2, 4, 8, 16)
+    for name in (f"{2 * times}s", f"{times}x")
+}  # fmt: skip
+_LONGEST_NAME = 50  # characters of a prompt in a file's name, upstream's limit
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How videos are made; no value is left to a default later."""
+
+    num_frames: int  # of one clip
+    height: int  # pixels
+    width: int
+    fps: float  # told to the model
+    save_fps: float  # written into the file
+    steps: int
+    cfg_scale: float
+    seed: int
+    batch_size: int
+    negative_prompt: str | None = None
+    scores: Scores = field(default_factory=Scores)
+    num_sample: int = 1
+    loop: int = 1
+    condition_frame_length: int = 5  # latent frames
+    condition_frame_edit: float = 0.0
+    align: int | None = None  # latent frames; None is the VAE's chunk
+
+    @property
+    def is_image(self) -> bool:
+        return self.num_frames == 1
+
+    def describe(self) -> str:
+        """One line for people."""
+        clips = f"{self.loop} clips of {self.num_frames}" if self.loop > 1 else f"{self.num_frames}"
+        seconds = f"{clips} frames of {self.height}x{self.width} at {self.save_fps:g} fps"
+        return f"{seconds}, {self.steps} steps, guidance {self.cfg_scale:g}, seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One video: a prompt and which of its samples."""
+
+    prompt: Prompt
+    sample: int
+    path: Path
+
+
+def parse_length(text: str) -> int:
+    """Frames of "51", "2s" or "4x". Raises ValueError."""
+    if text in LENGTHS:
+        return LENGTHS[text]
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{text!r} is no number of frames from 1 and none of {', '.join(LENGTHS)}")
+    return int(text)
+
+
+def settings_of(config: Config) -> Settings:
+    """The config's `sample` section filled from its other sections.
+
+    Raises ConfigError when the size of the videos is said nowhere or the numbers do not fit.
+    """
+    sample, flow = config.sample, config.scheduler
+    if sample.resolution is not None and sample.image_size is None:
+        height, width = size_of(sample.resolution, sample.aspect_ratio or "9:16")
+    elif sample.image_size is not None:
+        height, width = sample.image_size
+    else:
+        height = width = 0
+    if sample.num_frames is None or not height:
+        raise ConfigError(
+            "how large the videos shall be is not set",
+            hint="--num-frames 4s --resolution 240p --aspect-ratio 9:16, or --image-size 144 256",
+        )
+    least = {"num_frames": sample.num_frames, "frame_interval": sample.frame_interval,
+             "num_sample": sample.num_sample, "loop": sample.loop, "batch_size": sample.batch_size,
+             "condition_frame_length": sample.condition_frame_length,
+             "image_size": min(height, width)}  # fmt: skip
+    for name, value in least.items():
+        if value < 1:
+            raise ConfigError(f"sample.{name} is at least 1, not {value}")
+    settings = Settings(
+        num_frames=sample.num_frames,
+        height=height,
+        width=width,
+        # Upstream tells the model 120 for stills, in training and here.
+        fps=IMAGE_FPS if sample.num_frames == 1 else sample.fps,
+        save_fps=sample.save_fps or sample.fps / sample.frame_interval,
+        steps=sample.num_sampling_steps or flow.num_sampling_steps,
+        cfg_scale=flow.cfg_scale if sample.cfg_scale is None else sample.cfg_scale,
+        seed=sample.seed,
+        batch_size=sample.batch_size,
+        negative_prompt=sample.negative_prompt,
+        scores=Scores(sample.aes, sample.flow, sample.camera_motion),
+        num_sample=sample.num_sample,
+        loop=sample.loop,
+        condition_frame_length=sample.condition_frame_length,
+        condition_frame_edit=sample.condition_frame_edit,
+        align=sample.align,
+    )
+    _check(settings, config)
+    return settings
+
+
+def _check(settings: Settings, config: Config) -> None:
+    if settings.negative_prompt is not None and settings.cfg_scale == 1:
+        raise ConfigError("a negative prompt needs guidance: --cfg-scale above 1")
+    if not 0 <= settings.condition_frame_edit <= 1:
+        raise ConfigError(
+            f"condition_frame_edit is from 0 (kept) to 1, not {settings.condition_frame_edit:g}"
+        )
+    if settings.align is not None and settings.align < 1:
+        raise ConfigError(f"sample.align is at least 1, not {settings.align}")
+    if settings.loop > 1 and settings.is_image:
+        raise ConfigError("an image cannot go on: --loop needs more than 1 frame")
+    flow = config.scheduler
+    if (
+        flow.use_timestep_transform
+        and flow.timestep_transform == "upstream"
+        and 1 < settings.num_frames < 17
+    ):
+        raise ConfigError(
+            f"upstream's timestep transform makes every time 0 for 2 to 16 frames, here "
+            f"{settings.num_frames}, and noise would stay noise",
+            hint="--scheduler.timestep-transform latent, or 17 frames and more",
+        )
+
+
+def plan_jobs(
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    save_dir: Path,
+    name: str = "sample",
+    *,
+    named_by_prompt: bool = False,
+) -> list[Job]:
+    """Every video in order: samples of a prompt together. Names are upstream's.
+
+    Raises ConfigError when two videos would have one name.
+    """
+    suffix = ".png" if settings.is_image else ".mp4"
+    jobs, taken = [], set()
+    for prompt in prompts:
+        for sample in range(settings.num_sample):
+            stem = _stem(prompt.text) if named_by_prompt else f"{name}_{prompt.index:04d}"
+            more = f"-{sample}" if settings.num_sample > 1 else ""
+            path = save_dir / f"{stem}{more}{suffix}"
+            if path in taken:
+                raise ConfigError(
+                    f"two prompts would both be {path.name}; leave out --prompt-as-path"
+                )
+            taken.add(path)
+            jobs.append(Job(prompt, sample, path))
+    return jobs
+
+
+def _stem(text: str) -> str:
+    return re.sub(r"[/\\\0\n]", "_", text)[:_LONGEST_NAME].strip(". ") or "prompt"
+
+
+def share_of(jobs: Sequence[Job], rank: int, world: int) -> list[Job]:
+    """This rank's jobs: every world-th, so that all ranks end at about the same time.
+
+    A function of the whole plan, never of what is finished: ranks look at different moments.
+    """
+    return list(jobs[rank::world])
+
+
+def identity(job: Job, settings: Settings, references: Sequence[str], made_of: str) -> str:
+    """A short name of everything that decides a video's pixels; kept in its file.
+
+    `made_of` stands for the weights and the model. Batch size and place in the plan are not in it.
+    """
+    how = dataclasses.asdict(settings)
+    how.pop("batch_size")
+    how.pop("num_sample")
+    facts = [
+        (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns) for path in references
+    ]
+    prompt = [job.prompt.parts, job.prompt.mask_strategy]
+    text = json.dumps([how, prompt, job.prompt.index, job.sample, facts, made_of], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

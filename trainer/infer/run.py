@@ -1,0 +1,295 @@
+"""A whole request: checked before anything is loaded, split over ranks, written file by file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from trainer import checkpoint as checkpoints
+from trainer import memory
+from trainer.captions import clean_caption
+from trainer.config import Config, to_dict
+from trainer.engine.base import set_threads
+from trainer.errors import ConfigError
+from trainer.infer import conditions, files
+from trainer.infer.files import State
+from trainer.infer.prompts import Prompt, parse_prompts
+from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of, share_of
+from trainer.infer.sampling import Progress, Sampler, groups_of
+from trainer.parts import build_parts
+from trainer.pictures import contact_sheet
+from trainer.weights import find_source, load_weights, read_checkpoint
+
+SHEET = "contact_sheet.png"
+_ON_SHEET = 400  # videos; a longer sheet nobody looks at
+Say = Callable[[str], None]  # one line for the person
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked beside the config's `sample` section."""
+
+    references: Sequence[str] = ()
+    strategies: Sequence[str] = ()
+    name: str = "sample"
+    named_by_prompt: bool = False
+    start: int = 0  # of the prompts
+    end: int | None = None
+    ema: bool = True
+    clean: bool | None = (
+        None  # captions, as upstream's inference does; None: where the encoder is a T5
+    )
+    upscale: int = 1
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which process of how many this is."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+    on_host: int = 1  # processes on this machine
+
+    @classmethod
+    def from_environment(cls) -> Rank:
+        """As torchrun and our launcher say it; one process without them."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        rank, world, local, on_host = (os.environ.get(name) for name in names)
+        if rank is None:
+            return cls()
+        try:
+            found = cls(int(rank), int(world or ""), int(local or "0"), int(on_host or world or ""))
+        except ValueError:
+            raise ConfigError(
+                f"RANK is {rank!r} but WORLD_SIZE is {world!r}; start with torchrun"
+            ) from None
+        if not 0 <= found.rank < found.world:
+            raise ConfigError(f"RANK {found.rank} is not below WORLD_SIZE {found.world}")
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked request."""
+
+    config: Config
+    settings: Settings
+    checkpoint: Path | str
+    save_dir: Path
+    options: Options
+    jobs: tuple[Job, ...]
+    identities: dict[Path, str] = field(repr=False)
+
+    def state(self, job: Job) -> State:
+        """What stands under the job's name at this moment."""
+        return files.state_of(job.path, self.identities[job.path])
+
+    def device(self, rank: Rank) -> torch.device:
+        return torch.device(
+            f"cuda:{rank.local % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+        )
+
+
+def prepare(
+    config: Config,
+    checkpoint: Path | str,
+    prompts: Sequence[str],
+    save_dir: Path,
+    options: Options | None = None,
+) -> Plan:
+    """Check everything that can be checked without loading the model.
+
+    `checkpoint` is one, a run directory (its newest is taken), or any source of weights. Raises
+    ConfigError and CheckpointError.
+    """
+    options = options or Options()
+    settings = settings_of(config)
+    parsed = parse_prompts(prompts, options.references, options.strategies)
+    chosen = parsed[options.start : options.end]
+    if not chosen:
+        raise ConfigError(
+            f"--start-index {options.start} to --end-index {options.end} leave none of "
+            f"{len(parsed)} prompts"
+        )
+    clean = config.text_encoder.type == "t5" if options.clean is None else options.clean
+    chosen = tuple(_final(prompt, settings, clean) for prompt in chosen)
+    if clean and settings.negative_prompt is not None:
+        settings = dataclasses.replace(
+            settings, negative_prompt=clean_caption(settings.negative_prompt)
+        )
+    jobs = plan_jobs(
+        chosen, settings, save_dir, options.name, named_by_prompt=options.named_by_prompt
+    )
+    references = {prompt.index: _references(prompt, settings) for prompt in chosen}
+    checkpoint = _found(checkpoint)
+    made_of = _made_of(config, checkpoint, options)
+    identities = {
+        job.path: identity(job, settings, references[job.prompt.index], made_of) for job in jobs
+    }
+    plan = Plan(config, settings, checkpoint, save_dir, options, tuple(jobs), identities)
+    others = [job for job in jobs if not options.overwrite and plan.state(job) is State.OTHER]
+    if others:
+        raise ConfigError(
+            f"{others[0].path} is there and is another video ({len(others)} of {len(jobs)}): made "
+            "from another checkpoint, prompt, seed or size",
+            hint="another --save-dir, or --overwrite",
+        )
+    return plan
+
+
+def _final(prompt: Prompt, settings: Settings, clean: bool) -> Prompt:
+    """The prompt as the encoder reads it: scores behind it, then cleaned, as upstream does."""
+
+    def final(text: str) -> str:
+        text = settings.scores.append(text)
+        return clean_caption(text) if clean else text
+
+    result = prompt.map(final)
+    if not all(text for _, text in result.parts):
+        raise ConfigError(
+            f"prompt {prompt.index} is empty after cleaning: {prompt.text!r}",
+            hint="--no-clean-caption gives it to the encoder as it is",
+        )
+    return result
+
+
+def _references(prompt: Prompt, settings: Settings) -> tuple[str, ...]:
+    """The files a prompt starts from, each of which can be read. Raises ConfigError."""
+    where = f"prompt {prompt.index}"
+    paths = conditions.split_paths(prompt.reference_path)
+    conditions.check_files(paths, where)
+    for group in groups_of(Job(prompt, 0, Path())):
+        if group.loop >= settings.loop:
+            raise ConfigError(
+                f"{where}: its mask strategy names loop {group.loop}, counted from 0, of {settings.loop}"
+            )
+    return paths
+
+
+def _found(checkpoint: Path | str) -> Path | str:
+    """Of our own run directories and checkpoints only whole ones; everything else as it is."""
+    path = Path(checkpoint)
+    ours = path / checkpoints.LATEST, path / checkpoints.MANIFEST
+    if any(file.is_file() for file in ours) or (path.is_dir() and checkpoints.complete(path)):
+        return checkpoints.find(path)
+    return checkpoint
+
+
+def _made_of(config: Config, checkpoint: Path | str, options: Options) -> str:
+    """Which weights of which model, and what is done to the pixels after it."""
+    manifest = Path(checkpoint) / checkpoints.MANIFEST
+    if manifest.is_file():  # sizes and hashes of all its files, wherever it was moved
+        weights = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    else:
+        source = find_source(checkpoint)
+        average = source.average.files if source.average is not None else ()
+        facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns)
+                 for file in (*source.files, *average)]  # fmt: skip
+        weights = json.dumps(facts)
+    whole = to_dict(config)
+    parts = {name: whole[name] for name in ("model", "vae", "text_encoder", "scheduler")}
+    return json.dumps([weights, parts, options.ema, options.upscale], sort_keys=True)
+
+
+def carry_out(
+    plan: Plan,
+    rank: Rank | None = None,
+    *,
+    say: Say = lambda line: None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Make this rank's share of the videos that are not finished; returns what was made.
+
+    Each file appears whole. Whoever finds all of the plan finished draws the contact sheet: that is
+    the rank that ends last. Raises OutOfMemory, ConfigError and CheckpointError.
+    """
+    rank = rank or Rank()
+    mine = share_of(plan.jobs, rank.rank, rank.world)
+    states = {job.path: plan.state(job) for job in mine}
+    todo = [job for job in mine if states[job.path] is not State.FINISHED]
+    broken = [job for job in todo if states[job.path] is State.BROKEN]
+    if len(todo) < len(mine):
+        say(f"{len(mine) - len(todo)} of {len(mine)} videos are there already")
+    if broken:
+        say(f"{broken[0].path.name} is not whole and made anew ({len(broken)} such)")
+    made = _make(plan, rank, todo, say, progress) if todo else []
+    if all(plan.state(job) is State.FINISHED for job in plan.jobs):
+        sheet = plan.save_dir / SHEET
+        if made or not sheet.is_file():
+            _draw(plan, sheet, say)
+    return made
+
+
+def _make(
+    plan: Plan, rank: Rank, todo: Sequence[Job], say: Say, progress: Progress | None
+) -> list[Path]:
+    device = plan.device(rank)
+    set_threads(plan.config.threads, rank.on_host, device.type != "cpu")
+    with memory.as_one_sentence(
+        device, "the model and its encoders", "a smaller text encoder or model, or dtype = bf16"
+    ):
+        sampler = _sampler(plan, device, say)
+    plan.save_dir.mkdir(parents=True, exist_ok=True)
+    made = []
+    for job, frames in sampler.videos(todo, progress):
+        files.write(
+            job.path,
+            frames,
+            plan.settings.save_fps,
+            plan.identities[job.path],
+            job.prompt.text,
+            plan.options.upscale,
+        )
+        made.append(job.path)
+    return made
+
+
+def _sampler(plan: Plan, device: torch.device, say: Say) -> Sampler:
+    config, options = plan.config, plan.options
+    dtype = torch.bfloat16 if config.dtype == "bf16" and device.type == "cuda" else torch.float32
+    parts = build_parts(config, Path(plan.checkpoint).absolute().parent, dtype)
+    weights, averaged = read_checkpoint(plan.checkpoint, ema=options.ema)
+    if options.ema and not averaged:
+        say(f"{plan.checkpoint} has no EMA; using the weights themselves")
+    load_weights(parts.model, weights, plan.checkpoint)
+    parts.model.to(device, dtype)
+    parts.text.to(device)
+    parts.vae.to(device)
+    return Sampler(parts, plan.settings, device)
+
+
+def _draw(plan: Plan, sheet: Path, say: Say) -> None:
+    shown = plan.jobs[:_ON_SHEET]
+    if len(shown) < len(plan.jobs):
+        say(f"the contact sheet shows the first {len(shown)} of {len(plan.jobs)} videos")
+    back = functools.partial(files.read, upscale=plan.options.upscale)
+    contact_sheet(sheet, map(back, (job.path for job in shown)), [job.prompt.text for job in shown])
+
+
+def infer(
+    config: Config,
+    checkpoint: Path | str,
+    prompts: Sequence[str],
+    save_dir: Path,
+    options: Options | None = None,
+    *,
+    say: Say = lambda line: None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Sample every prompt into `save_dir` in one process; returns the videos' paths, in order.
+
+    Raises ConfigError and CheckpointError before anything is written, OutOfMemory while sampling.
+    """
+    plan = prepare(config, checkpoint, prompts, save_dir, options)
+    carry_out(plan, say=say, progress=progress)
+    return [job.path for job in plan.jobs]

@@ -1,0 +1,227 @@
+"""From jobs to frames: batches of prompts, their conditions, loop after loop."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer import memory
+from trainer.errors import ConfigError
+from trainer.infer import conditions
+from trainer.infer.conditions import Group, ReferenceReader
+from trainer.infer.request import Job, Settings
+from trainer.parts import Parts
+
+# B batch · C channels · T,H,W frames, height, width; of latents unless said
+Progress = Callable[[int, int], None]  # denoising steps done, of all
+_LESS = "a smaller --batch-size, --num-frames or --resolution needs less"
+
+
+def generator_of(
+    seed: int, index: int, sample: int = 0, loop: int = 0, what: str = ""
+) -> torch.Generator:
+    """The random numbers of one clip: a function of the seed, the prompt's place and the sample.
+
+    So a video does not change with the batch size, the number of ranks or the prompts around it, and
+    the same prompt twice, or a second sample of it, is another video.
+    """
+    words = [str(seed), str(index)]
+    words += [f"sample{sample}"] * (sample > 0) + [f"loop{loop}"] * (loop > 0) + [what] * bool(what)
+    digest = hashlib.sha256("/".join(words).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+@dataclass
+class Sampler:
+    """Makes videos with one model. Prompts come as the encoder shall read them."""
+
+    parts: Parts
+    settings: Settings
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        settings, vae = self.settings, self.parts.vae
+        self._size = vae.latent_size((settings.num_frames, settings.height, settings.width))
+        if min(self._size) < 1:
+            raise ConfigError(
+                f"a clip of {settings.num_frames} frames of {settings.height}x{settings.width} "
+                "is smaller than one latent"
+            )
+        chunk = conditions.chunk_of(vae)
+        self._align = settings.align or chunk
+        self._reader = ReferenceReader(vae, settings.height, settings.width, self.device)
+        self._carried = conditions.frames_of(vae, settings.condition_frame_length)
+        if settings.loop > 1:
+            self._check_loops(chunk)
+
+    def _check_loops(self, chunk: int) -> None:
+        length, frames = self.settings.condition_frame_length, self.settings.num_frames
+        if length % chunk:
+            raise ConfigError(
+                f"--condition-frame-length {length} is no multiple of {chunk}: the VAE makes "
+                f"{chunk} latent frames at a time"
+            )
+        if self._carried >= frames:
+            raise ConfigError(
+                f"--loop: {self._carried} frames of each clip of {frames} would come from the one "
+                f"before ({length} latent frames), so nothing new would be made"
+            )
+
+    def steps_of(self, jobs: int) -> int:
+        """Denoising steps that so many videos take."""
+        return -(-jobs // self.settings.batch_size) * self.settings.loop * self.settings.steps
+
+    def videos(
+        self, jobs: Sequence[Job], progress: Progress | None = None
+    ) -> Iterator[tuple[Job, NDArray[np.uint8]]]:
+        """Each job with its RGB frames [T, H, W, 3], in order.
+
+        Raises ConfigError for a condition that does not fit and OutOfMemory.
+        """
+        self.parts.model.eval()
+        size, total, done = self.settings.batch_size, self.steps_of(len(jobs)), 0
+
+        def step(_step: int, _z: Tensor) -> None:
+            nonlocal done
+            if progress is not None:
+                progress(done, total)
+            done += 1
+
+        for start in range(0, len(jobs), size):
+            batch = jobs[start : start + size]
+            what = f"{len(batch)} videos of {self.settings.describe()}"
+            memory.require(self._least_bytes(len(batch)), self.device, what, _LESS)
+            with memory.as_one_sentence(self.device, what, _LESS), torch.inference_mode():
+                frames_BTHW3 = self._batch(batch, step)
+            yield from zip(batch, frames_BTHW3, strict=True)
+
+    def _batch(self, jobs: Sequence[Job], step: Callable[[int, Tensor], None]) -> NDArray[np.uint8]:
+        settings = self.settings
+        groups = [groups_of(job) for job in jobs]
+        references = [self._references(job, own) for job, own in zip(jobs, groups, strict=True)]
+        whole: list[Tensor] = []
+        carried: list[Tensor] | None = None
+        for loop in range(settings.loop):
+            z_BCTHW, edit_BT = self._start(jobs, groups, references, carried, loop)
+            z_BCTHW = self._denoise(jobs, z_BCTHW, edit_BT, loop, step)
+            video_BCTHW = self.parts.vae.decode(z_BCTHW, settings.num_frames)
+            video_BCTHW = video_BCTHW.float().clamp(-1, 1)
+            if loop + 1 < settings.loop:
+                # Only what goes on: these frames encoded alone are whole chunks of the VAE.
+                tail = video_BCTHW[:, :, -self._carried :]
+                carried = [self._reader.encode(clip) for clip in tail]
+            new = video_BCTHW[:, :, self._carried :] if loop else video_BCTHW
+            whole.append(((new + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).cpu())
+        return torch.cat(whole, dim=1).numpy()
+
+    def _references(self, job: Job, groups: Sequence[Group]) -> list[Tensor]:
+        paths = conditions.split_paths(job.prompt.reference_path)
+        return [
+            self._reader.read(path, number, groups, self._align)
+            for number, path in enumerate(paths)
+        ]
+
+    def _start(
+        self,
+        jobs: Sequence[Job],
+        groups: Sequence[tuple[Group, ...]],
+        references: Sequence[list[Tensor]],
+        carried: list[Tensor] | None,
+        loop: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Noise with the given frames in it, and their edit ratios (None: nothing is given)."""
+        settings = self.settings
+        clips, edits = [], []
+        for place, job in enumerate(jobs):
+            generator = generator_of(settings.seed, job.prompt.index, job.sample, loop)
+            # fp32 from the CPU, so that a seed means the same video on every device.
+            z_CTHW = torch.randn(self.parts.vae.out_channels, *self._size, generator=generator).to(
+                self.device
+            )
+            own, mine = list(references[place]), list(groups[place])
+            if carried is not None:
+                own.append(carried[place])
+                mine.append(
+                    Group(
+                        loop, len(own) - 1, 0, 0,
+                        settings.condition_frame_length, settings.condition_frame_edit,
+                    )
+                )  # fmt: skip
+            where = f"prompt {job.prompt.index}"
+            z_CTHW, edit_T = conditions.place_references(
+                z_CTHW, own, mine, loop, self._align, where
+            )
+            clips.append(z_CTHW)
+            edits.append(edit_T)
+        edit_BT = torch.stack(edits)
+        return torch.stack(clips), None if bool((edit_BT == 1).all()) else edit_BT
+
+    def _denoise(
+        self,
+        jobs: Sequence[Job],
+        z_BCTHW: Tensor,
+        edit_BT: Tensor | None,
+        loop: int,
+        step: Callable[[int, Tensor], None],
+    ) -> Tensor:
+        settings, model = self.settings, self.parts.model
+        y, text_mask = self.parts.text.encode([job.prompt.at_loop(loop) for job in jobs])
+        y_null, null_mask = model.y_embedder.y_embedding, None
+        if settings.negative_prompt is not None and settings.cfg_scale != 1:
+            y_null, null_mask = self.parts.text.encode([settings.negative_prompt])
+            null_mask = null_mask.to(self.device)
+
+        def value(number: float) -> Tensor:
+            return torch.full((len(jobs),), float(number), device=self.device)
+
+        return self.parts.flow.sample(
+            model,
+            z_BCTHW,
+            y.to(self.device, torch.float32),
+            y_null.to(self.device, torch.float32),
+            text_mask.to(self.device),
+            {
+                "fps": value(settings.fps),
+                "height": value(settings.height),
+                "width": value(settings.width),
+                "num_frames": value(settings.num_frames),
+            },
+            settings.steps,
+            settings.cfg_scale,
+            generator=[
+                generator_of(settings.seed, job.prompt.index, job.sample, loop, "edit")
+                for job in jobs
+            ],
+            progress=step,
+            frame_mask=edit_BT,
+            null_mask=null_mask,
+        )
+
+    def _least_bytes(self, count: int) -> int:
+        """A lower bound of what a batch takes: its pixels, latents and the activations of one block."""
+        settings, config = self.settings, self.parts.model.config
+        pixels = count * settings.num_frames * settings.height * settings.width * 3
+        halves = 1 + (settings.cfg_scale != 1)
+        sizes = zip(self._size, config.patch_size, strict=True)
+        tokens = count * halves
+        for size, patch in sizes:
+            tokens *= -(-size // patch)
+        width = self.parts.model.x_embedder.proj.weight.element_size() * config.hidden_size
+        # Tokens themselves, their queries, keys and values; decoded pixels in fp32 and bytes.
+        return max(pixels * 5, tokens * width * 4)
+
+
+def groups_of(job: Job) -> tuple[Group, ...]:
+    """The conditions of a job. Raises ConfigError for what is wrong in them, naming the prompt."""
+    prompt = job.prompt
+    paths = conditions.split_paths(prompt.reference_path)
+    strategy = prompt.mask_strategy.strip()
+    if paths and not strategy:
+        strategy = conditions.FIRST_FRAME
+    return conditions.parse_strategy(strategy, f"prompt {prompt.index}", len(paths))
