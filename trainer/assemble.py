@@ -14,6 +14,9 @@ import torch
 
 from trainer import checkpoint
 from trainer.config import Config
+from trainer.costs import costs_by_arithmetic, costs_by_timing
+from trainer.data import state as data_state_of
+from trainer.data.balance import Balance, classes
 from trainer.data.buckets import Buckets
 from trainer.data.dataset import build_loader
 from trainer.data.manifest import read_manifest
@@ -22,12 +25,13 @@ from trainer.ema import EMA
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import ConfigError
 from trainer.loop import Clock, RankZeroJournal, Run
-from trainer.parts import TINY_T5, build_parts, make_tiny_text_encoder
+from trainer.parts import TINY_T5, Parts, build_parts, make_tiny_text_encoder
 from trainer.schedules import build_schedule
 from trainer.telemetry import Heartbeat
 from trainer.weights import EMA as EMA_FOLDER
 from trainer.weights import load_weights, read_checkpoint, read_weights
 
+_DOCUMENTS = (checkpoint.SCHEDULE, checkpoint.SAMPLER, checkpoint.RUNNING)
 _SHARED_WAIT_S = 10.0
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -44,6 +48,7 @@ def assemble(
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
     source = engine.alone(lambda: _source(config))
+    documents = checkpoint.read_documents(source, _DOCUMENTS) if source is not None else {}
     engine.alone(lambda: _prepare_text(config, run_dir, source, manifest.texts))
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
     parts = build_parts(config, run_dir, _DTYPES[config.dtype])
@@ -66,22 +71,28 @@ def assemble(
         ),
     )
     schedule = build_schedule(engine, config)
-    documents = {}
     if source is not None:
         engine.load(source / checkpoint.OPTIMIZER)
-        names = (checkpoint.SCHEDULE, checkpoint.SAMPLER, checkpoint.RUNNING)
-        documents = checkpoint.read_documents(source, names)
         schedule.load_state_dict(documents[checkpoint.SCHEDULE])
     ema = EMA(engine.masters(), config.ema_decay, ramp=config.ema_warmup)
+    before = documents.get(checkpoint.SAMPLER) if not config.start_from_scratch else None
+    plan.put_into_steps(_balance(config, plan, before, parts, engine))
     cursor = Cursor()
     running = documents.get(checkpoint.RUNNING, {})
     if source is not None:
         averages = read_weights(source / EMA_FOLDER)
         shards = {name: engine.part(name, averages[name]) for name, _ in engine.masters()}
         ema.load_state_dict(shards, running["ema_updates"])
-        if not config.start_from_scratch:
-            state = documents[checkpoint.SAMPLER]
-            cursor = engine.alone(lambda: plan.restore(state, data_state))
+        if before is not None:
+            restored = engine.alone(
+                lambda: data_state_of.restore(
+                    plan, before, checkpoint.read_array(source / checkpoint.SEEN), data_state
+                )
+            )
+            cursor = restored.cursor
+            plan.leave_out(cursor.epoch, restored.left_out)
+            if restored.note:
+                journal.event("data", restored.note)
         journal.event("resume", _resumed(source, running, cursor, engine.world))
     loader = build_loader(plan, cursor, engine.rank, engine.world, config.num_workers, config)
     for note in config.notes:
@@ -94,6 +105,29 @@ def assemble(
         samples=0 if fresh else running.get("samples", 0),
         bad_samples=0 if fresh else running.get("bad_samples", 0),
     )  # fmt: skip
+
+
+def _balance(
+    config: Config, plan: DataPlan, before: Any, parts: Parts, engine: Engine
+) -> Balance | None:
+    """How microbatches are put into steps: as before, or with costs found now (collective)."""
+    window, buckets = config.dataset.balance_window, plan.buckets
+    if not window:
+        return None
+    if before is not None:
+        kept = engine.alone(
+            lambda: data_state_of.balance_before(before, buckets, window, engine.world)
+        )
+        if kept is not None:
+            return kept
+    recompute = bool(config.grad_checkpoint)
+    cells = list(buckets.cells)
+    if config.dataset.balance_costs == "timed":
+        present = sorted({batch.cell for batch in plan.epoch(0).microbatches})
+        costs = costs_by_timing(cells, present, parts, engine, recompute)
+    else:
+        costs = costs_by_arithmetic(cells, parts, recompute)
+    return Balance(window, engine.broadcast(classes(costs)), {0: engine.world})
 
 
 def _resumed(source: Path, running: Mapping[str, Any], cursor: Cursor, world: int) -> str:

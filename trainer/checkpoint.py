@@ -1,7 +1,7 @@
 """A run's checkpoints: made aside, synced, sealed by a manifest, renamed; all ranks succeed or fail together.
 
 `epoch{E}-global_step{G}/` holds `model/` and `ema/` (safetensors with an index), `optimizer/` (one file
-per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json` and, last, `manifest.json` with size
+per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json`, `seen.npy` and, last, `manifest.json` with size
 and SHA-256 of every other file. A folder without it is no checkpoint. `latest` names the newest one.
 """
 
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -29,6 +31,7 @@ MANIFEST = "manifest.json"
 LATEST = "latest"
 OPTIMIZER = "optimizer"
 SCHEDULE, RUNNING, SAMPLER = "lr_scheduler.json", "running_states.json", "sampler.json"
+SEEN = "seen.npy"  # content ids of the clips of this epoch so far
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 _CHUNK = 4 << 20
 
@@ -110,7 +113,10 @@ def _seal(
     if ema is not None:
         _write_weights(part / EMA, ema)
     for name, document in documents.items():
-        (part / name).write_text(json.dumps(document, indent=1) + "\n")
+        if isinstance(document, np.ndarray):
+            np.save(part / name, document)
+        else:
+            (part / name).write_text(json.dumps(document, indent=1) + "\n")
     files = sorted(path for path in part.rglob("*") if path.is_file())
     entries = {str(path.relative_to(part)): _entry(path) for path in files}
     _write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": entries}, indent=1))
@@ -238,4 +244,13 @@ def read_documents(path: Path, names: Iterable[str]) -> dict[str, Any]:
             found[name] = json.loads((path / name).read_text())
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path / name} cannot be read: {error}") from None
+    return found
+
+
+def read_array(path: Path) -> NDArray[np.uint64]:
+    """An array that `save` wrote; raises `CheckpointError`."""
+    try:
+        found: NDArray[np.uint64] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
     return found

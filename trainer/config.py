@@ -54,6 +54,8 @@ class DatasetConfig(Section):
     clip_timeout_s: float = 30.0  # a clip that takes longer is bad; another stands in for it
     batch_timeout_s: float = 600.0  # a batch that takes longer stops the run
     cache_decoded_mb: int = 0  # decoded clips each worker keeps; for data sets of a few MB
+    balance_window: int = 8  # steps over which microbatches of equal cost are put together; 0 is off
+    balance_costs: str = "flops"  # or "timed": measured at the start, a few forward passes a bucket
 
     aliases: ClassVar = {"sampling_interval": "frame_interval"}
     harmless: ClassVar = {
@@ -93,14 +95,17 @@ class VaeConfig(Section):
     """How pixels become latents."""
 
     type: str = "OpenSoraVAE_V1_2"  # or "identity": pixels are the latents
-    from_pretrained: str | None = None  # weights
+    from_pretrained: str | None = None  # weights: a file, a folder or a hub id
     channels: int = 3  # identity only: 3, or 1 for luma
-    micro_frame_size: int | None = 17  # frames encoded at once
-    micro_batch_size: int | None = 4  # images of one clip encoded at once
+    micro_frame_size: int | None = 17  # frames of a chunk, which sees no other
+    memory_gb: float | None = None  # for encoding and decoding; default 1/8 of the accelerator's
     scale: tuple[float, ...] | None = None  # latents are divided by this, per channel
     shift: tuple[float, ...] | None = None  # and before that moved by this
 
     harmless: ClassVar = {
+        "micro_batch_size": "as many frames as fit into memory go through at once; see vae.memory_gb",
+        "vae_2d": "the weights say what they are",
+        "vae_temporal": "the weights say what they are",
         "force_huggingface": "weights come from a file or folder",
         "local_files_only": "nothing is downloaded while training",
         "freeze_vae_2d": "the VAE is not trained here",
@@ -191,7 +196,7 @@ class Config(Section):
     vae: VaeConfig = field(default_factory=VaeConfig)
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    mask_ratios: dict[str, float] | None = None  # shares of clips with given frames
+    mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
     grad_checkpoint: bool = False  # trade time for activation memory
     dtype: str = "bf16"  # bf16 or fp32; fp32 master weights either way
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from trainer import checkpoint
 from trainer.config import Config, to_dict
+from trainer.data import state as data_state
 from trainer.data.dataset import Loader
 from trainer.data.plan import DataPlan
 from trainer.ema import EMA
@@ -139,8 +140,9 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
     engine, clock, number = run.engine, run.clock, run.step + 1
     before = clock.seconds["data"] + clock.seconds["checkpoint"]  # what this step waited for
     start, waited = time.perf_counter() - before, engine.waited_s
-    # Per step and rank, from numbers that any resume knows: no generator state needs saving.
-    torch.manual_seed(_seed(run.config.seed, number, engine.rank))
+    # By microbatch, not by rank: no generator's state needs saving, and the noise of a clip stays
+    # the same when the number of ranks changes.
+    torch.manual_seed(_seed(run.config.seed, *batch["microbatch"]))
 
     with clock.phase("encode", number):
         z_BCTHW, conditions = _encode(run, batch)
@@ -252,7 +254,8 @@ def save(run: Run) -> None:
             average=lambda: dict(engine.wholes(run.ema.state_dict().items())),
             documents={
                 checkpoint.SCHEDULE: run.schedule.state_dict(),
-                checkpoint.SAMPLER: run.plan.state(cursor, engine.world),
+                checkpoint.SAMPLER: data_state.take(run.plan, cursor, engine.world),
+                checkpoint.SEEN: data_state.seen(run.plan, cursor) if engine.rank == 0 else None,
                 checkpoint.RUNNING: {
                     "schema": 1,
                     "epoch": cursor.epoch,

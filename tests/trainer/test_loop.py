@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.trainer import ranks
@@ -80,6 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "data-anew": words("data-anew", *end, "2", "--load", four, "--start-from-scratch"),
         "other-data": words("other-data", "--load", four, data="fewer"),
         "reset": words("reset", *end, "6", "--load", four, "--data-state", "reset", data="fewer"),
+        "remap": words("remap", *end, "7", "--load", four, "--data-state", "remap", data="fewer"),
         "other-lr": words("other-lr", *end, "6", "--load", four, "--lr", "1e-3", "--lr-schedule", "none", "--warmup-steps", "none"),
         "again": words("whole", "--load", four),
         "over": words("over", "--load", str(folder / "resumed")),
@@ -194,9 +196,19 @@ def test_other_data_are_refused_once_with_the_difference_and_the_ways_on(runs: R
     assert [rank.code for rank in runs.done["other-data"]] == [2, 2]
     said, silent = (rank.err for rank in runs.done["other-data"])
     assert "96 rows then, 64 now" in said
-    assert "--data-state reset" in said
+    assert "--data-state remap" in said
     assert "Traceback" not in said
     assert silent == ""
+
+
+def test_data_state_remap_goes_on_with_the_clips_that_the_epoch_has_not_had(runs: Runs) -> None:
+    rows = [row for rank in runs.good("remap") for step in rank.rows for row in step]
+    seen = np.load(runs.directory("whole") / "epoch0-global_step4" / "seen.npy").tolist()
+    since = np.load(runs.directory("remap") / "epoch0-global_step7" / "seen.npy").tolist()
+    assert since[: len(seen)] == seen
+    new = since[len(seen) :]
+    assert len(new) == len(set(new)) == len(rows) == len(set(rows)) > 0
+    assert not set(new) & set(seen)
 
 
 def test_data_state_reset_starts_the_next_epoch_with_the_new_data(runs: Runs) -> None:

@@ -1,11 +1,14 @@
 """Which clips train together: buckets of one resolution, length and aspect ratio.
 
-A configuration maps resolution -> {frames: (probability, batch size)}; the semantics are those of
-Open-Sora 1.2. Resolutions are tried from large to small; a clip qualifies with at least 0.8 of the
+A configuration maps resolution -> {frames: (probability, batch size)}. In the semantics of
+Open-Sora 1.2 resolutions are tried from large to small; a clip qualifies with at least 0.8 of the
 area. Within one, lengths are tried from long to short; a clip must be STRICTLY longer than frames x
 frame_interval. A probability is p, or (p, q): q is the chance to take this length (else a shorter
 one is tried), p the chance to keep the clip here (else the next smaller resolution is tried). Clips
 that find no place are left out of this epoch, so every epoch sees another choice.
+
+Open-Sora 2's semantics look alike and mean the opposite: q is the chance to SKIP this length and try
+a shorter one, and a clip of exactly `frames` frames is long enough.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from trainer.data.manifest import Manifest
 from trainer.errors import ConfigError
 
 AREA_SHARE = 0.8  # of a resolution's area that a clip must have
+SEMANTICS = ("open-sora-1.2", "open-sora-2")
 DRAWS = ("hash", "upstream")
 
 Draw = Callable[[NDArray[np.int64], int], tuple[NDArray[np.float64], NDArray[np.float64]]]
@@ -81,10 +85,10 @@ class Buckets:
         `draw` "hash" decides all clips at once from a counter-based hash; "upstream" repeats
         Open-Sora's decisions exactly, with one numpy generator a clip and length (100x slower).
         """
-        if semantics == "open-sora-2":
-            raise ConfigError("bucket_semantics open-sora-2 is not built yet; use open-sora-1.2")
-        if semantics != "open-sora-1.2":
-            raise ConfigError(f"bucket_semantics {semantics!r}: open-sora-1.2")
+        if semantics not in SEMANTICS:
+            raise ConfigError(f"bucket_semantics {semantics!r}: {' or '.join(SEMANTICS)}")
+        if semantics != SEMANTICS[0] and draw == "upstream":
+            raise ConfigError(f"the upstream draw is that of {SEMANTICS[0]}, not of {semantics}")
         if draw not in DRAWS:
             raise ConfigError(f"bucket draw {draw!r}: {' or '.join(DRAWS)}")
         if not isinstance(bucket_config, Mapping) or not bucket_config:
@@ -143,17 +147,12 @@ class Buckets:
             placed: list[NDArray[np.int64]] = []
             for index in range(first, last):
                 slot = self.slots[index]
-                long_enough = (
-                    length[here] == 1
-                    if slot.frames == 1
-                    else length[here] > slot.frames * frame_interval
-                )
-                fits = here[long_enough]
+                fits = here[self._is_long_enough(length[here], slot.frames, frame_interval)]
                 if slot.take is None and slot.keep >= 1:
                     taken = kept = fits
                 else:
                     one, two = draw(fits, index)
-                    take = np.ones(len(fits), bool) if slot.take is None else one <= slot.take
+                    take = self._takes(one, slot.take)
                     keep = (one if slot.take is None else two) < slot.keep
                     taken, kept = fits[take], fits[take & (keep | (slot.keep >= 1))]
                 chosen[kept] = slot.first_cell
@@ -163,6 +162,20 @@ class Buckets:
             chosen[found] += self._ratio_index(manifest, found, shape)
             looking = _without(looking, found, rows)
         return chosen
+
+    def _is_long_enough(
+        self, length: NDArray[np.int64], frames: int, interval: int
+    ) -> NDArray[np.bool_]:
+        if frames == 1:
+            return length == 1
+        if self.semantics == "open-sora-2":
+            return length // interval >= frames
+        return length > frames * interval
+
+    def _takes(self, drawn: NDArray[np.float64], q: float | None) -> NDArray[np.bool_]:
+        if q is None:
+            return np.ones(len(drawn), bool)
+        return drawn >= q if self.semantics == "open-sora-2" else drawn <= q
 
     def _by_resolution(self) -> list[tuple[int, int]]:
         starts = [

@@ -23,7 +23,8 @@ import torch
 
 from trainer.data.decode import RESIZE, Decoder, DecoderBroken
 from trainer.data.microbatch import Batch, Task, assemble, make_task
-from trainer.data.plan import Cursor, DataPlan, DataStateError
+from trainer.data.plan import Cursor, DataPlan
+from trainer.data.state import DataStateError
 from trainer.errors import ConfigError, TrainerError
 
 
@@ -196,7 +197,7 @@ def build_loader(
     """Batches for one rank from `cursor` on; one for each step, none short, none skipped.
 
     A batch has "video" uint8 [B, 3, T, H, W], "text", "fps", "height", "width", "num_frames" (float32
-    [B]; the bucket's size), "rows", "bucket", "decode_s" (CPU seconds of decoding) and "bad": (row,
+    [B]; the bucket's size), "rows", "microbatch" (epoch, index in its plan), "bucket", "decode_s" (CPU seconds of decoding) and "bad": (row,
     path, reason) of clips that another stood in for. `workers` decoding processes, at least one;
     `config` is a training configuration or `LoaderOptions`. Raises DataStateError when not even one
     step fits into an epoch; iterating raises TooManyBadSamples and LoaderError.

@@ -39,6 +39,8 @@ class Clip:
 class Task:
     """One microbatch: its clips and, in order, what stands in for those that cannot be read."""
 
+    epoch: int
+    index: int  # in the epoch's plan
     bucket: Bucket
     interval: int
     resize: str
@@ -64,7 +66,7 @@ def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") 
         for row, start, length, fps in zip(*(column.tolist() for column in columns), strict=True)
     ]
     count = len(batch.rows)
-    return Task(bucket, interval, resize, tuple(clips[:count]), tuple(clips[count:]))
+    return Task(epoch, index, bucket, interval, resize, tuple(clips[:count]), tuple(clips[count:]))
 
 
 def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) -> Batch:
@@ -125,6 +127,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
         "width": torch.full((count,), float(bucket.width)),
         "num_frames": torch.full((count,), float(bucket.frames)),
         "rows": [clip.row for clip in done],
+        "microbatch": (task.epoch, task.index),
         "bucket": bucket.name,
         "decode_s": decode_s,
         "bad": bad,

@@ -233,10 +233,30 @@ def test_wrong_configuration_names_the_entry(config, message):
 
 
 def test_other_semantics_and_draws_are_refused_by_name():
-    with pytest.raises(ConfigError, match="open-sora-2 is not built yet"):
-        Buckets.parse({"360p": {51: (1.0, 1)}}, semantics="open-sora-2")
+    with pytest.raises(ConfigError, match="open-sora-3"):
+        Buckets.parse({"360p": {51: (1.0, 1)}}, semantics="open-sora-3")
+    with pytest.raises(ConfigError, match="upstream draw"):
+        Buckets.parse({"360p": {51: (1.0, 1)}}, semantics="open-sora-2", draw="upstream")
     with pytest.raises(ConfigError, match="hash or upstream"):
         Buckets.parse({"360p": {51: (1.0, 1)}}, draw="dice")
+
+
+def test_second_number_is_the_chance_to_skip_a_length_in_open_sora_2():
+    config = {"256px": {129: ((1.0, 0.7), 1), 65: ((1.0, 0.0), 2), 33: (1.0, 4)}}
+    rows = 20_000
+    manifest = manifest_of([129] * rows, [256] * rows, [256] * rows)
+    for semantics, longest in (("open-sora-2", 0.3), ("open-sora-1.2", 0.0)):
+        buckets = Buckets.parse(config, semantics=semantics)
+        lengths = np.array([cell.frames for cell in buckets.cells])
+        found = lengths[buckets.assign(manifest, 1, 0)]
+        assert np.mean(found == 129) == pytest.approx(longest, abs=0.02)
+        # A clip of exactly 129 frames is long enough only here; the other reading of (1.0, 0.0)
+        # never takes 65 frames, so everything goes to 33.
+        rest = 65 if semantics == "open-sora-2" else 33
+        assert np.mean(found == rest) == pytest.approx(1 - longest, abs=0.02)
+    half = Buckets.parse({"256px": {33: (1.0, 4)}}, semantics="open-sora-2")
+    assert half.assign(manifest_of([65], [256], [256]), 1, 0, frame_interval=2).tolist() == [-1]
+    assert half.assign(manifest_of([66], [256], [256]), 1, 0, frame_interval=2).tolist() != [-1]
 
 
 def test_json_keys_mean_the_same_and_a_zero_cell_may_lack_a_batch_size():

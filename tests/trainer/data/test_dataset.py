@@ -18,7 +18,8 @@ from trainer.data import digits
 from trainer.data.buckets import Buckets
 from trainer.data.dataset import LoaderError, LoaderOptions, build_loader
 from trainer.data.manifest import read_manifest
-from trainer.data.plan import Cursor, DataPlan, DataStateError
+from trainer.data.plan import Cursor, DataPlan
+from trainer.data.state import DataStateError
 from trainer.errors import ConfigError, TooManyBadSamples
 
 CONFIG = {"16px": {8: (1.0, 4)}}
