@@ -89,13 +89,14 @@ def look(
     settings: Settings,
     transport: Transport,
     *,
+    verb: str = "kill",
     sudo: bool = False,
     sweep: Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]] | None = None,
 ) -> tuple[list[NodeJob], list[NodeResult[dict[str, Any]]]]:
     """The job on every node, in the hostfile's order; touches nothing."""
     nodes = settings.nodes()
     fanout = ask(
-        nodes, transport, "kill", lambda node: {"op": "look", "pick": pick.to_args(node)},
+        nodes, transport, verb, lambda node: {"op": "look", "pick": pick.to_args(node)},
         limits=settings.limits, width=settings.width, sudo=sudo,
     )  # fmt: skip
     results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))

@@ -24,6 +24,7 @@ from trainer import telemetry
 TICK_S = 0.2
 PING_S = 5.0
 SLEPT_S = 3.0  # between two looks: longer only when the head itself did not run
+ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
 REAP_S = 15.0  # for the proof: TERM, KILL and a look on each node
 
 
@@ -306,6 +307,8 @@ class _Supervisor:
         raise RunFailed(1, f"{name}: {what}", last_lines=self._shown(message["tail"]))
 
     def _fail_of(self, death: Death) -> NoReturn:
+        if death.code == ASKED_TO_STOP:
+            raise RunFailed(130, "its ranks were asked to stop (clusterctl stop)")
         raise RunFailed(
             1, f"rank {death.rank} on {death.node}: {death.how}",
             failed_rank=death.rank, last_lines=self._shown(death.tail),

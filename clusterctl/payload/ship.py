@@ -26,6 +26,7 @@ SHARED = {
     "agent": ("processes", "job", "meeting", "voice"),
     "reap": ("processes",),
     "kill": ("processes", "roles", "find", "ending"),
+    "stop": ("processes", "roles", "find", "ending", "beats"),
 }
 """Files that stand between the prelude and the verb's own, for verbs that have code in common."""
 

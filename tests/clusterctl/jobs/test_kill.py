@@ -58,7 +58,7 @@ def one_round(directory: Path, seed: int) -> None:
     with (
         tree(directory, seed, rng.randint(2, 14), **env, **meeting) as ours,
         tree(directory, seed + 1, 4, name="bystander.py", CLUSTERCTL_RUN=run_id + "x") as other,
-        tree(directory, seed + 2, 3, name="train.pyx.py", RANK="0", MASTER_PORT="99999") as third,
+        tree(directory, seed + 2, 3, name="trainx.py", RANK="0", MASTER_PORT="99999") as third,
     ):
         rows = look(pick)["rows"]
         assert {row["pid"] for row in rows} == {pid for pid, _ in ours.keys}, seed

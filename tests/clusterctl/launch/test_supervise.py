@@ -8,7 +8,14 @@ import time
 from pathlib import Path
 
 from clusterctl.launch.plan import Timing
-from tests.clusterctl.launch.harness import REPO, WAIT, command_line, tagged, wait_until
+from tests.clusterctl.launch.harness import (
+    REPO,
+    WAIT,
+    command_line,
+    ranks_of,
+    tagged,
+    wait_until,
+)
 
 
 def test_ranks_of_two_nodes_run_to_their_end_and_each_has_its_log(bench) -> None:
@@ -189,3 +196,20 @@ def test_stopped_processes_are_ended_too(bench) -> None:
     launch.stop.set()
     assert launch.result().leftovers == ()
     assert tagged(launch.plan.run_id) == []
+
+
+def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(bench) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "def save(*_):\n    print('saved', flush=True); sys.exit(130)\n"
+        "signal.signal(signal.SIGTERM, save)\n" + WAIT
+    )
+    launch = bench.launch(bench.plan(program))
+    wait_until(lambda: launch.log(0) == launch.log(1) == "up\n")
+    for pid in ranks_of(launch.plan.run_id).values():
+        os.kill(pid, signal.SIGTERM)
+    result = launch.result()
+    assert (result.exit_code, result.reason) == (
+        130,
+        "its ranks were asked to stop (clusterctl stop)",
+    )

@@ -1,0 +1,52 @@
+"""What ranks say about themselves on this node: heartbeats, the clip at hand, handled signals. Part of stop and stacks.
+
+Heartbeats are the files of trainer/telemetry.py in the folder that CLUSTERCTL_HEARTBEATS names.
+"""
+
+import json
+import os
+import time
+
+
+def handles(pid, number):
+    """Whether a process has a handler of its own for a signal; without one many signals end it."""
+    try:
+        for line in read_text("/proc/%d/status" % pid).splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def heartbeat(one, pid, rank):
+    """{step, phase, age_s} of a trainer; None where it writes none."""
+    beat = _json_of(one, "%s.json" % rank)
+    if beat is None or beat.get("pid") != pid:
+        return None  # of an attempt before this one
+    return {
+        "step": beat.get("step"),
+        "phase": beat.get("phase"),
+        "age_s": round(time.monotonic() - beat.get("mono_s", 0.0), 3),
+    }
+
+
+def clip(one, pid):
+    """{path, age_s} of the file that a decoding process works on; None when it has nothing to do."""
+    work = _json_of(one, "clip-%d.json" % pid)
+    if work is None or not work.get("path"):
+        return None
+    return {"path": work["path"], "age_s": round(time.monotonic() - work.get("mono_s", 0.0), 3)}
+
+
+def _json_of(one, name):
+    """A small file of the node's own memory file system; a torn or foreign one is None."""
+    folder = variable(one, "CLUSTERCTL_HEARTBEATS")
+    if not folder:
+        return None
+    try:
+        with open(os.path.join(folder, name), "rb") as file:
+            data = json.loads(file.read(65536).rstrip(b"\0 \n"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None

@@ -1,0 +1,81 @@
+"""Ask a job's ranks on this node to save and end. Kills nothing.
+
+ARGS: op, pick (find.py); look answers rows as kill does, each trainer with `asks` (whether it has a
+handler for SIGTERM) and `beat`. stop takes targets [[pid, start]] and timeout_s, sends SIGTERM once,
+and answers which are left and what was saved.
+"""
+
+import os
+import re
+import signal
+import time
+
+SAVED = re.compile(r"^epoch\d+-global_step\d+$")
+
+
+def main():
+    if ARGS["op"] == "look":
+        finish(look())
+    finish(stop())
+
+
+def look():
+    shot, pids, strangers = find_job(ARGS["pick"])
+    rows = describe_job(shot, pids)
+    for row in rows:
+        if row["role"] == "trainer":
+            row["asks"] = handles(row["pid"], signal.SIGTERM)
+            row["beat"] = heartbeat(shot.seen[row["pid"]], row["pid"], row["rank"])
+    return {"rows": rows, "others": describe_job(shot, strangers), "machine": machine()}
+
+
+def stop():
+    begun, wall_s = time.monotonic(), time.time()
+    victims, gone = [], 0
+    for pid, start in ARGS["targets"]:
+        try:
+            victims.append(Victim(pid, start))
+        except ProcessLookupError:
+            gone += 1
+    # Between look and now one may have become a process that would just die of it.
+    refused = [victim.pid for victim in victims if not handles(victim.pid, signal.SIGTERM)]
+    for victim in victims:
+        if victim.pid not in refused:
+            victim.send(signal.SIGTERM)
+    deadline = begun + ARGS["timeout_s"]
+    while any(victim.state() for victim in victims) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = []
+    for victim in victims:
+        if victim.state():
+            row = describe(process(victim.pid))
+            row["beat"] = heartbeat(read_seen(victim.pid), victim.pid, row["rank"])
+            row["why"] = "would die of SIGTERM without saving" if victim.pid in refused else ""
+            left.append(row)
+    saved = call("saved", lambda: newest_checkpoint(wall_s), 5.0)["out"] or None
+    rest = find_job(ARGS["pick"])
+    return {
+        "left": left,
+        "rest": len(rest[1]) - len(left),  # launchers and loaders on their way out
+        "asked": len(victims) - len(refused),
+        "gone": gone,
+        "saved": saved,
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+
+
+def read_seen(pid):
+    return Seen(process(pid), *read_patiently([pid]).get(pid, (0, b"", [])))
+
+
+def newest_checkpoint(since_s):
+    """Path of the newest whole checkpoint of the run that is younger than the request."""
+    found = []
+    for folder in ARGS.get("run_dirs") or ():
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if SAVED.match(name) and os.path.exists(path + "/manifest.json"):
+                # A little slack: the file server's clock is not ours.
+                if os.stat(path).st_mtime >= since_s - 5:
+                    found.append((os.stat(path).st_mtime, path))
+    return max(found)[1] if found else ""
