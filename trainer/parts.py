@@ -47,8 +47,11 @@ def make_tiny_text_encoder(config: Config, run_dir: Path, texts: Iterable[str]) 
 
 
 def build_parts(config: Config, run_dir: Path, dtype: torch.dtype = torch.float32) -> Parts:
-    """All parts; `dtype` is the text encoder's. Raises ConfigError for what does not fit or exist."""
-    vae = build_vae(config.vae.type, config.vae.channels)
+    """All parts; `dtype` is that of VAE and text encoder.
+
+    Raises ConfigError for what does not fit or exist, CheckpointError for weights that cannot be read.
+    """
+    vae = build_vae(config.vae, dtype)
     text = _text_encoder(config, run_dir, dtype)
     options = {
         **config.model.options,

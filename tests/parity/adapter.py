@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trainer.captions import clean_caption
 from trainer.data.buckets import Buckets
 from trainer.data.manifest import Manifest
 from trainer.data.plan import DataPlan
 from trainer.flow import RectifiedFlow, upstream_frames
 from trainer.flow import timestep_transform as transform
+from trainer.masks import draw_mask
 from trainer.models.stdit import PRESETS, STDiT3, STDiT3Config
+from trainer.models.video_vae import OpenSoraVAE, VideoVAESettings
 from trainer.schedules import ScheduleConfig, rate_of
 
 
@@ -92,10 +95,39 @@ def lr_values(kind: str, params: dict[str, Any], base_lr: float, n: int) -> list
     return [rate(step) for step in range(n)]
 
 
+def masks(kind: str, T: int, n: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([draw_mask(kind, T, generator) for _ in range(n)])
+
+
+def build_vae(config: dict[str, Any]) -> nn.Module:
+    return OpenSoraVAE(VideoVAESettings.from_dict(config))
+
+
+def vae_encode(vae: Any, x: Tensor, noises: list[Tensor] | None = None) -> Tensor:
+    """Upstream draws per micro batch of frames [N, C, H, W], then per chunk [B, C, T, H, W]."""
+    if noises is None:
+        return vae.encode_mean(x)
+    frames = torch.cat([noise for noise in noises if noise.ndim == 4])
+    chunks = torch.cat([noise for noise in noises if noise.ndim == 5], dim=2)
+    return vae.encode(x, noises=(frames, chunks))
+
+
+def vae_decode(vae: Any, z: Tensor, num_frames: int) -> Tensor:
+    return vae.decode(z, num_frames)
+
+
+def clean_text(s: str) -> str:
+    return clean_caption(s)
+
+
 def state_dict_shapes(name: str) -> dict[str, tuple[int, ...]]:
-    """Raises KeyError for what is not built yet (the video VAE)."""
     with torch.device("meta"):
-        model = STDiT3(STDiT3Config(**PRESETS[name]))  # type: ignore[arg-type]
+        model: nn.Module
+        if name == "OpenSoraVAE_V1_2":
+            model = OpenSoraVAE(VideoVAESettings())
+        else:
+            model = STDiT3(STDiT3Config(**PRESETS[name]))  # type: ignore[arg-type]
     return {key: tuple(value.shape) for key, value in model.state_dict().items()}
 
 

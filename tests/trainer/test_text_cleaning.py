@@ -1,0 +1,63 @@
+"""Captions cleaned as Open-Sora 1.2's inference cleans prompts."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+
+from trainer.captions import clean_caption, clean_captions
+from trainer.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("  A Man RUNNING ", "a man running"),
+        ("see https://example.com/a/b?c now", "see ?c now"),  # as upstream's pattern has it
+        ("by @someone at www.site.org today", "by at today"),
+        ("<b>bold</b> &amp; <i>thin</i>", "bold thin"),
+        ("a <person> waves", "a person waves"),
+        ("a 中文 sign", "a sign"),
+        ("“quoted” and ‘single’", "quoted\" and 'single"),
+        ("holiday_video.mp4 of a beach", "of a beach"),
+        ("cafÃ© at night", "cafã at night"),  # lower case comes first and spoils the repair
+        ("ﬁne weather", "fine weather"),
+        ("jc6640 and jc6640vc", "and"),
+        ("free shipping worldwide", "worldwide"),
+        ("poster 20x30 cm", "poster cm"),
+        ("", ""),
+    ],
+)
+def test_what_is_left_of_a_caption(text: str, cleaned: str) -> None:
+    assert clean_caption(text) == cleaned
+
+
+def test_cleaning_a_clean_caption_changes_nothing() -> None:
+    text = "a red car drives along the coast, the camera pans left. motion score: 5."
+    assert clean_caption(text) == text.rstrip(".") + "."
+    assert clean_caption(clean_caption(text)) == clean_caption(text)
+
+
+@pytest.mark.parametrize("text", ["\ud83d alone", "<![x", "<", "&", "&#xffffffff;", "<!--", "\x00", "a" * 5000])  # fmt: skip
+def test_odd_texts_are_cleaned_without_failing(text: str) -> None:
+    assert isinstance(clean_caption(text), str)
+
+
+def test_many_captions_keep_their_order() -> None:
+    assert clean_captions(["B", "a", "B"]) == ["b", "a", "b"]
+
+
+@pytest.mark.parametrize("name", ["bs4", "ftfy"])
+def test_a_missing_library_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(wanted: str, *rest: Any, **more: Any) -> Any:
+        if wanted == name:
+            raise ImportError(f"No module named {name!r}", name=name)
+        return real(wanted, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=f"{name} is not installed"):
+        clean_caption("x")

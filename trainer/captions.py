@@ -1,0 +1,162 @@
+"""Captions made plain, as Open-Sora 1.2 does before sampling: for prompts, and offline for training data.
+
+`clean_caption` is a pure function of one text. Training on raw captions and sampling with cleaned
+ones is upstream's own mismatch; cleaning the manifest's captions once removes it.
+
+The rules run in this order and see what the ones before left; their effect is compared with
+upstream's over golden pairs. They come from web alt texts: shop words, file names, article numbers.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import urllib.parse
+import warnings
+from collections.abc import Iterable
+from re import Pattern
+
+from trainer.errors import ConfigError
+
+# Several rules undo what others uncover (an escape inside an escape), so upstream cleans twice.
+PASSES = 2
+
+_SITE = r"[a-z0-9.\-]+\.(?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
+_FILE_TYPE = r"(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
+_Rule = tuple[Pattern[str], str]
+
+
+def _rules(*pairs: tuple[str, str]) -> tuple[_Rule, ...]:
+    return tuple((re.compile(pattern), with_) for pattern, with_ in pairs)
+
+
+_ADDRESSES = _rules(
+    ("<person>", "person"),  # a tag only by its looks
+    (rf"\b(?:https?:(?:/{{1,3}}|[a-z0-9%])|{_SITE})", ""),
+    (rf"\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{_SITE})", ""),
+)
+
+_SIGNS = _rules(
+    (r"@\w+\b", ""),  # nicknames
+    (r"[\u31c0-\u9fff]", ""),  # CJK strokes to unified ideographs; kana and hangul stay
+    # Unicode's dashes (category Pd)
+    (
+        r"[-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d]+",
+        "-",
+    ),
+    (r"[`\u00b4\u00ab\u00bb\u201c\u201d\u00a8]", '"'),
+    (r"[\u2018\u2019]", "'"),
+    (r"&quot;?", ""),
+    (r"&amp", ""),
+    (r"\d{1,3}(?:\.\d{1,3}){3}", " "),  # IP addresses
+    (r"\d:\d\d\s+$", ""),  # article numbers at the end
+    (r"\\n", " "),  # a line break written out
+    (r"#(?:\d{1,3}|\d{5,})\b", ""),
+    (r"\b\d{6,}\b", ""),
+    (rf"\S+\.{_FILE_TYPE}", ""),  # file names
+    (r"[\"']{2,}", '"'),
+    (r"\.{2,}", " "),
+    (
+        r"[#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~()\[\]{}|\\/*]+",
+        " ",
+    ),
+    (r"\s+\.\s+", " "),
+)
+
+_WORDS = _rules(
+    # article codes: jc6640, jc6640vc, 6640vc231
+    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),
+    (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),
+    (r"\b\d+[a-zA-Z]+\d+\b", ""),
+    # shops
+    (r"(?:worldwide\s+)?(?:free\s+)?shipping", ""),
+    (r"(?:free\s)?download(?:\sfree)?", ""),
+    (r"\bclick\b\s(?:for|on)\s\w+", ""),
+    (rf"\b{_FILE_TYPE}(?:\simages?)?", ""),  # so "mp4s" leaves its s, as upstream
+    (r"\bpage\s+\d+\b", ""),
+    (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),
+    (r"\b\d+\.?\d*[x\u0445\u00d7]\d+\.?\d*\b", ""),  # sizes: 20x30, Cyrillic and real sign too
+    # spacing
+    (r"\b\s+:\s+", ": "),
+    (r"(\D[,./])\b", r"\1 "),
+    (r"\s+", " "),
+    # what may not stand at the ends
+    (r"^[\"']([\w\W]+)[\"']$", r"\1"),
+    (r"^['_,\-:;]", ""),
+    (r"['_,\-:+]$", ""),
+    (r"^\.\S+$", ""),
+)
+
+_JOINT = re.compile(r"[-_]")
+_JOINTS_OF_A_NAME = 4  # from here on a text reads as a file name: this-is-my-cute-cat
+
+
+def clean_caption(text: str) -> str:
+    """What Open-Sora 1.2's inference makes of a prompt; may be empty.
+
+    Lower case; without links, markup, nicknames, Chinese characters, file names, article numbers and
+    shop words; dashes and quotation marks of one kind; broken encodings repaired.
+
+    Raises ConfigError when ftfy or beautifulsoup4 is not installed.
+    """
+    for _ in range(PASSES):
+        text = _clean_once(text)
+    return text
+
+
+def clean_captions(texts: Iterable[str]) -> list[str]:
+    """Each text cleaned, in order; equal texts are cleaned once."""
+    known: dict[str, str] = {}
+    cleaned = []
+    for text in texts:
+        if text not in known:
+            known[text] = clean_caption(text)
+        cleaned.append(known[text])
+    return cleaned
+
+
+def _clean_once(text: str) -> str:
+    text = urllib.parse.unquote_plus(text).strip().lower()
+    text = _apply(_ADDRESSES, text)
+    text = _apply(_SIGNS, _text_of_markup(text))
+    if len(_JOINT.findall(text)) >= _JOINTS_OF_A_NAME:
+        text = _JOINT.sub(" ", text)
+    text = html.unescape(html.unescape(_repaired(text))).strip()
+    return _apply(_WORDS, text).strip()
+
+
+def _apply(rules: Iterable[_Rule], text: str) -> str:
+    for pattern, with_ in rules:
+        text = pattern.sub(with_, text)
+    return text
+
+
+def _text_of_markup(text: str) -> str:
+    # bs4, not the standard library's parser alone: which text a stray "<" or "&" leaves is bs4's rule.
+    try:
+        import bs4
+    except ImportError as error:
+        raise _missing(error) from None
+    # Half characters (a \ud83d alone) make bs4 fail, and upstream with it.
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bs4.MarkupResemblesLocatorWarning)
+        try:
+            return str(bs4.BeautifulSoup(text, features="html.parser").text)
+        except bs4.ParserRejectedMarkup:  # "<![x": no markup then (upstream fails)
+            return text
+
+
+def _repaired(text: str) -> str:
+    try:
+        import ftfy
+    except ImportError as error:
+        raise _missing(error) from None
+    return ftfy.fix_text(text)
+
+
+def _missing(error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"captions cannot be cleaned: {error.name} is not installed",
+        hint="pip install ftfy beautifulsoup4",
+    )
