@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from checks.facts import (
     NOT_ASKED,
     Disk,
+    Gpu,
+    GpuFacts,
+    GpuHealth,
     Interpreter,
     Machine,
     Maybe,
@@ -19,7 +23,30 @@ from checks.facts import (
     Section,
     Unknown,
 )
-from checks.parse.nvidia_smi import parse_gpus, parse_quantity
+from checks.parse.gpu_health import (
+    bus_key,
+    parse_details,
+    parse_nvlinks,
+    parse_nvml,
+    parse_topology,
+)
+from checks.parse.infiniband import parse_fabric
+from checks.parse.kernel_log import parse_kernel_log
+from checks.parse.machine import (
+    parse_clock,
+    parse_files,
+    parse_git,
+    parse_limits,
+    parse_mounts,
+    parse_network,
+    parse_processes,
+    parse_system,
+    parse_token,
+    parse_wandb,
+    read_disk,
+    text_of,
+)
+from checks.parse.nvidia_smi import count_on_pci, parse_gpus, parse_quantity
 
 
 def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = False) -> NodeFacts:
@@ -27,6 +54,7 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
     sections = read_sections(envelope)
     node = envelope.get("node")
     who: Mapping[str, Any] = node if isinstance(node, dict) else {}
+    clock = parse_clock(sections, who)
     return NodeFacts(
         name=name,
         loopback=loopback,
@@ -34,12 +62,7 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
         hostname=_said(who, "hostname"),
         user=_said(who, "user"),
         python=_said(who, "python"),
-        gpus=parse_gpus(
-            sections.get("gpus"),
-            sections.get("gpu_processes"),
-            sections.get("gpu_owners"),
-            sections.get("pci"),
-        ),
+        gpus=parse_all_gpus(sections),
         machine=parse_machine(sections.get("machine"), _said(who, "boot_id")),
         memory=parse_memory(sections.get("meminfo")),
         load_1min=parse_load(sections.get("loadavg")),
@@ -55,7 +78,64 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
             for key, section in sections.items()
             if key.startswith("port:") and key[5:].isdecimal()
         },
+        fabric=parse_fabric(sections.get("ib"), sections.get("ib_again")),
+        clock=clock,
+        kernel_log=parse_kernel_log(
+            sections.get("kernel_log"),
+            clock if isinstance(clock, Unknown) else clock.boottime_s,
+            clock if isinstance(clock, Unknown) else clock.time_s,
+        ),
+        shell_limits=parse_limits(sections.get("limits")),
+        mounts=parse_mounts(sections.get("mounts")),
+        network=parse_network(sections),
+        processes=parse_processes(sections.get("processes")),
+        system=parse_system(sections.get("system")),
+        git=parse_git(sections),
+        files=parse_files(sections.get("files")),
+        token=parse_token(sections.get("token")),
+        token_s=sections["token"].seconds if "token" in sections else NOT_ASKED,
+        wandb=parse_wandb(sections.get("wandb")),
     )
+
+
+def parse_all_gpus(sections: Mapping[str, Section]) -> GpuFacts:
+    """GPUs from NVML where it answered, else from nvidia-smi, with everything that goes with them."""
+    gpus = parse_nvml(sections.get("nvml"), sections.get("gpu_owners"))
+    if gpus is None:
+        gpus = parse_gpus(
+            sections.get("gpus"), sections.get("gpu_processes"), sections.get("gpu_owners")
+        )
+        details = parse_details(sections.get("gpu_details"))
+        gpus = dataclasses.replace(
+            gpus,
+            gpus=tuple(_with_health(gpu, details) for gpu in gpus.gpus),
+            nvlinks=parse_nvlinks(sections.get("nvlink")),
+            pairs=parse_topology(sections.get("topology")),
+        )
+    manager = sections.get("fabric_manager")
+    return dataclasses.replace(
+        gpus,
+        on_pci=count_on_pci(sections.get("pci")),
+        nvswitches=count_on_pci(sections.get("nvswitch")),
+        fabric_manager=NOT_ASKED if manager is None else _word_of(manager),
+    )
+
+
+def _with_health(gpu: Gpu, details: Maybe[Mapping[str, GpuHealth]]) -> Gpu:
+    if isinstance(details, Unknown):
+        return dataclasses.replace(gpu, health=details)
+    bus = gpu.bus_id
+    missing = Unknown("nvidia-smi -q does not show this GPU")
+    health = missing if isinstance(bus, Unknown) else details.get(bus_key(bus), missing)
+    return dataclasses.replace(gpu, health=health)
+
+
+def _word_of(section: Section) -> Maybe[str]:
+    """What `systemctl is-active` says; it exits 3 for every word but active."""
+    word = section.out.strip()
+    if section.state == "ended" and word in ("active", "inactive", "failed", "activating"):
+        return word
+    return Unknown(section.why_not)
 
 
 def read_sections(envelope: Mapping[str, Any]) -> dict[str, Section]:
@@ -81,18 +161,9 @@ def _said(who: Mapping[str, Any], key: str) -> Maybe[str]:
     return value if isinstance(value, str) and value else Unknown(f"the node did not say its {key}")
 
 
-def _text(section: Section | None) -> Maybe[str]:
-    """The text of a section that ended well."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended" or section.rc != 0:
-        return Unknown(section.why_not)
-    return section.out
-
-
 def _object(section: Section | None) -> Maybe[dict[str, Any]]:
     """The JSON object in the last line of a section's text."""
-    text = _text(section)
+    text = text_of(section)
     if isinstance(text, Unknown):
         return text
     lines = [line for line in text.splitlines() if line.strip()]
@@ -105,7 +176,7 @@ def _object(section: Section | None) -> Maybe[dict[str, Any]]:
 
 def parse_memory(section: Section | None) -> Maybe[Memory]:
     """/proc/meminfo."""
-    text = _text(section)
+    text = text_of(section)
     if isinstance(text, Unknown):
         return text
     found = {}
@@ -123,7 +194,7 @@ def parse_memory(section: Section | None) -> Maybe[Memory]:
 
 def parse_load(section: Section | None) -> Maybe[float]:
     """/proc/loadavg: the mean number of runnable processes over a minute."""
-    text = _text(section)
+    text = text_of(section)
     if isinstance(text, Unknown):
         return text
     words = text.split()
@@ -132,7 +203,7 @@ def parse_load(section: Section | None) -> Maybe[float]:
 
 def parse_machine(section: Section | None, boot_id: Maybe[str]) -> Maybe[Machine]:
     """`key=value` lines of the census."""
-    text = _text(section)
+    text = text_of(section)
     if isinstance(text, Unknown):
         return text
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
@@ -149,21 +220,7 @@ def parse_machine(section: Section | None, boot_id: Maybe[str]) -> Maybe[Machine
 def parse_disk(section: Section | None) -> Maybe[Disk]:
     """statfs of a folder, as the census's child prints it."""
     data = _object(section)
-    if isinstance(data, Unknown):
-        return data
-    try:
-        return Disk(
-            asked=str(data["asked"]),
-            path=str(data["path"]),
-            free_bytes=int(data["free"]),
-            total_bytes=int(data["total"]),
-            inodes_free=int(data["inodes_free"]),
-            inodes_total=int(data["inodes"]),
-            writable=bool(data["writable"]),
-            is_folder=bool(data["is_folder"]),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return Unknown(f"cannot read {str(data)[:80]!r}")
+    return data if isinstance(data, Unknown) else read_disk(data)
 
 
 def parse_python(section: Section | None) -> Maybe[PythonEnv]:
@@ -174,13 +231,16 @@ def parse_python(section: Section | None) -> Maybe[PythonEnv]:
     packages = data.get("packages")
     if not isinstance(packages, dict) or not isinstance(data.get("python"), str):
         return Unknown(f"cannot read {str(data)[:80]!r}")
-    cuda = data.get("torch_cuda")
+    cuda, every = data.get("torch_cuda"), data.get("installed")
     return PythonEnv(
         executable=str(data.get("executable")),
         prefix=str(data.get("prefix")),
         version=data["python"],
         packages={str(name): str(v) if v is not None else None for name, v in packages.items()},
         torch_cuda=None if cuda in (None, "None") else str(cuda),
+        installed={str(name): str(v) for name, v in every.items()}
+        if isinstance(every, dict)
+        else {},
     )
 
 
@@ -195,7 +255,7 @@ def parse_interpreter(section: Section | None) -> Interpreter:
 
 def parse_port(section: Section | None) -> Maybe[Port]:
     """`free`, or the error of the attempt to listen and who holds the port."""
-    text = _text(section)
+    text = text_of(section)
     if isinstance(text, Unknown):
         return text
     if text.strip() == "free":

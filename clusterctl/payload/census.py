@@ -1,63 +1,27 @@
 """What a node is and has: GPUs, processes on them, memory, disks, an interpreter, free ports.
 
-Arguments, all optional: tool_timeout_s, paths (disks to measure), python (an interpreter to
-question), ports (to try). Read-only. Raw text goes home, the head parses it.
+Arguments, all optional: tool_timeout_s; paths (disks to measure), python (an interpreter to
+question), ports (to try); all that with little cost. With `everything` also clock, fabric, kernel
+log, limits, mounts, network and processes, and growth_s (between two reads of growing counters),
+names (to resolve, "@" is the node's own), workdir, files, token (a path to read), wandb, sudo,
+nvml. With `pings` it stays after its answer and says the time whenever asked, for as long as stdin
+is open. Read-only. Raw text goes home, the head parses it.
 """
 
 from __future__ import annotations
 
-import re
 from functools import partial
-
-GPU_FIELDS = (
-    "index,uuid,name,driver_version,pci.bus_id,power.draw,power.limit,"
-    "memory.used,memory.total,utilization.gpu,temperature.gpu"
-)
-PROCESS_FIELDS = "gpu_uuid,pid,used_memory,process_name"
-
-# Asks an environment for its versions without importing anything heavy: torch takes seconds.
-PYTHON_CODE = """
-import json, sys
-try:
-    from importlib import metadata, util
-except ImportError:
-    metadata = util = None
-found = {}
-for name in sys.argv[1:]:
-    try:
-        found[name] = metadata.version(name)
-    except Exception:
-        found[name] = None
-cuda = None
-try:
-    folder = util.find_spec("torch").submodule_search_locations[0]
-    for line in open(folder + "/version.py"):
-        if line.startswith("cuda"):
-            cuda = line.split("=", 1)[1].strip().strip("'\\"")
-except Exception:
-    pass
-print(json.dumps({"executable": sys.executable, "prefix": sys.prefix,
-    "python": "%d.%d.%d" % sys.version_info[:3], "packages": found, "torch_cuda": cuda}))
-"""
-PACKAGES = ("torch", "colossalai", "av", "transformers", "diffusers", "numpy", "clusterctl")
-
-# In a child of its own: statfs on a dead network mount sleeps in the kernel for ever.
-DISK_CODE = """
-import json, os, sys
-path = asked = os.path.abspath(sys.argv[1])
-while not os.path.exists(path) and path != "/":
-    path = os.path.dirname(path)
-s = os.statvfs(path)
-print(json.dumps({"asked": asked, "path": path, "free": s.f_bavail * s.f_frsize,
-    "total": s.f_blocks * s.f_frsize, "inodes_free": s.f_favail, "inodes": s.f_files,
-    "writable": os.access(path, os.W_OK), "is_folder": os.path.isdir(path)}))
-"""
 
 
 def main():
+    began = (time.time(), time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
     timeout_s = ARGS.get("tool_timeout_s", 10.0)
+    everything = ARGS.get("everything", False)
+    nvml = fork_nvml() if ARGS.get("nvml") else None
+    if ARGS.get("pings"):
+        hold_lease(on_message=lambda _: emit({"time_s": time.time()}))
     tasks = [
-        lambda: ask_nvidia_smi(timeout_s),
+        partial(look_at_gpus, timeout_s, nvml, everything),
         lambda: call("pci", list_nvidia_pci, 3.0),
         lambda: call("nvidia_proc", list_nvidia_proc, 3.0),
         lambda: call("meminfo", lambda: read_text("/proc/meminfo", 8192), 3.0),
@@ -68,58 +32,38 @@ def main():
     tasks += [partial(ask_port, port) for port in ARGS.get("ports", ())]
     if ARGS.get("python"):
         tasks.append(lambda: ask_python(ARGS["python"], timeout_s))
+    if everything:
+        tasks += list_everything(timeout_s, began)
     together(tasks)
-    finish()
+    if not ARGS.get("pings"):
+        finish()
+    emit({"schema": 1, "verb": VERB, "node": node_facts(), "sections": dict(SECTIONS)})
+    threading.Event().wait()  # the lease answers, and ends us when stdin closes
 
 
-def ask_nvidia_smi(timeout_s):
-    query = ["nvidia-smi", "--query-gpu=" + GPU_FIELDS, "--format=csv"]
-    answer = section("gpus", query, timeout_s)
-    if answer["state"] != "ended":
-        return  # a second one would hang beside the first
-    query = ["nvidia-smi", "--query-compute-apps=" + PROCESS_FIELDS, "--format=csv"]
-    text = section("gpu_processes", query, timeout_s)["out"]
-    call("gpu_owners", lambda: describe_processes(text), 3.0)
-
-
-def describe_processes(text):
-    """pid, uid, user, age in seconds, command line of each number in `text` that is a process."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    uptime_s = float(read_text("/proc/uptime").split()[0])
-    lines = []
-    for pid in sorted({int(number) for number in re.findall(r"\b\d{1,10}\b", text)}):
-        try:
-            uid = os.stat("/proc/%d" % pid).st_uid
-            stat = read_text("/proc/%d/stat" % pid).rsplit(")", 1)[1].split()
-            words = read_text("/proc/%d/cmdline" % pid, 400).split("\0")
-        except (OSError, IndexError):
-            continue  # a number that is no process (memory), or one that has just ended
-        age_s = uptime_s - int(stat[19]) / ticks
-        command = " ".join(words).strip().replace("\n", " ").replace("\t", " ")
-        lines.append("%d\t%d\t%s\t%.0f\t%s" % (pid, uid, user_name(uid), age_s, command[:200]))
-    return "\n".join(lines)
-
-
-def list_nvidia_pci():
-    """Address, class and device of each NVIDIA display device that the kernel sees on PCI."""
-    folder = "/sys/bus/pci/devices"
-    lines = []
-    for address in sorted(os.listdir(folder)):
-        try:
-            vendor = read_text("%s/%s/vendor" % (folder, address)).strip()
-            kind = read_text("%s/%s/class" % (folder, address)).strip()
-            device = read_text("%s/%s/device" % (folder, address)).strip()
-        except OSError:
-            continue  # it went away while we looked
-        if vendor == "0x10de" and kind.startswith("0x03"):
-            lines.append("%s %s %s" % (address, kind, device))
-    return "\n".join(lines)
-
-
-def list_nvidia_proc():
-    """Driver version line, then the devices that the driver has taken."""
-    version = read_text("/proc/driver/nvidia/version").splitlines()[0]
-    return "\n".join([version] + sorted(os.listdir("/proc/driver/nvidia/gpus")))
+def list_everything(timeout_s, began):
+    growth_s = ARGS.get("growth_s", 0.7)
+    tasks = [
+        lambda: call("began", lambda: "%.6f %.6f" % began, 2.0),
+        partial(look_at_clock, timeout_s),
+        partial(look_at_fabric, growth_s),
+        partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False)),
+        partial(look_at_processes, growth_s),
+        lambda: call("limits", read_limits, 3.0),
+        partial(look_at_mounts, min(4.0, timeout_s)),
+        partial(look_at_network, timeout_s, ARGS.get("names", ())),
+        lambda: call("system", describe_system, 3.0),
+        partial(look_at_switches, timeout_s),
+    ]
+    if ARGS.get("workdir"):
+        tasks.append(lambda: ask_git(ARGS["workdir"], timeout_s))
+    if ARGS.get("files"):
+        tasks.append(lambda: ask_files(ARGS["files"], timeout_s))
+    if ARGS.get("token"):
+        tasks.append(lambda: ask_token(ARGS["token"], timeout_s))
+    if ARGS.get("wandb"):
+        tasks.append(lambda: call("wandb", find_wandb_login, 2.0))
+    return tasks
 
 
 def describe_machine():
@@ -132,66 +76,3 @@ def describe_machine():
     for name in ("pid", "net", "uts"):
         facts["ns_" + name] = os.readlink("/proc/self/ns/" + name)
     return "\n".join("%s=%s" % item for item in sorted(facts.items()))
-
-
-def ask_disk(path, timeout_s):
-    section("disk:" + path, [sys.executable, "-I", "-S", "-c", DISK_CODE, path], timeout_s)
-
-
-def ask_python(python, timeout_s):
-    # Twice the time: the first start of an environment on a shared folder reads many small files.
-    argv = [python, "-B", "-c", PYTHON_CODE]
-    section("python", argv + list(PACKAGES), 2 * timeout_s)
-
-
-def ask_port(port):
-    call("port:%d" % port, lambda: try_port(port), 3.0)
-
-
-def try_port(port):
-    """The word free, or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
-    import socket
-
-    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-        try:
-            probe = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            continue  # no IPv6 here
-        try:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((address, port))
-            probe.listen(1)
-        except OSError as error:
-            if family == socket.AF_INET6 and error.errno in (97, 99):
-                continue  # EAFNOSUPPORT, EADDRNOTAVAIL: IPv6 is switched off
-            return "%s %s" % (error.strerror, find_listener(port))
-        finally:
-            probe.close()
-    return "free"
-
-
-def find_listener(port):
-    """Process that listens on a port, as far as this user may see it."""
-    wanted = ":%04X" % port
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            rows = read_text(table, 4 << 20).splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            words = row.split()
-            if words[1].endswith(wanted) and words[3] == "0A":
-                inodes.add("socket:[%s]" % words[9])
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        folder = "/proc/%s/fd" % pid
-        try:
-            links = [os.readlink("%s/%s" % (folder, name)) for name in os.listdir(folder)]
-        except OSError:
-            continue  # of another user, or just ended
-        if inodes.intersection(links):
-            words = read_text("/proc/%s/cmdline" % pid, 200).split("\0")
-            return "by pid %s: %s" % (pid, " ".join(words).strip())
-    return "by a process that this user may not see" if inodes else ""

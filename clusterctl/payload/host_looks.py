@@ -1,0 +1,349 @@
+"""Census: clock, fabric, kernel log, limits, mounts, network and processes of a node.
+
+What needs more rights than this user has ends as an error with its reason; with `sudo` in the
+arguments the tools that are named here are tried with `sudo -n`, which never asks for a password.
+"""
+
+from __future__ import annotations
+
+import re
+
+# The same words as checks.parse.kernel_log.INTERESTING; a test compares them.
+INTERESTING = (
+    r"NVRM|SXid|fallen off|Out of memory|oom-kill|oom_reaper|Hardware Error|Machine check|lockup"
+    r"|LOCKUP|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
+    r"|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|peermem|segfault|PCIe bandwidth"
+)
+TIME_DAEMONS = (
+    "chronyd", "ntpd", "ntpsec-ntpd", "systemd-timesyn", "openntpd", "ptp4l", "phc2sys",
+    "timemaster",
+)  # fmt: skip
+VARIABLES = (
+    "CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH", "NSIGHT_CUDA_DEBUGGER", "CUDA_AUTO_BOOST",
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "CUDA_DEVICE_WAITS_ON_EXCEPTION", "CUDA_PROFILE",
+    "COMPUTE_PROFILE", "OPENCL_PROFILE", "NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE",
+    "TORCH_DISTRIBUTED_DEBUG",
+)  # fmt: skip
+IB = "/sys/class/infiniband"
+IB_TOP = ("fw_ver", "board_id", "hca_type", "node_guid", "device/numa_node")
+IB_PORT = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
+GIDS = 16  # entries of a GID table that are read; drivers keep 128 or 256, nearly all empty
+
+
+def look_at_clock(timeout_s):
+    call("clocksource", lambda: read_text(CLOCKSOURCE), 2.0)
+    call("adjtimex", read_adjtimex, 2.0)
+    call("log_ahead", newest_log, 3.0)
+    patience_s = min(3.0, timeout_s)
+    if section("chrony_tracking", ["chronyc", "-c", "-n", "tracking"], patience_s)["rc"] == 0:
+        section("chrony_sources", ["chronyc", "-c", "-n", "sources"], patience_s)
+    else:
+        section("ntpq", ["ntpq", "-pn"], patience_s)
+        section("timedatectl", ["timedatectl", "show", "-p", "NTPSynchronized"], patience_s)
+
+
+CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+
+
+def read_adjtimex():
+    """What the kernel thinks of its clock; status bit 0x40 is "not synchronised"."""
+    import ctypes
+    import struct
+
+    buffer = ctypes.create_string_buffer(512)  # struct timex with modes 0: only read
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
+    if state < 0:
+        raise OSError(ctypes.get_errno(), "adjtimex")
+    _, _, _, maxerror, esterror, status = struct.unpack_from("iqqqqi", buffer.raw)
+    return "state=%d status=%d maxerror=%d esterror=%d" % (state, status, maxerror, esterror)
+
+
+def newest_log():
+    """Seconds by which the newest log file lies ahead of now: the clock has stood there before."""
+    newest = None
+    for folder, _, names in os.walk("/var/log"):
+        for name in names[:200]:
+            try:
+                stamp = os.lstat(os.path.join(folder, name)).st_mtime
+            except OSError:
+                continue
+            newest = stamp if newest is None else max(newest, stamp)
+        if folder.count("/") > 3:
+            break
+    return "" if newest is None else "%.3f" % (newest - time.time())
+
+
+def look_at_fabric(growth_s):
+    begun = time.monotonic()
+    if call("ib", read_infiniband, 5.0)["state"] == "ended":
+        time.sleep(growth_s)
+        call("ib_again", lambda: read_counters(begun), 5.0)
+
+
+def read_infiniband():
+    """All that matters of /sys/class/infiniband as `path TAB value` lines."""
+    lines = []
+    try:
+        modules = read_text("/proc/modules")
+        lines.append("#peermem\t" + ("yes" if "nvidia_peermem" in modules else "no"))
+    except OSError:
+        pass
+    for device in sorted(os.listdir(IB)):
+        top = "%s/%s" % (IB, device)
+        lines += values(top, IB_TOP)
+        try:
+            lines.append("%s/netdev\t%s" % (top, sorted(os.listdir(top + "/device/net"))[0]))
+        except (OSError, IndexError):
+            pass
+        for port in sorted(os.listdir(top + "/ports")):
+            here = "ports/%s/" % port
+            lines += values(top, [here + name for name in IB_PORT])
+            lines += counters(top, here)
+            for number in range(GIDS):
+                gid = values(top, ["%sgids/%d" % (here, number)])
+                if gid and gid[0].split("\t")[1].strip("0:"):
+                    names = ("types", "ndevs")
+                    more = ["%sgid_attrs/%s/%d" % (here, name, number) for name in names]
+                    lines += gid + values(top, more)
+    return "\n".join(lines)
+
+
+def values(top, names):
+    found = []
+    for name in names:
+        try:
+            found.append("%s/%s\t%s" % (top, name, read_text(top + "/" + name, 400).strip()))
+        except OSError:
+            continue  # not every driver has every file
+    return found
+
+
+def counters(top, here):
+    found = []
+    for folder in ("counters", "hw_counters"):
+        try:
+            names = sorted(os.listdir("%s/%s%s" % (top, here, folder)))
+        except OSError:
+            continue
+        found += values(top, ["%s%s/%s" % (here, folder, name) for name in names])
+    return found
+
+
+def read_counters(begun):
+    lines = ["#seconds\t%.3f" % (time.monotonic() - begun)]
+    for device in sorted(os.listdir(IB)):
+        for port in sorted(os.listdir("%s/%s/ports" % (IB, device))):
+            lines += counters("%s/%s" % (IB, device), "ports/%s/" % port)
+    return "\n".join(lines)
+
+
+def look_at_kernel_log(timeout_s, sudo):
+    """dmesg, else the journal, else dmesg by sudo; only lines that mean something go home."""
+    ways = [["dmesg"], ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"]]
+    if sudo:
+        ways.append(["sudo", "-n", "dmesg"])
+    first = None
+    for argv in ways:
+        answer = section("kernel_log", argv, timeout_s, max_bytes=8 << 20)
+        if answer["rc"] == 0 and answer["out"]:
+            wanted = re.compile(INTERESTING)
+            lines = answer["out"].splitlines()
+            kept = [line for line in lines if wanted.search(line)][-2000:]
+            answer["out"] = "#lines\t%d\n%s" % (len(lines), "\n".join(kept))
+            return
+        first = first or answer
+    SECTIONS["kernel_log"] = first
+
+
+def look_at_processes(growth_s):
+    call("processes", lambda: list_processes(growth_s), growth_s + 5.0)
+
+
+def list_processes(growth_s):
+    """`daemon NAME PID`, `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N` lines."""
+    before = scan_processes()
+    time.sleep(growth_s)
+    uptime_s = float(read_text("/proc/uptime").split()[0])
+    lines = ["count\t%d" % len(before)]
+    for pid, (name, state, switches) in sorted(before.items()):
+        if name in TIME_DAEMONS:
+            lines.append("daemon\t%s\t%d" % (name, pid))
+        if state not in "DZ":
+            continue
+        now = scan_one(pid)
+        if now is None or now[1] != state:
+            continue
+        if state == "Z":
+            lines.append("zombie\t%s" % name)
+        elif now[2] == switches:  # it has not run in between
+            lines.append("blocked\t%d\t%s\t%s\t%s" % ((pid, name) + blocked_since(pid, uptime_s)))
+    return "\n".join(lines)
+
+
+def scan_processes():
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            seen = scan_one(int(name))
+            if seen is not None:
+                found[int(name)] = seen
+    return found
+
+
+def scan_one(pid):
+    """(name, state letter, context switches where it sleeps in the kernel) of a process."""
+    try:
+        head, _, tail = read_text("/proc/%d/stat" % pid, 512).rpartition(")")
+        name, state = head.partition("(")[2], tail.split()[0]
+        if state != "D":
+            return name, state, ""
+        status = read_text("/proc/%d/status" % pid, 8192)
+        return name, state, "".join(re.findall(r"ctxt_switches:\s*(\d+)", status))
+    except (OSError, IndexError):
+        return None  # it has ended
+
+
+def blocked_since(pid, uptime_s):
+    """(seconds since it last ran or "?", kernel function)."""
+    since = "?"
+    try:
+        match = re.search(r"se\.exec_start\s*:\s*([\d.]+)", read_text("/proc/%d/sched" % pid, 2048))
+        if match:
+            since = "%.0f" % max(0.0, uptime_s - float(match.group(1)) / 1000)
+    except OSError:
+        pass
+    try:
+        return since, read_text("/proc/%d/wchan" % pid, 80).strip() or "?"
+    except OSError:
+        return since, "?"
+
+
+def read_limits():
+    """key=value lines of this session's limits; -1 is unlimited."""
+    import resource
+
+    names = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK"}
+    lines = [
+        "%s=%d" % (name, resource.getrlimit(getattr(resource, constant))[0])
+        for name, constant in names.items()
+    ]
+    try:
+        room = os.statvfs("/dev/shm")
+        lines.append("shm=%d" % (room.f_blocks * room.f_frsize))
+        lines.append("shm_free=%d" % (room.f_bavail * room.f_frsize))
+    except OSError:
+        pass
+    return "\n".join(lines)
+
+
+# A process of its own that forks one child for each mount: a dead server stops a child for ever,
+# and neither its neighbours nor us.
+MOUNTS_CODE = r"""
+import json, os, select, sys, time
+deadline = time.monotonic() + float(sys.argv[1])
+SKIP = ("squashfs", "iso9660", "fusectl", "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal",
+    "fuse.snapfuse", "autofs")
+NET = ("nfs", "fuse", "cifs", "smb", "ceph", "9p", "lustre", "beegfs", "gpfs", "wekafs",
+    "glusterfs", "virtiofs")
+chosen = {}
+for line in open("/proc/self/mountinfo", errors="replace"):
+    left, _, right = line.partition(" - ")
+    words, kind = left.split(), right.split()
+    if len(words) < 6 or len(kind) < 2 or kind[0] in SKIP:
+        continue
+    path = words[4].encode().decode("unicode_escape")
+    network = kind[0].startswith(NET)
+    if not (network or kind[1].startswith("/dev/") or path in ("/", "/tmp")):
+        continue
+    if path.startswith(("/boot", "/snap", "/proc", "/sys", "/dev/")):
+        continue
+    key = (words[2], kind[1] if network else "")
+    if key not in chosen or len(path) < len(chosen[key][0]):
+        chosen[key] = (path, kind[0], kind[1], "ro" in words[5].split(","))
+children = {}
+for path, kind, source, ro in sorted(chosen.values())[:64]:
+    about = {"path": path, "kind": kind, "source": source, "read_only": ro}
+    into, out = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nowhere, number)
+        try:
+            s = os.statvfs(path)
+            about.update(asked=path, free=s.f_bavail * s.f_frsize, total=s.f_blocks * s.f_frsize,
+                inodes_free=s.f_favail, inodes=s.f_files, writable=not ro, is_folder=True)
+        except OSError as error:
+            about["error"] = error.strerror
+        os.write(out, json.dumps(about).encode())
+        os._exit(0)
+    os.close(out)
+    children[into] = about
+while children and time.monotonic() < deadline:
+    for pipe in select.select(list(children), [], [], 0.1)[0]:
+        text = os.read(pipe, 65536).decode()
+        print(text or json.dumps(dict(children[pipe], error="its child died")))
+        del children[pipe]
+for about in children.values():
+    print(json.dumps(dict(about, error="no answer in %s s" % sys.argv[1])))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def look_at_mounts(timeout_s):
+    argv = [sys.executable, "-I", "-S", "-c", MOUNTS_CODE, "%g" % timeout_s]
+    section("mounts", argv, timeout_s + 3.0)
+
+
+def look_at_network(timeout_s, names):
+    call("network", list_interfaces, 3.0)
+    section("addresses", ["ip", "-o", "addr", "show"], timeout_s)
+    for name in names:
+        call("name:" + name, lambda: resolve(name), min(5.0, timeout_s))
+
+
+def list_interfaces():
+    """name, up or down, MTU, speed in Mb/s, whether a device stands behind it."""
+    top = "/sys/class/net"
+    lines = []
+    for name in sorted(os.listdir(top)):
+        here = "%s/%s" % (top, name)
+        found = dict(line.split("\t") for line in values(here, ("operstate", "mtu", "speed")))
+        cells = [found.get("%s/%s" % (here, key), "?") for key in ("operstate", "mtu", "speed")]
+        lines.append("\t".join([name] + cells + ["1" if os.path.exists(here + "/device") else "0"]))
+    return "\n".join(lines)
+
+
+def resolve(name):
+    """Addresses of a name as this node sees them; "@" is the node's own name."""
+    import socket
+
+    asked = os.uname().nodename if name == "@" else name
+    try:
+        found = socket.getaddrinfo(asked, None, 0, socket.SOCK_STREAM)
+    except OSError as error:
+        return "error\t%s" % error
+    return "\n".join(sorted({str(item[4][0]) for item in found}))
+
+
+def describe_system():
+    """`key TAB value` lines: distribution, governors of the processors, variables."""
+    lines = []
+    try:
+        match = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_text("/etc/os-release"), re.MULTILINE)
+        lines.append("distribution\t" + (match.group(1) if match else ""))
+    except OSError:
+        pass
+    governors = set()
+    top = "/sys/devices/system/cpu"
+    for name in os.listdir(top):
+        if re.match(r"cpu\d+$", name):
+            try:
+                governors.add(read_text("%s/%s/cpufreq/scaling_governor" % (top, name)).strip())
+            except OSError:
+                continue  # a virtual machine has none
+    lines += ["governor\t" + name for name in sorted(governors)]
+    lines += ["environ\t%s=%s" % (n, os.environ[n][:200]) for n in VARIABLES if n in os.environ]
+    return "\n".join(lines)

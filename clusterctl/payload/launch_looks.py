@@ -1,0 +1,174 @@
+"""Census: what a launch will need on the node: interpreter, packages, working copy, files, logins."""
+
+from __future__ import annotations
+
+# Asks an environment for its versions without importing anything heavy: torch takes seconds, and
+# reading the metadata of 300 packages a third of one. Their folders' names say the same.
+PYTHON_CODE = """
+import json, os, re, sys
+try:
+    from importlib import metadata, util
+except ImportError:
+    metadata = util = None
+every = {}
+for folder in sys.path:
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        continue
+    for name in names:
+        match = re.match(r"(.+?)-([^-]+)(?:-.*)?\\.(?:dist|egg)-info$", name)
+        if match:
+            key = re.sub(r"[-_.]+", "-", match.group(1)).lower()
+            every.setdefault(key, match.group(2))
+found = {}
+for name in sys.argv[1:]:
+    found[name] = every.get(name)
+    if found[name] is None:
+        try:
+            found[name] = metadata.version(name)
+        except Exception:
+            pass
+cuda = None
+try:
+    folder = util.find_spec("torch").submodule_search_locations[0]
+    for line in open(folder + "/version.py"):
+        if line.startswith("cuda"):
+            cuda = line.split("=", 1)[1].strip().strip("'\\"")
+except Exception:
+    pass
+print(json.dumps({"executable": sys.executable, "prefix": sys.prefix,
+    "python": "%d.%d.%d" % sys.version_info[:3], "packages": found, "torch_cuda": cuda,
+    "installed": every}))
+"""
+PACKAGES = ("torch", "colossalai", "av", "transformers", "diffusers", "numpy", "clusterctl")
+
+# In a child of its own: statfs on a dead network mount sleeps in the kernel for ever.
+DISK_CODE = """
+import json, os, sys
+path = asked = os.path.abspath(sys.argv[1])
+while not os.path.exists(path) and path != "/":
+    path = os.path.dirname(path)
+s = os.statvfs(path)
+print(json.dumps({"asked": asked, "path": path, "free": s.f_bavail * s.f_frsize,
+    "total": s.f_blocks * s.f_frsize, "inodes_free": s.f_favail, "inodes": s.f_files,
+    "writable": os.access(path, os.W_OK), "is_folder": os.path.isdir(path)}))
+"""
+
+# The same for files that the launch names; of a folder (a checkpoint, a model cache) the sum.
+FILES_CODE = """
+import json, os, sys
+for path in sys.argv[1:]:
+    seen = {"path": path, "exists": os.path.exists(path), "size": 0, "files": 0}
+    if os.path.isdir(path):
+        seen["is_folder"] = True
+        for folder, _, names in os.walk(path, followlinks=True):
+            for name in names:
+                try:
+                    seen["size"] += os.stat(os.path.join(folder, name)).st_size
+                    seen["files"] += 1
+                except OSError:
+                    continue
+            if seen["files"] > 20000:
+                break
+    elif seen["exists"]:
+        seen.update(size=os.stat(path).st_size, files=1)
+    print(json.dumps(seen), flush=True)
+"""
+
+TOKEN_CODE = """
+import sys
+sys.stdout.write(open(sys.argv[1]).read(200))
+"""
+
+
+def ask_disk(path, timeout_s):
+    section("disk:" + path, [sys.executable, "-I", "-S", "-c", DISK_CODE, path], timeout_s)
+
+
+def ask_files(paths, timeout_s):
+    section("files", [sys.executable, "-I", "-S", "-c", FILES_CODE] + list(paths), timeout_s)
+
+
+def ask_token(path, timeout_s):
+    section("token", [sys.executable, "-I", "-S", "-c", TOKEN_CODE, path], timeout_s)
+
+
+def ask_python(python, timeout_s):
+    # Twice the time: the first start of an environment on a shared folder reads many small files.
+    argv = [python, "-B", "-c", PYTHON_CODE]
+    section("python", argv + list(PACKAGES), 2 * timeout_s)
+
+
+def ask_git(workdir, timeout_s):
+    """Commit and changed files. Another owner's folder is fine: nothing in it is run."""
+    git = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-C", workdir]
+    if section("git_head", git + ["rev-parse", "HEAD"], timeout_s)["rc"] == 0:
+        section("git_status", git + ["status", "--porcelain", "-uno"], timeout_s)
+
+
+def find_wandb_login():
+    """yes or no; the key itself is read by nobody."""
+    if os.environ.get("WANDB_API_KEY"):
+        return "yes"
+    home = os.path.expanduser("~")
+    for name in (".netrc", "_netrc"):
+        try:
+            if "api.wandb.ai" in read_text(os.path.join(home, name)):
+                return "yes"
+        except OSError:
+            continue
+    return "no"
+
+
+def ask_port(port):
+    call("port:%d" % port, lambda: try_port(port), 3.0)
+
+
+def try_port(port):
+    """The word free, or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
+    import socket
+
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            probe = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue  # no IPv6 here
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError as error:
+            if family == socket.AF_INET6 and error.errno in (97, 99):
+                continue  # EAFNOSUPPORT, EADDRNOTAVAIL: IPv6 is switched off
+            return "%s %s" % (error.strerror, find_listener(port))
+        finally:
+            probe.close()
+    return "free"
+
+
+def find_listener(port):
+    """Process that listens on a port, as far as this user may see it."""
+    wanted = ":%04X" % port
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = read_text(table, 4 << 20).splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            words = row.split()
+            if words[1].endswith(wanted) and words[3] == "0A":
+                inodes.add("socket:[%s]" % words[9])
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        folder = "/proc/%s/fd" % pid
+        try:
+            links = [os.readlink("%s/%s" % (folder, name)) for name in os.listdir(folder)]
+        except OSError:
+            continue  # of another user, or just ended
+        if inodes.intersection(links):
+            words = read_text("/proc/%s/cmdline" % pid, 200).split("\0")
+            return "by pid %s: %s" % (pid, " ".join(words).strip())
+    return "by a process that this user may not see" if inodes else ""
