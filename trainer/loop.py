@@ -146,8 +146,11 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
 
     with clock.phase("encode", number):
         z_BCTHW, conditions = _encode(run, batch)
+        mask_BT = run.parts.masks.draw(z_BCTHW.shape[0], z_BCTHW.shape[2])
+        mask_BT = None if mask_BT is None else mask_BT.to(engine.device)
     with clock.phase("forward", number):
-        loss = run.parts.flow.training_losses(run.model, z_BCTHW, conditions).mean()
+        losses = run.parts.flow.training_losses(run.model, z_BCTHW, conditions, mask=mask_BT)
+        loss = losses.mean()
     with clock.phase("backward", number):
         engine.backward(loss)
     with clock.phase("optimizer", number):

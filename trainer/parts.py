@@ -11,6 +11,7 @@ import torch
 from trainer.config import Config
 from trainer.errors import ConfigError
 from trainer.flow import RectifiedFlow, build_flow
+from trainer.masks import FrameMasks, build_masks
 from trainer.models.stdit import STDiT3, build_stdit
 from trainer.models.text import TextEncoder, build_tiny_t5
 from trainer.models.vae import VideoVAE, build_vae
@@ -26,6 +27,7 @@ class Parts:
     text: TextEncoder
     flow: RectifiedFlow
     model: STDiT3
+    masks: FrameMasks  # frames that training clips are given
 
 
 def make_tiny_text_encoder(config: Config, run_dir: Path, texts: Iterable[str]) -> None:
@@ -62,7 +64,8 @@ def build_parts(config: Config, run_dir: Path, dtype: torch.dtype = torch.float3
     }
     model = build_stdit(config.model.type, **options)
     model.enable_grad_checkpoint(int(config.grad_checkpoint))
-    return Parts(vae, text, build_flow(config.scheduler), model)
+    masks = build_masks(config.mask_ratios)
+    return Parts(vae, text, build_flow(config.scheduler), model, masks)
 
 
 def _text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> TextEncoder:

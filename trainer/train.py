@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     options, overrides = _parser().parse_known_args(words)
     try:
+        if options.allow_partial:
+            overrides.append("--allow-partial")
         config = configuration.load(options.config, overrides)
         return _train(config, options, words)
     except TrainerError as error:
@@ -81,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
         "--data-state", choices=("fail", "reset", "force", "remap"), default="fail",
         help="with --load, when the data are not the checkpoint's",
     )  # fmt: skip
+    parser.add_argument(
+        "--allow-partial", action="store_true",
+        help="with --ckpt-path, start although less than 99 %% of the tensors are there",
+    )  # fmt: skip
     return parser
 
 
@@ -92,13 +98,13 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
             "there is no dataset",
             hint="--data-path FILE.csv; make one with python -m trainer.data.digits",
         )
-    if config.mask_ratios and any(config.mask_ratios.values()):
-        raise ConfigError("mask_ratios: training with condition frames is not built yet")
     from trainer.assemble import assemble
     from trainer.engine.base import build_engine
     from trainer.loop import train
+    from trainer.masks import build_masks
     from trainer.telemetry import Heartbeat
 
+    build_masks(config.mask_ratios)  # a slip in it is said before anything is made
     heartbeat = Heartbeat.from_environment(int(os.environ.get("RANK", "0")))
     if heartbeat:
         heartbeat.beat("start", 0)
