@@ -19,7 +19,16 @@ from trainer.errors import TrainerError
 VERBS = {
     "probe": ("probe", "write a whole manifest from path and text"),
     "check": ("check", "decode every clip; the result is a column"),
+    "filter": ("filters", "keep the rows that meet every condition"),
+    "merge": ("sets", "one manifest from several: rows behind rows, or columns side by side"),
+    "difference": ("sets", "rows of the first that are not in the second"),
+    "intersect": ("sets", "rows of the first that are in the second, too"),
+    "dedupe": ("sets", "the first of rows that are the same"),
+    "clean-captions": ("rewrite", "captions as the text encoder should see them"),
+    "convert": ("rewrite", "csv to parquet and back"),
+    "shard": ("shards", "a folder that training reads without holding captions in memory"),
     "stats": ("stats", "what a config makes of a manifest"),
+    "simulate": ("simulate", "how long ranks wait for each other under a config"),
     "examine": ("examine", "answer questions about files (clusterctl data starts it on nodes)"),
 }
 

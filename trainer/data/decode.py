@@ -10,6 +10,7 @@ through a shared memory file, so a clip costs no copy through a pipe.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import math
 import mmap
@@ -29,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import TrainerError
+from trainer.telemetry import CurrentClip
 
 _AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pipe of 64 KiB
 _LONGEST_PATH = 4096  # bytes; Linux's own limit
@@ -307,6 +309,9 @@ def serve(memory: int, cache_bytes: int, parent: int) -> None:
     """Answer requests from stdin until it ends."""
     die_with_parent(parent, os.environ.get("CLUSTERCTL_ROLE", "decode"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which ends us
+    faulthandler.register(
+        signal.SIGUSR1, all_threads=True
+    )  # as the rank does: clusterctl dump-stacks
     replies = os.dup(1)
     os.dup2(2, 1)  # whatever a codec prints must not stand between the replies
     try:
@@ -317,8 +322,11 @@ def serve(memory: int, cache_bytes: int, parent: int) -> None:
     _write(replies, {"ready": True})
     cache = ClipCache(cache_bytes)
     shared = _SharedPixels(memory)
+    current = CurrentClip.from_environment()
     for line in sys.stdin.buffer:
         request = json.loads(line)
+        if current:
+            current.write(request["path"])
         began = time.process_time()
         try:
             answer = _answer_to(request, shared, cache, video)
@@ -327,6 +335,8 @@ def serve(memory: int, cache_bytes: int, parent: int) -> None:
         except Exception as error:  # noqa: BLE001 - process boundary: becomes this clip's result
             answer = {"error": f"{type(error).__name__}: {error}"}
         answer["cpu_s"] = round(time.process_time() - began, 6)
+        if current:
+            current.write("")
         _write(replies, answer)
 
 

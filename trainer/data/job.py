@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.data.manifest import ManifestError, WrongRow, check_suffix
+from trainer.data.manifest import ManifestError, WrongRow
 from trainer.data.tables import ArrowBatch, Batch, cell
 from trainer.errors import TrainerError
 
@@ -91,24 +91,28 @@ class ParquetFormat:
         return wrong
 
     def join(self, pieces: Sequence[Path], out: Path) -> None:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         with pq.ParquetWriter(out, self.schema) as writer:
-            held: list[Any] = []
-            count = 0
-            for batch in self._batches(pieces):
-                while count + batch.num_rows >= self.group_rows:
-                    head = batch.slice(0, self.group_rows - count)
-                    table = pa.Table.from_batches([*held, head], self.schema)
-                    writer.write_table(table.combine_chunks(), row_group_size=self.group_rows)
-                    batch, held, count = batch.slice(head.num_rows), [], 0
-                if batch.num_rows:
-                    held.append(batch)
-                    count += batch.num_rows
-            if held:
-                table = pa.Table.from_batches(held, self.schema)
-                writer.write_table(table.combine_chunks(), row_group_size=self.group_rows)
+            for table in self.groups(pieces):
+                writer.write_table(table, row_group_size=self.group_rows)
+
+    def groups(self, pieces: Sequence[Path]) -> Iterator[Any]:
+        """All rows as tables of `group_rows`, the last one shorter."""
+        import pyarrow as pa
+
+        held: list[Any] = []
+        count = 0
+        for batch in self._batches(pieces):
+            while count + batch.num_rows >= self.group_rows:
+                head = batch.slice(0, self.group_rows - count)
+                yield pa.Table.from_batches([*held, head], self.schema).combine_chunks()
+                batch, held, count = batch.slice(head.num_rows), [], 0
+            if batch.num_rows:
+                held.append(batch)
+                count += batch.num_rows
+        if held:
+            yield pa.Table.from_batches(held, self.schema).combine_chunks()
 
     def _batches(self, pieces: Sequence[Path]) -> Iterator[Any]:
         import pyarrow as pa
@@ -128,7 +132,6 @@ class Job:
     """
 
     def __init__(self, out: Path, key: Mapping[str, Any], *, force: bool = False) -> None:
-        check_suffix(out)
         self.out = out
         self.folder = out.with_name(f".{out.name}.work")
         self._key = json.loads(json.dumps({"schema": SCHEMA, **key}, default=str))
@@ -234,7 +237,7 @@ class Job:
             piece = self._piece(self._kept["pieces"])
             fresh = piece.with_suffix(".new")
             refused = self._format.write_piece(fresh, self._held)
-            _sync(fresh)
+            sync(fresh)
             fresh.replace(piece)
             self._kept["pieces"] += 1
             self._kept["rows"] -= len(refused)
@@ -248,7 +251,7 @@ class Job:
         path = self.folder / "state.json"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(self._kept), encoding="utf-8")
-        _sync(fresh)
+        sync(fresh)
         fresh.replace(path)
 
     def finish(self) -> None:
@@ -257,10 +260,14 @@ class Job:
         assert self._format is not None
         pieces = [self._piece(number) for number in range(self._kept["pieces"])]
         fresh = self.folder / f"whole{self.out.suffix}"
+        if fresh.is_dir():
+            shutil.rmtree(fresh)  # of a run that was killed while it put them together
         self._format.join(pieces, fresh)
-        _sync(fresh)
+        sync(fresh)
+        if self.out.is_dir():  # a folder cannot be renamed over one
+            self.out.rename(self.folder / "before")
         fresh.replace(self.out)
-        _sync(self.out.parent)
+        sync(self.out.parent)
         shutil.rmtree(self.folder)
 
     def _piece(self, number: int) -> Path:
@@ -268,7 +275,7 @@ class Job:
         return self.folder / f"{number:08d}{self._format.suffix}"
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -26,6 +26,7 @@ NUMBERS = ("num_frames", "height", "width")
 PROBED = (*NUMBERS, "aspect_ratio", "fps", "resolution")  # what `probe` adds
 REQUIRED = ("path", "text", *NUMBERS)
 COLUMNS = (*REQUIRED, "aspect_ratio", "fps", "resolution")  # as `probe` writes them
+_MADE_BY = dict.fromkeys(PROBED, "probe") | {"file_size": "probe --file-size", "check": "check"}
 SUFFIXES = (".csv", ".parquet")
 MAX_WRONG_ROWS = 100
 FIELD_LIMIT = 1 << 24  # characters of a cell: a quote that is never closed must not eat the memory
@@ -108,26 +109,31 @@ def _digest_to(manifest: Manifest, stride: int) -> list[str]:
 
 
 def read_manifest(
-    path: Path | str, root: Path | str | None = None, max_wrong_rows: int = MAX_WRONG_ROWS
+    path: Path | str,
+    root: Path | str | None = None,
+    max_wrong_rows: int = MAX_WRONG_ROWS,
+    memory_efficient: bool = False,
 ) -> Manifest:
     """Read a manifest; wrong rows are left out and listed in `wrong`.
 
-    `root` is where relative paths start, by default the manifest's own folder. Raises ManifestError
+    `root` is where relative paths start, by default the manifest's own folder. A folder made by
+    `python -m trainer.data shard`, or with `memory_efficient` the one beside the file, keeps captions
+    and paths on disk: three numbers a row are in memory. Raises ManifestError
     for a file that is missing or of another kind, a missing column (naming the verb that makes it),
     no usable row, and more than `max_wrong_rows` wrong rows (listing the first of them).
     """
     source = Path(path)
+    if memory_efficient or source.is_dir():
+        from trainer.data.shards import find_shards, read_shards  # here: it needs pyarrow
+
+        return read_shards(find_shards(source), root)
     columns, lines, wrong = read_columns(source, REQUIRED)
-    check = _Check(lines, wrong)
+    check = RowCheck(lines, wrong)
     frames, height, width = (check.whole(name, columns.pop(name)) for name in NUMBERS)
     fps = check.rates(columns.pop("fps", None))
     check.paths(columns["path"])
     check.texts(columns["text"])
-    wrong.sort(key=lambda row: row.line)
-    if len(wrong) > max_wrong_rows:
-        shown = "".join(f"\n  {source.name}:{row}" for row in wrong[:20])
-        more = f"\n  and {len(wrong) - 20:,} more" if len(wrong) > 20 else ""
-        raise ManifestError(f"{source}: {len(wrong):,} wrong rows{shown}{more}")
+    refuse_too_many(source, wrong, max_wrong_rows)
     keep = check.keep
     if not keep.any():
         raise ManifestError(f"{source}: no usable row" + (f"; line {wrong[0]}" if wrong else ""))
@@ -145,6 +151,15 @@ def read_manifest(
         extra=columns,
         wrong=tuple(wrong),
     )
+
+
+def refuse_too_many(source: Path, wrong: list[WrongRow], limit: int) -> None:
+    """Sort wrong rows by line; raise ManifestError with the first when there are more than `limit`."""
+    wrong.sort(key=lambda row: row.line)
+    if len(wrong) > limit:
+        shown = "".join(f"\n  {source.name}:{row}" for row in wrong[:20])
+        more = f"\n  and {len(wrong) - 20:,} more" if len(wrong) > 20 else ""
+        raise ManifestError(f"{source}: {len(wrong):,} wrong rows{shown}{more}")
 
 
 def read_columns(
@@ -170,10 +185,16 @@ def check_suffix(path: Path) -> None:
 def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None:
     """Raise ManifestError for the first missing or doubled column."""
     for name in required:
-        if name not in names:
-            need = "path and text are yours to give" if name in ("path", "text") else "make it with"
-            verb = "" if name in ("path", "text") else " python -m trainer.data probe"
-            raise ManifestError(f"{source}: no column {name!r}; {need}{verb}")
+        if name in names:
+            continue
+        if name in _MADE_BY:
+            raise ManifestError(
+                f"{source}: no column {name!r}; make it with python -m trainer.data {_MADE_BY[name]}"
+            )
+        yours = "path and text are yours to give" if name in ("path", "text") else ""
+        raise ManifestError(
+            f"{source}: no column {name!r}; {yours or 'it has ' + ', '.join(names)[:300]}"
+        )
     for name in names:
         if list(names).count(name) > 1:
             raise ManifestError(f"{source}: column {name!r} stands there twice")
@@ -286,7 +307,7 @@ def _select(values: Sequence[Any], keep: NDArray[np.bool_]) -> Sequence[Any]:
     return [value for value, good in zip(values, keep, strict=True) if good]
 
 
-class _Check:
+class RowCheck:
     """Marks wrong rows; the first reason of a row is the one that is told."""
 
     def __init__(self, lines: Sequence[int], wrong: list[WrongRow]) -> None:

@@ -51,7 +51,7 @@ class Task:
 def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") -> Task:
     """Microbatch `index` of an epoch; the same for every rank, worker and moment."""
     epoch_plan = plan.epoch(epoch)
-    batch = epoch_plan.microbatches[index]
+    batch = epoch_plan[index]
     bucket, interval, manifest = plan.bucket(batch), plan.frame_interval, plan.manifest
 
     spares = epoch_plan.substitutes(index, len(batch.rows) + _SPARES)

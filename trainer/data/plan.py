@@ -12,10 +12,10 @@ what does not fill a bucket's last microbatch. The next epoch shuffles anew, so 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,9 @@ from trainer.data.chance import bits
 from trainer.data.content import content_ids
 from trainer.data.manifest import Manifest
 
-SCHEMA = 1  # goes up when the same inputs give another order
+SCHEMA = 2  # goes up when the same inputs give another order
 TAIL = "drop"
+Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # cells, firsts, sizes [M]
 _CLIPS, _ORDER = 1, 2  # words that keep the two shuffles of an epoch apart
 
 
@@ -40,24 +41,57 @@ class Microbatch:
     first: int  # place of rows[0] in the cell's order of this epoch
 
 
-@dataclass(frozen=True)
-class EpochPlan:
-    """All microbatches of an epoch in order."""
+class EpochPlan(Sequence[Microbatch]):
+    """All microbatches of an epoch in order; they are cut from the arrays when asked for."""
 
-    epoch: int
-    microbatches: tuple[Microbatch, ...]
-    cell_orders: Mapping[int, NDArray[np.int64]]  # cell -> all its rows in this epoch's order
-    hash: str  # SHA-256 (hex) of cells and rows in order
+    def __init__(self, epoch: int, orders: Mapping[int, NDArray[np.int64]], places: Places) -> None:
+        """`orders` has all rows of each cell in this epoch's order."""
+        self.epoch = epoch
+        self.cell_orders = orders
+        self.cells, self._firsts, self.sizes = places
 
     def __len__(self) -> int:
-        return len(self.microbatches)
+        return len(self.cells)
+
+    @overload
+    def __getitem__(self, index: int) -> Microbatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Microbatch]: ...
+    def __getitem__(self, index: int | slice) -> Microbatch | list[Microbatch]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        cell, first = int(self.cells[index]), int(self._firsts[index])
+        rows = self.cell_orders[cell][first : first + int(self.sizes[index])]
+        return Microbatch(cell, rows, first)
+
+    def rows(self, count: int | None = None) -> NDArray[np.int64]:
+        """Rows of the first `count` microbatches, or of all, one after another [N]."""
+        if not len(self.cells[:count]):
+            return np.empty(0, np.int64)
+        present = list(self.cell_orders)
+        lengths = [len(order) for order in self.cell_orders.values()]
+        begin = np.zeros(max(present) + 1, np.int64)
+        begin[present] = np.cumsum([0, *lengths[:-1]])
+        sizes = self.sizes[:count]
+        starts = begin[self.cells[:count]] + self._firsts[:count]
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        every = np.concatenate(list(self.cell_orders.values()))
+        return every[np.repeat(starts, sizes) + within]
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 (hex) of cells, sizes and rows in order."""
+        digest = hashlib.sha256(str(len(self)).encode())
+        for array, kind in ((self.cells, "<i4"), (self.sizes, "<i4"), (self.rows(), "<i8")):
+            digest.update(np.ascontiguousarray(array, kind).tobytes())
+        return digest.hexdigest()
 
     def substitutes(self, index: int, count: int) -> NDArray[np.int64]:
         """Up to `count` rows to train on in place of bad ones of microbatch `index`, best first.
 
         They follow the microbatch in its bucket's order, around the end and up to its own rows.
         """
-        batch = self.microbatches[index]
+        batch = self[index]
         order = self.cell_orders[batch.cell]
         after = batch.first + len(batch.rows) + np.arange(min(count, len(order)))
         return order[after % len(order)]
@@ -129,47 +163,51 @@ class DataPlan:
         cells = self.buckets.assign(self.manifest, self.seed, epoch, self.frame_interval)
         if self.left_out is not None and self.left_out[0] == epoch:
             cells[np.isin(self.content_ids, self.left_out[1])] = -1
-        sizes = {cell: bucket.batch_size for cell, bucket in enumerate(self.buckets.cells)}
+        sizes = np.array([bucket.batch_size for bucket in self.buckets.cells], np.int64)
         if self.buckets.draw == "upstream":
             from trainer.data.upstream_order import order_epoch  # here: it needs torch
 
-            orders, places = order_epoch(cells, sizes, self.seed, epoch, self.drop_last)
+            wanted = dict(enumerate(sizes.tolist()))
+            orders, pairs = order_epoch(cells, wanted, self.seed, epoch, self.drop_last)
+            kinds, firsts = np.array(pairs, np.int64).reshape(-1, 2).T
         else:
-            orders, places = self._order_epoch(cells, sizes, epoch)
+            orders = self._shuffled(cells, epoch)
+            kinds, firsts = self._cut(orders, sizes, epoch)
         if self.balance is not None:
-            kinds = np.array([cell for cell, _ in places], np.int64)
-            places = [places[at] for at in self.balance.order(kinds, self.seed, epoch).tolist()]
-        batches = tuple(
-            Microbatch(cell, orders[cell][first : first + sizes[cell]], first)
-            for cell, first in places
-        )
-        return EpochPlan(epoch, batches, orders, _hash_of(batches))
+            order = self.balance.order(kinds, self.seed, epoch)
+            kinds, firsts = kinds[order], firsts[order]
+        lengths = np.zeros(len(sizes), np.int64)
+        lengths[list(orders)] = [len(order) for order in orders.values()]
+        places = (kinds, firsts, np.minimum(sizes[kinds], lengths[kinds] - firsts))
+        return EpochPlan(epoch, orders, places)
 
-    def _order_epoch(
-        self, cells: NDArray[np.int32], sizes: Mapping[int, int], epoch: int
-    ) -> tuple[dict[int, NDArray[np.int64]], list[tuple[int, int]]]:
-        """Rows of each cell in order, and the microbatches as (cell, place of its first row)."""
+    def _shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, NDArray[np.int64]]:
+        """Rows of each cell in the order of their hashes; where those agree, in order of rows."""
         rows = np.flatnonzero(cells >= 0)
-        # Within a cell the hash decides; equal hashes (1 in 2^64) fall back to row order.
-        rows = rows[np.lexsort((bits(rows, self.seed, epoch, _CLIPS), cells[rows]))]
-        present, starts = np.unique(cells[rows], return_index=True)
-        orders: dict[int, NDArray[np.int64]] = {}
-        places: list[tuple[int, int]] = []
-        for cell, own in zip(present.tolist(), np.split(rows, starts[1:]), strict=False):
-            orders[cell] = own
-            stop = len(own) - len(own) % sizes[cell] if self.drop_last else len(own)
-            places += [(cell, first) for first in range(0, stop, sizes[cell])]
-        keys = bits(np.arange(len(places)), self.seed, epoch, _ORDER)
-        return orders, [places[index] for index in np.argsort(keys, kind="stable").tolist()]
+        # Cell, hash and row in one number: sorting numbers is many times faster than sorting by keys.
+        row_bits = max(1, len(cells) - 1).bit_length()
+        cell_bits = max(1, len(self.buckets.cells) - 1).bit_length()
+        keys = bits(rows, self.seed, epoch, _CLIPS) >> np.uint64(cell_bits + row_bits)
+        keys = keys << np.uint64(row_bits) | rows.astype(np.uint64)
+        keys |= cells[rows].astype(np.uint64) << np.uint64(64 - cell_bits)
+        keys.sort()
+        rows = (keys & np.uint64((1 << row_bits) - 1)).astype(np.int64)
+        present, starts = np.unique(keys >> np.uint64(64 - cell_bits), return_index=True)
+        return dict(zip(present.tolist(), np.split(rows, starts[1:]), strict=False))
 
-
-def _hash_of(batches: tuple[Microbatch, ...]) -> str:
-    digest = hashlib.sha256(str(len(batches)).encode())
-    if batches:
-        shape = [(batch.cell, len(batch.rows)) for batch in batches]
-        digest.update(np.array(shape, "<i4").tobytes())
-        digest.update(np.concatenate([batch.rows for batch in batches]).astype("<i8").tobytes())
-    return digest.hexdigest()
+    def _cut(
+        self, orders: Mapping[int, NDArray[np.int64]], sizes: NDArray[np.int64], epoch: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Microbatches in random order: their cells, and places of their first rows."""
+        kinds, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for cell, rows in orders.items():
+            size = int(sizes[cell])
+            stop = len(rows) - len(rows) % size if self.drop_last else len(rows)
+            firsts.append(np.arange(0, stop, size))
+            kinds.append(np.full(len(firsts[-1]), cell))
+        keys = bits(np.arange(sum(map(len, firsts))), self.seed, epoch, _ORDER)
+        order = np.argsort(keys, kind="stable")
+        return np.concatenate(kinds)[order], np.concatenate(firsts)[order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +222,11 @@ class BucketUse:
 
 def uses(plan: EpochPlan, buckets: Buckets) -> list[BucketUse]:
     """Every bucket that has clips in this epoch, in the order of the configuration."""
-    batches = Counter(batch.cell for batch in plan.microbatches)
-    clips: Counter[int] = Counter()
-    for batch in plan.microbatches:
-        clips[batch.cell] += len(batch.rows)
+    batches = np.bincount(plan.cells, minlength=len(buckets.cells))
+    clips = np.bincount(plan.cells, plan.sizes, minlength=len(buckets.cells)).astype(np.int64)
     return [
-        BucketUse(buckets.cells[cell], len(order), batches[cell], len(order) - clips[cell])
+        BucketUse(
+            buckets.cells[cell], len(order), int(batches[cell]), len(order) - int(clips[cell])
+        )
         for cell, order in sorted(plan.cell_orders.items())
     ]

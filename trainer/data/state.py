@@ -54,8 +54,7 @@ def take(plan: DataPlan, cursor: Cursor, world: int) -> dict[str, Any]:
 
 def seen(plan: DataPlan, cursor: Cursor) -> Ids:
     """Content ids of this epoch's clips so far [N]; first those that the state calls left out."""
-    done = plan.epoch(cursor.epoch).microbatches[: cursor.consumed]
-    rows = np.concatenate([batch.rows for batch in done]) if done else np.empty(0, np.int64)
+    rows = plan.epoch(cursor.epoch).rows(cursor.consumed)
     return np.concatenate([_left_out(plan, cursor.epoch), plan.content_ids[rows]])
 
 

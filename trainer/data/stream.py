@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.job import CsvFormat, Format, Job, ParquetFormat, identity
-from trainer.data.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow
+from trainer.data.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow, check_suffix
 from trainer.data.progress import Progress
 from trainer.data.tables import Batch, ParquetTable, Table, column_type, open_table
 
@@ -62,6 +62,10 @@ class Plan:
     prepare: Callable[[Job, Progress], None] = lambda job, progress: None
     read_rows: int = READ_ROWS
     ahead: int = 0
+    layout: Callable[[Any], Format] | None = (
+        None  # from an Arrow schema; default by the name of `out`
+    )
+    more_types: Callable[[], Mapping[str, Any]] = dict  # of columns that no source has, for parquet
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
     Raises ManifestError for an unusable source, a file that is there already, and more wrong rows
     than allowed (what is done stays: the same command with a higher limit goes on).
     """
+    if plan.layout is None:
+        check_suffix(out)
     for source in plan.sources:
         if out.exists() and source.exists() and out.samefile(source):
             raise ManifestError(f"{out} is read and cannot be written at the same time")
@@ -116,7 +122,7 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
 def _layout(plan: Plan, tables: list[Table], out: Path, job: Job, progress: Progress) -> Format:
     every = dict.fromkeys(name for table in tables for name in table.names)
     names = list(plan.names(tuple(every)))
-    if out.suffix == ".csv":
+    if plan.layout is None and out.suffix == ".csv":
         return CsvFormat(names)
     import pyarrow as pa
 
@@ -140,7 +146,9 @@ def _layout(plan: Plan, tables: list[Table], out: Path, job: Job, progress: Prog
             before = fields.setdefault(name, one)
             if before.type != one.type:
                 fields[name] = _common(name, before, one)
-    return ParquetFormat(
+    for name, kind in plan.more_types().items():
+        fields[name] = pa.field(name, kind)
+    return (plan.layout or ParquetFormat)(
         pa.schema(
             [fields.get(name) or pa.field(name, column_type(name) or pa.string()) for name in names]
         )

@@ -121,7 +121,7 @@ class ArrowBatch:
             kind = column_type(name)
             if kind is None and place >= 0:
                 kind = data.schema.field(place).type
-            array = pa.array(list(values), kind or pa.string())
+            array = pa.array(list(values), kind)  # of a new column the values tell the type
             data = (
                 data.append_column(name, array)
                 if place < 0

@@ -1,0 +1,108 @@
+"""Rows of a manifest found by their key, from disk: `merge --on` puts their columns beside another's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.data.job import identity
+from trainer.data.keys import digests
+from trainer.data.manifest import ManifestError
+from trainer.data.progress import Progress
+from trainer.data.tables import Batch, ParquetTable, column_type, open_table
+
+
+class Lookup:
+    """One manifest by a column. Two rows with one key are a ManifestError: which would it be?"""
+
+    def __init__(self, source: Path, on: str) -> None:
+        self.source, self._on = source, on
+        with contextlib.closing(open_table(source, (on,))) as table:
+            self.names = [name for name in table.names if name != on]
+            self._schema = table.schema if isinstance(table, ParquetTable) else None
+        self._file: sqlite3.Connection | None = None
+
+    def identity(self) -> dict[str, Any]:
+        return identity(self.source)
+
+    def types(self) -> dict[str, Any]:
+        """Arrow type of each column that it adds to a parquet file."""
+        import pyarrow as pa
+
+        if self._schema is not None:
+            return {name: self._schema.field(name).type for name in self.names}
+        from trainer.data import arrow
+
+        with contextlib.closing(open_table(self.source)) as table:
+            kinds = arrow.guess_types(table)
+        return {
+            name: column_type(name)
+            or arrow.schema_of([name], kinds).field(name).type
+            or pa.string()
+            for name in self.names
+        }
+
+    def load(self, path: Path, progress: Progress) -> None:
+        """Fill the file; one that is whole already is used as it is."""
+        fresh = path.with_suffix(".new")
+        if not path.is_file():
+            fresh.unlink(missing_ok=True)
+            with contextlib.closing(sqlite3.connect(fresh)) as file:
+                file.execute("PRAGMA journal_mode = OFF")  # made again after a kill
+                file.execute("PRAGMA synchronous = OFF")
+                file.execute(
+                    "CREATE TABLE rows (key BLOB PRIMARY KEY, line INT, cells TEXT) WITHOUT ROWID"
+                )
+                self._insert(file, progress)
+                file.commit()
+            fresh.replace(path)
+        self._file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+    def _insert(self, file: sqlite3.Connection, progress: Progress) -> None:
+        with contextlib.closing(open_table(self.source, (self._on,))) as table:
+            while (batch := table.read(4096)) is not None:
+                columns = [batch.column(name) for name in self.names]
+                cells = [json.dumps(row, default=str) for row in zip(*columns, strict=True)]
+                cells = cells or ["[]"] * len(batch)
+                keys = digests(batch, [self._on])
+                try:
+                    file.executemany(
+                        "INSERT INTO rows VALUES (?, ?, ?)",
+                        zip(keys, batch.lines, cells, strict=True),
+                    )
+                except sqlite3.IntegrityError:
+                    raise self._twice(file, batch, keys) from None
+                progress.show(table.share / 2, batch.start + len(batch))
+
+    def _twice(
+        self, file: sqlite3.Connection, batch: Batch, keys: Sequence[bytes]
+    ) -> ManifestError:
+        lines: dict[bytes, int] = {}
+        for key, line, value in zip(keys, batch.lines, batch.column(self._on), strict=True):
+            row = file.execute("SELECT line FROM rows WHERE key = ?", (key,)).fetchone()
+            first = lines.setdefault(key, row[0] if row else line)
+            if first != line:
+                fresh = f"unique{self.source.suffix}"
+                return ManifestError(
+                    f"{self.source}: {self._on} {value!r} stands in line {first} and in line {line}",
+                    hint=f"python -m trainer.data dedupe {self.source} {fresh} --on {self._on}",
+                )
+        return ManifestError(f"{self.source}: a {self._on} stands there twice")
+
+    def columns(self, batch: Batch) -> dict[str, list[Any]]:
+        """Values for each row of a batch; empty where this manifest has no such row."""
+        assert self._file is not None
+        found = []
+        for key in digests(batch, [self._on]):
+            row = self._file.execute("SELECT cells FROM rows WHERE key = ?", (key,)).fetchone()
+            cells = json.loads(row[0]) if row else [None] * len(self.names)
+            found.append([None if value == "" else value for value in cells])
+        return {name: [row[at] for row in found] for at, name in enumerate(self.names)}
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

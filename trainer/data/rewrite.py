@@ -1,0 +1,105 @@
+"""`convert` and `clean-captions`: the same rows in another form.
+
+python -m trainer.data convert manifest.csv manifest.parquet
+python -m trainer.data clean-captions manifest.csv clean.csv --workers 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.pool import AsyncResult
+from pathlib import Path
+from typing import Any
+
+from trainer.data.manifest import ManifestError
+from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
+from trainer.data.stream import run as run_plan
+from trainer.data.tables import Batch
+
+CLEANERS = ("trainer.captions", "trainer.models.caption_cleaning")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="manifest")
+    parser.add_argument("out", type=Path, help="manifest to write; its name says csv or parquet")
+    if parser.prog.endswith("clean-captions"):
+        parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    done = _clean(args) if args.verb == "clean-captions" else _convert(args)
+    words = f", {done.state['changed']:,} captions changed" if "changed" in done.state else ""
+    words += f", {done.state['empty']:,} are empty" if done.state.get("empty") else ""
+    print(f"{done.out}: {done.rows:,} rows{words}")
+    if done.wrong:
+        print(f"left out {len(done.wrong):,} rows{listing(done.wrong)}", file=sys.stderr)
+    return done.exit_code
+
+
+def _convert(args: argparse.Namespace) -> Done:
+    return run_plan(Plan("convert", [args.source], {}), args.out, Options.of(args))
+
+
+def cleaner() -> Callable[[str], str]:
+    """The function that cleans a caption as training and inference see it."""
+    for name in CLEANERS:
+        parent = importlib.util.find_spec(name.rpartition(".")[0])
+        if parent is not None and importlib.util.find_spec(name) is not None:
+            found: Callable[[str], str] = importlib.import_module(name).clean_caption
+            return found
+    raise ManifestError(
+        "this installation has no caption cleaning", hint="update the trainer package"
+    )
+
+
+def _begin_worker(parent: int) -> None:
+    from trainer.data.decode import die_with_parent
+
+    die_with_parent(parent, "captions")
+
+
+def clean_texts(texts: Sequence[Any]) -> list[str]:
+    """Runs in a process of its own."""
+    clean = cleaner()
+    return [clean("" if text is None else text) for text in texts]
+
+
+def _clean(args: argparse.Namespace) -> Done:
+    cleaner()
+    state: dict[str, Any] = {}
+
+    def prepare(job: Any, _: Any) -> None:
+        nonlocal state
+        state = job.state
+        state.setdefault("changed", 0)
+        state.setdefault("empty", 0)
+
+    def give(batch: Batch, answer: AsyncResult[list[str]]) -> Result:
+        texts = answer.get()
+        before = batch.column("text")
+        state["changed"] += sum(old != new for old, new in zip(before, texts, strict=True))
+        state["empty"] += texts.count("")
+        return batch.with_columns({"text": texts}), ()
+
+    # spawn: a fork would copy pyarrow's threads' locks
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(max(1, args.workers), _begin_worker, (os.getpid(),)) as pool:
+        plan = Plan(
+            "clean-captions",
+            [args.source],
+            {},
+            required=("text",),
+            ask=lambda batch: pool.apply_async(clean_texts, (batch.column("text"),)),
+            give=give,
+            prepare=prepare,
+            read_rows=1024,
+            ahead=2048 * max(1, args.workers),
+        )
+        return run_plan(plan, args.out, Options.of(args))
