@@ -23,13 +23,13 @@ from trainer.data.manifest import read_manifest
 from trainer.data.plan import Cursor, DataPlan
 from trainer.ema import EMA
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 from trainer.loop import Clock, RankZeroJournal, Run
 from trainer.parts import TINY_T5, Parts, build_parts, make_tiny_text_encoder
 from trainer.schedules import build_schedule
 from trainer.telemetry import Heartbeat
 from trainer.weights import EMA as EMA_FOLDER
-from trainer.weights import load_weights, read_checkpoint, read_weights
+from trainer.weights import load_into, load_weights, read_checkpoint, read_weights
 
 _DOCUMENTS = (checkpoint.SCHEDULE, checkpoint.SAMPLER, checkpoint.RUNNING)
 _SHARED_WAIT_S = 10.0
@@ -53,10 +53,11 @@ def assemble(
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
     parts = build_parts(config, run_dir, _DTYPES[config.dtype])
     parts.text.to(engine.device)
-    start = source or (Path(config.model.from_pretrained) if config.model.from_pretrained else None)
-    if start is not None:
-        weights, _ = read_checkpoint(start, ema=False)
-        load_weights(parts.model, weights, start)
+    parts.vae.to(engine.device)
+    if source is not None:
+        load_weights(parts.model, read_checkpoint(source, ema=False)[0], source)
+    elif config.model.from_pretrained is not None:
+        _start(config, parts, engine, journal)
     model = engine.wrap(
         parts.model.train(),
         OptimizerSettings(
@@ -109,6 +110,26 @@ def assemble(
 
 def _balance(
     config: Config, plan: DataPlan, before: Any, parts: Parts, engine: Engine
+def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJournal) -> None:
+    """The weights of --ckpt-path into the fresh model; ranks succeed or fail together (collective)."""
+    report, failure = None, None
+    try:
+        report = load_into(
+            parts.model, str(config.model.from_pretrained), allow_partial=config.model.allow_partial
+        )
+    except CheckpointError as error:
+        failure = error
+    said = engine.gather_objects(str(failure) if failure else None)
+    failures = sorted({text for text in said if text})
+    if failures or report is None:
+        refused = CheckpointError("; ".join(failures), hint=failure.hint if failure else None)
+        refused.on_all_ranks = True
+        raise refused
+    journal.event("weights", report.summary(), report=report.as_dict())
+    if engine.rank == 0:
+        print(*report.lines(), sep="\n", flush=True)
+
+
 ) -> Balance | None:
     """How microbatches are put into steps: as before, or with costs found now (collective)."""
     window, buckets = config.dataset.balance_window, plan.buckets

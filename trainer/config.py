@@ -31,6 +31,8 @@ from trainer.configfile import (
     type_at,
 )
 from trainer.errors import ConfigError, TrainerError
+from trainer.schedules import ScheduleConfig, rate_of
+from trainer.typenames import TYPES, our_type
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 PLUGINS = ("zero2", "zero1", "ddp")
@@ -54,7 +56,7 @@ class DatasetConfig(Section):
     clip_timeout_s: float = 30.0  # a clip that takes longer is bad; another stands in for it
     batch_timeout_s: float = 600.0  # a batch that takes longer stops the run
     cache_decoded_mb: int = 0  # decoded clips each worker keeps; for data sets of a few MB
-    balance_window: int = 8  # steps over which microbatches of equal cost are put together; 0 is off
+    balance_window: int = 8  # steps over which microbatches of one cost are put together; 0 is off
     balance_costs: str = "flops"  # or "timed": measured at the start, a few forward passes a bucket
 
     aliases: ClassVar = {"sampling_interval": "frame_interval"}
@@ -75,10 +77,17 @@ class ModelConfig(Section):
     """Which network. Keys beyond these are fields of the model's own dataclass."""
 
     type: str = "STDiT3-XL/2"  # STDiT3 with its own numbers, or a named size of it
-    from_pretrained: str | None = None  # weights to start from; --ckpt-path sets it
+    from_pretrained: str | None = None  # file, folder, checkpoint or hub id; --ckpt-path sets it
+    allow_partial: bool = False  # start although the weights give less than 99 % of the tensors
     options: dict[str, Any] = field(default_factory=dict, metadata={"settable": False})
 
-    harmless: ClassVar = {"force_huggingface": "weights come from a file or folder"}
+    harmless: ClassVar = {"force_huggingface": "weights are told apart by content"}
+    refused: ClassVar = {
+        "qk_norm_legacy": "norms stand before the rotation, as in the published weights",
+        "grad_ckpt_setting": "say grad_checkpoint, which is for all blocks alike",
+        "grad_ckpt_settings": "say grad_checkpoint, which is for all blocks alike",
+    }
+    nothing: ClassVar = {"qk_norm_legacy": (False,)}
 
     @classmethod
     def open_types(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -145,7 +154,7 @@ class SchedulerConfig(Section):
     scale: float = 1.0  # of logit-normal
     use_timestep_transform: bool = False  # more noise for larger and longer clips
     transform_scale: float = 1.0
-    timestep_transform: str = "latent"  # frames of the latent; "upstream": t = 0 for 2 to 16 frames
+    timestep_transform: str = "true-length"  # of the latent; "upstream": t = 0 for 2 to 16 frames
 
 
 @dataclass(frozen=True)
@@ -243,6 +252,7 @@ class Config(Section):
         "keep_n_latest": "keep_checkpoints",
         "data_path": "dataset.data_path",
         "ckpt_path": "model.from_pretrained",
+        "allow_partial": "model.allow_partial",
         "grad_ckpt": "grad_checkpoint",
     }
     harmless: ClassVar = {
@@ -255,6 +265,10 @@ class Config(Section):
         "enable_flash_attn": _ATTENTION,
         "enable_layernorm_kernel": _ATTENTION,
         "verbose": "the log says what is done",
+        "text_encoder_output_dim": "the text encoder says its width",
+        "text_encoder_model_max_length": "text_encoder.model_max_length says it",
+        "vae_out_channels": "the VAE says its channels",
+        "debug": "the log says what is done",
     }
     refused: ClassVar = {
         "batch_size": "bucket_config holds one batch size per bucket",
@@ -336,9 +350,8 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def _finish(tree: Tree, notes: list[str]) -> Config:
-    for name in list(tree.data):
-        if tree.data[name] in Config.nothing.get(name, ()):
-            del tree.data[name]
+    _drop_nothing(tree.data, Config)
+    _drop_nothing(tree.data.get("model"), ModelConfig)
     for name in ("wandb",):
         if isinstance(tree.data.get(name), bool):  # upstream's type
             tree.data[name] = "online" if tree.data[name] else "off"
@@ -347,12 +360,29 @@ def _finish(tree: Tree, notes: list[str]) -> Config:
             raise ConfigError(
                 f"{tree.place((name,))}: {name} = None means cached features, which are not built yet"
             )
+    times = tree.data.get("scheduler")
+    if isinstance(times, dict) and times.get("timestep_transform") == "latent":  # its older name
+        times["timestep_transform"] = "true-length"
+    for section in TYPES:
+        own = tree.data.get(section)
+        if isinstance(own, dict) and isinstance(own.get("type"), str):
+            ours = our_type(section, own["type"], tree.place((section, "type")))
+            if ours != own["type"]:
+                notes.append(f"{section}.type {own['type']} is {ours} here")
+                own["type"] = ours
     for name, target in Config.aliases.items():
         if "." in target and name in tree.data:
             tree.set(tuple(target.split(".")), tree.data.pop(name), tree.place((name,)))
     config = build(Config, tree, notes)
     _check(config, tree)
     return dataclasses.replace(config, notes=tuple(notes))
+
+
+def _drop_nothing(data: Any, section: type[Config] | type[ModelConfig]) -> None:
+    """Refused keys whose value asks for nothing."""
+    for name in list(data) if isinstance(data, dict) else ():
+        if data[name] in section.nothing.get(name, ()):
+            del data[name]
 
 
 def _check(config: Config, tree: Tree) -> None:
@@ -372,6 +402,17 @@ def _check(config: Config, tree: Tree) -> None:
             raise ConfigError(
                 f"{tree.place((name,))}: {name} must be one of {shown}; not {value!r}"
             )
+    transform = config.scheduler.timestep_transform
+    if transform not in ("true-length", "upstream"):
+        raise ConfigError(
+            f"{tree.place(('scheduler', 'timestep_transform'))}: scheduler.timestep_transform must be "
+            f"one of true-length, upstream; not {transform!r}"
+        )
+    schedule = {f.name: getattr(config, f.name) for f in dataclasses.fields(ScheduleConfig)}
+    try:
+        rate_of(ScheduleConfig(**schedule))
+    except ConfigError as error:
+        raise ConfigError(f"{tree.place(('lr_schedule',))}: {error}") from None
     least = {"epochs": 1, "ckpt_every": 0, "keep_checkpoints": -1, "num_workers": 0, "log_every": 1}
     for name, limit in least.items():
         if getattr(config, name) < limit:

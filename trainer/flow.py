@@ -19,7 +19,7 @@ from trainer.errors import ConfigError
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
 BASE_PIXELS = 512 * 512
 SAMPLE_METHODS = ("uniform", "logit-normal")
-FRAME_COUNTS = ("latent", "upstream")
+FRAME_COUNTS = ("true-length", "upstream")
 
 
 class VelocityModel(Protocol):
@@ -68,7 +68,7 @@ class RectifiedFlow:
     scale: float = 1.0
     use_timestep_transform: bool = False
     transform_scale: float = 1.0
-    timestep_transform: str = "latent"  # frames of the latent itself, or upstream's formula
+    timestep_transform: str = "true-length"  # frames of the latent itself, or upstream's formula
 
     def __post_init__(self) -> None:
         if self.sample_method not in SAMPLE_METHODS:

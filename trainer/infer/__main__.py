@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         help="checkpoint, run directory (its newest checkpoint), file or folder of weights, or a hub "
         "id; default the run directory, else model.from_pretrained")  # fmt: skip
     add("--weights", choices=("ema", "model"), default="ema", help="default ema where there is one")
+    add("--allow-partial", action="store_true", help="also weights of less than 99 %% of the model")
     add("--save-dir", type=Path, default=Path("samples"), metavar="DIR", help="default samples")
     add("--dry-run", action="store_true", help="print what would be made, make nothing")
     add("--overwrite", action="store_true", help="replace other videos of the same names")
@@ -177,6 +178,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         clean=args.clean_caption,
         upscale=args.upscale,
         overwrite=args.overwrite,
+        allow_partial=args.allow_partial,
     )
     plan = prepare(config, checkpoint, prompts, args.save_dir, options)
     if args.dry_run:

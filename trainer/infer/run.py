@@ -26,7 +26,7 @@ from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_o
 from trainer.infer.sampling import Progress, Sampler, groups_of
 from trainer.parts import build_parts
 from trainer.pictures import contact_sheet
-from trainer.weights import find_source, load_weights, read_checkpoint
+from trainer.weights import find_source, load_into
 
 SHEET = "contact_sheet.png"
 _ON_SHEET = 400  # videos; a longer sheet nobody looks at
@@ -49,6 +49,7 @@ class Options:
     )
     upscale: int = 1
     overwrite: bool = False
+    allow_partial: bool = False  # weights that give less than 99 % of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +259,11 @@ def _sampler(plan: Plan, device: torch.device, say: Say) -> Sampler:
     config, options = plan.config, plan.options
     dtype = torch.bfloat16 if config.dtype == "bf16" and device.type == "cuda" else torch.float32
     parts = build_parts(config, Path(plan.checkpoint).absolute().parent, dtype)
-    weights, averaged = read_checkpoint(plan.checkpoint, ema=options.ema)
-    if options.ema and not averaged:
-        say(f"{plan.checkpoint} has no EMA; using the weights themselves")
-    load_weights(parts.model, weights, plan.checkpoint)
+    report = load_into(
+        parts.model, plan.checkpoint, ema=options.ema, allow_partial=options.allow_partial
+    )
+    for line in report.lines() if not report.is_whole else report.notes:
+        say(line)
     parts.model.to(device, dtype)
     parts.text.to(device)
     parts.vae.to(device)

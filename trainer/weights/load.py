@@ -79,12 +79,11 @@ def load_into(
     source = find_source(place)
     weights, averaged = read_source(source, ema)
     report = compare(model, weights, str(place))
-    notes = (
-        *report.notes,
-        *(["the average of the weights (EMA)"] if averaged else []),
-        *(["there is no EMA; these are the weights themselves"] if ema and not averaged else []),
-    )
-    report = dataclasses.replace(report, notes=notes)
+    notes = list(report.notes)
+    if ema:
+        average = "the average of the weights (EMA)"
+        notes.append(average if averaged else f"{place} has no EMA; using the weights themselves")
+    report = dataclasses.replace(report, notes=tuple(notes))
     fits = report.share >= LEAST_SHARE and not report.mismatched
     if not report.loaded or not (fits or allow_partial):
         raise _refusal(report, model)

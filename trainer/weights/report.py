@@ -66,6 +66,12 @@ class LoadReport:
         has = len(self.loaded) + len(self.unexpected) + len(self.mismatched)
         return len(self.loaded) / max(1, self.expected, has)
 
+    @property
+    def is_whole(self) -> bool:
+        """Every tensor of the model is the source's, and the other way round."""
+        rest = (self.missing, self.unexpected, self.mismatched, self.new, self.left_out)
+        return bool(self.loaded) and not any(rest)
+
     def summary(self) -> str:
         """One line."""
         said = f"{self.model} from {self.source}: {len(self.loaded)} of {self.expected} tensors"
