@@ -144,16 +144,16 @@ class TextEncoderConfig(Section):
 class SchedulerConfig(Section):
     """Rectified flow: how time is drawn in training, how it is walked in sampling."""
 
-    type: str = "rflow"
+    type: str = "rflow"  # rectified flow, the only one
     num_timesteps: int = 1000  # t runs from 0 (clean) to this (noise)
-    num_sampling_steps: int = 30
+    num_sampling_steps: int = 30  # from noise to a latent
     cfg_scale: float = 7.0  # guidance while sampling
-    use_discrete_timesteps: bool = False
+    use_discrete_timesteps: bool = False  # whole numbers only
     sample_method: str = "uniform"  # or "logit-normal"
     loc: float = 0.0  # of logit-normal
     scale: float = 1.0  # of logit-normal
     use_timestep_transform: bool = False  # more noise for larger and longer clips
-    transform_scale: float = 1.0
+    transform_scale: float = 1.0  # factor on how much more
     timestep_transform: str = "true-length"  # of the latent; "upstream": t = 0 for 2 to 16 frames
 
 
@@ -162,7 +162,7 @@ class SampleConfig(Section):
     """Videos made from prompts: size, length and how."""
 
     prompts: str | None = None  # file, one prompt a line
-    num_frames: int | None = None
+    num_frames: int | None = None  # of a video; 1 is an image
     image_size: tuple[int, int] | None = None  # height, width in pixels
     resolution: str | None = None  # or an area by name ...
     aspect_ratio: str | None = None  # ... at a ratio height:width
@@ -173,15 +173,15 @@ class SampleConfig(Section):
     cfg_scale: float | None = None  # default scheduler.cfg_scale
     negative_prompt: str | None = None  # steered away from; default the learned null text
     aes: float | None = None  # scores appended to prompts that state none
-    flow: float | None = None
-    camera_motion: str | None = None
+    flow: float | None = None  # motion score
+    camera_motion: str | None = None  # in words
     num_sample: int = 1  # videos of each prompt
     loop: int = 1  # clips joined to one video, each continuing the one before
     condition_frame_length: int = 5  # latent frames of a clip that the next one continues
     condition_frame_edit: float = 0.0  # how far those may change, 0 to 1
     align: int | None = None  # conditions start at multiples of it; default the VAE's chunk
-    batch_size: int = 8
-    seed: int = 1024
+    batch_size: int = 8  # videos at once; does not change them
+    seed: int = 1024  # of the noise; every video has its own
 
     aliases: ClassVar = {"prompt_path": "prompts"}
 
@@ -210,10 +210,10 @@ class Config(Section):
     dtype: str = "bf16"  # bf16 or fp32; fp32 master weights either way
 
     # optimisation
-    lr: float = 1e-4
-    weight_decay: float = 0.0
-    adam_eps: float = 1e-8
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    lr: float = 1e-4  # after the warmup; where 1cycle ends
+    weight_decay: float = 0.0  # of AdamW
+    adam_eps: float = 1e-8  # of AdamW
+    adam_betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
     grad_clip: float = 0.0  # largest gradient norm; 0 is no clipping
     warmup_steps: int | None = None  # linear from 0; None is a constant rate
     lr_schedule: str | None = None  # "1cycle" or "cosine"; None is linear warmup, then constant
@@ -221,13 +221,13 @@ class Config(Section):
     max_lr: float | None = None  # 1cycle's peak
     cooldown_steps: int | None = None  # 1cycle: from the peak down to lr
     anneal_strategy: str = "cos"  # 1cycle's shape: cos or linear
-    ema_decay: float = 0.9999  # per step; None of the steps is skipped
+    ema_decay: float = 0.9999  # per step
     ema_warmup: bool = False  # decay grows as (1 + n) / (10 + n) first, for short runs
-    epochs: int = 1000
+    epochs: int = 1000  # passes over the data; max_steps may end the run before
     max_steps: int | None = None  # stop after this many optimizer steps
 
     # the run
-    seed: int = 1024
+    seed: int = 1024  # of fresh weights, the data's order, times and noise
     outputs: str = "outputs"  # run directories are made here
     ckpt_every: int = 0  # steps between checkpoints; 0 is only at the end
     keep_checkpoints: int = -1  # newest ones to keep; -1 is all
@@ -235,12 +235,12 @@ class Config(Section):
     load: str | None = None  # checkpoint to resume from
     start_from_scratch: bool = False  # with load: not the position in the data
     wandb: str = "off"  # off, offline, online
-    wandb_project: str = "clusterctl"
+    wandb_project: str = "clusterctl"  # where trackers put the run
     exp_name: str | None = None  # name of the run in trackers; default the run directory's
     sample: SampleConfig = field(default_factory=SampleConfig)
 
     # the machine
-    engine: str = "colossal"
+    engine: str = "colossal"  # library that spreads a step over ranks
     plugin: str = "zero2"  # zero2, zero1, ddp
     reduce_bucket_size_in_m: int = 20  # million gradient elements per collective
     threads: int | None = None  # per rank; default OMP_NUM_THREADS, else 1 where ranks share a CPU

@@ -1,0 +1,37 @@
+"""docs/configs.md tells every key as it is in the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer import configdoc
+from trainer.config import Config
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configs.md"
+
+
+def test_the_table_of_keys_is_not_behind_the_code() -> None:
+    text = DOCUMENT.read_text()
+    message = "run python -m trainer.configdoc --write docs/configs.md"
+    assert text == configdoc.updated(text), message
+
+
+def test_every_key_says_what_it_is_for() -> None:
+    own = [section for section in configdoc.SECTIONS if section[1].__module__ == "trainer.config"]
+    found = [row for prefix, cls, _ in own for row in configdoc.rows(prefix, cls)]
+    assert [key for key, _, _, comment in found if not comment] == []
+
+
+def test_rows_have_type_and_default() -> None:
+    found = {key: (kind, default) for key, kind, default, _ in configdoc.rows("", Config)}
+    assert found["warmup_steps"] == ("int | None", "None")
+    assert found["bucket_config"] == ("dict[str, Any]", "{}")
+    assert "notes" not in found
+    assert "dataset" not in found
+
+
+def test_a_document_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no"):
+        configdoc.updated("# nothing")
