@@ -89,6 +89,7 @@ class Report:
     nodes: tuple[str, ...]  # all that were asked, in the hostfile's order
     findings: tuple[Finding, ...]
     seconds: float = 0.0
+    advisory: frozenset[str] = frozenset()  # checks whose UNKNOWN alone stops no launch
 
     @property
     def exit_code(self) -> int:
@@ -98,7 +99,13 @@ class Report:
 
     @property
     def go(self) -> bool:
-        return self.exit_code == 0
+        """Whether a launch may start: what an advisory check could not find out is said, and no more."""
+        return not self.bad_nodes and not any(map(self._stops, self.findings))
+
+    def _stops(self, finding: Finding) -> bool:
+        if finding.verdict is Verdict.UNKNOWN:
+            return finding.id not in self.advisory
+        return finding.verdict is Verdict.FAIL
 
     def counts(self) -> dict[Verdict, int]:
         """Rows of the folded report by verdict, without those that only follow."""
@@ -107,13 +114,8 @@ class Report:
 
     @property
     def bad_nodes(self) -> tuple[str, ...]:
-        """Nodes with a FAIL or UNKNOWN of their own."""
-        named = {
-            node
-            for finding in self.findings
-            if finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN)
-            for node in finding.nodes
-        }
+        """Nodes with a FAIL or UNKNOWN of their own that stops a launch."""
+        named = {node for one in self.findings if self._stops(one) for node in one.nodes}
         return tuple(node for node in self.nodes if node in named)
 
     @property

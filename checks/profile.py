@@ -20,7 +20,37 @@ class Profile:
 
     # Peers warn at 80 to 95 % of a disk; the bytes that a launch needs are judged apart.
     disk_used_warn: float = 0.90
+    disk_used_fail: float = 0.95
+    disk_left_fail_gib: float = 10.0  # 5 % of a 30 TB disk are no reason to stop anybody
     inodes_used_warn: float = 0.90
+    inodes_used_fail: float = 0.95
+    # Above what the shortest of eight round trips resolves, far below the seconds that kill a run.
+    clock_skew_warn_s: float = 0.010
+    clock_skew_fail_s: float = 0.100
+    clock_step_warn_s: float = 0.010
+    clock_step_fail_s: float = 0.100
+    clock_offset_warn_s: float = 0.010
+    clock_root_distance_fail_s: float = 0.100
+    clock_log_ahead_fail_s: float = 1.0
+    ssh_connect_warn_s: float = 2.0
+    # AZ fails at 20 million corrected DRAM errors, GC at 50; SB: more than four SRAM usually RMA.
+    ecc_corrected_warn: float = 20_000_000
+    ecc_sram_aggregate_fail: float = 4
+    gpu_margin_warn_c: float = 5.0
+    gpu_hotter_warn_c: float = 15.0
+    gpu_power_limit_fail_share: float = 0.8
+    gpu_memory_held_warn_gib: float = 1.0
+    xid_fresh_hours: float = 24.0  # an older one that asks for nothing any more is a warning
+    ib_rate_share: float = 0.9
+    ib_flaps_warn: float = 1
+    ib_flaps_fail: float = 3
+    shm_share_warn: float = 0.5  # of the memory; a loader's workers pass batches through it
+    open_files_warn: float = 65536
+    load_per_cpu_warn: float = 0.5
+    blocked_fail_s: float = 300.0
+    zombies_warn: float = 10
+    memory_share_warn: float = 0.05  # AZ: size within 5 %
+    token_warn_s: float = 2.0
     # A rank that hangs draws 100 W beside peers at 700 W; the mean of a node hides it.
     power_outlier_share: float = 0.5
     # trainer needs it; payloads run on 3.8.
@@ -31,6 +61,8 @@ class Profile:
     # Checks whose bad verdicts become SKIP, and others that get another verdict, by id.
     silence: tuple[str, ...] = ()
     severity: Mapping[str, Verdict] = field(default_factory=dict)
+    # What `--record` wrote on a good day: id -> value that every node should show.
+    expected: Mapping[str, str] = field(default_factory=dict)
 
 
 def profile_from(data: Mapping[str, Any]) -> Profile:
@@ -41,8 +73,15 @@ def profile_from(data: Mapping[str, Any]) -> Profile:
         name = key.replace("-", "_")
         if name not in known:
             raise ProfileError(f"no threshold is called {key!r}; there are: {', '.join(known)}")
-        values[name] = _convert(key, value, getattr(Profile(), name))
+        convert = _texts if name == "expected" else _convert
+        values[name] = convert(key, value, getattr(Profile(), name))
     return Profile(**values)
+
+
+def _texts(key: str, value: Any, _default: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ProfileError(f"{key}: not a table of ids")
+    return {str(id): str(text) for id, text in value.items()}
 
 
 def _convert(key: str, value: Any, default: Any) -> Any:
@@ -51,7 +90,7 @@ def _convert(key: str, value: Any, default: Any) -> Any:
             kind = type(default[0]) if default else str
             return tuple(kind(item) for item in value)
         if isinstance(default, Mapping):
-            return {str(id): Verdict(verdict) for id, verdict in value.items()}
+            return {str(id): Verdict(str(verdict).upper()) for id, verdict in value.items()}
         return float(value)
     except (TypeError, ValueError, AttributeError):
         raise ProfileError(f"{key}: cannot use {value!r}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from checks import rules
-from checks.facts import Fleet, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, Fleet, NodeFacts, Unknown
 from checks.finding import Finding, Report, fail, override, passed, skip, unknown
 from checks.profile import Profile
 
@@ -30,24 +31,41 @@ class Check:
     scope: Scope
     needs: tuple[str, ...]  # fields of NodeFacts; one that is Unknown makes the check UNKNOWN
     function: Function
+    bad: str = ""  # when it warns and when it fails, in words
+    how: str = ""  # what is read on the node
+    fix: str = ""  # what usually repairs it
+    advisory: bool = False  # to know it is good, not to know it stops no launch
 
     @property
     def summary(self) -> str:
-        return (self.function.__doc__ or "").strip().split("\n", 1)[0]
+        return inspect.cleandoc(self.function.__doc__ or "").split("\n", 1)[0]
+
+    @property
+    def why(self) -> str:
+        """What stands behind the first line of the docstring."""
+        text = inspect.cleandoc(self.function.__doc__ or "").partition("\n")[2]
+        return " ".join(text.split())
 
 
 _registry: dict[str, Check] = {}
 
 
 def check(
-    id: str, *, scope: Scope = "node", needs: Collection[str] = ()
+    id: str,
+    *,
+    scope: Scope = "node",
+    needs: Collection[str] = (),
+    bad: str = "",
+    how: str = "",
+    fix: str = "",
+    advisory: bool = False,
 ) -> Callable[[Function], Function]:
-    """Register a function as the check `id` (`subject.name`)."""
+    """Register a function as the check `id` (`subject.name`). Its docstring says what, then why."""
 
     def register(function: Function) -> Function:
         if id in _registry and _registry[id].function.__module__ != function.__module__:
             raise ValueError(f"two checks are called {id}")
-        _registry[id] = Check(id, scope, tuple(needs), function)
+        _registry[id] = Check(id, scope, tuple(needs), function, bad, how, fix, advisory)
         return function
 
     return register
@@ -81,7 +99,9 @@ def run_checks(
         if one.id in chosen:
             findings += _run(one, fleet, limits)
     findings = override(findings, limits.severity, limits.silence)
-    return Report(tuple(node.name for node in fleet.nodes), tuple(findings), seconds)
+    advisory = frozenset(id for id, one in checks.items() if one.advisory)
+    names = tuple(node.name for node in fleet.nodes)
+    return Report(names, tuple(findings), seconds, advisory)
 
 
 def _choose(checks: Collection[str], names: Collection[str]) -> set[str]:
@@ -96,7 +116,7 @@ def _choose(checks: Collection[str], names: Collection[str]) -> set[str]:
 
 def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     if one.scope == "fleet":
-        everybody = tuple(node.name for node in fleet.nodes)
+        everybody = tuple(node.name for node in fleet.reached or fleet.nodes)
         yield from _named(one, partial(one.function, fleet, limits), everybody)
         return
     # A node that was not reached has one finding, ssh.reachable: twenty UNKNOWN would hide it.
@@ -110,6 +130,8 @@ def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         findings: Callable[[], Iterable[Finding]]
         if one.scope == "launch" and fleet.launch is None:
             findings = partial(iter, [skip("nothing to launch was named")])
+        elif NOT_ASKED.reason in lacking:
+            findings = partial(iter, [skip(NOT_ASKED.reason)])
         elif lacking:
             findings = partial(iter, [unknown(lacking[0])])
         elif one.scope == "launch":
@@ -168,16 +190,20 @@ def compare(
     fix: str | None = None,
     because: str | None = None,
     bad: Callable[..., Finding] = fail,
+    expected: str | None = None,
 ) -> Iterator[Finding]:
     """Findings about a value that all nodes should share: the majority is right.
 
     `read` gives a hashable value, `Unknown`, or None for a node that the question leaves out.
-    `because` is the check that already says why a value is unknown.
+    `because` is the check that already says why a value is unknown. `expected` is what a profile
+    says; then the majority has no voice.
     """
     values: dict[str, Any] = {}
     for node in fleet.reached:
         value = read(node)
-        if isinstance(value, Unknown):
+        if value == NOT_ASKED:
+            yield skip(NOT_ASKED.reason, nodes=(node.name,))
+        elif isinstance(value, Unknown):
             yield unknown(f"{what}: {value.reason}", nodes=(node.name,), because=because)
         elif value is not None:
             values[node.name] = value
@@ -187,10 +213,22 @@ def compare(
         return
     most = majority(values)
     groups = most.groups()
+    if expected is not None:
+        for value, nodes in groups:
+            same: dict[str, Any] = {"nodes": nodes, "value": str(value), "source": "profile"}
+            if str(value) == expected:
+                yield passed(f"{what} {value}", **same)
+            else:
+                evidence = f"{what} {value}, the profile says {expected}"
+                yield bad(evidence, expected=expected, fix=fix, **same)
+        return
     if len(groups) == 1:
         nodes = tuple(values)
         peers = f"all {len(nodes)} nodes" if len(nodes) > 1 else "one node, no peer"
-        yield passed(f"{what} {groups[0][0]} ({peers})", nodes=nodes, value=str(groups[0][0]))
+        yield passed(
+            f"{what} {groups[0][0]} ({peers})",
+            nodes=nodes, value=str(groups[0][0]), source="majority",
+        )  # fmt: skip
         return
     if most.value is None:
         seen = ", ".join(f"{value} on {len(nodes)}" for value, nodes in groups)
@@ -208,3 +246,12 @@ def compare(
                 source="majority",
                 fix=fix,
             )
+
+
+def record(report: Report) -> dict[str, str]:
+    """What a good cluster shows, by id, for a profile: values that all compared nodes agree on."""
+    found: dict[str, set[str]] = {}
+    for one in report.findings:
+        if one.source in ("majority", "profile") and one.value is not None:
+            found.setdefault(one.id, set()).add(one.value)
+    return {id: values.pop() for id, values in sorted(found.items()) if len(values) == 1}

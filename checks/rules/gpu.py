@@ -23,7 +23,10 @@ def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
     return max(counts, key=lambda count: (counts[count], count), default=0)
 
 
-@check("gpu.driver")
+@check(
+    "gpu.driver", bad="FAIL if it does not answer for a GPU that PCI shows; UNKNOWN if it hangs",
+    how="NVML in a child, else nvidia-smi, with a deadline", fix="dmesg | grep -i nvrm; reboot",
+)  # fmt: skip
 def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The driver answers for every GPU, within its deadline."""
     gpus = node.gpus
@@ -51,10 +54,15 @@ def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         yield skip("no nvidia-smi and no NVIDIA device" if gpus.state == "no-tool" else "no GPU")
 
 
-@check("gpu.count_majority", scope="fleet")
-def count_majority(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
+@check(
+    "gpu.count_majority", scope="fleet", bad="WARN more than most nodes, FAIL fewer",
+    how="GPUs that answer, against most nodes or the profile, and against PCI",
+    fix="lspci | grep -i nvidia; reboot; service",
+)  # fmt: skip
+def count_majority(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """As many GPUs on each node as on most."""
-    expected = expected_count(fleet.reached)
+    recorded = limits.expected.get("gpu.count_majority", "")
+    expected = int(recorded) if recorded.isdecimal() else expected_count(fleet.reached)
     for node in fleet.reached:
         count = node.gpus.count
         if isinstance(count, Unknown):
@@ -89,7 +97,10 @@ def _missing(name: str, count: int, expected: int, gpus: GpuFacts) -> Finding:
     )  # fmt: skip
 
 
-@check("gpu.busy", scope="fleet")
+@check(
+    "gpu.busy", scope="fleet", bad="WARN; FAIL for a launch on GPUs",
+    how="compute processes of the driver with owner and age from /proc", fix="clusterctl kill, or its owner",
+)  # fmt: skip
 def busy(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """No process holds a GPU: a launch on GPUs fails on one, else it is a warning."""
     wanted = fleet.launch is not None and fleet.device == "cuda"

@@ -10,7 +10,10 @@ from checks.profile import Profile
 from checks.runner import check
 
 
-@check("ssh.reachable")
+@check(
+    "ssh.reachable", bad="UNKNOWN with the phase it stopped in",
+    how="connects and logs in without a question", fix="ssh -v NODE true",
+)  # fmt: skip
 def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The node answers over ssh without a question."""
     why = node.unreached
@@ -21,7 +24,10 @@ def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         yield unknown(f"no answer, phase {why.phase}: {why.message}", fix=why.hint)
 
 
-@check("shell.noise")
+@check(
+    "shell.noise", bad="WARN if anything is printed", how="bytes before the payload's marker line",
+    fix="a guard at the top of ~/.bashrc",
+)  # fmt: skip
 def noise(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """A shell that prints at its start breaks scp, rsync and every parser but ours."""
     if node.noise:
@@ -34,13 +40,19 @@ def noise(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         yield passed("the login shell prints nothing")
 
 
-@check("host.python", needs=("python",))
+@check(
+    "host.python", needs=("python",), bad="UNKNOWN if it is not said", how="the interpreter's own version",
+    fix="install python3, 3.8 or newer",
+)  # fmt: skip
 def python(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The python3 that our scripts run on; one that is missing or too old is no answer at all."""
     yield passed(f"python3 is {node.python}", value=str(node.python))
 
 
-@check("host.same_machine", scope="fleet")
+@check(
+    "host.same_machine", scope="fleet", bad="WARN for containers of one machine, FAIL for one machine twice",
+    how="boot id and namespaces", fix="keep one of the names in the hostfile",
+)  # fmt: skip
 def same_machine(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """Two names for one machine put two ranks on one GPU."""
     groups: dict[str, list[NodeFacts]] = {}

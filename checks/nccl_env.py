@@ -1,0 +1,103 @@
+"""How NCCL reads NCCL_IB_HCA and NCCL_SOCKET_IFNAME: lists with `^` exclude, `=` exact, `name:port`."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from checks.facts import IbPort, Interface
+
+
+@dataclass(frozen=True, slots=True)
+class NameList:
+    """A parsed value. Without `=` an entry is a prefix: mlx5_1 also takes mlx5_10."""
+
+    exclude: bool
+    exact: bool
+    entries: tuple[tuple[str, int | None], ...]  # name, port
+
+    def takes(self, name: str, port: int | None = None) -> bool:
+        """Whether NCCL uses this device or interface."""
+        hit = any(
+            (name == entry if self.exact else name.startswith(entry))
+            and (wanted is None or port is None or wanted == port)
+            for entry, wanted in self.entries
+        )
+        return hit != self.exclude
+
+    def surprises(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """Entry -> names that it takes as a prefix although one of exactly its name is there too."""
+        if self.exact:
+            return {}
+        have = sorted(set(names))
+        found = {}
+        for entry, _ in self.entries:
+            more = [name for name in have if name.startswith(entry) and name != entry]
+            if entry in have and more:
+                found[entry] = more
+        return found
+
+
+def parse_list(value: str) -> NameList:
+    """`mlx5_0,mlx5_1`, `=mlx5_0:1`, `^docker,lo`, `^=eth0`. Empty entries are left out."""
+    text = value.strip()
+    exclude = text.startswith("^")
+    text = text[1:] if exclude else text
+    exact = text.startswith("=")
+    text = text[1:] if exact else text
+    entries: list[tuple[str, int | None]] = []
+    for word in text.split(","):
+        name, colon, port = word.strip().partition(":")
+        if name:
+            number = int(port) if colon and port.isdecimal() and len(port) < 5 else None
+            entries.append((name, number))
+    return NameList(exclude, exact, tuple(entries))
+
+
+def suggest_hca(ports: Sequence[IbPort]) -> str | None:
+    """NCCL_IB_HCA for a node: its active InfiniBand ports, else its active RoCE ports, by exact name.
+
+    Of RoCE ports those with the highest rate: the others are front-side cards.
+    """
+    active = [port for port in ports if port.is_active]
+    chosen = [port for port in active if port.link_layer == "InfiniBand"]
+    if not chosen:
+        rates = [port.rate_gbps for port in active if isinstance(port.rate_gbps, float)]
+        chosen = [port for port in active if rates and port.rate_gbps == max(rates)]
+    if not chosen:
+        return None
+    several = len({port.device for port in chosen}) < len(chosen)
+    return "=" + ",".join(port.name if several else port.device for port in chosen)
+
+
+def usable_interfaces(interfaces: Sequence[Interface], value: str | None) -> list[Interface]:
+    """Interfaces that NCCL would take, in its order: up, with an address that is not link-local.
+
+    Without a value everything but loopback and docker.
+    """
+    names = parse_list(value) if value else None
+    found = []
+    for one in interfaces:
+        if not one.up or subnet_of(one) is None:
+            continue
+        if names is None:
+            if one.name != "lo" and not one.name.startswith("docker"):
+                found.append(one)
+        elif names.takes(one.name):
+            found.append(one)
+    return found
+
+
+def subnet_of(interface: Interface) -> str | None:
+    """The network of its first address that others can reach, IPv4 before IPv6."""
+    networks = []
+    for address in interface.addresses:
+        try:
+            network = ipaddress.ip_interface(address.split("%")[0]).network
+        except ValueError:
+            continue
+        if not network.is_loopback and not network.is_link_local:
+            networks.append(network)
+    networks.sort(key=lambda network: network.version)
+    return str(networks[0]) if networks else None

@@ -1,0 +1,422 @@
+"""GPUs one by one: memory errors, remapped rows, throttling, heat, links, modes.
+
+A card that has no such thing (a GPU without ECC or NVLink) is left out; a value that the driver
+cannot read although it should is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from checks.facts import NOT_ASKED, Fleet, Gpu, GpuHealth, Maybe, NodeFacts, Unknown
+from checks.finding import Action, Finding, Verdict, fail, passed, skip, unknown, warn
+from checks.profile import Profile
+from checks.runner import check
+
+Judge = Callable[[Gpu, GpuHealth], "Finding | Unknown | None"]
+
+_ABSENT = re.compile(r"N/A|[Nn]ot [Ss]upported|^no |NVML_FI|nvmlDevice|Not Found|not asked")
+
+
+def per_gpu(node: NodeFacts, judge: Judge, good: str) -> Iterator[Finding]:
+    """One finding for GPUs of equal judgement: `GPU 0,3: …`. `judge` gives None for a good one."""
+    gpus = node.gpus
+    if gpus.state in ("none", "no-tool"):
+        yield skip("no GPU")
+        return
+    if not gpus.gpus:
+        yield unknown(f"GPUs: {gpus.summary}", because="gpu.driver")
+        return
+    groups: dict[Finding, list[str]] = {}
+    passing = 0
+    for position, gpu in enumerate(gpus.gpus):
+        health, label = gpu.health, label_of(gpu, position)
+        if health == NOT_ASKED:
+            yield skip(NOT_ASKED.reason)
+            return
+        found = health if isinstance(health, Unknown) else judge(gpu, health)
+        if found is None:
+            passing += 1
+        elif isinstance(found, Unknown):
+            absent = _ABSENT.search(found.reason) is not None
+            groups.setdefault((skip if absent else unknown)(found.reason), []).append(label)
+        else:
+            groups.setdefault(found, []).append(label)
+    bad = [(one, labels) for one, labels in groups.items() if one.verdict is not Verdict.SKIP]
+    for one, labels in bad:
+        yield replace(one, evidence=f"GPU {','.join(labels)}: {one.evidence}")
+    if not bad:
+        yield passed(good) if passing else skip(f"no GPU has that: {next(iter(groups)).evidence}")
+
+
+def label_of(gpu: Gpu, position: int) -> str:
+    return str(position if isinstance(gpu.index, Unknown) else gpu.index)
+
+
+def first_unknown(*values: Maybe[object]) -> Unknown | None:
+    """Unknown if none of the values is known: one that the card lacks says nothing."""
+    unknowns = [value for value in values if isinstance(value, Unknown)]
+    return unknowns[0] if len(unknowns) == len(values) else None
+
+
+@check(
+    "gpu.ecc_mode", advisory=True, bad="FAIL if ECC is off",
+    how="ECC mode of NVML or nvidia-smi -q", fix="sudo nvidia-smi -e 1, then reboot",
+)  # fmt: skip
+def ecc_mode(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """ECC is on.
+
+    Without it a flipped bit is a wrong number in the weights and nobody is told.
+    """
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        if isinstance(health.ecc, Unknown):
+            return health.ecc
+        fix = "sudo nvidia-smi -e 1; reboot"
+        return None if health.ecc else fail("ECC is off", fix=fix, action=Action.REBOOT)
+
+    yield from per_gpu(node, judge, "ECC is on")
+
+
+@check(
+    "gpu.ecc_errors", advisory=True,
+    bad="WARN over 20 million corrected; FAIL on any uncorrected since the driver was loaded, on "
+        "more than 4 in SRAM in the card's life",
+    how="ECC counters of NVML or nvidia-smi -q",
+    fix="sudo nvidia-smi --gpu-reset -i N on an idle GPU; service if they come back",
+)  # fmt: skip
+def ecc_errors(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
+    """No memory error that ECC could not correct.
+
+    It kills the process that owns the page, and more follow on the same card.
+    """
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        now, sram, mild = (
+            health.uncorrected_volatile, health.sram_uncorrected_aggregate, health.corrected_volatile,
+        )  # fmt: skip
+        fix = "sudo nvidia-smi --gpu-reset -i N  (idle GPU)"
+        if isinstance(now, int) and now > 0:
+            return fail(
+                f"{now} uncorrected memory errors", value=str(now), expected="0", fix=fix,
+                action=Action.RESET_GPU,
+            )  # fmt: skip
+        if isinstance(sram, int) and sram > limits.ecc_sram_aggregate_fail:
+            return fail(
+                f"{sram} uncorrected SRAM errors in its life", value=str(sram),
+                expected=f"at most {limits.ecc_sram_aggregate_fail:g}", fix="service: replace the card",
+                action=Action.SERVICE,
+            )  # fmt: skip
+        if health.sram_threshold_exceeded is True:
+            return fail("SRAM error threshold exceeded", fix="service", action=Action.SERVICE)
+        if isinstance(mild, int) and mild > limits.ecc_corrected_warn:
+            return warn(
+                f"{mild} corrected memory errors", value=str(mild),
+                expected=f"{limits.ecc_corrected_warn:g}",
+            )  # fmt: skip
+        return first_unknown(now, sram)
+
+    yield from per_gpu(node, judge, "no uncorrected error")
+
+
+@check(
+    "gpu.remap", advisory=True,
+    bad="WARN if rows were remapped for uncorrected errors; FAIL if a remap is pending or failed",
+    how="remapped rows (retired pages on older cards)",
+    fix="reset the GPU when pending; service when failed",
+)  # fmt: skip
+def remap(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """No memory row waits for its replacement.
+
+    Until the reset the bad row stays in use; when the spare rows run out the card has to go.
+    """
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        if health.remap_failure is True:
+            return fail("a row could not be remapped", fix="service", action=Action.SERVICE)
+        if health.remap_pending is True or health.pages_pending is True:
+            return fail(
+                "a row waits to be remapped", fix="sudo nvidia-smi --gpu-reset -i N  (idle GPU)",
+                action=Action.RESET_GPU,
+            )  # fmt: skip
+        rows = health.remapped_uncorrectable
+        if isinstance(rows, int) and rows > 0:
+            return warn(f"{rows} rows were remapped for uncorrected errors", value=str(rows))
+        return first_unknown(health.remap_pending, health.pages_pending)
+
+    yield from per_gpu(node, judge, "no row waits to be remapped")
+
+
+@check(
+    "gpu.recovery", advisory=True, bad="FAIL unless the action is None",
+    how="GPU recovery action and reset status of the driver (from 565 on)",
+    fix="what the driver names: reset, reboot, drain",
+)  # fmt: skip
+def recovery(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """The driver asks for no reset or reboot."""
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        action = health.recovery_action
+        if isinstance(action, str) and action != "None":
+            what = Action.REBOOT if "reboot" in action.lower() else Action.RESET_GPU
+            return fail(f"the driver asks for: {action}", value=action, expected="None",
+                        fix=f"{action.lower()} the GPU", action=what)  # fmt: skip
+        if health.reset_required is True:
+            return fail("a reset is required", fix="sudo nvidia-smi --gpu-reset -i N",
+                        action=Action.RESET_GPU)  # fmt: skip
+        return first_unknown(action, health.reset_required)
+
+    yield from per_gpu(node, judge, "no recovery is asked for")
+
+
+@check(
+    "gpu.throttle", advisory=True,
+    bad="WARN on software thermal slowdown, FAIL on hardware slowdown, hardware thermal, power brake",
+    how="clocks event reasons, bit by bit: idle and power cap are harmless",
+    fix="airflow, power supply; nvidia-smi -q -d PERFORMANCE",
+)  # fmt: skip
+def throttle(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """No GPU is slowed down by heat or power.
+
+    One slow GPU sets the pace of all: every step waits for it.
+    """
+    hard = ("hw slowdown", "hw thermal", "power brake")
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        reasons = health.throttle
+        if isinstance(reasons, Unknown):
+            return reasons
+        fix = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; airflow, power supply"
+        if found := [one for one in reasons if one in hard]:
+            return fail(f"slowed down: {', '.join(found)}", value=",".join(found), fix=fix,
+                        action=Action.SERVICE)  # fmt: skip
+        if "sw thermal" in reasons:
+            return warn("slowed down by the driver for heat", value="sw thermal", fix=fix)
+        return None
+
+    yield from per_gpu(node, judge, "no slowdown")
+
+
+@check(
+    "gpu.temperature", scope="fleet", advisory=True,
+    bad="WARN at 5 degrees or less to the slowdown, or 15 above the fleet's median; FAIL at 0",
+    how="margin to the slowdown (Hopper prints the degrees left, not a limit)",
+    fix="fans, filters, the coolant's flow",
+)  # fmt: skip
+def temperature(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
+    """No GPU is near its limit or much hotter than its peers."""
+    warm = sorted(
+        gpu.temperature_c
+        for node in fleet.reached
+        for gpu in node.gpus.gpus
+        if not isinstance(gpu.temperature_c, Unknown)
+    )
+    middle = warm[len(warm) // 2] if len(warm) > 8 else None
+
+    def judge(gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        left, now = health.margin_c, gpu.temperature_c
+        if not isinstance(left, Unknown) and left <= limits.gpu_margin_warn_c:
+            bad = fail if left <= 0 else warn
+            return bad(f"{left:.0f} °C left to the slowdown", value=f"{left:.0f}",
+                       expected=f"over {limits.gpu_margin_warn_c:g}", fix="cooling")  # fmt: skip
+        known = middle is not None and not isinstance(now, Unknown)
+        if known and now > middle + limits.gpu_hotter_warn_c:  # type: ignore[operator]
+            return warn(f"{now:.0f} °C, the fleet's median is {middle:.0f} °C",
+                        value=f"{now:.0f}", expected=f"{middle:.0f}", source="majority",
+                        fix="cooling; is somebody computing on it?")  # fmt: skip
+        return first_unknown(left, now)
+
+    for node in fleet.reached:
+        for one in per_gpu(node, judge, "cool enough"):
+            yield replace(one, nodes=(node.name,))
+
+
+@check(
+    "gpu.pcie", advisory=True,
+    bad="FAIL if the link is narrower than it can be; WARN if its generation is lower under load",
+    how="PCIe width and generation, current against maximum; an idle GPU may lower the generation",
+    fix="reseat the card, then service",
+)  # fmt: skip
+def pcie(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """Every GPU has all its PCIe lanes.
+
+    Half of the lanes is half of the speed of loading data and of GPUDirect.
+    """
+
+    def judge(gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        now, most = health.pcie_width, health.pcie_width_max
+        if isinstance(now, int) and isinstance(most, int) and now < most:
+            return fail(f"PCIe x{now} of x{most}", value=f"x{now}", expected=f"x{most}",
+                        fix="reseat the card; service", action=Action.SERVICE)  # fmt: skip
+        gen, best, load = health.pcie_gen, health.pcie_gen_max, gpu.utilization_percent
+        busy = not isinstance(load, Unknown) and load > 50
+        if busy and isinstance(gen, int) and isinstance(best, int) and gen < best:
+            return warn(f"PCIe generation {gen} of {best} under load", value=str(gen),
+                        expected=str(best), fix="lspci -vv; BIOS")  # fmt: skip
+        return first_unknown(now)
+
+    yield from per_gpu(node, judge, "all PCIe lanes")
+
+
+@check(
+    "gpu.nvlink", scope="fleet", advisory=True,
+    bad="FAIL on any inactive link, fewer links than the majority's GPUs, a pair without NVLink",
+    how="NVML link states or nvidia-smi nvlink -s, and topo -m",
+    fix="sudo systemctl restart nvidia-fabricmanager, then reboot, then service",
+)  # fmt: skip
+def nvlink(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
+    """All NVLinks are up.
+
+    NCCL goes over PCIe where they are not, several times slower, without a word.
+    """
+    best = max(
+        (
+            one.active + len(one.inactive)
+            for node in fleet.reached
+            if not isinstance(node.gpus.nvlinks, Unknown)
+            for one in node.gpus.nvlinks
+        ),
+        default=0,
+    )
+    fix = "sudo systemctl restart nvidia-fabricmanager; reboot; service"
+    for node in fleet.reached:
+        names, links, pairs = (node.name,), node.gpus.nvlinks, node.gpus.pairs
+        if node.gpus.state in ("none", "no-tool"):
+            yield skip("no GPU", nodes=names)
+        elif not node.gpus.gpus:
+            yield unknown(f"links: {node.gpus.summary}", nodes=names, because="gpu.driver")
+        elif links == NOT_ASKED:
+            yield skip(NOT_ASKED.reason, nodes=names)
+        elif isinstance(links, Unknown):
+            yield unknown(links.reason, nodes=names)
+        elif best == 0:
+            yield skip("no GPU has NVLink", nodes=names)
+        else:
+            off = [one for one in links if one.inactive]
+            few = [one for one in links if not one.inactive and one.active < best]
+            slow = [] if isinstance(pairs, Unknown) else [
+                pair for pair, way in pairs.items() if pair.replace("-", "").isdecimal() and not way.startswith("NV")
+            ]  # fmt: skip
+            evidence = [
+                f"GPU {one.gpu}: " + ("all links are inactive" if -1 in one.inactive or not one.active
+                else f"link {','.join(map(str, one.inactive))} inactive") for one in off
+            ] + [f"GPU {one.gpu}: {one.active} links, others have {best}" for one in few]  # fmt: skip
+            if slow and not evidence:
+                evidence = [f"no NVLink between GPUs {', '.join(slow[:4])}"]
+            if evidence:
+                yield fail("; ".join(evidence[:4]), nodes=names, value=str(len(off) + len(few)),
+                           expected="0", fix=fix, action=Action.REBOOT)  # fmt: skip
+            else:
+                yield passed("all links are up", nodes=names)
+
+
+@check(
+    "gpu.fabric", advisory=True,
+    bad="FAIL with NVSwitch and a manager that is not active or a fabric that is not Completed",
+    how="NVSwitch chips on PCI, systemctl is-active nvidia-fabricmanager, fabric state of the driver",
+    fix="sudo systemctl restart nvidia-fabricmanager",
+)  # fmt: skip
+def fabric(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """With NVSwitch the fabric manager has done its work.
+
+    Without it CUDA does not even initialise on an SXM board.
+    """
+    fix = "sudo systemctl restart nvidia-fabricmanager; journalctl -u nvidia-fabricmanager"
+    switches, manager = node.gpus.nvswitches, node.gpus.fabric_manager
+    if isinstance(switches, int) and switches > 0 and manager in ("inactive", "failed"):
+        yield fail(f"{switches} NVSwitch chips, and the fabric manager is {manager}",
+                   value=str(manager), expected="active", fix=fix)  # fmt: skip
+        return
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        state, status = health.fabric_state, health.fabric_status
+        if isinstance(state, Unknown):
+            return state
+        if state != "Completed" or (isinstance(status, str) and status != "Success"):
+            said = state if isinstance(status, Unknown) else f"{state}, {status}"
+            return fail(f"fabric is {said}", value=said, expected="Completed", fix=fix)
+        return None
+
+    yield from per_gpu(node, judge, "fabric completed")
+
+
+@check(
+    "gpu.persistence", advisory=True, bad="WARN if it is off",
+    how="persistence mode", fix="sudo nvidia-smi -pm 1",
+)  # fmt: skip
+def persistence(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """The driver stays loaded while no program runs.
+
+    Else each start waits for its loading, and settings like the power limit are lost.
+    """
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        if isinstance(health.persistence, Unknown):
+            return health.persistence
+        return (
+            None if health.persistence else warn("persistence is off", fix="sudo nvidia-smi -pm 1")
+        )
+
+    yield from per_gpu(node, judge, "persistence is on")
+
+
+@check(
+    "gpu.mig", advisory=True, bad="FAIL if MIG is on",
+    how="MIG mode", fix="sudo nvidia-smi -mig 0",
+)  # fmt: skip
+def mig(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """No GPU is cut into instances: a rank wants a whole one."""
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        if isinstance(health.mig, Unknown):
+            return health.mig
+        return fail("MIG is on", fix="sudo nvidia-smi -mig 0") if health.mig else None
+
+    yield from per_gpu(node, judge, "MIG is off")
+
+
+@check(
+    "gpu.compute_mode", advisory=True, bad="FAIL if it is exclusive or prohibited",
+    how="compute mode", fix="sudo nvidia-smi -c 0",
+)  # fmt: skip
+def compute_mode(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """More than one process may use a GPU: data loaders and NCCL's proxies do."""
+
+    def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
+        mode = health.compute_mode
+        if isinstance(mode, Unknown):
+            return mode
+        if mode == "Default":
+            return None
+        return fail(
+            f"compute mode {mode}", value=mode, expected="Default", fix="sudo nvidia-smi -c 0"
+        )
+
+    yield from per_gpu(node, judge, "compute mode Default")
+
+
+@check(
+    "gpu.memory_held", advisory=True, bad="WARN over 1 GiB without a process",
+    how="used memory of a GPU on which no process is seen", fix="reset the GPU, or reboot",
+)  # fmt: skip
+def memory_held(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
+    """No memory is held on a GPU that nobody uses."""
+    processes = node.gpus.processes
+    if isinstance(processes, tuple) and processes:
+        yield skip("processes are on the GPUs, see gpu.busy")
+        return
+
+    def judge(gpu: Gpu, _health: GpuHealth) -> Finding | Unknown | None:
+        used = gpu.memory_used_bytes
+        if isinstance(used, Unknown):
+            return used
+        gib = used / 2**30
+        if gib <= limits.gpu_memory_held_warn_gib:
+            return None
+        return warn(f"{gib:.1f} GiB in use and no process", value=f"{gib:.2f}",
+                    expected=f"{limits.gpu_memory_held_warn_gib:g}",
+                    fix="another container's process? else reset the GPU", action=Action.RESET_GPU)  # fmt: skip
+
+    yield from per_gpu(node, judge, "memory is free")
