@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainer.errors import ConfigError
 from trainer.models import layers
+from trainer.models.fused import rotate
 from trainer.models.stdit import STDiT3, STDiT3Config, build_stdit
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
@@ -207,7 +208,8 @@ def test_grad_checkpointing_changes_no_gradient(every: int) -> None:
 def test_rotation_depends_on_the_distance_of_frames_only() -> None:
     rotation = layers.RotaryFrequencies(8)(6)
     q, k = torch.randn(8), torch.randn(8)
-    scores = layers.rotate(q.expand(6, 8), rotation) @ layers.rotate(k.expand(6, 8), rotation).T
+    q, k = (rotate(x.expand(1, 6, 1, 1, 8), rotation).reshape(6, 8) for x in (q, k))
+    scores = q @ k.T
     assert torch.allclose(scores[0, 2], scores[3, 5], atol=1e-5)
     assert not torch.allclose(scores[0, 2], scores[0, 3], atol=1e-3)
 

@@ -14,24 +14,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from trainer.models.fused import Rotation, gelu_tanh, rms_norm, split_heads
+
 # B batch · A any batch of sequences · T frames · S tokens of a frame · L text tokens
 # D model width · N heads · E width of a head · C channels · J rotated pairs of a head, E/2
-NORM_EPS = 1e-6
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """The tanh form; the exact one moves the output by 6e-4 against published weights."""
-    return F.gelu(x, approximate="tanh")
-
-
-def layer_norm(x: Tensor) -> Tensor:
-    """LayerNorm without weights, as in front of every modulation."""
-    return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
-
-
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """x * (1 + scale) + shift, in one pass over x."""
-    return torch.addcmul(shift, x, 1 + scale)
 
 
 def sinusoid(values_B: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
@@ -93,25 +79,15 @@ class RotaryFrequencies(nn.Module):
         return angles_TJ.cos(), angles_TJ.sin()
 
 
-def rotate(x_ANTE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (a, b) of a head into (a cos - b sin, b cos + a sin)."""
-    cos_TJ, sin_TJ = rotation
-    # fp32: bf16 keeps 8 bits of a phase
-    a, b = x_ANTE.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([a * cos_TJ - b * sin_TJ, b * cos_TJ + a * sin_TJ], dim=-1)
-    return turned.flatten(-2).to(x_ANTE.dtype)
-
-
 class HeadNorm(nn.Module):
-    """RMS norm over one head, statistics in fp32."""
+    """The weight of an RMS norm over one head; `split_heads` applies it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        normal = F.rms_norm(x.float(), x.shape[-1:], eps=NORM_EPS)
-        return self.weight * normal.to(x.dtype)
+        return rms_norm(x, self.weight)
 
 
 class SelfAttention(nn.Module):
@@ -119,25 +95,30 @@ class SelfAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.qk_norm = heads, qk_norm
         self.qkv = nn.Linear(width, 3 * width)
         self.q_norm: nn.Module = HeadNorm(width // heads) if qk_norm else nn.Identity()
         self.k_norm: nn.Module = HeadNorm(width // heads) if qk_norm else nn.Identity()
         self.proj = nn.Linear(width, width)
 
     def forward(
-        self, x_BTSD: Tensor, across_frames: bool, rotation: tuple[Tensor, Tensor] | None = None
+        self, x_BTSD: Tensor, across_frames: bool, rotation: Rotation | None = None
     ) -> Tensor:
         """Over the tokens of each frame, or `across_frames` over the frames of each place."""
-        batch = x_BTSD.shape[0]
-        order = "(b s) n t e" if across_frames else "(b t) n s e"
-        qkv = self.qkv(x_BTSD)
-        q, k, v = rearrange(qkv, f"b t s (k n e) -> k {order}", k=3, n=self.heads).unbind(0)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        norms = None
+        if self.qk_norm:
+            norms = (self.q_norm.get_parameter("weight"), self.k_norm.get_parameter("weight"))
+        parts = split_heads(self.qkv(x_BTSD), self.heads, norms, rotation)
+        if across_frames:
+            # Places stand beside the heads: no activation is moved to bring frames together.
+            q, k, v = (rearrange(part, "b t s n e -> b (s n) t e") for part in parts)
+        else:
+            q, k, v = (rearrange(part, "b t s n e -> (b t) n s e") for part in parts)
         out = F.scaled_dot_product_attention(q, k, v)
-        return self.proj(rearrange(out, f"{order} -> b t s (n e)", b=batch))
+        batch, frames, places, _ = x_BTSD.shape
+        order = "b (s n) t e" if across_frames else "(b t) n s e"
+        out_BTSD = rearrange(out, f"{order} -> b t s (n e)", b=batch, t=frames, s=places)
+        return self.proj(out_BTSD)
 
 
 class CrossAttention(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ConfigError
+from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.layers import (
     CaptionEmbedder,
     CrossAttention,
@@ -28,8 +29,6 @@ from trainer.models.layers import (
     SelfAttention,
     drop_path,
     grid_embedding,
-    layer_norm,
-    modulate,
 )
 
 # B batch · C channels · T,H,W latent frames, height, width (after patchify: T frames of tokens)
@@ -132,17 +131,20 @@ class STDiT3Block(nn.Module):
         y_BLD: Tensor,
         keep_BL: Tensor | None,
         t_BF6D: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
+        rotation: Rotation | None,
     ) -> Tensor:
         table_BF6D = (self.scale_shift_table + t_BF6D).unsqueeze(-2)  # one value for all S tokens
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = table_BF6D.unbind(2)
-        branch = modulate(layer_norm(x_BTSD), shift, scale)
-        branch = self.attn(branch, self.temporal, rotation)
-        x_BTSD = x_BTSD + drop_path(gate * branch, self.drop_probability, self.training)
+        branch = self.attn(norm_modulate(x_BTSD, shift, scale), self.temporal, rotation)
+        x_BTSD = add_gated(x_BTSD, branch, self._kept(gate))
         # quirk: the text branch has neither norm nor gate
         x_BTSD = x_BTSD + self.cross_attn(x_BTSD, y_BLD, keep_BL)
-        branch = self.mlp(modulate(layer_norm(x_BTSD), shift_mlp, scale_mlp))
-        return x_BTSD + drop_path(gate_mlp * branch, self.drop_probability, self.training)
+        branch = self.mlp(norm_modulate(x_BTSD, shift_mlp, scale_mlp))
+        return add_gated(x_BTSD, branch, self._kept(gate_mlp))
+
+    def _kept(self, gate_BF1D: Tensor) -> Tensor:
+        """Stochastic depth: a gate of 0 leaves the branch out for a clip."""
+        return drop_path(gate_BF1D, self.drop_probability, self.training)
 
 
 class FinalLayer(nn.Module):
@@ -165,7 +167,7 @@ class FinalLayer(nn.Module):
 
     def _modulated(self, x_BTSD: Tensor, t_BD: Tensor) -> Tensor:
         shift, scale = (self.scale_shift_table + t_BD[:, None])[:, :, None, None].unbind(1)
-        return modulate(layer_norm(x_BTSD), shift, scale)
+        return norm_modulate(x_BTSD, shift, scale)
 
 
 class STDiT3(nn.Module):
@@ -253,7 +255,7 @@ class STDiT3(nn.Module):
         out = rearrange(
             x_BTSD, "b t (h w) (p q r c) -> b c (t p) (h q) (w r)", h=grid[1], p=pt, q=ph, r=pw
         )
-        return out[:, :, :frames, :rows, :columns].float()
+        return out[:, :, :frames, :rows, :columns].to(wide(dtype))
 
     def _pair(
         self,
@@ -262,7 +264,7 @@ class STDiT3(nn.Module):
         y_BLD: Tensor,
         keep_BL: Tensor | None,
         t_BF6D: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotation: Rotation,
     ) -> Tensor:
         x_BTSD = self.spatial_blocks[index](x_BTSD, y_BLD, keep_BL, t_BF6D, None)
         return self.temporal_blocks[index](x_BTSD, y_BLD, keep_BL, t_BF6D, rotation)
