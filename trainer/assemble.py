@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainer import checkpoint
+from trainer.calibrate import costs_by_timing
 from trainer.config import Config
-from trainer.costs import costs_by_arithmetic, costs_by_timing
+from trainer.costs import costs_by_arithmetic
 from trainer.data import state as data_state_of
 from trainer.data.balance import Balance, classes
 from trainer.data.buckets import Buckets
@@ -108,8 +110,6 @@ def assemble(
     )  # fmt: skip
 
 
-def _balance(
-    config: Config, plan: DataPlan, before: Any, parts: Parts, engine: Engine
 def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJournal) -> None:
     """The weights of --ckpt-path into the fresh model; ranks succeed or fail together (collective)."""
     report, failure = None, None
@@ -130,6 +130,8 @@ def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJourna
         print(*report.lines(), sep="\n", flush=True)
 
 
+def _balance(
+    config: Config, plan: DataPlan, before: Any, parts: Parts, engine: Engine
 ) -> Balance | None:
     """How microbatches are put into steps: as before, or with costs found now (collective)."""
     window, buckets = config.dataset.balance_window, plan.buckets
@@ -144,7 +146,7 @@ def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJourna
     recompute = bool(config.grad_checkpoint)
     cells = list(buckets.cells)
     if config.dataset.balance_costs == "timed":
-        present = sorted({batch.cell for batch in plan.epoch(0).microbatches})
+        present = np.unique(plan.epoch(0).cells).tolist()
         costs = costs_by_timing(cells, present, parts, engine, recompute)
     else:
         costs = costs_by_arithmetic(cells, parts, recompute)

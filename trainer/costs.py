@@ -2,20 +2,17 @@
 
 By arithmetic: matrix products of the text encoder, the VAE and the transformer (three forward passes'
 worth, four with recomputation), each at the share of an accelerator's peak that it is known to reach.
-Or timed: the forward passes of every bucket are run at the start, shared out over the ranks.
+`trainer.calibrate` times them instead.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from trainer.data.buckets import Bucket
-from trainer.engine.base import Engine
 from trainer.models.flops import forward_flops
 from trainer.models.stdit import STDiT3Config
 from trainer.parts import Parts
@@ -23,8 +20,7 @@ from trainer.parts import Parts
 # B clips · C channels · T,H,W frames, height, width
 # Shares of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio orders microbatches.
 TEXT_SHARE, VAE_SHARE, MODEL_SHARE = 0.5, 0.3, 0.4
-_T5_XXL = 4_617_000_000  # weights of its encoder that every token is multiplied with
-_REPEATS = 2  # timed runs of a bucket after one that warms up; the quicker one counts
+T5_XXL = 4_617_000_000  # weights of its encoder that every token is multiplied with
 
 
 @dataclass(frozen=True)
@@ -78,53 +74,6 @@ def costs_by_arithmetic(buckets: Iterable[Bucket], parts: Parts, recompute: bool
     ]
 
 
-def costs_by_timing(
-    buckets: list[Bucket], present: list[int], parts: Parts, engine: Engine, recompute: bool
-) -> list[float]:
-    """Seconds of a microbatch of each bucket: measured for those `present`, the others by arithmetic.
-
-    Collective. A rank times its share of the buckets; its forward pass involves no other rank.
-    """
-    mine = {
-        cell: _timed(buckets[cell], parts, engine.module, engine.device, 4 if recompute else 3)
-        for cell in present[engine.rank :: engine.world]
-    }
-    seconds = {cell: s for part in engine.gather_objects(mine) for cell, s in part.items()}
-    estimates = costs_by_arithmetic(buckets, parts, recompute)
-    ratios = sorted(seconds[cell] / estimates[cell] for cell in seconds if estimates[cell])
-    scale = ratios[len(ratios) // 2] if ratios else 1.0
-    return [seconds.get(cell, estimate * scale) for cell, estimate in enumerate(estimates)]
-
-
-@torch.no_grad()
-def _timed(
-    bucket: Bucket, parts: Parts, model: nn.Module, device: torch.device, passes: int
-) -> float:
-    shape = (bucket.batch_size, 3, bucket.frames, bucket.height, bucket.width)
-    video = torch.zeros(shape, dtype=torch.uint8, device=device)
-    number = torch.ones(bucket.batch_size, device=device)
-    found = []
-    for _ in range(1 + _REPEATS):
-        start = _now(device)
-        z_BCTHW = parts.vae.encode(video.float() / 127.5 - 1)
-        y, mask = parts.text.encode([""] * bucket.batch_size)
-        middle = _now(device)
-        sizes = {
-            "fps": number * 24,
-            "height": number * bucket.height,
-            "width": number * bucket.width,
-        }
-        model(z_BCTHW, number * 500, y=y.to(device), mask=mask.to(device), **sizes)
-        found.append(middle - start + passes * (_now(device) - middle))
-    return min(found[1:])
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def has_weights(vae: object) -> bool:
     return isinstance(vae, nn.Module)
 
@@ -141,6 +90,12 @@ def matrix_weights(text: object) -> int:
 def no_flops(_frames: int, _height: int, _width: int) -> float:
     """Of a VAE that only passes pixels on."""
     return 0.0
+
+
+def open_sora_latent_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
+    """(T, H, W) of the latent of a video under Open-Sora 1.2's VAE, without building one."""
+    chunks, rest = divmod(size[0], 17)
+    return 5 * chunks + -(-rest // 4), size[1] // 8, size[2] // 8
 
 
 def open_sora_vae_flops(frames: int, height: int, width: int) -> float:

@@ -32,6 +32,7 @@ from trainer.errors import ConfigError
 AREA_SHARE = 0.8  # of a resolution's area that a clip must have
 SEMANTICS = ("open-sora-1.2", "open-sora-2")
 DRAWS = ("hash", "upstream")
+_BLOCK = 1 << 18  # rows placed at once: what a processor's cache holds
 
 Draw = Callable[[NDArray[np.int64], int], tuple[NDArray[np.float64], NDArray[np.float64]]]
 
@@ -131,14 +132,30 @@ class Buckets:
 
         A pure function of the manifest's num_frames, height and width, of seed and epoch.
         """
-        rows = len(manifest)
-        length = manifest.num_frames.astype(np.int64)
-        area = manifest.height.astype(np.int64) * manifest.width
         draw = (
             self._hash_draw(seed, epoch)
             if self.draw == "hash"
             else self._upstream_draw(seed + epoch)
         )
+        columns = (manifest.num_frames, manifest.height, manifest.width)
+        chosen = np.empty(len(manifest), np.int32)
+        for start in range(0, len(manifest), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            length, height, width = (column[part].astype(np.int64) for column in columns)
+            chosen[part] = self._place(length, height, width, start, draw, frame_interval)
+        return chosen
+
+    def _place(
+        self,
+        length: NDArray[np.int64],
+        height: NDArray[np.int64],
+        width: NDArray[np.int64],
+        first_row: int,
+        draw: Draw,
+        frame_interval: int,
+    ) -> NDArray[np.int32]:
+        """Of rows from `first_row` on."""
+        rows, area = len(length), height * width
         chosen = np.full(rows, -1, np.int32)
         looking = np.arange(rows)  # rows without a place
         for first, last in self._by_resolution():
@@ -151,7 +168,7 @@ class Buckets:
                 if slot.take is None and slot.keep >= 1:
                     taken = kept = fits
                 else:
-                    one, two = draw(fits, index)
+                    one, two = draw(fits + first_row, index)
                     take = self._takes(one, slot.take)
                     keep = (one if slot.take is None else two) < slot.keep
                     taken, kept = fits[take], fits[take & (keep | (slot.keep >= 1))]
@@ -159,7 +176,7 @@ class Buckets:
                 placed.append(kept)
                 here = _without(here, taken, rows)
             found = np.concatenate(placed)
-            chosen[found] += self._ratio_index(manifest, found, shape)
+            chosen[found] += _ratio_index(height[found], width[found], shape)
             looking = _without(looking, found, rows)
         return chosen
 
@@ -185,21 +202,6 @@ class Buckets:
         ]
         return list(zip(starts, [*starts[1:], len(self.slots)], strict=True))
 
-    def _ratio_index(
-        self, manifest: Manifest, rows: NDArray[np.int64], shape: Resolution
-    ) -> NDArray[np.int32]:
-        """Place of the nearest ratio in the resolution's table; ties go to the first."""
-        ratios = np.array([float(ratio) for ratio in shape.sizes])
-        # Few clips have a size of their own, so each size is looked up once.
-        height, width = manifest.height[rows].astype(np.int64), manifest.width[rows]
-        sizes, place = np.unique(height << 32 | width, return_inverse=True)
-        nearest = np.empty(len(sizes), np.int32)
-        for start in range(0, len(sizes), 1 << 14):  # bounds the table of distances to 5 MB
-            part = sizes[start : start + (1 << 14)]
-            value = (part >> 32) / (part & 0xFFFFFFFF)
-            nearest[start : start + len(part)] = np.abs(value[:, None] - ratios).argmin(1)
-        return nearest[place]
-
     def _hash_draw(self, seed: int, epoch: int) -> Draw:
         def draw(rows: NDArray[np.int64], slot: int) -> tuple[NDArray[np.float64], ...]:
             return (
@@ -223,6 +225,21 @@ class Buckets:
             return table[:, 0], table[:, 1]
 
         return draw
+
+
+def _ratio_index(
+    height: NDArray[np.int64], width: NDArray[np.int64], shape: Resolution
+) -> NDArray[np.int32]:
+    """Place of the nearest ratio in the resolution's table; ties go to the first."""
+    ratios = np.array([float(ratio) for ratio in shape.sizes])
+    # Few clips have a size of their own, so each size is looked up once.
+    sizes, place = np.unique(height << 32 | width, return_inverse=True)
+    nearest = np.empty(len(sizes), np.int32)
+    for start in range(0, len(sizes), 1 << 14):  # bounds the table of distances to 5 MB
+        part = sizes[start : start + (1 << 14)]
+        value = (part >> 32) / (part & 0xFFFFFFFF)
+        nearest[start : start + len(part)] = np.abs(value[:, None] - ratios).argmin(1)
+    return nearest[place]
 
 
 def _without(rows: NDArray[np.int64], gone: NDArray[np.int64], total: int) -> NDArray[np.int64]:

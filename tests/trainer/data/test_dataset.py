@@ -60,7 +60,7 @@ def test_batch_holds_what_the_model_needs(folder):
         assert batch["video"].shape == (4, 3, 8, 16, 16)
         assert batch["bucket"] == "16px 8f 1.00"
         assert batch["bad"] == []
-        assert batch["rows"] == plan.epoch(0).microbatches[index].rows.tolist()
+        assert batch["rows"] == plan.epoch(0)[index].rows.tolist()
         assert batch["text"] == [plan.manifest.texts[row] for row in batch["rows"]]
         for name, value in [("fps", 8), ("height", 16), ("width", 16), ("num_frames", 8)]:
             assert batch[name].dtype == torch.float32
@@ -154,7 +154,7 @@ def damage(plan: DataPlan, row: int, kind: str) -> None:
 def test_bad_clips_are_replaced_by_the_next_of_their_bucket_and_reported(broken, workers):
     plan = plan_of(broken)
     order = plan.epoch(0).cell_orders[0].tolist()
-    batch = plan.epoch(0).microbatches[0]
+    batch = plan.epoch(0)[0]
     at = batch.first
     kinds = {0: "missing", 2: "empty", 4: "fifo", 5: "short", 6: "noise"}
     for place, kind in kinds.items():
@@ -182,7 +182,7 @@ def test_bad_clips_are_replaced_by_the_next_of_their_bucket_and_reported(broken,
 
 def test_microbatch_of_only_bad_clips_is_filled(broken):
     plan = plan_of(broken)
-    rows = plan.epoch(0).microbatches[3].rows.tolist()
+    rows = plan.epoch(0)[3].rows.tolist()
     for row in rows:
         damage(plan, row, "empty")
     batches = epoch_of(plan)

@@ -29,7 +29,7 @@ def identity(batches) -> list[tuple[int, tuple[int, ...]]]:
 def test_epoch_is_a_pure_function_of_its_inputs():
     one, two = plan_of(), plan_of()
     two.epoch(5)  # asking for another epoch first changes nothing
-    assert identity(one.epoch(2).microbatches) == identity(two.epoch(2).microbatches)
+    assert identity(one.epoch(2)) == identity(two.epoch(2))
     assert one.epoch(2).hash == two.epoch(2).hash
     hashes = {one.epoch(0).hash, one.epoch(1).hash, plan_of(seed=2).epoch(0).hash}
     assert len(hashes | {plan_of(rows=299).epoch(0).hash}) == 4
@@ -39,20 +39,20 @@ def test_each_clip_of_a_bucket_is_in_at_most_one_microbatch_and_only_tails_are_l
     plan = plan_of()
     cells = plan.buckets.assign(plan.manifest, 1, 0)
     epoch = plan.epoch(0)
-    rows = np.concatenate([batch.rows for batch in epoch.microbatches])
+    rows = np.concatenate([batch.rows for batch in epoch])
     assert len(rows) == len(set(rows.tolist()))
-    for batch in epoch.microbatches:
+    for batch in epoch:
         assert (cells[batch.rows] == batch.cell).all()
         assert len(batch.rows) == plan.buckets.cells[batch.cell].batch_size
     for use in uses(epoch, plan.buckets):
         assert use.left_out == use.clips % use.bucket.batch_size
         assert use.clips == use.microbatches * use.bucket.batch_size + use.left_out
     kept = plan_of(drop_last=False).epoch(0)
-    assert sum(len(batch.rows) for batch in kept.microbatches) == (cells >= 0).sum()
+    assert sum(len(batch.rows) for batch in kept) == (cells >= 0).sum()
 
 
 def test_microbatches_of_one_bucket_are_spread_over_the_epoch():
-    order = [batch.cell for batch in plan_of(3000).epoch(0).microbatches]
+    order = [batch.cell for batch in plan_of(3000).epoch(0)]
     changes = np.mean(np.diff(order) != 0)
     shares = np.bincount(order) / len(order)
     assert changes == pytest.approx(1 - (shares**2).sum(), abs=0.1)
@@ -112,8 +112,8 @@ def test_resume_at_every_step_of_three_epochs_equals_the_uninterrupted_run():
 def test_substitutes_follow_the_microbatch_and_come_round_to_its_own_rows():
     plan = plan_of()
     epoch = plan.epoch(0)
-    index = next(i for i, batch in enumerate(epoch.microbatches) if batch.first == 0)
-    batch = epoch.microbatches[index]
+    index = next(i for i, batch in enumerate(epoch) if batch.first == 0)
+    batch = epoch[index]
     order = epoch.cell_orders[batch.cell].tolist()
     found = epoch.substitutes(index, 10_000).tolist()
     assert found == order[len(batch.rows) :] + order[: len(batch.rows)]

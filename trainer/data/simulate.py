@@ -1,0 +1,173 @@
+"""`simulate`: how long ranks wait for each other, before a node is booked.
+
+python -m trainer.data simulate manifest.csv stage2 --ranks 192
+python -m trainer.data simulate openvid stage1 --ranks 192 --windows 1 8 16 64
+
+The data may be a manifest or a stand-in: `openvid` (43 % 1080p, median 150 frames) or `openvid+mira`
+(a quarter of it 720p clips with a median of 900 frames). Microbatches are priced by arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+    from trainer.data.buckets import Bucket
+    from trainer.data.manifest import Manifest
+
+STAND_INS = ("openvid", "openvid+mira")
+_WINDOWS = (1, 4, 8, 16, 64)
+# Open-Sora's stage configs keep gradient checkpointing on; a step costs something besides its FLOP.
+_FIXED_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one order of an epoch costs."""
+
+    order: str
+    idle_share: float  # of all rank time
+    buckets_a_step: float  # distinct, mean
+    steps: int
+    hours: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", help=f"manifest (csv or parquet), or {' or '.join(STAND_INS)}")
+    parser.add_argument("config", help="training config, a file or a short name")
+    parser.add_argument("--ranks", type=int, default=192, help="default 192")
+    parser.add_argument("--windows", type=int, nargs="+", default=list(_WINDOWS), metavar="STEPS")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="clips of a stand-in")
+    parser.add_argument("--epoch", type=int, default=0)
+    parser.add_argument(
+        "--peak-tflops", type=float, default=989, help="of a GPU; default H100, bf16"
+    )
+    parser.add_argument("--cached", action="store_true", help="latents and text from a cache")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    from trainer.config import load
+
+    config = load(args.config)
+    manifest = _data(args.data, args.rows, config)
+    found = simulate(
+        manifest, config, args.ranks, args.windows, args.epoch, args.peak_tflops * 1e12, args.cached
+    )
+    if args.json:
+        print(json.dumps([asdict(outcome) for outcome in found]))
+        return 0
+    random = found[0]
+    print(
+        f"{len(manifest):,} clips, {random.steps:,} steps of {args.ranks} ranks in epoch {args.epoch}"
+    )
+    print(f"{'order':<12}{'idle':>8}{'buckets a step':>17}{'epoch':>10}{'faster':>9}")
+    for outcome in found:
+        print(
+            f"{outcome.order:<12}{outcome.idle_share:>7.1%} {outcome.buckets_a_step:>16.1f}"
+            f"{outcome.hours:>8.2f} h{random.hours / outcome.hours:>8.2f}x"
+        )
+    print(
+        "A wider window waits less; each step then holds fewer kinds of buckets. "
+        "dataset.balance_window sets it.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def simulate(
+    manifest: Manifest,
+    config: Config,
+    ranks: int,
+    windows: list[int],
+    epoch: int = 0,
+    peak: float = 989e12,
+    cached: bool = False,
+) -> list[Outcome]:
+    """The random order first, then one outcome of each window. `peak` is FLOP/s.
+
+    Raises ConfigError for a window out of range, and DataStateError when no step fits into the epoch.
+    """
+    from trainer.data.balance import Balance, classes, idle
+    from trainer.data.buckets import Buckets
+    from trainer.data.plan import DataPlan
+    from trainer.data.state import DataStateError
+
+    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
+    plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
+    cells = plan.epoch(epoch).cells
+    if len(cells) < ranks:
+        raise DataStateError(
+            f"epoch {epoch} has {len(cells)} microbatches, {ranks} ranks need more"
+        )
+    seconds = _FIXED_S + np.array(_costs(buckets.cells, config, cached)) / peak
+    known = classes(seconds.tolist())
+
+    def outcome(name: str, order: NDArray[np.int64]) -> Outcome:
+        here = cells[order]
+        cost = idle(here, seconds[here], ranks)
+        return Outcome(name, cost.share, cost.buckets_a_step, cost.steps, cost.time / 3600)
+
+    found = [outcome("random", np.arange(len(cells)))]
+    for window in windows:
+        order = Balance(window, known, {0: ranks}).order(cells, config.seed, epoch)
+        found.append(outcome(f"window {window}", order))
+    return found
+
+
+def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[float]:
+    """Seconds of a GPU of 1 FLOP/s for a microbatch of each bucket, by the parts that a config names."""
+    from trainer import costs
+    from trainer.models.stdit import PRESETS, STDiT3Config
+
+    model = STDiT3Config(**{**PRESETS[config.model.type], **config.model.options})
+    in_pixels = config.vae.type == "identity"
+    return [
+        costs.step_cost(
+            cell,
+            model,
+            (lambda size: size) if in_pixels else costs.open_sora_latent_size,
+            costs.no_flops if in_pixels or cached else costs.open_sora_vae_flops,
+            0 if config.text_encoder.type == "tiny_t5" or cached else costs.T5_XXL,
+            recompute=bool(config.grad_checkpoint),
+        ).peak_seconds
+        for cell in cells
+    ]
+
+
+def _data(name: str, rows: int, config: Config) -> Manifest:
+    from trainer.data.manifest import read_manifest
+
+    if name not in STAND_INS:
+        return read_manifest(Path(name), config.dataset.root)
+    return stand_in(rows, mira=name == "openvid+mira")
+
+
+def stand_in(rows: int, *, mira: bool, seed: int = 0) -> Manifest:
+    """Sizes and lengths like OpenVid-1M's, a quarter of them like MiraData's; no files."""
+    from trainer.data.manifest import Manifest
+
+    draw: Any = np.random.default_rng(seed)
+    sizes = np.array([(1080, 1920), (720, 1280), (512, 910)])
+    size = sizes[draw.choice(3, rows, p=[0.43, 0.57 * 0.8, 0.57 * 0.2])]
+    frames = np.clip(draw.lognormal(np.log(150), 0.6, rows), 30, 1500)
+    if mira:
+        long = draw.random(rows) < 0.25
+        frames[long] = np.clip(draw.lognormal(np.log(900), 0.6, int(long.sum())), 60, 4000)
+        size[long] = sizes[1]
+    return Manifest(
+        source=Path("stand-in"), root=Path(),
+        paths=[""] * rows, texts=[""] * rows,
+        num_frames=frames.astype(np.int32),
+        height=size[:, 0].astype(np.int32), width=size[:, 1].astype(np.int32),
+        fps=np.full(rows, 24, np.float32),
+    )  # fmt: skip
