@@ -22,21 +22,28 @@ class EMA:
             raise ValueError(f"ema_decay {decay} must be in 0..1")
         self.decay, self.ramp, self.updates = decay, ramp, 0
         # fp32: with decay 0.9999 an update is smaller than a bf16 step
-        self._shadow = {name: value.detach().float().clone() for name, value in params}
+        self._shadow = {name: value.detach().to(torch.float32, copy=True) for name, value in params}
 
     @torch.no_grad()
     def update(self, params: Iterable[tuple[str, Tensor]]) -> None:
-        """Move towards the present weights. Raises KeyError when the names differ from the first ones."""
+        """Move towards the present weights, of any floating-point dtype, in one or two fused calls.
+
+        Raises KeyError when the names differ from the first ones.
+        """
         present = dict(params)
         if present.keys() != self._shadow.keys():
             raise KeyError(f"EMA follows other tensors: {_difference(present, self._shadow)}")
+        values = [present[name] for name in self._shadow]
         decay = (
             min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
         )
         shadow = list(self._shadow.values())
-        values = [present[name].detach().float() for name in self._shadow]
-        torch._foreach_lerp_(shadow, values, 1 - decay)
         self.updates += 1
+        if all(value.dtype == torch.float32 for value in values):
+            torch._foreach_lerp_(shadow, values, 1 - decay)
+        else:  # without a copy of the model in fp32; the sum is made in fp32 all the same
+            torch._foreach_mul_(shadow, decay)
+            torch._foreach_add_(shadow, values, alpha=1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights under the model's names, fp32."""
@@ -55,7 +62,7 @@ class EMA:
                 raise ValueError(
                     f"EMA of {name} has shape {tuple(state[name].shape)}, the model {tuple(value.shape)}"
                 )
-            value.copy_(state[name])
+        torch._foreach_copy_(list(self._shadow.values()), [state[name] for name in self._shadow])
         self.updates = 1_000_000_000 if updates is None else updates
 
 

@@ -31,6 +31,27 @@ def test_a_decay_of_9999_moves_under_bf16_weights() -> None:
     assert ema.state_dict()["a"][0] == pytest.approx(1 + 1 - 0.9999**100, rel=1e-4)
 
 
+def test_no_update_makes_a_double_or_a_copy_of_the_model() -> None:
+    """Upstream's float64 sum and its loop over parameters cost seconds a step at 1.2 billion."""
+    values = [(f"p{i}", torch.randn(64, 64)) for i in range(200)]
+    ema = EMA(values, 0.99)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        ema.update(values)
+    names = [event.name for event in profile.events()]
+    assert [name for name in names if "foreach" in name] == ["aten::_foreach_lerp_"]
+    assert not set(names) & {"aten::to", "aten::clone", "aten::_to_copy", "aten::empty_like"}
+
+
+def test_weights_of_mixed_dtypes_are_followed_in_fp32() -> None:
+    mixed = [("a", torch.full((3,), 2.0).bfloat16()), ("b", torch.full((2, 2), -2.0))]
+    ema = EMA(weights(1.0), 0.9, ramp=False)
+    ema.update(reversed(mixed))
+    assert torch.allclose(ema.state_dict()["a"], torch.full((3,), 1.1))
+    assert torch.allclose(ema.state_dict()["b"], torch.full((2, 2), -1.1))
+    with pytest.raises(KeyError, match="2 missing"):
+        ema.update([])
+
+
 def test_the_ramp_forgets_a_random_start() -> None:
     ramped, plain = EMA(weights(100.0), 0.99), EMA(weights(100.0), 0.99, ramp=False)
     for _ in range(60):

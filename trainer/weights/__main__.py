@@ -89,10 +89,11 @@ class _Progress:
     """A line that renews itself on a terminal, a line every quarter of the way elsewhere."""
 
     def __init__(self, target: Path) -> None:
-        self._target, self._began, self._quarter = target, time.monotonic(), 0
+        self._target, self._began, self._quarter = target, 0.0, 0
 
     def __call__(self, done: int, total: int) -> None:
-        spent_s = max(1e-3, time.monotonic() - self._began)
+        self._began = self._began or time.monotonic() - 1e-3  # the first tensor is written
+        spent_s = time.monotonic() - self._began
         text = f"{self._target}: {done / 1e9:.2f} of {total / 1e9:.2f} GB, {done / spent_s / 1e6:.0f} MB/s"
         quarter = 4 * done // max(1, total)
         if sys.stderr.isatty():

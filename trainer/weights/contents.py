@@ -15,6 +15,8 @@ from trainer.weights.architecture import architecture_of
 from trainer.weights.report import fold
 from trainer.weights.source import Source, find_source
 
+_BUFFERS = ("y_embedder.y_embedding",)  # a state dict has it, its model does not count it
+
 
 def inspect(place: str) -> dict[str, Any]:
     """Plain data: source, layout, model, parameters, bytes, dtypes, groups by prefix, config, average.
@@ -31,7 +33,7 @@ def inspect(place: str) -> dict[str, Any]:
         "model": found.name,
         "shapes_say": _plain(found.options),
         "tensors": len(tensors),
-        "parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "parameters": sum(t.numel() for name, t in tensors.items() if name not in _BUFFERS),
         "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         "dtypes": dtypes(tensors.values()),
         "groups": groups(tensors),

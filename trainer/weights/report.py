@@ -15,7 +15,8 @@ def prefix_of(name: str) -> str:
     match = _NUMBER.search(name)
     head = name[: match.start()] if match else name
     first = head.split(".")[0]
-    return f"{first}.#" if match and head == first else first
+    # t_block.1 is no row of blocks
+    return f"{first}.#" if head == first and head.endswith(("blocks", "layers")) else first
 
 
 def fold(names: Iterable[str]) -> list[tuple[str, int]]:
