@@ -68,6 +68,36 @@ def test_a_resumed_schedule_goes_on_and_its_state_is_small_and_plain() -> None:
     assert resumed.lr == schedule.lr == pytest.approx(8 / 51)
 
 
+BUMP = {"lr_schedule": "1cycle", "min_lr": 1.6e-5, "max_lr": 6.4e-4, "lr": 1.6e-4, "warmup_steps": 400, "cooldown_steps": 400}  # fmt: skip
+
+
+@pytest.mark.parametrize("stop", [0, 1, 399, 400, 401, 800, 5000])
+def test_a_bump_resumes_anywhere_from_a_few_numbers(stop: int) -> None:
+    """Upstream's state pickles the optimizer along: 12 MB for a model of a million parameters."""
+    schedule = build_schedule(optimizer(), BUMP)
+    for _ in range(stop):
+        schedule.step()
+    state = json.loads(json.dumps(schedule.state_dict()))
+    assert all(isinstance(value, (int, float)) for value in state.values())
+    assert len(state) <= 4
+    two = optimizer()
+    resumed = build_schedule(two, BUMP)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        assert two.param_groups[0]["lr"] == schedule.lr
+        schedule.step()
+        resumed.step()
+
+
+def test_the_rate_of_this_runs_config_wins_over_the_checkpoints() -> None:
+    schedule = build_schedule(optimizer(), {"lr": 1.0, "warmup_steps": 2})
+    for _ in range(5):
+        schedule.step()
+    two = optimizer()
+    build_schedule(two, {"lr": 0.5, "warmup_steps": 2}).load_state_dict(schedule.state_dict())
+    assert two.param_groups[0]["lr"] == 0.5  # and stays: upstream's comes back after one step
+
+
 def test_upstreams_warmup_state_is_read_and_an_empty_one_refused() -> None:
     schedule = build_schedule(optimizer(), {"lr": 1.0, "warmup_steps": 9})
     schedule.load_state_dict({"last_epoch": 4, "_step_count": 5})
