@@ -87,11 +87,11 @@ class Balance:
 
 
 def classes(costs: Iterable[float]) -> tuple[int, ...]:
-    """Costs in steps of 3 %, so that the aspect ratios of a bucket count as alike; 0 for no cost.
+    """Costs in steps of 2 %, so that the aspect ratios of a bucket count as alike; 0 for no cost.
 
     Made once, by one rank: a logarithm's last bit may differ between processors.
     """
-    return tuple(round(math.log(cost) / math.log(1.03)) if cost > 0 else 0 for cost in costs)
+    return tuple(round(math.log(cost) / math.log(1.02)) if cost > 0 else 0 for cost in costs)
 
 
 def balanced(
