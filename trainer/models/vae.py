@@ -99,7 +99,7 @@ def build_vae(settings: Any, dtype: torch.dtype = torch.float32) -> VideoVAE:
             hint="--vae.from-pretrained hpcai-tech/OpenSora-VAE-v1.2",
         )
     # Here because it brings torch modules that the identity does not need.
-    from trainer.models.tiles import Room
+    from trainer.models.room import Room
     from trainer.models.video_vae import load_vae
 
     limit = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from trainer.errors import ConfigError
 from trainer.models.posterior import Posterior, draw
+from trainer.models.room import Room, in_batches
 from trainer.models.spatial_vae import FACTOR, SpatialSettings, SpatialVAE, modern_names
 from trainer.models.temporal_vae import TemporalSettings, TemporalVAE
-from trainer.models.tiles import Room, in_batches
 from trainer.weights import find_source, load_weights
 
 # B batch · C channels · T frames · H,W pixels · Z,h,w latent frames, height, width
@@ -123,7 +123,7 @@ class OpenSoraVAE(nn.Module):
         Noise comes from `generator` (on its device; None: torch's own generator of the video's
         device), the whole batch's for the frames first, then for the latent. `noises` gives it:
         [B*T, 4, h, w] and [B, 4, Z, h, w]. Raises ValueError for a video of another kind or too
-        small, OutOfMemory when even one frame in tiles does not fit.
+        small, OutOfMemory when even one frame in strips does not fit.
         """
         self._check(video_BCTHW)
         of_frames, of_latent = noises or (None, None)
