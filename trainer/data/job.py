@@ -145,9 +145,16 @@ class Job:
             "pieces": 0, "rows": 0, "position": None, "wrong": [], "state": {},
         }  # fmt: skip
         self._kept = self._fresh
+        self._whole = self.folder / f"whole{out.suffix}"
+        self._changed = False  # since the last piece
+        self.finished = False  # nothing is left to do but `clear`
 
     def __enter__(self) -> Job:
-        if self.out.exists() and not self._force:
+        kept = _read_json(self.folder / "state.json")
+        if kept is not None and kept.get("key") == self._key and kept.get("whole"):
+            # killed between its last rename and the end
+            self.finished = self.out.exists() and not self._whole.exists()
+        if self.out.exists() and not self._force and not self.finished:
             raise ManifestError(f"{self.out} is there already", hint="another name, or --force")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -225,12 +232,13 @@ class Job:
         self._kept["rows"] += len(batch)
         self._kept["wrong"] += [(row.line, row.reason) for row in wrong]
         self._kept["position"] = position
+        self._changed = True
         if self._held_rows >= PIECE_ROWS or time.monotonic() - self._since > PIECE_S:
             self.flush()
 
     def flush(self) -> None:
         """Make everything given so far safe."""
-        if self._kept["position"] is None:
+        if not self._changed:
             return
         assert self._format is not None
         if self._held:
@@ -244,7 +252,7 @@ class Job:
             self._kept["wrong"] += [(row.line, row.reason) for row in refused]
             self._held, self._held_rows = [], 0
         self.save_state()
-        self._since = time.monotonic()
+        self._since, self._changed = time.monotonic(), False
 
     def save_state(self) -> None:
         """Make `state` safe although no piece is due."""
@@ -259,15 +267,25 @@ class Job:
         self.flush()
         assert self._format is not None
         pieces = [self._piece(number) for number in range(self._kept["pieces"])]
-        fresh = self.folder / f"whole{self.out.suffix}"
-        if fresh.is_dir():
-            shutil.rmtree(fresh)  # of a run that was killed while it put them together
-        self._format.join(pieces, fresh)
-        sync(fresh)
+        if self._whole.is_dir():
+            shutil.rmtree(self._whole)  # of a run that was killed while it put them together
+        self._format.join(pieces, self._whole)
+        sync(self._whole)
+        self._kept["whole"] = True
+        self.save_state()
         if self.out.is_dir():  # a folder cannot be renamed over one
             self.out.rename(self.folder / "before")
-        fresh.replace(self.out)
+        self._whole.replace(self.out)
         sync(self.out.parent)
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove the folder, its state last."""
+        for entry in self.folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != "state.json":
+                entry.unlink()
         shutil.rmtree(self.folder)
 
     def _piece(self, number: int) -> Path:

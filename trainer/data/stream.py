@@ -60,7 +60,7 @@ class Plan:
     ask: Callable[[Batch], Any] = lambda batch: None
     give: Callable[[Batch, Any], Result] = lambda batch, answer: (batch, ())
     prepare: Callable[[Job, Progress], None] = lambda job, progress: None
-    read_rows: int = READ_ROWS
+    read_rows: int = 0  # at once; 0: READ_ROWS
     ahead: int = 0
     layout: Callable[[Any], Format] | None = (
         None  # from an Arrow schema; default by the name of `out`
@@ -106,6 +106,9 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
     try:
         with Job(out, key, force=options.force) as job:
             resumed = job.resumed
+            if job.finished:
+                job.clear()
+                return Done(out, job.rows, job.wrong, resumed, job.state)
             job.begin(_layout(plan, tables, out, job, progress))
             plan.prepare(job, progress)
             _pump(plan, tables, job, options, progress)
@@ -192,7 +195,7 @@ def _pump(plan: Plan, tables: list[Table], job: Job, options: Options, progress:
         table = tables[number]
         if number == at["source"] and at["at"] is not None:
             table.seek(at["at"])
-        while (batch := table.read(plan.read_rows)) is not None or table.wrong:
+        while (batch := table.read(plan.read_rows or READ_ROWS)) is not None or table.wrong:
             wrong, table.wrong[:] = _named(table, len(tables)), []
             if batch is None:
                 batch = _nothing(table)
