@@ -1,0 +1,308 @@
+"""Step time of every bucket, or the largest batch of each: `python -m trainer.bench CONFIG [options]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from trainer import config as configuration
+from trainer.errors import ConfigError, TrainerError
+
+_INTERRUPTED = 130
+_DESCRIPTION = """\
+Training steps on random latents, bucket by bucket: seconds by phase (medians), tokens/s, TFLOP/s and
+MFU of forward and backward pass (recomputation apart, as "again"), peak memory. Each bucket runs in a
+process of its own. Any key of the config is an option too: --grad-checkpoint false.
+
+With --search-batch-size, the largest batch of each bucket within --budget-s and --budget-mb, printed
+as a bucket_config."""
+_EPILOG = """\
+examples
+  python -m trainer.bench demo --compare plain
+  python -m trainer.bench stage1 --shards 192 --bucket 360p:102 --bucket 720p:51
+  python -m trainer.bench stage1 --shards 192 --search-batch-size --budget-s 12 --budget-mb 120000"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, overrides = _parser().parse_known_args(argv)
+    try:
+        return _run(args, overrides)
+    except TrainerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"  {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.bench",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("config", help="config file or its short name")
+    add("--bucket", action="append", metavar="NAME:FRAMES", help="only this one, e.g. 360p:102")
+    add("--aspect-ratio", metavar="H:W", help="of the clips; default 9:16, or the nearest there is")
+    add("--batch-size", type=_count, metavar="N", help="instead of the bucket's")
+    add("--compare", choices=("plain",), help="also run the model as Open-Sora 1.2 does: explicit "
+        "fp32 softmax, modulation twice, every block checkpointed")  # fmt: skip
+    add("--masks", choices=("config", "on", "off"), default="config",
+        help="give some frames, as training with mask_ratios does; default as the config does")  # fmt: skip
+    add("--text-tokens", type=_count, metavar="N", help="of each caption; default all")
+    add(
+        "--shards",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="ranks that share the optimizer's state",
+    )
+    add("--warmup", type=_count, default=2, metavar="N", help="steps before the timed ones")
+    add("--steps", type=_count, default=5, metavar="N", help="timed steps; their median counts")
+    add("--device", help="cuda or cpu; default cuda where there is one")
+    add("--peak-tflops", type=_above_0, metavar="X", help="for MFU; default by the GPU's name")
+    add("--timeout-s", type=_above_0, default=1800.0, metavar="X", help="of one bucket")
+    add("--json", action="store_true", help="one document on stdout")
+    search = parser.add_argument_group("search").add_argument
+    search("--search-batch-size", action="store_true", help="the largest batch of each bucket")
+    search("--budget-s", type=_above_0, metavar="X", help="seconds of a step")
+    search("--budget-mb", type=_above_0, metavar="X", help="peak memory, 10^6 bytes")
+    search("--most", type=_count, default=4096, metavar="N", help="no batch above this")
+    return parser
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return int(text)
+
+
+def _above_0(text: str) -> float:
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return float(text)
+
+
+def _run(args: argparse.Namespace, overrides: list[str]) -> int:
+    config = configuration.load(args.config, overrides)
+    from trainer.bench.shapes import shapes_of
+
+    shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
+    if not shapes:
+        raise ConfigError("bucket_config has no bucket that takes clips")
+    if (args.budget_s or args.budget_mb) and not args.search_batch_size:
+        raise ConfigError("a budget is for --search-batch-size")
+    device = _device(args.device)
+    if args.search_batch_size:
+        if args.compare:
+            raise ConfigError("--compare is of given batch sizes, not for --search-batch-size")
+        if device == "cpu" and not (args.budget_s or args.budget_mb):
+            raise ConfigError(
+                "on a CPU the search needs a limit: --budget-s or --budget-mb",
+                hint="without one it would fill this machine's memory",
+            )
+        return _search(args, config, shapes, device)
+    return _measure(args, config, shapes, device)
+
+
+def _device(wanted: str | None) -> str:
+    import torch
+
+    if wanted is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind = wanted.split(":")[0]
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"there is no device {wanted!r} here")
+    return wanted
+
+
+def _device_name(device: str) -> str:
+    import platform
+
+    import torch
+
+    return torch.cuda.get_device_name(device) if device != "cpu" else platform.processor() or "cpu"
+
+
+def _spec(args: argparse.Namespace, config: Any, shape: Any, device: str) -> Any:
+    """A trial of the bucket on our path, at the bucket's own batch size."""
+    from trainer.bench.shapes import model_options
+    from trainer.bench.trial import OURS, Spec
+    from trainer.flow import build_flow
+
+    masked = bool(config.mask_ratios and any(config.mask_ratios.values()))
+    length = config.text_encoder.model_max_length
+    return Spec(
+        kind=config.model.type,
+        options=model_options(config),
+        path=OURS,
+        batch=args.batch_size or shape.batch_size,
+        latent=shape.latent,
+        frames=shape.frames,
+        height=shape.height,
+        width=shape.width,
+        text_tokens=min(args.text_tokens or length, length),
+        dtype=config.dtype,
+        device=device,
+        checkpointing=int(config.grad_checkpoint),
+        masked=masked if args.masks == "config" else args.masks == "on",
+        shards=args.shards,
+        threads=config.threads,
+        warmup=args.warmup,
+        steps=args.steps,
+        flow=build_flow(config.scheduler),
+    )
+
+
+def _patch(config: Any) -> Sequence[int]:
+    from trainer.models.stdit import PRESETS, STDiT3Config
+
+    chosen: dict[str, Any] = {**PRESETS.get(config.model.type, {}), **config.model.options}
+    return chosen.get("patch_size", STDiT3Config().patch_size)
+
+
+def _measure(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device: str) -> int:
+    from dataclasses import replace
+
+    from trainer.bench.child import Kind, try_in_child
+    from trainer.bench.report import Row, print_table
+    from trainer.bench.trial import OURS, PLAIN
+
+    peak, patch = _peak(args, config, device), _patch(config)
+    paths = [OURS, PLAIN] if args.compare else [OURS]
+    rows = []
+    for number, shape in enumerate(shapes):
+        for path in paths:
+            spec = replace(_spec(args, config, shape, device), path=path)
+            what = f"bucket {number + 1} of {len(shapes)}: {shape.name} x {spec.batch}, {path}"
+            progress = _Progress(what)
+            outcome = try_in_child(spec, progress, timeout_s=args.timeout_s)
+            progress.end()
+            rows.append(Row(shape, path, spec.batch, spec.batch * shape.tokens(patch), outcome))
+    if args.json:
+        print(json.dumps(_document(args, device, peak, rows=[row.to_json(peak) for row in rows])))
+    else:
+        print_table(rows, peak)
+        print(_notes(device, peak, args.shards))
+    return 0 if all(row.outcome.kind is Kind.MEASURED for row in rows) else 1
+
+
+def _search(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device: str) -> int:
+    from dataclasses import replace
+
+    from trainer.bench.child import Outcome, try_in_child
+    from trainer.bench.search import Budget, SearchStopped, largest_batch
+    from trainer.bench.shapes import as_bucket_config
+
+    memory_bytes = int(args.budget_mb * 1e6) if args.budget_mb else None
+    budget = Budget(args.budget_s, memory_bytes)
+    found: dict[tuple[str, int], int] = {}
+    lines = []
+    for number, shape in enumerate(shapes):
+        spec = replace(_spec(args, config, shape, device), enough_s=args.budget_s)
+
+        def trial(
+            batch: int, spec: Any = spec, number: int = number, shape: Any = shape
+        ) -> Outcome:
+            progress = _Progress(f"bucket {number + 1} of {len(shapes)}: {shape.name} x {batch}")
+            outcome = try_in_child(replace(spec, batch=batch), progress, timeout_s=args.timeout_s)
+            progress.end()
+            return outcome
+
+        try:
+            best = largest_batch(spec.batch, budget, trial, args.most)
+        except SearchStopped as error:
+            raise SearchStopped(
+                f"{shape.name}: {error}",
+                hint="not a matter of memory: repair it, or leave the bucket out with --bucket",
+            ) from None
+        found[shape.resolution, shape.frames] = best.batch
+        step_s = best.measured.step_s if best.measured else None
+        peak_bytes = best.measured.peak_bytes if best.measured else None
+        lines.append(
+            {"bucket": shape.name, "batch_size": best.batch, "step_s": step_s,
+             "peak_bytes": peak_bytes, "limit": best.limit, "trials": best.trials}
+        )  # fmt: skip
+        _say(
+            f"{shape.name}: {best.batch}"
+            + (f", {step_s:.3g} s, {(peak_bytes or 0) / 1e6:,.0f} MB" if step_s else "")
+            + f"; one more: {best.limit} ({best.trials} trials)"
+        )
+    text = as_bucket_config(config, found)
+    if args.json:
+        document = _document(args, device, None, buckets=lines, bucket_config=text)
+        print(json.dumps(document))
+    else:
+        print(text)
+    return 0
+
+
+def _peak(args: argparse.Namespace, config: Any, device: str) -> float | None:
+    from trainer.bench.peaks import peak_flops
+
+    if args.peak_tflops:
+        return args.peak_tflops * 1e12
+    return None if device == "cpu" else peak_flops(_device_name(device), config.dtype)
+
+
+def _document(
+    args: argparse.Namespace, device: str, peak: float | None, **more: Any
+) -> dict[str, Any]:
+    import torch
+
+    return {
+        "schema": 1,
+        "command": "bench",
+        "config": args.config,
+        "device": device,
+        "device_name": _device_name(device),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "peak_flops_per_s": peak,
+        "shards": args.shards,
+        **more,
+    }
+
+
+def _notes(device: str, peak: float | None, shards: int) -> str:
+    name = _device_name(device)
+    said = f"peak {peak / 1e12:g} TFLOP/s" if peak else "no peak known: --peak-tflops gives an MFU"
+    share = f"; optimizer state of 1 of {shards} ranks" if shards > 1 else ""
+    return (
+        f"\n{name}, {said}{share}. again: recomputed in the backward pass, not in TFLOP/s or MFU."
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class _Progress:
+    """Where a trial is: a line that renews itself on a terminal, one line elsewhere."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._began, self._live = what, time.monotonic(), sys.stderr.isatty()
+        if not self._live:
+            _say(what)
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._live:
+            text = f"{self._what}: step {done + 1} of {total}"
+            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._live:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Trials in processes of their own: what kills one is a result, by kind, and never ends the bench."""
+
+from __future__ import annotations
+
+import enum
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from trainer.bench.trial import Measured, Spec, run_trial
+
+Progress = Callable[[int, int], None]
+_END_S = 10.0  # for a child that has said its last word
+
+
+class Kind(enum.Enum):
+    """How a trial ended."""
+
+    MEASURED = "measured"
+    OUT_OF_MEMORY = "out of memory"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A measurement, or why there is none in `reason`."""
+
+    kind: Kind
+    measured: Measured | None = None
+    reason: str = ""
+
+
+def try_in_child(
+    spec: Spec,
+    progress: Progress = lambda done, total: None,
+    *,
+    timeout_s: float = 1800.0,
+    work: Callable[[Spec, Progress], Measured] = run_trial,
+) -> Outcome:
+    """Run one trial in a fresh process, which ends with this one.
+
+    Only an allocator's error, or a kill while the kernel counted an out-of-memory kill, is
+    OUT_OF_MEMORY; every other end is FAILED with its last words.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # Forked from a server that has torch imported, a child starts in milliseconds, not seconds.
+    context.set_forkserver_preload(["trainer.bench.trial", "torch._dynamo"])  # AdamW asks for it
+    mine, theirs = context.Pipe()
+    kills = oom_kills()
+    process = context.Process(target=_child, args=(theirs, spec, work), daemon=True)
+    process.start()
+    theirs.close()
+    late = False
+    outcome: Outcome | None = None
+    try:
+        outcome, late = _listen(mine, process, time.monotonic() + timeout_s, progress)
+    finally:
+        mine.close()  # a child that is still there ends by that
+        process.join(0 if late else _END_S)
+        if process.is_alive():
+            process.kill()
+            process.join(_END_S)
+    if outcome is not None:
+        return outcome
+    if late:
+        return Outcome(Kind.TIMED_OUT, reason=f"no result after {timeout_s:.0f} s")
+    return _of_exit(process.exitcode, oom_kills() - kills)
+
+
+def _listen(
+    connection: Connection, process: Any, deadline: float, progress: Progress
+) -> tuple[Outcome | None, bool]:
+    """The child's word (None when it ends without one), and whether the time was up."""
+    while True:
+        ready = wait([connection, process.sentinel], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None, True
+        if connection in ready:
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                return None, False
+            if isinstance(message, Outcome):
+                return message, False
+            progress(*message)
+        elif not connection.poll():
+            return None, False
+
+
+def _of_exit(code: int | None, kills: int) -> Outcome:
+    if code == -signal.SIGKILL and kills > 0:
+        return Outcome(Kind.OUT_OF_MEMORY, reason="killed by the kernel's out-of-memory killer")
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return Outcome(
+            Kind.FAILED, reason=f"killed by {name}, and the kernel counts no out-of-memory kill"
+        )
+    return Outcome(Kind.FAILED, reason=f"ended with code {code} without a word")
+
+
+def oom_kills() -> int:
+    """Out-of-memory kills the kernel has counted: in this control group, else on this machine."""
+    try:
+        own = Path("/proc/self/cgroup").read_text().strip().splitlines()[-1].split(":")[-1]
+        events = Path("/sys/fs/cgroup") / own.lstrip("/") / "memory.events"
+        found = _counter(events.read_text(), "oom_kill")
+    except (OSError, IndexError):
+        found = None
+    if found is None:
+        try:
+            found = _counter(Path("/proc/vmstat").read_text(), "oom_kill")
+        except OSError:
+            found = None
+    return found or 0
+
+
+def _counter(text: str, name: str) -> int | None:
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == name:
+            return int(words[1])
+    return None
+
+
+def _child(connection: Connection, spec: Spec, work: Callable[[Spec, Progress], Measured]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench ends its children itself
+    lock = threading.Lock()
+
+    def say(message: Any) -> None:
+        with lock:
+            connection.send(message)
+
+    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+    _give_way(spec)
+    try:
+        outcome = Outcome(Kind.MEASURED, work(spec, lambda done, total: say((done, total))))
+    except Exception as error:  # noqa: BLE001 - the boundary: whatever it is becomes the result
+        outcome = _of_error(error)
+    try:
+        say(outcome)
+    except OSError:
+        pass  # nobody listens any more
+
+
+def _of_error(error: Exception) -> Outcome:
+    from trainer.memory import is_out_of_memory
+
+    first = (str(error).strip().splitlines() or [""])[0]
+    text = f"{type(error).__name__}: {first}".removesuffix(": ")
+    return Outcome(Kind.OUT_OF_MEMORY if is_out_of_memory(error) else Kind.FAILED, reason=text)
+
+
+def _end_with_parent(connection: Connection) -> None:
+    """A bench that was killed must not leave a trial that fills the machine."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _give_way(spec: Spec) -> None:
+    """Let this process be the one that runs out of memory: by an error, or as the one that is killed."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        pass  # it is only a hint
+    if spec.device != "cpu":  # CUDA reserves address space far beyond what it uses
+        return
+    import torch
+
+    from trainer.memory import available_bytes
+
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            limit = int(line.split()[1]) * 1024 + available_bytes(torch.device("cpu"))
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -1,0 +1,120 @@
+"""Figures of a benchmark: as rows of a table and as plain data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.bench.child import Outcome
+from trainer.bench.shapes import Shape
+from trainer.bench.trial import PLAIN, Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One bucket on one path."""
+
+    shape: Shape
+    path: str
+    batch: int
+    tokens: int  # latent tokens of the batch
+    outcome: Outcome
+
+    def to_json(self, peak: float | None) -> dict[str, Any]:
+        """Seconds, bytes, FLOP/s; `mfu` counts forward and backward pass, recomputation apart."""
+        shape = self.shape
+        document: dict[str, Any] = {
+            "bucket": shape.name,
+            "ratio": shape.ratio,
+            "height": shape.height,
+            "width": shape.width,
+            "latent": list(shape.latent),
+            "path": self.path,
+            "batch_size": self.batch,
+            "tokens": self.tokens,
+            "result": self.outcome.kind.value,
+            "reason": self.outcome.reason,
+        }
+        measured = self.outcome.measured
+        if measured is None:
+            return document
+        return {**document, **measured.to_json(), **rates(measured, self.tokens, peak)}
+
+
+def rates(measured: Measured, tokens: int, peak: float | None) -> dict[str, float | None]:
+    """Throughput of a measurement; shares of the peak are None without one."""
+    passes_s = measured.forward_s + measured.backward_s
+    flops = measured.model_flops / passes_s
+    recompute = measured.recompute_flops / passes_s
+    return {
+        "tokens_per_s": tokens / measured.step_s,
+        "flops_per_s": flops,
+        "recompute_flops_per_s": recompute,
+        "step_flops_per_s": measured.model_flops / measured.step_s,
+        "mfu": None if peak is None else flops / peak,
+        "recompute_share": None if peak is None else recompute / peak,
+        "mfu_of_step": None if peak is None else measured.model_flops / measured.step_s / peak,
+    }
+
+
+_HEADINGS = (
+    "bucket", "path", "batch", "tokens", "forward", "backward", "optimizer", "step s", "tokens/s",
+    "TFLOP/s", "MFU", "again", "peak MB", "faster",
+)  # fmt: skip
+
+
+def print_table(rows: Sequence[Row], peak: float | None) -> None:
+    """Columns without boxes, the same on a terminal and in a pipe."""
+    from rich.console import Console
+    from rich.table import Table
+
+    # A pipe gets whole lines, however long.
+    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
+    compared = any(row.path == PLAIN for row in rows)
+    names = [name for name in _HEADINGS if compared or name not in ("path", "faster")]
+    if peak is None:
+        names = [name for name in names if name != "MFU"]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in names:
+        left = name in ("bucket", "path")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    plain = {row.shape.name: row.outcome.measured for row in rows if row.path == PLAIN}
+    failed = []
+    for row in rows:
+        measured = row.outcome.measured
+        if measured is None:
+            failed.append(row)
+            cells = {"forward": row.outcome.kind.value}
+        else:
+            cells = _cells(measured, row.tokens, peak)
+            other = plain.get(row.shape.name)
+            if other is not None and row.path != PLAIN:
+                cells["faster"] = f"{other.step_s / measured.step_s:.2f}x"
+        cells |= {"bucket": row.shape.name, "path": row.path,
+                  "batch": str(row.batch), "tokens": f"{row.tokens:,}"}  # fmt: skip
+        table.add_row(*(cells.get(name, "-") for name in names))
+    console.print(table)
+    for row in failed:
+        console.print(f"{row.shape.name} {row.path}: {row.outcome.reason}", markup=False)
+
+
+def _cells(measured: Measured, tokens: int, peak: float | None) -> dict[str, str]:
+    figures = rates(measured, tokens, peak)
+    mfu, recompute = figures["mfu"], measured.recompute_flops / measured.model_flops
+    return {
+        "forward": _seconds(measured.forward_s),
+        "backward": _seconds(measured.backward_s),
+        "optimizer": _seconds(measured.optimizer_s),
+        "step s": _seconds(measured.step_s),
+        "tokens/s": f"{figures['tokens_per_s']:,.0f}",
+        "TFLOP/s": f"{(figures['flops_per_s'] or 0) / 1e12:.3g}",
+        "MFU": "-" if mfu is None else f"{100 * mfu:.1f}%",
+        "again": f"+{100 * recompute:.0f}%",
+        "peak MB": f"{measured.peak_bytes / 1e6:,.0f}",
+    }
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
