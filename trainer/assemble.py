@@ -46,7 +46,11 @@ def assemble(
     require_shared(run_dir, engine)
     journal = RankZeroJournal(run_dir, config, engine.rank)
     root = Path(config.dataset.root) if config.dataset.root else None
-    manifest = read_manifest(Path(str(config.dataset.data_path)), root=root)
+    manifest = read_manifest(
+        Path(str(config.dataset.data_path)),
+        root=root,
+        memory_efficient=config.dataset.memory_efficient,
+    )
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
     source = engine.alone(lambda: _source(config))

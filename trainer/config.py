@@ -51,6 +51,7 @@ class DatasetConfig(Section):
     data_path: str | None = None  # manifest, csv or parquet
     transform_name: str = "resize_crop"  # scale to cover the bucket's size, crop the centre
     frame_interval: int = 1  # every n-th frame
+    memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
     root: str | None = None  # folder that relative paths start from; default the manifest's
     resize: str = "bilinear"  # libswscale's kernel; "area" is sharper when clips shrink much
     clip_timeout_s: float = 30.0  # a clip that takes longer is bad; another stands in for it
@@ -67,7 +68,6 @@ class DatasetConfig(Section):
         "vmaf": "scores are columns of the manifest",
     }
     refused: ClassVar = {
-        "memory_efficient": "manifests are read whole; 10 million rows take about 1 GB",
         "tokenize_fn": "captions are tokenised by the text encoder",
     }
 
@@ -206,7 +206,7 @@ class Config(Section):
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
-    grad_checkpoint: bool = False  # trade time for activation memory
+    grad_checkpoint: bool | int = False  # recompute every pair of blocks, or every n-th
     dtype: str = "bf16"  # bf16 or fp32; fp32 master weights either way
 
     # optimisation
@@ -413,7 +413,14 @@ def _check(config: Config, tree: Tree) -> None:
         rate_of(ScheduleConfig(**schedule))
     except ConfigError as error:
         raise ConfigError(f"{tree.place(('lr_schedule',))}: {error}") from None
-    least = {"epochs": 1, "ckpt_every": 0, "keep_checkpoints": -1, "num_workers": 0, "log_every": 1}
+    least = {
+        "epochs": 1,
+        "ckpt_every": 0,
+        "keep_checkpoints": -1,
+        "num_workers": 0,
+        "log_every": 1,
+        "grad_checkpoint": 0,
+    }
     for name, limit in least.items():
         if getattr(config, name) < limit:
             raise ConfigError(f"{tree.place((name,))}: {name} must be at least {limit}")

@@ -43,7 +43,7 @@ SECTIONS: tuple[tuple[str, Any, str], ...] = (
 
 
 def comments_of(cls: type) -> dict[str, str]:
-    """Field -> the comment that ends its last line, else the one on the lines above."""
+    """Field -> the comment beside it, else the one on the lines above."""
     source = textwrap.dedent(inspect.getsource(cls))
     by_line = {
         token.start[0]: token.string.lstrip("# ").strip()
@@ -64,8 +64,12 @@ def comments_of(cls: type) -> dict[str, str]:
             first -= 1
         return " ".join(by_line[number] for number in range(first, line))
 
+    def beside(node: ast.AnnAssign) -> str:
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        return " ".join(by_line[number] for number in lines if number in by_line)
+
     return {
-        node.target.id: by_line.get(node.end_lineno or 0) or above(node.lineno)
+        node.target.id: beside(node) or above(node.lineno)
         for node in body.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
