@@ -15,7 +15,19 @@ import click
 from clusterctl.errors import ClusterctlError, UsageError
 
 # In the order of a working day; a test compares this list with commands/.
-COMMANDS = ("demo", "nodes", "run", "gpus", "push", "preflight", "launch", "top", "stop", "kill")
+COMMANDS = (
+    "demo",
+    "nodes",
+    "run",
+    "gpus",
+    "push",
+    "preflight",
+    "launch",
+    "top",
+    "dump-stacks",
+    "stop",
+    "kill",
+)
 
 
 def _module_name(command: str) -> str:

@@ -155,3 +155,30 @@ class Heartbeat:
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps(data))
         part.replace(self._path)
+
+
+class CurrentClip:
+    """Which file a decoding process works on, for whoever asks why it hangs: `clip-PID.json`.
+
+    Rewritten in place, one small write into memory a clip; a reader may see it torn and looks again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    @classmethod
+    def from_environment(cls) -> CurrentClip | None:
+        """Beside the heartbeats; without a launcher's agent there is none."""
+        directory = os.environ.get("CLUSTERCTL_HEARTBEATS")
+        if not directory:
+            return None
+        try:
+            return cls(Path(directory) / f"clip-{os.getpid()}.json")
+        except OSError:
+            return None  # telling is a courtesy, decoding goes on without
+
+    def write(self, path: str) -> None:
+        """An empty path: nothing to do."""
+        data = json.dumps({"path": path, "mono_s": time.monotonic()}).encode()
+        os.pwrite(self._fd, data, 0)
+        os.ftruncate(self._fd, len(data))

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 _PICK_OPTIONS = (
     click.option("--run", "runs", multiple=True, metavar="ID", help="This run; repeat it for more. Default: the one run that is there."),
-    click.option("--all", "every", is_flag=True, help="Every run that is there."),
     click.option("--match", is_flag=False, flag_value="", metavar="REGEX", help="Command lines that fit, with their whole trees. Without a value: python.*train\\.py"),
     click.option("--gpus", is_flag=True, help="Whoever holds a GPU, with their whole trees."),
     click.option("--user", metavar="NAME", help="Processes of this user; 'all' for anybody's. Default: who logs in, with --run anybody's."),
     click.option("--sudo", is_flag=True, help="Run as root on the nodes (sudo -n)."),
 )  # fmt: skip
+
+
+every_option = click.option("--all", "every", is_flag=True, help="Every run that is there.")
 
 
 def pick_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,6 +80,7 @@ Examples:
   clusterctl kill nodes.txt --match 'python.*train\\.py' --user ubuntu --sudo --dry-run""",
 )
 @pick_options
+@every_option
 @click.option("--signal", "signal_name", default="TERM", show_default=True, metavar="NAME", callback=_signal, help="What is sent first; KILL leaves no grace.")  # fmt: skip
 @click.option("--grace", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds from the first signal to SIGKILL.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from clusterctl.commands.kill import confirm, make_pick, pick_options, show_plan
+from clusterctl.commands.kill import confirm, every_option, make_pick, pick_options, show_plan
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -22,6 +22,7 @@ Examples:
   clusterctl stop nodes.txt --run 20260131-235959-a1b2c3 --wait 600 --yes""",
 )
 @pick_options
+@every_option
 @click.option("--wait", "wait_s", type=click.FloatRange(0), default=120.0, show_default=True, help="Seconds for the step at hand and the checkpoint; then it is told what still runs.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be asked to stop.")

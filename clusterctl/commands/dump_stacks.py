@@ -1,0 +1,219 @@
+"""Say which rank hangs, where, and since when.
+
+Takes the stacks of all processes of a job on all nodes, compares them, and stops nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clusterctl.commands.kill import make_pick, pick_options
+from clusterctl.errors import CouldNotFindOut, UsageError
+from clusterctl.render import Output
+from clusterctl.settings import Settings, cluster_options, output_options
+
+if TYPE_CHECKING:
+    from clusterctl.fanout import NodeResult
+    from clusterctl.job import Pick
+    from clusterctl.stacks.collect import Looks
+    from clusterctl.stacks.evidence import Clue
+    from clusterctl.stacks.model import Picture
+    from clusterctl.stacks.sites import Sites
+    from clusterctl.stacks.verdict import Verdict
+
+_OPTIONS = (
+    click.option("--samples", type=click.IntRange(1, 100), default=2, show_default=True, help="How often each process is looked at."),
+    click.option("--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between samples."),
+    click.option("--all", "everything", is_flag=True, help="All classes, threads and evidence."),
+    click.option("--speedscope", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a profile for speedscope.app: stacks weighted by processes."),
+    click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Also write NODE/RANK-ROLE-PID.txt, report.json and index.html."),
+    click.option("--diff", nargs=2, type=click.Path(path_type=Path, exists=True), metavar="A B", help="Compare two reports (--json files or --out folders) instead."),
+    click.option("--native-suspects", is_flag=True, help="C stacks of the suspects; stops each for some seconds."),
+    click.option("--watch", is_flag=True, help="Look again and again until something is stuck."),
+    click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own, else it is carried there and removed."),
+    click.option("--dump-timeout", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds for one process."),
+    click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
+    click.option("--sites", "sites_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="More wait sites, TOML."),
+)  # fmt: skip
+
+
+def _stack_options(function: Any) -> Any:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command(
+    "dump-stacks",
+    epilog="""\b
+Examples:
+  clusterctl dump-stacks nodes.txt
+  clusterctl dump-stacks nodes.txt --match --sudo --out dumps/hang-1 --native-suspects""",
+)
+@pick_options
+@_stack_options
+@cluster_options
+@output_options
+def command(settings: Settings, output: Output, sites_file: Path | None, **options: Any) -> int:
+    """Say which rank hangs, where, and since when.
+
+    Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told. docs/stacks.md
+    says how to read a verdict.
+    """
+    from clusterctl.stacks.collect import Looks
+    from clusterctl.stacks.sites import Sites, read_sites
+
+    if options["diff"]:
+        return _show_difference(output, *options["diff"])
+    sites = Sites(read_sites(sites_file) if sites_file else ())
+    looks = Looks(
+        samples=options["samples"],
+        interval_s=options["interval"],
+        limit_s=options["dump_timeout"],
+        py_spy=options["py_spy"],
+        blocking=options["blocking"],
+        sudo=options["sudo"],
+    )
+    pick = make_pick(options)
+    while True:
+        picture, verdict, clues, results = _look(settings, output, pick, looks, sites)
+        _refuse_nothing(picture, pick)
+        if not options["watch"] or verdict.kind not in ("moving", "busy"):
+            break
+        output.note(f"{time.strftime('%H:%M:%S')}  {verdict.headline}", "dim")
+        time.sleep(looks.interval_s)
+    native = (
+        _native(settings, output, picture, verdict, looks) if options["native_suspects"] else {}
+    )
+    _write_files(output, options, picture, verdict, clues, native)
+    _show(output, options, picture, verdict, clues, native)
+    output.ways(results)
+    output.unreachable(results)
+    return verdict.exit_code
+
+
+def _look(
+    settings: Settings, output: Output, pick: Pick, looks: Looks, sites: Sites
+) -> tuple[Picture, Verdict, list[Clue], list[NodeResult[dict[str, Any]]]]:
+    from clusterctl.fanout import in_order
+    from clusterctl.stacks.collect import collect
+    from clusterctl.stacks.evidence import clues
+    from clusterctl.stacks.model import read_picture
+    from clusterctl.stacks.verdict import judge
+
+    nodes = settings.nodes()
+    begun = time.monotonic()
+    fanout = collect(
+        nodes, settings.transport(), pick, looks, limits=settings.limits, width=settings.width
+    )
+    results = in_order(nodes, list(output.sweep(fanout, len(nodes))))
+    picture = read_picture(
+        results, sites, interval_s=looks.interval_s, samples=looks.samples,
+        seconds=time.monotonic() - begun, taken_s=time.time(),
+    )  # fmt: skip
+    return picture, judge(picture), clues(picture), results
+
+
+def _refuse_nothing(picture: Picture, pick: Pick) -> None:
+    if len(picture.runs) > 1 and not pick.runs:
+        raise UsageError(
+            f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}",
+            hint="name one: --run ID",
+        )
+    if picture.procs or picture.silent:
+        return
+    others = sum(node.others for node in picture.nodes)
+    hint = "--match finds jobs by their command lines, --run by the name of the run"
+    if others:
+        hint = f"{others} processes of other users fit: --user NAME, with --sudo"
+    raise CouldNotFindOut(f"nothing found on {len(picture.nodes)} nodes: {pick.words()}", hint=hint)
+
+
+def _native(
+    settings: Settings, output: Output, picture: Picture, verdict: Verdict, looks: Looks
+) -> dict[str, str]:
+    """C and Python stacks of one process of each class of suspects, by `node pid`."""
+    from clusterctl.stacks.collect import collect_native
+    from clusterctl.stacks.files import native_text
+
+    chosen: dict[tuple[object, ...], Any] = {}
+    for suspect in verdict.suspects:
+        if suspect.proc is not None and suspect.proc.state not in ("T", "D", None):
+            chosen.setdefault((suspect.proc.role, suspect.proc.stack.coarse), suspect.proc)
+    by_name = {node.name: node for node in settings.nodes()}
+    pids: dict[Any, list[int]] = {}
+    for proc in chosen.values():
+        pids.setdefault(by_name[proc.node], []).append(proc.pid)
+    views = {by_name[view.name]: view.py_spy for view in picture.nodes}
+    pids = {node: found for node, found in pids.items() if views.get(node)}
+    if not pids:
+        return {}
+    fanout = collect_native(
+        pids, settings.transport(), views, sudo=looks.sudo, limits=settings.limits, width=settings.width
+    )  # fmt: skip
+    found = {}
+    for result in output.sweep(fanout, len(pids)):
+        for pid, (threads, error, _) in (result.value or {}).get("native", {}).items():
+            found[f"{result.node.name} {pid}"] = native_text(threads) if threads else error
+    return found
+
+
+def _write_files(
+    output: Output, options: dict[str, Any], picture: Picture, verdict: Verdict, clues: list[Clue],
+    native: dict[str, str],
+) -> None:  # fmt: skip
+    from clusterctl.stacks.files import write_folder, write_speedscope
+
+    try:
+        if options["speedscope"]:
+            write_speedscope(options["speedscope"], picture)
+            output.note(f"profile: {options['speedscope']} (https://www.speedscope.app)")
+        if options["out"]:
+            write_folder(options["out"], picture, verdict, clues, native)
+            output.note(f"all stacks: {options['out']}/index.html")
+    except OSError as error:
+        raise UsageError(f"cannot write: {error}") from None
+
+
+def _show(
+    output: Output, options: dict[str, Any], picture: Picture, verdict: Verdict, clues: list[Clue],
+    native: dict[str, str],
+) -> None:  # fmt: skip
+    from clusterctl.stacks.report import lines, to_json
+
+    if output.json:
+        output.document("dump-stacks", **to_json(picture, verdict, clues), native=native)
+        return
+    if output.quiet:
+        output.line(verdict.headline, "good" if verdict.exit_code == 0 else "bad")
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    shown = lines(
+        picture, verdict, clues, everything=options["everything"], width=width, verbose=output.verbose > 0
+    )  # fmt: skip
+    for text, style in shown:
+        output.line(text, style)
+    for name, text in native.items():
+        output.line(f"native {name}:")
+        for line in text.splitlines():
+            output.line(f"  {line}", "dim")
+
+
+def _show_difference(output: Output, before: Path, after: Path) -> int:
+    from clusterctl.stacks.files import compare_reports, read_report
+
+    found = compare_reports(read_report(before), read_report(after))
+    if output.json:
+        output.document("dump-stacks", diff=found)
+        return 0
+    for entry in found:
+        output.line(f"{entry['mark']} {entry['who']}: {entry['text']}")
+    if not found:
+        output.note("no process stands elsewhere")
+    return 0

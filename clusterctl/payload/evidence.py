@@ -1,0 +1,77 @@
+"""What logs, flight recorders and the kernel say beside the stacks. Part of stacks."""
+
+import os
+import re
+
+LOG_TAIL = 256 << 10
+LOG_LINES = 12  # of one rank
+FLIGHT_BYTES = 4 << 20  # of one rank's dump
+FLIGHT_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+TELLING = re.compile(
+    r"Watchdog caught collective|Timeout at NCCL work|last enqueued|NCCL WARN|Some NCCL operations|"
+    r"taking the entire process down|\[gloo.*(timed out|timeout|closed)|Timed out waiting \d+ms|"
+    r"Connection (closed|reset) by peer|DataLoader worker|CUDA error|ncclSystemError|ncclRemoteError"
+)
+KERNEL = re.compile(
+    r"NVRM: (Xid|GPU)|Out of memory|oom-kill|blocked for more than|not responding|I/O error|"
+    r"lost carrier|EXT4-fs error|XFS .*error|mce:|Hardware Error"
+)
+KERNEL_S = 3600.0
+
+
+def log_lines(pid):
+    """The last lines of a rank's log that tell of a collective, a worker or a device; [] without a file."""
+    try:
+        path = os.readlink("/proc/%d/fd/2" % pid)
+    except OSError:
+        return []
+    if not path.startswith("/") or path.startswith(("/dev/", "/proc/")):
+        return []
+    text = tail_of(path, LOG_TAIL)
+    return [line[:600] for line in text.splitlines() if TELLING.search(line)][-LOG_LINES:]
+
+
+def tail_of(path, size):
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - size))
+            return file.read(size).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def flight_dump(one, rank):
+    """{path, age_s, data (base64 of zlib)} of a rank's flight record; None where there is none."""
+    import base64
+    import time
+    import zlib
+
+    for name in FLIGHT_NAMES:
+        prefix = variable(one, name)
+        if not prefix or rank is None:
+            continue
+        path = "%s%d" % (prefix, rank)
+        try:
+            facts = os.stat(path)
+            with open(path, "rb") as file:
+                data = file.read(FLIGHT_BYTES + 1)
+        except OSError:
+            continue
+        if len(data) > FLIGHT_BYTES:
+            return {"path": path, "age_s": round(time.time() - facts.st_mtime, 1), "data": None}
+        packed = base64.b64encode(zlib.compress(data, 6)).decode()
+        return {"path": path, "age_s": round(time.time() - facts.st_mtime, 1), "data": packed}
+    return None
+
+
+def kernel_lines(uptime_s):
+    """Lines of the last hour of the kernel's log that tell of devices, memory or mounts."""
+    answer = section("dmesg", ["dmesg"], 3.0)
+    SECTIONS.pop("dmesg", None)
+    found = []
+    for line in answer["out"].splitlines():
+        stamp = re.match(r"\[\s*(\d+\.\d+)\]", line)
+        if stamp and uptime_s - float(stamp.group(1)) < KERNEL_S and KERNEL.search(line):
+            found.append([round(uptime_s - float(stamp.group(1)), 1), line[:400]])
+    return found[-20:]

@@ -1,0 +1,238 @@
+"""Stacks and kernel facts of a job's processes on this node, two or more samples. Stops nothing, changes nothing.
+
+ARGS: pick (find.py), samples, interval_s, limit_s (one dump), budget_s (all of it), width (0: by cores),
+py_spy (path or None), carry (the head can send one), blocking; or op native with pids.
+Says `found`, perhaps waits for {"op": "py-spy", "data"} or {"op": "go"}, then `report`, packed.
+"""
+
+import base64
+import json
+import os
+import queue
+import signal
+import threading
+import time
+import zlib
+
+SKIPPED = ("tracker", "shell")  # never Python that waits for something of interest
+FAULT_S = 1.5  # for a signalled trainer to write its stacks
+
+answers = queue.SimpleQueue()  # type: Any
+
+
+def main():
+    # The end of stdin ends this payload with all its tools; a folder of ours goes before.
+    hold_lease(answers.put, leave)
+    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+        signal.signal(getattr(signal, name), lambda *_: leave())
+    try:
+        report = native() if ARGS.get("op") == "native" else collect()
+        packed = base64.b64encode(zlib.compress(json.dumps(report).encode(), 6)).decode()
+        emit({"type": "report", "packed": packed})
+    finally:
+        remove_py_spy()
+
+
+def leave():
+    kill_tools()
+    remove_py_spy()
+    os._exit(0)
+
+
+def native():
+    return {
+        "native": {
+            str(pid): dump(ARGS["py_spy"], pid, ARGS["limit_s"], native=True)
+            for pid in ARGS["pids"]
+        }
+    }
+
+
+def collect():
+    begun = time.monotonic()
+    shot, pids, strangers = find_job(ARGS["pick"])
+    rows = describe_job(shot, pids)
+    py_spy = choose_py_spy(rows, shot) if rows else None
+    table = Table()
+    samples = []
+    started_s = time.monotonic()
+    for number in range(ARGS["samples"] if rows else 0):
+        wait_s = started_s + number * ARGS["interval_s"] - time.monotonic()
+        time.sleep(max(0.0, wait_s))
+        samples.append(sample(rows, shot, table, py_spy, begun))
+    report = {
+        "rows": rows,
+        "others": len(strangers),
+        "machine": machine(),
+        "node": node_facts(),
+        "py_spy": py_spy,
+        "rights": rights(),
+        "samples": samples,
+        "frames": table.frames,
+        "stacks": table.stacks,
+    }
+    report.update(surroundings(rows, shot, table))
+    report["seconds"] = round(time.monotonic() - begun, 3)
+    return report
+
+
+def choose_py_spy(rows, shot):
+    # A job's environment may lie on a mount that hangs.
+    answer = call("py-spy", lambda: find_py_spy(rows, shot, ARGS.get("py_spy")) or "", 3.0)
+    SECTIONS.pop("py-spy", None)
+    path = answer["out"] or None
+    if path is None and ARGS.get("carry"):
+        emit({"type": "found", "processes": len(rows), "machine": os.uname().machine})
+        try:
+            answer = answers.get(timeout=20.0)
+        except queue.Empty:
+            answer = {}
+        if answer.get("op") == "py-spy":
+            path = unpack_py_spy(answer["data"])
+    return path
+
+
+def sample(rows, shot, table, py_spy, begun):
+    """One look at every process: {pid: {facts, threads, how, error, repaired, at_s}} and heartbeats."""
+    todo = queue.SimpleQueue()  # type: Any
+    # Trainers first: should time run out, they are what a verdict needs most.
+    order = {"trainer": 0, "loader": 1}
+    for row in sorted(rows, key=lambda row: order.get(row["role"], 2)):
+        todo.put(row)
+    found = {}  # type: dict
+    lock = threading.Lock()
+
+    def work():
+        while True:
+            try:
+                row = todo.get_nowait()
+            except queue.Empty:
+                return
+            one = look_at(row, shot, table, lock, py_spy, begun)
+            with lock:
+                found[str(row["pid"])] = one
+
+    width = ARGS.get("width") or max(2, min(8, (os.cpu_count() or 2) // 2))
+    at_s = time.monotonic()
+    together([work] * min(width, len(rows)))
+    ask_by_signal(rows, shot, found)
+    return {
+        "at_s": round(at_s - begun, 3),
+        "seconds": round(time.monotonic() - at_s, 3),
+        "processes": found,
+    }
+
+
+def look_at(row, shot, table, lock, py_spy, begun):
+    pid = row["pid"]
+    facts = process(pid)
+    if facts is None or facts.start != row["start"]:
+        return {"state": None}  # ended while we looked
+    at_s = time.monotonic()
+    one = task_facts(pid, deep=row["role"] in ("trainer", "loader")) or {"state": None}
+    one.update(at_s=round(at_s - begun, 3), how="kernel", error="", repaired=False)
+    one["beat"] = heartbeat(shot.seen[pid], pid, row["rank"]) if row["role"] == "trainer" else None
+    one["clip"] = clip(shot.seen[pid], pid)
+    if one["state"] in (None, "Z") or row["role"] in SKIPPED:
+        return one
+    if py_spy is None:
+        one["error"] = "no py-spy here"
+        return one
+    left_s = ARGS["budget_s"] - (time.monotonic() - begun)
+    if left_s <= 0:
+        one["error"] = "time was over"
+        return one
+    limit_s = min(ARGS["limit_s"], left_s)
+    threads, error, repaired = dump(py_spy, pid, limit_s, ARGS.get("blocking", False))
+    one.update(error=error, repaired=repaired, dump_s=round(time.monotonic() - at_s, 3))
+    if threads is not None:
+        one["how"] = "py-spy"
+        with lock:
+            one["threads"] = table.add(threads)
+    return one
+
+
+def ask_by_signal(rows, shot, found):
+    """Where py-spy may not look: our trainer writes its stacks to its log when SIGUSR1 comes.
+
+    Only to processes with our tag that have a handler for it; others would die of the signal, or
+    take it for something else. One log at a time: a rank and its loaders share one.
+    """
+    for row in rows:
+        one = found.get(str(row["pid"]), {})
+        refused = one.get("how") == "kernel" and one.get("error") and one.get("state") not in (None, "T", "D", "Z")  # fmt: skip
+        if not refused or not row["run"] or row["role"] not in ("trainer", "loader"):
+            continue
+        if not handles(row["pid"], signal.SIGUSR1) or "python" not in row["program"]:
+            continue
+        text = faulthandler_text(row)
+        if text:
+            one.update(how="faulthandler", text=text)
+
+
+def faulthandler_text(row):
+    """What a process appends to its stderr after SIGUSR1; "" when that is no file or nothing came."""
+    try:
+        path = os.readlink("/proc/%d/fd/2" % row["pid"])
+        begun_at = os.stat(path).st_size
+        os.kill(row["pid"], signal.SIGUSR1)
+    except OSError:
+        return ""
+    deadline, text = time.monotonic() + FAULT_S, ""
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        with open(path, "rb") as file:
+            file.seek(begun_at)
+            fresh = file.read(1 << 18).decode("utf-8", "replace")
+        if fresh and fresh == text and fresh.endswith("\n"):
+            break  # it has stopped growing
+        text = fresh
+    at = min((text.find(mark) for mark in ("Thread 0x", "Current thread 0x", "Stack (most") if mark in text), default=-1)  # fmt: skip
+    return text[at:] if at >= 0 else ""
+
+
+def surroundings(rows, shot, table):
+    """Logs, flight records, kernel log, open files and source lines, each within its own deadline."""
+    found = {"logs": {}, "flight": {}, "kernel": [], "open": {}, "source": {}}  # type: dict
+    uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def logs():
+        for row in rows:
+            if row["role"] == "trainer":
+                lines = log_lines(row["pid"])
+                if lines:
+                    found["logs"][str(row["pid"])] = lines
+
+    def flight():
+        for row in rows:
+            if row["role"] == "trainer":
+                dumped = flight_dump(shot.seen[row["pid"]], row["rank"])
+                if dumped:
+                    found["flight"][str(row["rank"])] = dumped
+
+    def files():
+        for row in rows:
+            if row["role"] == "loader":
+                paths = open_files(row["pid"])
+                if paths:
+                    found["open"][str(row["pid"])] = paths
+
+    if rows:
+        together(
+            [
+                lambda: call("logs", lambda: logs() or "", 3.0),
+                lambda: call("flight", lambda: flight() or "", 5.0),
+                lambda: call("open", lambda: files() or "", 3.0),
+                lambda: call(
+                    "source",
+                    lambda: found["source"].update(source_lines(table.leaves())) or "",
+                    2.0,
+                ),  # fmt: skip
+                lambda: found["kernel"].extend(kernel_lines(uptime_s)),
+            ]
+        )
+    found["late"] = sorted(
+        name for name, answer in SECTIONS.items() if answer["state"] == "timeout"
+    )
+    # A late reader may still write into its part: what goes home is a copy.
+    return json.loads(json.dumps({**found, "open": dict(found["open"]), "logs": dict(found["logs"]), "flight": dict(found["flight"]), "source": dict(found["source"])}))  # fmt: skip

@@ -1,0 +1,147 @@
+"""Ask every node for its stacks: one ssh each, py-spy carried along where a node has none."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import math
+import platform
+import shutil
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import TransportError
+from clusterctl.fanout import Fanout
+from clusterctl.job import Pick
+from clusterctl.nodes import Node
+from clusterctl.payload import ship
+from clusterctl.stacks.model import unpack
+from clusterctl.transport.base import Limits, Progress, Transport
+
+NATIVE_S = 20.0  # one --native dump of a torch process takes 7 s and stops it meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How processes are looked at."""
+
+    samples: int = 2
+    interval_s: float = 2.0
+    limit_s: float = 2.0  # one py-spy dump
+    width: int = 0  # dumps at a time on one node; 0: half its cores, 2 to 8
+    py_spy: str | None = None  # path on the nodes
+    carry: bool = True
+    blocking: bool = False
+    sudo: bool = False
+
+
+_packing = threading.Lock()
+
+
+@functools.cache
+def _packed_py_spy() -> str | None:
+    """The head's own py-spy for a node that has none; None when there is none here either."""
+    beside = Path(sys.executable).with_name("py-spy")
+    path = str(beside) if beside.is_file() else shutil.which("py-spy")
+    if path is None:
+        return None
+    return base64.b64encode(zlib.compress(Path(path).read_bytes(), 6)).decode()
+
+
+def _py_spy_for(machine: str) -> dict[str, Any]:
+    if machine != platform.machine():
+        return {"op": "go"}  # another processor's program
+    with _packing:  # many nodes may ask at once, the work is done once
+        data = _packed_py_spy()
+    return {"op": "py-spy", "data": data} if data else {"op": "go"}
+
+
+def collect(
+    nodes: Sequence[Node],
+    transport: Transport,
+    pick: Pick,
+    looks: Looks,
+    *,
+    limits: Limits,
+    width: int,
+) -> Fanout[dict[str, Any]]:
+    """A fan-out whose values are the unpacked reports of payload stacks.py."""
+    budget_s = limits.command_s + (looks.samples - 1) * looks.interval_s
+
+    def args(node: Node) -> dict[str, Any]:
+        return {
+            "pick": pick.to_args(node),
+            "samples": looks.samples,
+            "interval_s": looks.interval_s,
+            "limit_s": looks.limit_s,
+            "budget_s": budget_s,
+            "width": looks.width,
+            "py_spy": looks.py_spy,
+            "carry": looks.carry,
+            "blocking": looks.blocking,
+        }
+
+    return _fan_out(nodes, transport, args, budget_s + 10.0, looks.sudo, limits, width)
+
+
+def collect_native(
+    pids: Mapping[Node, Sequence[int]],
+    transport: Transport,
+    py_spy: Mapping[Node, str | None],
+    *,
+    sudo: bool,
+    limits: Limits,
+    width: int,
+) -> Fanout[dict[str, Any]]:
+    """Native stacks of a few processes: each is stopped for seconds, checked afterwards and woken."""
+
+    def args(node: Node) -> dict[str, Any]:
+        return {
+            "op": "native",
+            "pids": list(pids[node]),
+            "py_spy": py_spy[node],
+            "limit_s": NATIVE_S,
+        }
+
+    patience_s = max((len(found) for found in pids.values()), default=0) * NATIVE_S + 5.0
+    return _fan_out(list(pids), transport, args, patience_s, sudo, limits, width)
+
+
+def _fan_out(
+    nodes: Sequence[Node], transport: Transport, args: Any, patience_s: float, sudo: bool,
+    limits: Limits, width: int,
+) -> Fanout[dict[str, Any]]:  # fmt: skip
+    def work(node: Node, progress: Progress) -> dict[str, Any]:
+        connection = transport.connect(node, limits, progress)
+        try:
+            held = ship.stream(connection, "stacks", args(node), sudo=sudo)
+            with held:
+                return _converse(held, patience_s)
+        finally:
+            connection.close()
+
+    one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + patience_s
+    waves = max(1, math.ceil(len(nodes) / width))
+    return Fanout(nodes, work, deadline_s=limits.run_s or one_s * waves, width=width)
+
+
+def _converse(held: ship.PayloadStream, patience_s: float) -> dict[str, Any]:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            message = held.receive(max(0.0, deadline - time.monotonic()))
+        except EOFError:
+            said = held.stderr_tail().strip().splitlines()
+            raise TransportError("command", f"the payload ended: {said[-1] if said else 'no word'}") from None  # fmt: skip
+        if message is None:
+            raise TransportError("command", f"no stacks in {patience_s:g} s")
+        if message["type"] == "found":
+            held.send(_py_spy_for(message["machine"]))
+        elif message["type"] == "report":
+            return unpack(message["packed"])

@@ -1,0 +1,175 @@
+"""What --out and --speedscope write, and --diff reads: one text per process, a report, a page, a profile."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.stacks.evidence import Clue
+from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.page import page
+from clusterctl.stacks.report import to_json
+from clusterctl.stacks.verdict import Verdict
+
+
+def write_folder(
+    folder: Path,
+    picture: Picture,
+    verdict: Verdict,
+    clues: Sequence[Clue],
+    native: Mapping[str, str],
+) -> None:
+    """DIR/NODE/RANK-ROLE-PID.txt for every process, report.json and index.html. Raises OSError."""
+    for node in picture.nodes:
+        place = folder / _safe(node.name)
+        place.mkdir(parents=True, exist_ok=True)
+        if node.silent is not None:
+            (place / "no-answer.txt").write_text(node.silent + "\n", encoding="utf-8")
+        for proc in node.procs:
+            text = process_text(proc)
+            more = native.get(f"{proc.node} {proc.pid}")
+            text += f"\nnative:\n{more}\n" if more else ""
+            (place / file_name(proc)).write_text(text, encoding="utf-8")
+    document = {"schema": 1, "command": "dump-stacks", **to_json(picture, verdict, clues)}
+    (folder / "report.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
+    (folder / "index.html").write_text(page(document), encoding="utf-8")
+
+
+def file_name(proc: Proc) -> str:
+    """`0064-loader7-5862.txt`: sorted by rank, and no two alike on one node."""
+    rank = "norank" if proc.rank is None else f"{proc.rank:04d}"
+    index = "" if proc.index is None else str(proc.index)
+    return f"{rank}-{proc.role}{index}-{proc.pid}.txt"
+
+
+def _safe(name: str) -> str:
+    text = re.sub(r"[^\w.,:@+-]", "_", name)
+    return text if text.strip(".") else "_" + text
+
+
+def process_text(proc: Proc) -> str:
+    """A process as py-spy would print it, with the kernel's word and the progress above."""
+    lines = [
+        f"{proc.label}  pid {proc.pid} on {proc.node}: {proc.program}",
+        f"state {proc.state}  {proc.kind}  {proc.progress}  {proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s  by {proc.how}",
+    ]
+    if proc.error:
+        lines.append(f"error: {proc.error}")
+    if proc.beat:
+        lines.append(
+            f"heartbeat: step {proc.beat['step']}, {proc.beat['phase']}, {proc.beat['age_s']} s old"
+        )
+    if proc.clip:
+        lines.append(f"decodes {proc.clip['path']} for {proc.clip['age_s']} s")
+    lines += [f"open: {path}" for path in proc.files]
+    if proc.wchan or proc.kernel_stack:
+        lines.append(f"kernel: {proc.wchan or ''}")
+        lines += [f"    {line}" for line in (proc.kernel_stack or "").splitlines()]
+    for thread in proc.threads:
+        gil = ", GIL" if thread.owns_gil else ""
+        lines.append(f'Thread {thread.tid} ({thread.kind}{gil}): "{thread.name}"')
+        lines += [f"    {f.function} ({f.path}:{f.line})" for f in thread.stack.frames]
+    return "\n".join(lines) + "\n"
+
+
+def native_text(threads: Sequence[Mapping[str, Any]]) -> str:
+    """py-spy's --native threads as text, innermost frame first."""
+    lines = []
+    for thread in threads:
+        lines.append(f'Thread {thread.get("os_thread_id")} "{thread.get("thread_name") or ""}"')
+        for frame in thread["frames"]:
+            where = frame.get("short_filename") or frame.get("module") or frame["filename"]
+            lines.append(
+                f"    {frame['name']} ({where}{':' + str(frame['line']) if frame.get('line') else ''})"
+            )
+    return "\n".join(lines)
+
+
+def write_speedscope(path: Path, picture: Picture) -> None:
+    """A sampled profile whose weights are processes: the widest tower is where most stand."""
+    frames: dict[tuple[str, str, int], int] = {}
+    weights: Counter[tuple[int, ...]] = Counter()
+    for proc in picture.procs:
+        chain = [(proc.role, "", 0)]
+        chain += [(f.function, f.path, f.line) for f in reversed(proc.stack.frames)]
+        weights[tuple(frames.setdefault(frame, len(frames)) for frame in chain)] += 1
+    rows = [
+        {"name": name, **({"file": file, "line": line} if file else {})}
+        for name, file, line in frames
+    ]
+    document = {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": "clusterctl dump-stacks",
+        "shared": {"frames": rows},
+        "profiles": [
+            {
+                "type": "sampled",
+                "name": "processes",
+                "unit": "none",
+                "startValue": 0,
+                "endValue": sum(weights.values()),
+                "samples": [list(stack) for stack in weights],
+                "weights": list(weights.values()),
+            }
+        ],
+    }
+    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A --json file or the report of an --out folder. Raises `UsageError`."""
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: {error}") from None
+    if not isinstance(document, dict) or "nodes" not in document or "classes" not in document:
+        raise UsageError(f"{file} is no report of dump-stacks")
+    return document
+
+
+def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What stands elsewhere, is new or gone, and what has not moved from one report to the other."""
+    old, new = _places(before), _places(after)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for key in dict.fromkeys([*old, *new]):
+        was, now = old.get(key), new.get(key)
+        if was is None:
+            change = ("+", f"new, {now}")
+        elif now is None:
+            change = ("-", f"gone, was in {was}")
+        elif was == now:
+            change = ("=", now)
+        else:
+            change = ("~", f"{was}  ->  {now}")
+        groups.setdefault(change, []).append(key)
+    order = "~+-="
+    found = [
+        {"mark": mark, "who": _short(names), "text": text} for (mark, text), names in groups.items()
+    ]
+    return sorted(found, key=lambda entry: (order.index(entry["mark"]), entry["who"]))
+
+
+def _places(report: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for node in report["nodes"]:
+        for proc in node["processes"]:
+            rank = "" if proc["rank"] is None else f"rank {proc['rank']} "
+            index = "" if proc["index"] is None else f" {proc['index']}"
+            main = next((t for t in proc["threads"] if t["tid"] == proc["pid"]), None)
+            main = main or (proc["threads"][0] if proc["threads"] else None)
+            frames = main["frames"] if main else []
+            place = " <- ".join([f"{f[0]} {f[1].rpartition('/')[2]}:{f[2]}" for f in frames[:2]])
+            found[f"{rank}{proc['role']}{index} pid {proc['pid']} ({node['node']})"] = (
+                f"{proc['kind']} {place or '(no stack)'}"
+            )
+    return found
+
+
+def _short(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,161 @@
+"""Frames and stacks: where a thread stands, without the interpreter's own beginnings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+_ROOTS = re.compile(r".*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
+
+# What every thread begins with. Outside of these nothing tells anything; a forked worker even
+# carries its parent's frames there.
+_CUT = (
+    ("_bootstrap", "multiprocessing/process.py"),
+    ("_bootstrap", "threading.py"),
+    ("_bootstrap_inner", "threading.py"),
+    ("_run_module_as_main", "<frozen runpy>"),
+    ("_run_module_as_main", "runpy.py"),
+    ("<module>", None),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call. `path` is relative to the environment or the library, or as py-spy shortens it."""
+
+    function: str  # the last word of the qualified name: py-spy tells it only from Python 3.11 on
+    path: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.function} {self.path.rsplit('/', 1)[-1]}:{self.line}"
+
+
+def make_frame(function: str, filename: str, short: str, line: int) -> Frame:
+    """A frame of py-spy's: `Connection._recv`, /opt/…/lib/python3.11/multiprocessing/connection.py."""
+    name = function if function.startswith("<") else function.rsplit(".", 1)[-1]
+    found = _ROOTS.match(filename)
+    return Frame(name, filename[found.end() :] if found else short, line)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Frames from the innermost outwards; `source` is the text of the innermost frame's line."""
+
+    frames: tuple[Frame, ...]
+    source: str = ""
+
+    @cached_property
+    def coarse(self) -> tuple[tuple[str, str], ...]:
+        """Functions without lines: what a loop keeps while it turns."""
+        return tuple((frame.function, frame.path) for frame in self.frames)
+
+    @cached_property
+    def owner(self) -> int:
+        """Index of the first frame, from within, that is of no library: the user's line."""
+        for index, frame in enumerate(self.frames):
+            if not is_library(frame.path):
+                return index
+        return max(0, len(self.frames) - 1)
+
+    def text(self, site: int = 0, limit: int = 4) -> str:
+        """`all_reduce distributed_c10d.py:3252 <- step train.py:17 <- main`.
+
+        The frame that says what it waits for, then the user's own frames: what lies between them
+        is torch's and the library's way of saying the same.
+        """
+        if not self.frames:
+            return "no Python frame"
+        words, located = [str(self.frames[site])], not is_library(self.frames[site].path)
+        for frame in self.frames[site + 1 :]:
+            if not is_library(frame.path):
+                words.append(frame.function if located else str(frame))
+                located = True
+        if not located:  # nothing of the user's: a library's own process
+            words += [frame.function for frame in self.frames[site + 1 :]]
+        short = [word for i, word in enumerate(words) if i == 0 or word != words[i - 1]]
+        return " <- ".join([*short[:limit], *(["…"] if len(short) > limit else [])])
+
+
+_LIBRARIES = re.compile(
+    r"^(torch|torchvision|colossalai|numpy|av|PIL|multiprocessing|threading|queue|selectors|socket|ssl|"
+    r"contextlib|functools|concurrent|asyncio|subprocess|json|pickle|shutil|importlib|http|urllib|"
+    r"urllib3|requests|wandb|tqdm|safetensors|transformers|diffusers|accelerate|deepspeed|einops|"
+    r"runpy|<frozen|_|abc|copy|os|time|tempfile)\b"
+)
+
+
+def is_library(path: str) -> bool:
+    """Whether a file belongs to Python or an installed package that training code stands on."""
+    return bool(_LIBRARIES.match(path))
+
+
+def trim(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """Frames from the innermost up to the first that merely started the thread."""
+    kept: list[Frame] = []
+    for frame in frames:
+        for function, path in _CUT:
+            if frame.function == function and path in (None, frame.path):
+                # A script's own <module> is kept when nothing else would be left.
+                return tuple(kept or [frame])
+        if not (frame.function == "run" and frame.path in ("threading.py", "multiprocessing/process.py")):  # fmt: skip
+            kept.append(frame)
+    return tuple(kept)
+
+
+class Book:
+    """Stacks of all nodes, each kept once: equal ones are the same object."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[tuple[tuple[Frame, ...], str], Stack] = {}
+        self._frames: dict[tuple[str, str, str, int], Frame] = {}
+
+    def stacks(
+        self, frames: Sequence[Sequence[object]], stacks: Sequence[Sequence[int]], source: dict[str, str]
+    ) -> list[Stack]:  # fmt: skip
+        """Stacks of a node's answer (payload/frames.py) in its numbering."""
+        made: list[Frame] = []
+        for function, filename, short, line in frames:
+            key = (str(function), str(filename), str(short), int(str(line)))
+            if key not in self._frames:
+                self._frames[key] = make_frame(*key)
+            made.append(self._frames[key])
+        found = []
+        for stack in stacks:
+            text = ""
+            if stack:
+                _, filename, _, line = frames[stack[0]]
+                text = source.get(f"{filename}:{line}", "")
+            found.append(self.keep(trim(made[number] for number in stack), text))
+        return found
+
+    def keep(self, frames: tuple[Frame, ...], source: str = "") -> Stack:
+        key = (frames, source)
+        if key not in self._stacks:
+            self._stacks[key] = Stack(frames, source)
+        return self._stacks[key]
+
+
+_FAULT_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*?)\])? \(most recent")
+
+
+def parse_faulthandler(text: str) -> list[tuple[str, list[Frame]]]:
+    """(thread name or "", frames) of a dump by Python's faulthandler; the last one is the main thread.
+
+    Never raises; what is cut off is left out.
+    """
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        found = _FAULT_THREAD.match(line)
+        if found:
+            threads.append((found[2] or "", []))
+        elif line.startswith("Stack (most recent"):
+            threads.append(("", []))
+        elif threads and (frame := _FAULT_FRAME.match(line)):
+            filename, number, function = frame.groups()
+            short = "/".join(filename.rsplit("/", 2)[-2:])
+            threads[-1][1].append(make_frame(function, filename, short, int(number)))
+    return threads

@@ -1,0 +1,353 @@
+"""What was found of a job: every process with its stack, its progress and the kernel's word."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterctl.fanout import NodeResult
+from clusterctl.stacks import sites as kinds
+from clusterctl.stacks.frames import Book, Stack, parse_faulthandler
+from clusterctl.stacks.sites import Sites
+
+TICK_S = 0.01  # SC_CLK_TCK is 100 on every Linux we know
+STUCK, SPINNING, MOVING, GONE, UNSURE = "stuck", "spinning", "moving", "gone", "unsure"
+_STORAGE = re.compile(
+    r"fuse|request_wait_answer|nfs|rpc_wait|cifs|smb|ceph|lustre|ll_|gpfs|folio_wait|wait_on_page|io_schedule|"
+    r"blk_|jbd2|xfs_|ext4_|rq_qos"
+)
+_FROZEN = re.compile(r"refrigerator|cgroup_freez")
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread as it stood in the last sample."""
+
+    tid: int
+    name: str
+    stack: Stack
+    kind: str
+    owns_gil: bool
+
+
+@dataclass(slots=True)
+class Proc:
+    """One process over all samples."""
+
+    node: str
+    pid: int
+    ppid: int
+    rank: int | None
+    role: str
+    index: int | None
+    user: str
+    program: str
+    state: str | None  # of the last sample: R S D T Z; None: gone
+    kind: str
+    stack: Stack
+    progress: str
+    cpu_share: float  # of the whole process between first and last sample, 1 is one core
+    seconds: float  # between its first and last sample
+    how: str  # py-spy, faulthandler, kernel
+    error: str
+    threads: tuple[Thread, ...] = ()
+    wchan: str | None = None
+    kernel_stack: str | None = None
+    beats: tuple[dict[str, Any], ...] = ()  # of each sample that had one
+    clip: dict[str, Any] | None = None
+    files: tuple[str, ...] = ()
+    repaired: bool = False
+    owns_gil: bool = False
+    samples: tuple[Stack, ...] = ()
+    site_index: int = 0  # of the frame that told the kind
+
+    def where(self, limit: int = 4) -> str:
+        """The site and the user's frames around it; from the innermost frame for its own code."""
+        own = self.kind in (kinds.WORK, kinds.CHECKPOINT, kinds.CODE, kinds.LOG)
+        return self.stack.text(0 if own else self.site_index, limit)
+
+    @property
+    def label(self) -> str:
+        """`rank 64 loader 7`."""
+        words = [] if self.rank is None else [f"rank {self.rank}"]
+        return " ".join([*words, self.role, *([] if self.index is None else [str(self.index)])])
+
+    @property
+    def beat(self) -> dict[str, Any] | None:
+        return self.beats[-1] if self.beats else None
+
+    @property
+    def waits_for_peers(self) -> bool:
+        return self.kind in kinds.WAITS_FOR_PEERS
+
+    @property
+    def is_frozen(self) -> bool:
+        text = f"{self.wchan or ''} {(self.kernel_stack or '').splitlines()[:1]}"
+        return bool(_FROZEN.search(text))
+
+    @property
+    def in_storage(self) -> bool:
+        """Sleeps in the kernel for a file system or disk."""
+        text = f"{self.wchan or ''} {' '.join((self.kernel_stack or '').splitlines()[:6])}"
+        return self.state == "D" and bool(_STORAGE.search(text)) and not self.is_frozen
+
+    def file(self) -> str | None:
+        """The file it works on: what our decoder says, else the first it has open."""
+        if self.clip:
+            return str(self.clip["path"])
+        return self.files[0] if self.files else None
+
+
+@dataclass(slots=True)
+class NodeView:
+    """What one node said; `silent` says why it said nothing."""
+
+    name: str
+    procs: list[Proc] = field(default_factory=list)
+    silent: str | None = None
+    py_spy: str | None = None
+    rights: dict[str, Any] = field(default_factory=dict)
+    logs: dict[int, list[str]] = field(default_factory=dict)  # by rank
+    flight: dict[int, dict[str, Any]] = field(default_factory=dict)  # by rank
+    kernel: list[tuple[float, str]] = field(default_factory=list)  # (age in s, line)
+    seconds: float = 0.0
+    late: list[str] = field(default_factory=list)
+    others: int = 0
+
+
+@dataclass(slots=True)
+class Picture:
+    """A job on all nodes at one time."""
+
+    nodes: list[NodeView]
+    world: int | None
+    runs: tuple[str, ...]
+    interval_s: float
+    samples: int
+    seconds: float
+    sites: Sites
+    taken_s: float = 0.0  # unix time, for people
+
+    @property
+    def procs(self) -> list[Proc]:
+        return [proc for node in self.nodes for proc in node.procs]
+
+    @property
+    def trainers(self) -> list[Proc]:
+        """One process per rank, in order of rank."""
+        found = [p for p in self.procs if p.role == "trainer"]
+        return sorted(found, key=lambda p: (p.rank is None, p.rank or 0, p.pid))
+
+    @property
+    def silent(self) -> list[NodeView]:
+        return [node for node in self.nodes if node.silent is not None]
+
+    def loaders(self, trainer: Proc) -> list[Proc]:
+        """Loader processes of a trainer: its children, or by rank where a fork server is between."""
+        mine = [p for p in self.procs if p.role == "loader" and p.node == trainer.node]
+        own = [p for p in mine if p.ppid == trainer.pid]
+        return own or [p for p in mine if trainer.rank is not None and p.rank == trainer.rank]
+
+
+def unpack(packed: str) -> dict[str, Any]:
+    """The report that payload stacks.py sent in one packed line."""
+    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return found
+
+
+def read_picture(
+    results: Sequence[NodeResult[dict[str, Any]]],
+    sites: Sites,
+    *,
+    interval_s: float,
+    samples: int,
+    seconds: float = 0.0,
+    taken_s: float = 0.0,
+) -> Picture:
+    """Reports of all nodes as one picture. A process that two names of one machine show stands once."""
+    book, nodes, runs = Book(), [], {}
+    world: int | None = None
+    taken: set[tuple[str, int, int]] = set()
+    for result in results:
+        name = result.node.name
+        if result.value is None:
+            assert result.unreachable is not None
+            nodes.append(NodeView(name, silent=result.unreachable.sentence()))
+            continue
+        report = result.value
+        rows = []
+        for row in report["rows"]:
+            key = (str(report.get("machine")), row["pid"], row["start"])
+            if key not in taken:
+                taken.add(key)
+                rows.append(row)
+                world = max(world or 0, row["world"] or 0) or None
+                if row["run"]:
+                    runs[row["run"]] = True
+        nodes.append(_read_node(name, report, rows, book, sites))
+    return Picture(nodes, world, tuple(runs), interval_s, samples, seconds, sites, taken_s)
+
+
+def _read_node(
+    name: str, report: dict[str, Any], rows: Sequence[dict[str, Any]], book: Book, sites: Sites
+) -> NodeView:
+    stacks = book.stacks(report["frames"], report["stacks"], report.get("source", {}))
+    view = NodeView(
+        name,
+        py_spy=report.get("py_spy"),
+        rights=report.get("rights", {}),
+        kernel=[(age, line) for age, line in report.get("kernel", ())],
+        flight={int(rank): dump for rank, dump in report.get("flight", {}).items()},
+        seconds=report.get("seconds", 0.0),
+        late=report.get("late", []),
+        others=report.get("others", 0),
+    )
+    for row in rows:
+        key = str(row["pid"])
+        looks = [sample["processes"].get(key) for sample in report["samples"]]
+        looks = [look for look in looks if look]
+        files = report.get("open", {}).get(key, ())
+        proc = _read_proc(name, row, looks, files, stacks, book, sites)
+        view.procs.append(proc)
+        lines = report.get("logs", {}).get(key)
+        if lines and proc.rank is not None:
+            view.logs[proc.rank] = lines
+    return view
+
+
+def _read_proc(
+    node: str, row: dict[str, Any], looks: Sequence[dict[str, Any]], files: Sequence[str],
+    stacks: Sequence[Stack], book: Book, sites: Sites,
+) -> Proc:  # fmt: skip
+    pid = row["pid"]
+    last: dict[str, Any] = looks[-1] if looks else {"state": None}
+    dumps = [_threads(look, pid, stacks, book, sites) for look in looks]
+    dumped = [threads for threads in dumps if threads]
+    mains = [_main(threads, pid) for threads in dumped]
+    main = mains[-1] if mains else None
+    stack = main.stack if main else book.keep(())
+    kind = main.kind if main else kinds.UNKNOWN
+    if kind == kinds.BACKWARD and main is not None:
+        # Backward runs the hooks of other threads when there is a device: a collective stands there.
+        for thread in dumped[-1]:
+            if thread.tid != main.tid and thread.kind in kinds.WAITS_FOR_PEERS:
+                stack, kind = thread.stack, thread.kind
+    seconds = last.get("at_s", 0.0) - looks[0].get("at_s", 0.0) if len(looks) > 1 else 0.0
+    proc = Proc(
+        node=node,
+        pid=pid,
+        ppid=row["ppid"],
+        rank=row["rank"],
+        role=row["role"],
+        index=row["index"],
+        user=row["user"],
+        program=row["program"],
+        state=last.get("state"),
+        kind=kind,
+        stack=stack,
+        progress=UNSURE,
+        cpu_share=_ticks(looks, None) * TICK_S / seconds if seconds > 0 else 0.0,
+        seconds=seconds,
+        how=last.get("how", "kernel"),
+        error=last.get("error", ""),
+        threads=dumped[-1] if dumped else (),
+        wchan=last.get("wchan"),
+        kernel_stack=last.get("stack"),
+        beats=tuple(look["beat"] for look in looks if look.get("beat")),
+        clip=last.get("clip"),
+        files=tuple(files),
+        repaired=any(look.get("repaired") for look in looks),
+        owns_gil=main.owns_gil if main else False,
+        samples=tuple(m.stack for m in mains),
+        site_index=sites.match(stack),
+    )
+    _correct_role(proc)
+    proc.progress = _progress(proc, looks)
+    return proc
+
+
+def _threads(
+    look: dict[str, Any], pid: int, stacks: Sequence[Stack], book: Book, sites: Sites
+) -> tuple[Thread, ...]:
+    if look.get("threads"):
+        found = []
+        for tid, name, number, _active, gil in look["threads"]:
+            stack = stacks[number]
+            found.append(Thread(tid, name or "", stack, sites.kind(stack), gil))
+        return tuple(found)
+    if look.get("text"):
+        from clusterctl.stacks.frames import trim
+
+        dumped = parse_faulthandler(look["text"])
+        made = []
+        for place, (name, frames) in enumerate(dumped):
+            stack = book.keep(trim(frames))
+            # faulthandler names threads by address; the main thread comes last.
+            tid = pid if place == len(dumped) - 1 else -1 - place
+            made.append(Thread(tid, name, stack, sites.kind(stack), False))
+        return tuple(made)
+    return ()
+
+
+def _main(threads: Sequence[Thread], pid: int) -> Thread:
+    for thread in threads:
+        if thread.tid == pid or thread.name == "MainThread":
+            return thread
+    return threads[0]
+
+
+def _correct_role(proc: Proc) -> None:
+    """A stack knows better than a name what a forked child is for."""
+    functions = {frame.function for stack in proc.samples for frame in stack.frames}
+    if proc.role in ("loader", "helper"):
+        if "_worker_loop" in functions:
+            proc.role = "loader"
+        elif proc.role == "loader" and proc.kind == kinds.CHECKPOINT:
+            proc.role = "writer"
+
+
+def _ticks(looks: Sequence[dict[str, Any]], tid: int | None) -> int:
+    """CPU ticks between first and last look, of one thread or all."""
+    if len(looks) < 2 or not looks[0].get("tasks") or not looks[-1].get("tasks"):
+        return 0
+    first, last = looks[0]["tasks"], looks[-1]["tasks"]
+    names = [str(tid)] if tid is not None else list(last)
+    return sum(max(0, last[n][1] - (first[n][1] if n in first else 0)) for n in names if n in last)
+
+
+def _switches(looks: Sequence[dict[str, Any]], pid: int) -> int:
+    first, last = (look.get("tasks") or {} for look in (looks[0], looks[-1]))
+    name = str(pid)
+    return max(0, last[name][2] - first[name][2]) if name in first and name in last else 0
+
+
+def _progress(proc: Proc, looks: Sequence[dict[str, Any]]) -> str:
+    """stuck: same stack, no CPU, no switch; spinning: same functions, CPU burnt; else moving.
+
+    A thread that wakes once a second to look at a clock does not move, nor does one that a dump
+    makes tick: hence the small allowances.
+    """
+    if proc.state in (None, "Z") or any(look.get("state") is None for look in looks):
+        return GONE
+    if len(looks) < 2 or proc.seconds <= 0:
+        return UNSURE
+    ticks, switches = _ticks(looks, proc.pid), _switches(looks, proc.pid)
+    share = ticks * TICK_S / proc.seconds
+    if proc.kind == kinds.BACKWARD:
+        share = max(share, proc.cpu_share)  # the work is done by the other threads
+    quiet = ticks <= max(1.0, 2.0 * proc.seconds) and switches <= max(2.0, 2.0 * proc.seconds)
+    same = len(set(proc.samples)) == 1 if len(proc.samples) > 1 else None
+    if same is None:  # no stacks: the kernel alone tells
+        return STUCK if quiet else SPINNING if share > 0.9 and not switches else UNSURE
+    if same and quiet:
+        return STUCK
+    # Who burns CPU gives it up to nobody; on a crowded machine its share may be small all the same.
+    burns = share >= 0.5 or (share >= 0.1 and switches <= max(2.0, 2.0 * proc.seconds))
+    if burns and len({stack.coarse for stack in proc.samples}) == 1:
+        return SPINNING
+    return MOVING

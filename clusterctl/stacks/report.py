@@ -1,0 +1,213 @@
+"""The screen: one header, the verdict, a line for each class, what to do. Fits 80x24 for 24 nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from clusterctl.job import fold_ranks
+from clusterctl.nodes import fold
+from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull, shown_threads
+from clusterctl.stacks.evidence import Clue
+from clusterctl.stacks.model import GONE, Picture, Proc
+from clusterctl.stacks.verdict import Verdict
+
+Line = tuple[str, str | None]  # text and style
+MAX_CLASSES = 8
+
+
+def header(picture: Picture) -> str:
+    """`192 ranks on 24 nodes, 3264 processes, 2 samples 2.0 s apart, 4.1 s; 0 nodes silent`."""
+    ranks = len({p.rank for p in picture.trainers if p.rank is not None and p.progress != GONE})
+    count = len(picture.nodes)
+    silent = len(picture.silent)
+    words = [
+        f"{ranks or len(picture.trainers)} ranks on {count} nodes, {len(picture.procs)} processes",
+        f"{picture.samples} samples {picture.interval_s:.1f} s apart",
+        f"{picture.seconds:.1f} s",
+    ]
+    return f"{', '.join(words)}; {silent} nodes silent"
+
+
+def lines(
+    picture: Picture, verdict: Verdict, clues: Sequence[Clue], *, everything: bool = False, width: int = 0,
+    verbose: bool = False,
+) -> Iterator[Line]:  # fmt: skip
+    """The report. `width` 0 does not cut lines (a pipe)."""
+    found = classes(picture, verdict)
+    shown = found if everything else [one for one in found if not is_dull(one)]
+    dull = [one for one in found if one not in shown]
+    more = shown[MAX_CLASSES:] if not everything else []
+    shown = shown[: len(shown) - len(more)]
+
+    yield header(picture), None
+    good = verdict.kind == "moving"
+    yield from _wrap(
+        f"{verdict.headline} ({verdict.confidence} confidence)", "good" if good else "bad", width
+    )
+    rows = [_row(one) for one in shown]
+    who_width = max((len(row[0]) for row in rows), default=0)
+    kind_width = max((len(row[1]) for row in rows), default=0)
+    for one, (who, kind, site, count) in zip(shown, rows, strict=True):
+        text = f" {'>' if one.suspect else ' '} {who:{who_width}}  {kind:{kind_width}}  {site}"
+        yield _fit(text, f"  {count}", width), "bold" if one.suspect else None
+        if everything:
+            for name, stack in shown_threads(one.first):
+                yield f"       {name or 'thread'}: {stack}", "dim"
+    if more:
+        yield (
+            f"   and {len(more)} more classes of {sum(len(one.procs) for one in more)} processes (--all)",
+            "dim",
+        )
+    hidden = hidden_line(dull, picture)
+    if hidden:
+        yield f"   {hidden}", "dim"
+    limit = len(verdict.evidence) if everything or verbose else 3
+    for text in verdict.evidence[:limit]:
+        yield _fit(f"because {text}", "", width), None
+    for clue in clues[: None if everything else 3]:
+        yield _fit(f"{clue.source}: {clue.text}", "", width), "warn"
+    for text in verdict.next_steps[: None if everything else 3]:
+        yield _fit(f"next: {text}", "", width), None
+    for text in permission_lines(picture):
+        yield from _wrap(text, "warn", width)
+
+
+def _row(one: Class) -> tuple[str, str, str, str]:
+    proc = one.first
+    kind = proc.kind
+    if proc.state in ("T", "t", "D", "Z"):
+        kind += f" {proc.state}"
+    progress = proc.progress
+    if progress == "stuck" and proc.beat and proc.beat["age_s"] >= 1:
+        progress += f" {proc.beat['age_s']:.0f} s"
+    elif progress == "stuck" and proc.clip:
+        progress += f" {proc.clip['age_s']:.0f} s"
+    site = proc.where() if proc.stack.frames else proc.error or "no Python stack"
+    file = proc.file() if one.suspect and proc.role == "loader" else None
+    return (
+        one.who(),
+        f"{kind} {progress}",
+        site + (f"  {file}" if file else ""),
+        f"[{len(one.procs)}]",
+    )
+
+
+def _fit(text: str, end: str, width: int) -> str:
+    if not width or len(text) + len(end) <= width:
+        return text + end
+    return text[: max(0, width - len(end) - 1)] + "…" + end
+
+
+def _wrap(text: str, style: str | None, width: int) -> Iterator[Line]:
+    import textwrap
+
+    for line in textwrap.wrap(text, width, subsequent_indent="  ") if width else [text]:
+        yield line, style
+
+
+def permission_lines(picture: Picture) -> list[str]:
+    """What to allow where py-spy was refused or is missing; equal nodes together."""
+    groups: dict[str, list[str]] = {}
+    for node in picture.nodes:
+        refused = [
+            p
+            for p in node.procs
+            if p.role in ("trainer", "loader") and p.error and p.how != "py-spy"
+        ]
+        if not refused:
+            continue
+        groups.setdefault(_advice(node.rights, refused[0], node.py_spy), []).append(node.name)
+    return [f"{fold(names)}: {advice}" for advice, names in groups.items()]
+
+
+def _advice(rights: dict[str, Any], proc: Proc, py_spy: str | None) -> str:
+    instead = (
+        "stacks by the trainer's own signal handler"
+        if proc.how == "faulthandler"
+        else "kernel facts only"
+    )
+    if py_spy is None:
+        return f"no py-spy there ({instead}): pip install py-spy in the training environment, or --py-spy PATH"
+    if "ermission" not in proc.error and "ptrace" not in proc.error:
+        return f"py-spy: {proc.error} ({instead})"
+    scope = rights.get("scope")
+    if scope:
+        return (
+            f"py-spy may not look (kernel.yama.ptrace_scope = {scope}; {instead}): --sudo, or as root "
+            "sysctl kernel.yama.ptrace_scope=0"
+        )
+    return f"py-spy may not look ({instead}): --sudo, or in a container --cap-add SYS_PTRACE"
+
+
+def to_json(picture: Picture, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
+    """All of it for --json; classes as on the screen, every process beside them."""
+    return {
+        "verdict": verdict.to_json(),
+        "exit_code": verdict.exit_code,
+        "world": picture.world,
+        "runs": list(picture.runs),
+        "samples": picture.samples,
+        "interval_s": picture.interval_s,
+        "seconds": round(picture.seconds, 3),
+        "taken_s": picture.taken_s,
+        "clues": [clue.to_json() for clue in clues],
+        "classes": [
+            {
+                "who": one.who(),
+                "role": one.first.role,
+                "kind": one.first.kind,
+                "progress": one.first.progress,
+                "suspect": one.suspect,
+                "count": len(one.procs),
+                "ranks": fold_ranks(p.rank for p in one.procs if p.rank is not None),
+                "nodes": one.nodes,
+                "frames": [f"{f.function} {f.path}:{f.line}" for f in one.first.stack.frames],
+            }
+            for one in classes(picture, verdict)
+        ],
+        "nodes": [
+            {
+                "node": node.name,
+                "silent": node.silent,
+                "py_spy": node.py_spy,
+                "seconds": node.seconds,
+                "late": node.late,
+                "processes": [_proc_json(proc) for proc in node.procs],
+            }
+            for node in picture.nodes
+        ],
+    }
+
+
+def _proc_json(proc: Proc) -> dict[str, Any]:
+    return {
+        "pid": proc.pid,
+        "rank": proc.rank,
+        "role": proc.role,
+        "index": proc.index,
+        "user": proc.user,
+        "program": proc.program,
+        "state": proc.state,
+        "kind": proc.kind,
+        "progress": proc.progress,
+        "cpu_share": round(proc.cpu_share, 3),
+        "how": proc.how,
+        "error": proc.error,
+        "wchan": proc.wchan,
+        "kernel_stack": proc.kernel_stack,
+        "beat": proc.beat,
+        "clip": proc.clip,
+        "files": list(proc.files),
+        "repaired": proc.repaired,
+        "threads": [
+            {
+                "tid": thread.tid,
+                "name": thread.name,
+                "kind": thread.kind,
+                "owns_gil": thread.owns_gil,
+                "frames": [[f.function, f.path, f.line] for f in thread.stack.frames],
+            }
+            for thread in proc.threads
+        ],
+    }

@@ -1,0 +1,107 @@
+"""A running gloo job for tests, its ranks spread over the names of nodes that are this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from clusterctl.cli import run
+from clusterctl.job import Pick
+from tests.clusterctl.jobs.trees import wait_until
+
+HERE = Path(__file__).parent
+REPO = HERE.parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class GlooJob:
+    """Ranks of gloo_trainer.py; `order` tells them what to do wrong."""
+
+    def __init__(self, folder: Path, nodes: list[str], world: int, workers: int = 2) -> None:
+        self.folder, self.world = folder, world
+        self.run_id = f"stacks-{os.getpid()}-{folder.name}"
+        self.nodes = [nodes[rank * len(nodes) // world] for rank in range(world)]
+        self.beats = folder / "beats"
+        self.beats.mkdir()
+        os.mkfifo(folder / "gil")
+        os.mkfifo(folder / "fifo")
+        self.order("go")
+        port = str(free_port())
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "gloo_trainer.py"), str(folder)],
+                env={
+                    **os.environ, "PYTHONPATH": str(REPO), "RANK": str(rank), "WORLD_SIZE": str(world),
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
+                    "WORKERS": str(workers), "GLOO_SOCKET_IFNAME": "lo",
+                    "CLUSTERCTL_RUN": self.run_id, "CLUSTERCTL_NODE": self.nodes[rank],
+                    "CLUSTERCTL_HEARTBEATS": str(self.beats),
+                },
+                stdout=(folder / f"{rank}.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True,
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+
+    @property
+    def pick(self) -> Pick:
+        return Pick((self.run_id,), user=None)
+
+    def wait_until_up(self) -> None:
+        wait_until(
+            lambda: all((self.folder / f"up-{rank}").exists() for rank in range(self.world)), 90
+        )
+
+    def order(self, text: str) -> None:
+        part = self.folder / "order.part"
+        part.write_text(text)
+        part.replace(self.folder / "order")
+
+    def beat(self, rank: int) -> dict:
+        return json.loads((self.beats / f"{rank}.json").read_text())
+
+    def phase_of(self, rank: int, phase: str, still_s: float = 0.2) -> bool:
+        """Whether a rank has been in a phase for a while: a fault has taken hold."""
+        beat = self.beat(rank)
+        return beat["phase"] == phase and time.monotonic() - beat["mono_s"] > still_s
+
+    def block(self, rank: int) -> None:
+        """From now on every `__getitem__` of a rank blocks."""
+        (self.folder / f"block-{rank}").touch()
+
+    def unblock(self, rank: int) -> None:
+        (self.folder / f"block-{rank}").unlink()
+        self.open_fifo()
+
+    def open_fifo(self) -> None:
+        """Let whoever waits in the fifo go on; opening it fails when nobody does."""
+        with contextlib.suppress(OSError):
+            os.close(os.open(self.folder / "fifo", os.O_WRONLY | os.O_NONBLOCK))
+
+    def workers(self, rank: int) -> list[int]:
+        """Loader processes of a rank in order of their number."""
+        children = Path(f"/proc/{self.ranks[rank].pid}/task/{self.ranks[rank].pid}/children")
+        return sorted(int(pid) for pid in children.read_text().split())
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            try:
+                os.killpg(rank.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            rank.wait()
+
+
+def dump(hostfile: Path, job: GlooJob, *words: str) -> int:
+    return run(["dump-stacks", str(hostfile), "--run", job.run_id, *words])
