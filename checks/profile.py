@@ -47,6 +47,7 @@ class Profile:
     shm_share_warn: float = 0.5  # of the memory; a loader's workers pass batches through it
     open_files_warn: float = 65536
     load_per_cpu_warn: float = 0.5
+    blocked_warn_s: float = 30.0  # a busy disk keeps its callers for a second
     blocked_fail_s: float = 300.0
     zombies_warn: float = 10
     memory_share_warn: float = 0.05  # AZ: size within 5 %

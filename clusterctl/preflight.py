@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from checks.facts import Fleet, LaunchNeeds
-from checks.finding import Report, Verdict
+from checks.finding import Finding, Report, Verdict
 from checks.profile import Profile
 from checks.runner import run_checks
+from clusterctl import history
 from clusterctl.census import read_fleet
+from clusterctl.errors import UsageError
 from clusterctl.fanout import Fanout, NodeResult, in_order
+from clusterctl.look import look
 from clusterctl.nodes import Node, fold
-from clusterctl.payload.ask import ask, tool_timeout
 from clusterctl.transport.base import Limits, Transport
 
 Result = NodeResult[dict[str, Any]]
+GROWTH_S = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class LookOptions:
+    """How preflight looks, beyond what a launch needs."""
+
+    sudo: bool = False  # try `sudo -n` for what this user may not read
+    growth_s: float = field(default_factory=lambda: GROWTH_S)  # between two reads of counters
+    workdir: Path | None = None  # the launch's folder: commit and changes
+    shared: Path | None = None  # a folder that must be one and the same on all nodes
+    memory: Path | None = None  # file of the last look; None: nothing is remembered
 
 
 def run_preflight(
@@ -31,30 +50,81 @@ def run_preflight(
     only: Sequence[str] = (),
     without: Sequence[str] = (),
     sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
+    options: LookOptions | None = None,
 ) -> Report:
-    """One census over all nodes, then all checks; a node that gave no answer is in the report.
+    """One look at all nodes, then all checks; a node that gave no answer is in the report.
 
     `needs` adds what a launch asks for. `on_result` sees each node as it answers; `sweep` may
     wrap the fan-out for progress (`Output.sweep`). Raises `KeyError` for an unknown check id in
-    `only` or `without`.
+    `only` or `without`, `UsageError` when a token cannot be written into `options.shared`.
     """
     begun = time.monotonic()
-    args: dict[str, Any] = {"tool_timeout_s": tool_timeout(limits)}
-    if needs is not None:
-        args |= {"python": needs.python, "ports": [needs.port], "paths": [needs.run_dir_parent]}
-    fanout = ask(nodes, transport, "census", args, limits=limits, width=width)
+    options = options or LookOptions()
+    run_checks(Fleet(()), only=only, without=without)  # a wrong id shows before anybody is asked
     results = []
-    for result in sweep(fanout, len(nodes)) if sweep else fanout:
-        results.append(result)
-        if on_result is not None:
-            on_result(result)
-    fleet = Fleet(read_fleet(in_order(nodes, results)), needs)
+    with _token(options.shared) as (path, token):
+        args = _arguments(nodes, needs, options, path)
+        fanout = look(nodes, transport, limits, args, width=width)
+        for result in sweep(fanout, len(nodes)) if sweep else fanout:
+            results.append(result)
+            if on_result is not None:
+                on_result(result)
+    facts = read_fleet(in_order(nodes, results))
+    if options.memory is not None:
+        seen = history.load(options.memory)
+        facts = tuple(
+            dataclasses.replace(one, previous=history.previous(seen, node, time.time()))
+            for node, one in zip(nodes, facts, strict=True)
+        )
+        history.remember(options.memory, seen, zip(nodes, facts, strict=True))
+    fleet = Fleet(facts, needs, token)
     seconds = time.monotonic() - begun
     return run_checks(fleet, profile, only=only, without=without, seconds=seconds)
 
 
+def _arguments(
+    nodes: Sequence[Node], needs: LaunchNeeds | None, options: LookOptions, token: Path | None
+) -> dict[str, Any]:
+    # "@" is the node's own name; the first node's is where all ranks go.
+    first = nodes[0].host or nodes[0].name if nodes else ""
+    args: dict[str, Any] = {
+        "growth_s": options.growth_s,
+        "sudo": options.sudo,
+        "names": ["@", first],
+    }
+    if options.workdir is not None:
+        args["workdir"] = str(options.workdir.absolute())
+    if token is not None:
+        args["token"] = str(token)
+    if needs is not None:
+        args |= {"python": needs.python, "ports": [needs.port], "paths": [needs.run_dir_parent]}
+        args |= {"files": list(needs.files), "wandb": needs.wandb}
+    return args
+
+
+@contextmanager
+def _token(folder: Path | None) -> Iterator[tuple[Path | None, str | None]]:
+    """A file that only this run can have written, for as long as the nodes are asked."""
+    if folder is None:
+        yield None, None
+        return
+    word = secrets.token_hex(16)
+    path = folder.absolute() / f".clusterctl-token-{word[:8]}"
+    try:
+        path.write_text(word, encoding="ascii")
+    except OSError as error:
+        raise UsageError(f"--shared {folder}: cannot write there: {error.strerror}") from None
+    try:
+        yield path, word
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def headline(report: Report) -> str:
-    """`GO: 15 checks on 24 nodes`, `NO-GO: 1 fail, 3 warn; -x n5 to go with 23 nodes`."""
+    """`GO: 80 checks on 24 nodes`, `NO-GO: 1 fail, 3 warn; drop n5 to go with 23 nodes (-x n5)`.
+
+    What only an advisory check could not find out stops no launch, and is counted all the same.
+    """
     counts = report.counts()
     bad_kinds = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
     words = ", ".join(f"{counts[kind]} {kind.value.lower()}" for kind in bad_kinds if counts[kind])
@@ -65,7 +135,8 @@ def headline(report: Report) -> str:
         return f"GO: {went}{', ' + words if words else ''}"
     good, bad = report.good_nodes, report.bad_nodes
     if good and bad:
-        words += f"; -x {fold(bad)} to go with {len(good)} node{'s' * (len(good) != 1)}"
+        names = fold(bad)
+        words += f"; drop {names} to go with {len(good)} node{'s' * (len(good) != 1)} (-x {names})"
     return f"NO-GO: {words}"
 
 
@@ -93,3 +164,33 @@ def fix_lines(report: Report) -> list[str]:
             word = "hint" if one.verdict is Verdict.UNKNOWN else "fix"
             lines.setdefault((word, one.fix + action), {}).update(dict.fromkeys(one.nodes))
     return [f"{word} {fold(nodes)}: {text}" for (word, text), nodes in lines.items()]
+
+
+def shown(report: Report, everything: bool = False) -> list[Finding]:
+    """Findings as the table shows them: not PASS and not SKIP, without what only follows."""
+    rows = report.folded(following=everything)
+    quiet = (Verdict.PASS, Verdict.SKIP)
+    return [one for one in rows if everything or one.verdict not in quiet]
+
+
+def explain(id: str, checks: Mapping[str, Any]) -> list[str]:
+    """What, why, how measured, how bad, how to repair, how to silence: the lines of --explain."""
+    one = checks[id]
+    lines = [f"{id}: {one.summary}"]
+    lines += [f"why:      {one.why}"] if one.why else []
+    scopes = {
+        "node": "each node alone",
+        "launch": "each node of a launch",
+        "fleet": "nodes against each other",
+    }
+    override = f'in clusterctl.toml: [preflight] severity = ["{id}=warn"]'
+    lines += [
+        f"measured: {one.how}",
+        f"verdict:  {one.bad}",
+        f"fix:      {one.fix}",
+        f"scope:    {scopes[one.scope]}",
+        f"silence:  --skip {id}, or --severity {id}=warn|skip, or {override}",
+    ]
+    if one.advisory:
+        lines.append("unknown:  is said and makes exit code 3, but stops no launch")
+    return lines

@@ -82,6 +82,7 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 
 @pytest.fixture(autouse=True)
-def _no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The developer's ssh agent takes no part in tests."""
+def _no_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The developer's ssh agent and what preflight remembers take no part in tests."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

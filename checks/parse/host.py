@@ -54,7 +54,10 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
     sections = read_sections(envelope)
     node = envelope.get("node")
     who: Mapping[str, Any] = node if isinstance(node, dict) else {}
-    clock = parse_clock(sections, who)
+    head = envelope.get("head")
+    ours: Mapping[str, Any] = head if isinstance(head, dict) else {}
+    clock = parse_clock(sections, who, ours.get("samples"))
+    connect_s = ours.get("connect_s")
     return NodeFacts(
         name=name,
         loopback=loopback,
@@ -78,6 +81,7 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
             for key, section in sections.items()
             if key.startswith("port:") and key[5:].isdecimal()
         },
+        connect_s=connect_s if isinstance(connect_s, float) else NOT_ASKED,
         fabric=parse_fabric(sections.get("ib"), sections.get("ib_again")),
         clock=clock,
         kernel_log=parse_kernel_log(

@@ -26,7 +26,7 @@ from checks.facts import (
 )
 from checks.parse.chrony import parse_sources, parse_tracking
 from checks.parse.infiniband import parse_number
-from checks.parse.ntp import parse_adjtimex, parse_peers, parse_timedatectl
+from checks.parse.ntp import best_exchange, parse_adjtimex, parse_peers, parse_timedatectl
 from checks.parse.nvidia_smi import parse_quantity
 
 Sections = Mapping[str, Section]
@@ -46,8 +46,11 @@ def rows_of(text: str) -> list[list[str]]:
     return [line.split("\t") for line in text.splitlines() if line.strip()]
 
 
-def parse_clock(sections: Sections, who: Mapping[str, Any]) -> Maybe[Clock]:
-    """All that the census knows about time; a part that was not to be had is Unknown."""
+def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None) -> Maybe[Clock]:
+    """All that the census knows about time; a part that was not to be had is Unknown.
+
+    `samples` are the head's round trips: [sent, the node's time, received] in seconds.
+    """
     if "began" not in sections and "adjtimex" not in sections:
         return NOT_ASKED
     now_s, boot_s = _seconds(who.get("time_s")), _seconds(who.get("boottime_s"))
@@ -67,7 +70,19 @@ def parse_clock(sections: Sections, who: Mapping[str, Any]) -> Maybe[Clock]:
         daemons=_daemons(sections.get("processes")),
         clocksource=source if isinstance(source, Unknown) else source.strip() or Unknown("empty"),
         log_ahead_s=ahead if isinstance(ahead, Unknown) else parse_quantity(ahead),
+        exchange=NOT_ASKED if samples is None else best_exchange(_triples(samples)),
     )
+
+
+def _triples(samples: Any) -> list[tuple[float, float, float]]:
+    rows = samples if isinstance(samples, (list, tuple)) else ()
+    return [
+        (row[0], row[1], row[2])
+        for row in rows
+        if isinstance(row, (list, tuple))
+        and len(row) == 3
+        and all(isinstance(value, float) for value in row)
+    ]
 
 
 def _seconds(value: Any) -> Maybe[float]:

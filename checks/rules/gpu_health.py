@@ -36,7 +36,10 @@ def per_gpu(node: NodeFacts, judge: Judge, good: str) -> Iterator[Finding]:
         if health == NOT_ASKED:
             yield skip(NOT_ASKED.reason)
             return
-        found = health if isinstance(health, Unknown) else judge(gpu, health)
+        if isinstance(health, Unknown):
+            yield unknown(f"state of the GPUs: {health.reason}", because="gpu.details")
+            return
+        found = judge(gpu, health)
         if found is None:
             passing += 1
         elif isinstance(found, Unknown):
@@ -59,6 +62,30 @@ def first_unknown(*values: Maybe[object]) -> Unknown | None:
     """Unknown if none of the values is known: one that the card lacks says nothing."""
     unknowns = [value for value in values if isinstance(value, Unknown)]
     return unknowns[0] if len(unknowns) == len(values) else None
+
+
+@check(
+    "gpu.details", advisory=True, bad="UNKNOWN if the driver does not tell the state of a GPU",
+    how="NVML, else nvidia-smi -q", fix="nvidia-smi -q on that node",
+)  # fmt: skip
+def gpu_details(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """The driver tells the state of every GPU: all other checks of GPUs read it."""
+    gpus = node.gpus
+    if gpus.state in ("none", "no-tool"):
+        yield skip("no GPU")
+        return
+    healths = [gpu.health for gpu in gpus.gpus]
+    silent = [one for one in healths if isinstance(one, Unknown)]
+    if not healths:
+        yield unknown(f"GPUs: {gpus.summary}", because="gpu.driver")
+    elif NOT_ASKED in silent:
+        yield skip(NOT_ASKED.reason)
+    elif silent:
+        yield unknown(
+            f"{len(silent)} of {len(healths)} GPUs: {silent[0].reason}", fix="nvidia-smi -q"
+        )
+    else:
+        yield passed(f"{len(healths)} GPUs tell their state")
 
 
 @check(

@@ -144,7 +144,7 @@ def memory_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
 @check(
     "host.blocked", needs=("processes",), advisory=True,
-    bad="WARN a process that sleeps in the kernel through two looks, FAIL if for over 300 s",
+    bad="WARN a process that sleeps in the kernel for 30 s or as long as can be told, FAIL for 300 s",
     how="/proc, state D twice without a context switch in between; its last run from /proc/N/sched",
     fix="what it waits for (wchan): a dead mount, the driver; usually a reboot",
 )  # fmt: skip
@@ -154,16 +154,21 @@ def blocked(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     It cannot be killed, holds its GPU or mount, and the next run meets the same wall.
     """
     assert isinstance(node.processes, ProcessTable)
-    if not node.processes.blocked:
+    long_ones = [
+        one
+        for one in node.processes.blocked
+        if isinstance(one.since_s, Unknown) or one.since_s > limits.blocked_warn_s
+    ]
+    if not long_ones:
         yield passed("no process hangs in the kernel")
         return
     worst = max(
-        node.processes.blocked,
+        long_ones,
         key=lambda one: 0.0 if isinstance(one.since_s, Unknown) else one.since_s,
     )
     long = not isinstance(worst.since_s, Unknown) and worst.since_s > limits.blocked_fail_s
     since = "" if isinstance(worst.since_s, Unknown) else f" for {worst.since_s:.0f} s"
-    count = len(node.processes.blocked)
+    count = len(long_ones)
     more = f", and {count - 1} more" if count > 1 else ""
     yield (fail if long else warn)(
         f"pid {worst.pid} {worst.name} sleeps in {worst.where}{since}{more}",

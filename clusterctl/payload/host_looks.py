@@ -163,7 +163,6 @@ def list_processes(growth_s):
     """`daemon NAME PID`, `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N` lines."""
     before = scan_processes()
     time.sleep(growth_s)
-    uptime_s = float(read_text("/proc/uptime").split()[0])
     lines = ["count\t%d" % len(before)]
     for pid, (name, state, switches) in sorted(before.items()):
         if name in TIME_DAEMONS:
@@ -176,7 +175,7 @@ def list_processes(growth_s):
         if state == "Z":
             lines.append("zombie\t%s" % name)
         elif now[2] == switches:  # it has not run in between
-            lines.append("blocked\t%d\t%s\t%s\t%s" % ((pid, name) + blocked_since(pid, uptime_s)))
+            lines.append("blocked\t%d\t%s\t%s\t%s" % ((pid, name) + blocked_since(pid)))
     return "\n".join(lines)
 
 
@@ -203,19 +202,23 @@ def scan_one(pid):
         return None  # it has ended
 
 
-def blocked_since(pid, uptime_s):
+def blocked_since(pid):
     """(seconds since it last ran or "?", kernel function)."""
-    since = "?"
-    try:
-        match = re.search(r"se\.exec_start\s*:\s*([\d.]+)", read_text("/proc/%d/sched" % pid, 2048))
-        if match:
-            since = "%.0f" % max(0.0, uptime_s - float(match.group(1)) / 1000)
-    except OSError:
-        pass
+    last, now = last_run(pid), last_run(os.getpid())
+    since = "?" if last is None or now is None else "%.0f" % max(0.0, now - last)
     try:
         return since, read_text("/proc/%d/wchan" % pid, 80).strip() or "?"
     except OSError:
         return since, "?"
+
+
+def last_run(pid):
+    """When a process last had a CPU, by the scheduler's own clock, which is no other clock."""
+    try:
+        match = re.search(r"se\.exec_start\s*:\s*([\d.]+)", read_text("/proc/%d/sched" % pid, 2048))
+    except OSError:
+        return None  # a kernel without CONFIG_SCHED_DEBUG
+    return float(match.group(1)) / 1000 if match else None
 
 
 def read_limits():

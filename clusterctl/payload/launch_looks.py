@@ -58,8 +58,9 @@ print(json.dumps({"asked": asked, "path": path, "free": s.f_bavail * s.f_frsize,
 # The same for files that the launch names; of a folder (a checkpoint, a model cache) the sum.
 FILES_CODE = """
 import json, os, sys
-for path in sys.argv[1:]:
-    seen = {"path": path, "exists": os.path.exists(path), "size": 0, "files": 0}
+for asked in sys.argv[1:]:
+    path = os.path.expanduser(asked)
+    seen = {"path": asked, "exists": os.path.exists(path), "size": 0, "files": 0}
     if os.path.isdir(path):
         seen["is_folder"] = True
         for folder, _, names in os.walk(path, followlinks=True):

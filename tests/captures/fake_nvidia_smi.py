@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -27,6 +28,52 @@ def h100(count: int = 8, *, power: str | None = None, busy: bool = False) -> str
     return "\n".join(rows[: count + 1]) + "\n"
 
 
+def details(gpus: str, *, change: dict[int, dict[str, str]] | None = None) -> str:
+    """`nvidia-smi -q` of the GPUs of a CSV: the capture's blocks under their bus ids.
+
+    `change` replaces values by position: {3: {"Link Width/Current": "8x"}}, keys as
+    `Section/Name` of the last two levels.
+    """
+    head, *blocks = re.split(r"^(?=GPU 0000)", capture("h100-sxm-x8.q.txt"), flags=re.MULTILINE)
+    rows = [row.split(", ") for row in gpus.splitlines()[1:] if row.count(", ") > 5]
+    if not rows:
+        return gpus
+    text = [re.sub(r"(Attached GPUs +: )\d+", rf"\g<1>{len(rows)}", head)]
+    for position, row in enumerate(rows):
+        block = re.sub(r"^GPU \S+", f"GPU {row[4]}", blocks[position % len(blocks)])
+        block = re.sub(r"^GPU \S+", f"GPU {row[4]}", block)
+        for key, value in (change or {}).get(position, {}).items():
+            block = _replace(block, key, value)
+        text.append(block)
+    return re.sub(r"(Driver Version +: )\S+", rf"\g<1>{rows[0][3]}", "".join(text))
+
+
+def _replace(block: str, key: str, value: str) -> str:
+    parent, _, name = key.rpartition("/")
+    inside, lines = not parent, []
+    done = False
+    for line in block.splitlines(keepends=True):
+        words = line.strip().partition(" : ")[0].strip()
+        if parent and words == parent:
+            inside = True
+        elif inside and not done and words == name and " : " in line:
+            line = line[: line.index(" : ") + 3] + value + "\n"
+            done = True
+        lines.append(line)
+    assert done, f"the capture has no {key}"
+    return "".join(lines)
+
+
+def nvlinks(gpus: str, inactive: dict[int, list[int]] | None = None) -> str:
+    """`nvidia-smi nvlink -s` with 18 links each; some inactive by GPU."""
+    lines = []
+    for row in (line.split(", ") for line in gpus.splitlines()[1:] if line.count(", ") > 5):
+        lines.append(f"GPU {row[0]}: {row[2]} (UUID: {row[1]})")
+        off = (inactive or {}).get(int(row[0]), [])
+        lines += [f"\t Link {n}: {'<inactive>' if n in off else '26.562 GB/s'}" for n in range(18)]
+    return "\n".join(lines) + "\n"
+
+
 def install(
     directory: Path,
     gpus: str,
@@ -35,24 +82,47 @@ def install(
     rc: int = 0,
     err: str = "",
     hang: bool = False,
+    log: str = "[    0.000000] Linux version 6.8\n",
+    change: dict[int, dict[str, str]] | None = None,
+    inactive: dict[int, list[int]] | None = None,
 ) -> dict[str, str]:
-    """Put a nvidia-smi into `directory`; returns an environment whose PATH finds it first."""
+    """Put a nvidia-smi and a dmesg into `directory`; returns an environment that finds them first."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "gpus.txt").write_text(gpus)
-    (directory / "apps.txt").write_text(capture("no-processes.apps.csv") if apps is None else apps)
+    texts = {
+        "gpus": gpus,
+        "apps": capture("no-processes.apps.csv") if apps is None else apps,
+        "details": details(gpus, change=change),
+        "links": nvlinks(gpus, inactive),
+        "topo": (CAPTURES.parent / "topo" / "topo-m.h100x8-no-nic.txt").read_text(),
+        "log": log,
+    }
+    for name, text in texts.items():
+        (directory / f"{name}.txt").write_text(text)
+
+    def show(name: str) -> str:
+        return f"cat {shlex.quote(str(directory / name))}.txt;;"
+
     script = [
         "#!/bin/sh",
         # What hangs in a driver ignores signals as long as it can.
         "trap '' TERM HUP INT; sleep 600; sleep 600" if hang else "",
         'case "$*" in',
-        f"*query-compute-apps*) cat {shlex.quote(str(directory / 'apps.txt'))};;",
-        f"*) cat {shlex.quote(str(directory / 'gpus.txt'))};;",
+        f"*query-compute-apps*) {show('apps')}",
+        f"-q) {show('details')}",
+        f"nvlink*) {show('links')}",
+        f"topo*) {show('topo')}",
+        f"*) {show('gpus')}",
         "esac",
         f"printf %s {shlex.quote(err)} >&2",
         f"exit {rc}",
     ]
-    tool = directory / "nvidia-smi"
-    tool.write_text("\n".join(filter(None, script)) + "\n")
-    tool.chmod(0o755)
+    write_tool(directory / "nvidia-smi", "\n".join(filter(None, script)))
+    # The real log is that of the machine that runs the tests.
+    write_tool(directory / "dmesg", f"#!/bin/sh\ncat {shlex.quote(str(directory / 'log.txt'))}")
     python = str(Path(sys.executable).parent)
     return {"PATH": f"{directory}:{python}:/usr/local/bin:/usr/bin:/bin"}
+
+
+def write_tool(path: Path, text: str) -> None:
+    path.write_text(text + "\n")
+    path.chmod(0o755)
