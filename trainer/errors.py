@@ -36,3 +36,7 @@ class TooManyBadSamples(TrainerError):
 
 class OutOfMemory(TrainerError):
     """What was asked for does not fit into the memory of this machine or device."""
+
+
+class ModelInputError(TrainerError, ValueError):
+    """A tensor that a model is given has another rank, size or dtype than it takes."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
-from trainer.models import layers
+from trainer.models import layers, positions
 from trainer.models.fused import rotate
 from trainer.models.stdit import STDiT3, STDiT3Config, build_stdit
 
@@ -206,7 +206,7 @@ def test_grad_checkpointing_changes_no_gradient(every: int) -> None:
 
 
 def test_rotation_depends_on_the_distance_of_frames_only() -> None:
-    rotation = layers.RotaryFrequencies(8)(6)
+    rotation = positions.RotaryFrequencies(8)(6)
     q, k = torch.randn(8), torch.randn(8)
     q, k = (rotate(x.expand(1, 6, 1, 1, 8), rotation).reshape(6, 8) for x in (q, k))
     scores = q @ k.T
@@ -215,8 +215,8 @@ def test_rotation_depends_on_the_distance_of_frames_only() -> None:
 
 
 def test_rotation_stays_exact_in_a_bf16_model() -> None:
-    exact = layers.RotaryFrequencies(72)
-    rounded = layers.RotaryFrequencies(72).bfloat16()
+    exact = positions.RotaryFrequencies(72)
+    rounded = positions.RotaryFrequencies(72).bfloat16()
     assert torch.equal(exact(120)[0], rounded(120)[0])
 
 

@@ -7,76 +7,17 @@ temporal block).
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from trainer.errors import ModelInputError
 from trainer.models.fused import Rotation, gelu_tanh, rms_norm, split_heads
+from trainer.models.positions import sinusoid
 
 # B batch · A any batch of sequences · T frames · S tokens of a frame · L text tokens
 # D model width · N heads · E width of a head · C channels · J rotated pairs of a head, E/2
-
-
-def sinusoid(values_B: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
-    """Cosines first, then sines, of `width`/2 geometric frequencies; fp32 [B, width]."""
-    half = width // 2
-    steps = torch.arange(half, dtype=torch.float32, device=values_B.device)
-    exponents = -math.log(max_period) * steps / half
-    # fp64: the fp32 exp differs in its last bit between CPUs, and timestep 900 multiplies that
-    angles = values_B[:, None].float() * exponents.double().exp().float()
-    return torch.cat([angles.cos(), angles.sin()], dim=-1)
-
-
-def grid_embedding(
-    width: int, rows: int, columns: int, scale: float, device: torch.device
-) -> Tensor:
-    """Position of each patch of a frame, [rows*columns, width] in fp32; the column's half comes first.
-
-    `scale` is the frame's size in units the model was trained on; positions are spread so that grids
-    of another shape but the same number of patches cover the same range.
-    """
-    quarter = width // 4
-    base = round(math.sqrt(rows * columns))
-    exponents = torch.arange(quarter, dtype=torch.float32, device=device) / quarter
-    frequencies = 1.0 / 10_000.0**exponents
-
-    def wave(count: int) -> Tensor:
-        places = torch.arange(count, dtype=torch.float32, device=device) / scale * (base / count)
-        angles = places[:, None] * frequencies
-        return torch.cat([angles.sin(), angles.cos()], dim=-1)
-
-    half = width // 2
-    per_column = wave(columns)[None].expand(rows, columns, half)
-    per_row = wave(rows)[:, None].expand(rows, columns, half)
-    return torch.cat([per_column, per_row], dim=-1).reshape(rows * columns, width)
-
-
-class RotaryFrequencies(nn.Module):
-    """Rotation of queries and keys by their frame number, in interleaved pairs over the whole head."""
-
-    def __init__(self, head_width: int, theta: float = 10_000.0) -> None:
-        super().__init__()
-        self.head_width, self.theta = head_width, theta
-        # A parameter because upstream's state dict has it as one; no gradient ever.
-        self.freqs = nn.Parameter(self._exact(None), requires_grad=False)
-
-    def _exact(self, device: torch.device | None) -> Tensor:
-        even = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device)
-        return 1.0 / self.theta ** (even / self.head_width)
-
-    def forward(self, frames: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each fp32 [T, J].
-
-        Computed anew rather than read from `freqs`: a model cast to bf16 would turn frame 120 by
-        0.44 rad too little or too much.
-        """
-        device = self.freqs.device
-        places = torch.arange(frames, dtype=torch.float32, device=device)
-        angles_TJ = places[:, None] * self._exact(device)
-        return angles_TJ.cos(), angles_TJ.sin()
 
 
 class HeadNorm(nn.Module):
@@ -180,15 +121,21 @@ class CaptionEmbedder(nn.Module):
         self.register_buffer("y_embedding", torch.randn(length, channels) / channels**0.5)
         self.drop_probability = drop_probability
 
-    def forward(self, y_B1LC: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(
+        self,
+        y_B1LC: Tensor,
+        columns: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         """[B, 1, L, D]. Drops only in training, by one draw per sample on the CPU.
 
         A dropped caption keeps its own text mask, as upstream: the caller's mask stays valid.
-        Raises ValueError when captions are dropped and L differs from the null text's length.
+        `columns` (long) are the tokens wanted, default all; the others are not projected.
+        Raises ModelInputError when captions are dropped and L differs from the null text's length.
         """
         if self.training and self.drop_probability > 0:
             if y_B1LC.shape[2:] != self.y_embedding.shape:
-                raise ValueError(
+                raise ModelInputError(
                     f"text features are {tuple(y_B1LC.shape[2:])} per caption but the null text is "
                     f"{tuple(self.y_embedding.shape)}; encode with max_length {len(self.y_embedding)}"
                 )
@@ -196,6 +143,8 @@ class CaptionEmbedder(nn.Module):
             dropped = (draws < self.drop_probability).to(y_B1LC.device)
             null = self.y_embedding.to(y_B1LC.dtype)
             y_B1LC = torch.where(dropped[:, None, None, None], null, y_B1LC)
+        if columns is not None:
+            y_B1LC = y_B1LC[:, :, columns.to(y_B1LC.device)]
         return self.y_proj(y_B1LC)
 
 

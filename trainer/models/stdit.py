@@ -7,6 +7,7 @@ that its weights depend on are kept and marked "quirk".
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,17 +19,31 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ConfigError
+from trainer.models.checkpointing import GradCheckpoint, to_host
+from trainer.models.compiling import compile_blocks
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
+from trainer.models.inputs import (
+    check_inputs,
+    frame_mask,
+    real_columns,
+    repeated,
+    unpacked,
+)
 from trainer.models.layers import (
     CaptionEmbedder,
     CrossAttention,
     Mlp,
     PatchEmbed,
-    RotaryFrequencies,
     ScalarEmbedder,
     SelfAttention,
     drop_path,
+)
+from trainer.models.positions import (
+    EXACT,
+    RotaryFrequencies,
+    as_seen,
     grid_embedding,
+    require_known,
 )
 
 # B batch · C channels · T,H,W latent frames, height, width (after patchify: T frames of tokens)
@@ -177,7 +192,7 @@ class STDiT3(nn.Module):
         super().__init__()
         self.config = config
         width, patch = config.hidden_size, config.patch_size
-        self.checkpoint_every = 0
+        self.grad_checkpoint, self.offload, self.positions = GradCheckpoint(), False, EXACT
         self.rope = RotaryFrequencies(width // config.num_heads)
         self.x_embedder = PatchEmbed(patch, config.in_channels, width)
         self.t_embedder = ScalarEmbedder(width)
@@ -198,9 +213,44 @@ class STDiT3(nn.Module):
     def out_channels(self) -> int:
         return self.config.out_channels
 
-    def enable_grad_checkpoint(self, every: int = 1) -> None:
-        """Recompute every n-th pair of blocks in the backward pass; 0 keeps all activations."""
-        self.checkpoint_every = every
+    # Switches of a run. None of them is part of the weights or their config.
+
+    def enable_grad_checkpoint(
+        self, what: GradCheckpoint | bool | int | str = True, offload: bool = False
+    ) -> None:
+        """What the backward pass recomputes, see `trainer.models.checkpointing`; 0 keeps all.
+
+        With `offload` what is kept waits in host memory. Raises ConfigError.
+        """
+        self.grad_checkpoint, self.offload = GradCheckpoint.parse(what), offload
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Pairs of blocks from one recomputed to the next; 0 none or by a memory budget."""
+        return self.grad_checkpoint.every
+
+    def recomputed_blocks(
+        self, batch: int, latent: tuple[int, int, int], text_tokens: int
+    ) -> frozenset[int]:
+        """Blocks that run a second time for latents of that size: even spatial, odd temporal."""
+        frames, rows, columns = self._grid(latent)
+        itemsize = self.x_embedder.proj.weight.element_size()
+        return self.grad_checkpoint.blocks(
+            self.config, batch, frames, rows * columns, text_tokens, itemsize
+        )
+
+    def use_positions(self, mode: str) -> None:
+        """`fp32-exact` or `bf16-compat`, see `trainer.models.positions`. Raises ConfigError."""
+        self.positions = require_known(mode)
+
+    def compile_blocks(self, backend: str = "inductor") -> None:
+        """torch.compile each block. Raises EngineError where the compiler is missing."""
+        compile_blocks(self.blocks(), backend)
+
+    def blocks(self) -> list[STDiT3Block]:
+        """In the order they run."""
+        pairs = zip(self.spatial_blocks, self.temporal_blocks, strict=True)
+        return [block for pair in pairs for block in pair]  # type: ignore[misc]
 
     def forward(
         self,
@@ -223,90 +273,97 @@ class STDiT3(nn.Module):
         width (pixels): [B]. With skip_y_embedder y is [1, sum(lengths), D] and mask the lengths.
         num_frames and ar come along in upstream's batches and are not read.
         """
-        if fps is None or height is None or width is None:
-            raise ValueError("STDiT3 needs fps, height and width of the clips")
+        sizes = {"fps": fps, "height": height, "width": width}
+        check_inputs(self.config, x_BCTHW, timestep_B, y, mask, x_mask, sizes)
+        assert fps is not None
+        assert height is not None
+        assert width is not None
         batch, _, frames, rows, columns = x_BCTHW.shape
-        dtype = self.x_embedder.proj.weight.dtype
+        device, dtype = x_BCTHW.device, self.x_embedder.proj.weight.dtype
         pt, ph, pw = self.config.patch_size
-        grid = (-(-frames // pt), -(-rows // ph), -(-columns // pw))
+        grid = self._grid((frames, rows, columns))
 
         x_BTSD = self.x_embedder(x_BCTHW.to(dtype))
-        x_BTSD = x_BTSD + self._positions(grid, height, width, x_BTSD.device).to(dtype)
-        x_mask_BT = self._frame_mask(x_mask, frames, grid[0])
-        fps_BD = self.fps_embedder(_repeat(fps, batch))
+        x_BTSD = x_BTSD + self._positions(grid, height, width, device).to(dtype)
+        x_mask_BT = frame_mask(x_mask, grid[0], pt)
+        fps_BD = self.fps_embedder(repeated(as_seen(fps, self.positions), batch))
         t_BD = self.t_embedder(timestep_B) + fps_BD
         t_BF6D = self._modulation(t_BD)
         t0_BD = None
         if x_mask_BT is not None:
+            x_mask_BT = x_mask_BT.to(device, non_blocking=True)
             t0_BD = self.t_embedder(torch.zeros_like(timestep_B)) + fps_BD
             # Chosen once per frame here, so a block modulates in a single pass.
             per_frame = x_mask_BT[:, :, None, None]
             t_BF6D = torch.where(per_frame, t_BF6D, self._modulation(t0_BD))
         y_BLD, keep_BL = self._text(y, mask, batch, dtype)
-        rotation = self.rope(grid[0])
 
-        for i in range(self.config.depth):
-            inputs = (i, x_BTSD, y_BLD, keep_BL, t_BF6D, rotation)
-            if self.checkpoint_every and i % self.checkpoint_every == 0 and torch.is_grad_enabled():
-                x_BTSD = checkpoint(self._pair, *inputs, use_reentrant=False)
-            else:
-                x_BTSD = self._pair(*inputs)
+        x_BTSD = self._run_blocks(x_BTSD, y_BLD, keep_BL, t_BF6D, (frames, rows, columns))
         x_BTSD = self.final_layer(x_BTSD, t_BD, t0_BD, x_mask_BT)
         out = rearrange(
             x_BTSD, "b t (h w) (p q r c) -> b c (t p) (h q) (w r)", h=grid[1], p=pt, q=ph, r=pw
         )
         return out[:, :, :frames, :rows, :columns].to(wide(dtype))
 
-    def _pair(
+    def _run_blocks(
         self,
-        index: int,
         x_BTSD: Tensor,
         y_BLD: Tensor,
         keep_BL: Tensor | None,
         t_BF6D: Tensor,
-        rotation: Rotation,
+        latent: tuple[int, int, int],
     ) -> Tensor:
-        x_BTSD = self.spatial_blocks[index](x_BTSD, y_BLD, keep_BL, t_BF6D, None)
-        return self.temporal_blocks[index](x_BTSD, y_BLD, keep_BL, t_BF6D, rotation)
+        rotation = self.rope(x_BTSD.shape[1], self.positions)
+        recomputed: frozenset[int] = frozenset()
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if torch.is_grad_enabled():
+            recomputed = self.recomputed_blocks(len(x_BTSD), latent, y_BLD.shape[1])
+            if self.offload:
+                context = to_host(self.parameters())
+        # Without random numbers in the blocks there is no generator state to keep for recomputing.
+        keep_rng = self.training and self.config.drop_path > 0
+        with context:
+            for index, block in enumerate(self.blocks()):
+                inputs = (x_BTSD, y_BLD, keep_BL, t_BF6D, rotation if block.temporal else None)
+                if index in recomputed:
+                    x_BTSD = checkpoint(
+                        block, *inputs, use_reentrant=False, preserve_rng_state=keep_rng
+                    )
+                else:
+                    x_BTSD = block(*inputs)
+        return x_BTSD
+
+    def _grid(self, latent: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Tokens along each axis."""
+        t, h, w = (-(-size // p) for size, p in zip(latent, self.config.patch_size, strict=True))
+        return t, h, w
 
     def _positions(
         self, grid: tuple[int, int, int], height: Tensor, width: Tensor, device: torch.device
     ) -> Tensor:
         # quirk: the first clip's pixel size decides for the whole batch
-        side = (float(height[0]) * float(width[0])) ** 0.5
-        scale = side / self.config.input_sq_size
-        return grid_embedding(self.config.hidden_size, grid[1], grid[2], scale, device)
+        sides = [as_seen(side[0], self.positions).to(device).double() for side in (height, width)]
+        scale = (sides[0] * sides[1]).sqrt() / self.config.input_sq_size
+        return grid_embedding(
+            self.config.hidden_size, grid[1], grid[2], scale, device, self.positions
+        )
 
     def _modulation(self, t_BD: Tensor) -> Tensor:
         return rearrange(self.t_block(t_BD), "b (six d) -> b 1 six d", six=6)
-
-    def _frame_mask(self, x_mask: Tensor | None, frames: int, tokens: int) -> Tensor | None:
-        """Which frames of tokens are noised; None when all are. Takes one entry per frame or per token."""
-        if x_mask is None:
-            return None
-        # Only where looking is free: on an accelerator it would wait for the whole queue.
-        if x_mask.device.type == "cpu" and bool(x_mask.all()):
-            return None
-        if x_mask.shape[1] == tokens:
-            return x_mask
-        # A token of several frames counts as noised as soon as one of them is.
-        padded = nn.functional.pad(x_mask, (0, -frames % self.config.patch_size[0]))
-        return padded.unflatten(1, (tokens, -1)).any(-1)
 
     def _text(
         self, y: Tensor, mask: Tensor | Sequence[int] | None, batch: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor | None]:
         """Text of the model's width and which of its tokens are real (None: all)."""
         if self.config.skip_y_embedder:
-            return _unpack(y.to(dtype), [int(n) for n in mask] if mask is not None else [], batch)
-        y_BLD = self.y_embedder(y.to(dtype)).squeeze(1)
-        if mask is None:
-            return y_BLD, None
-        keep = torch.as_tensor(mask, device=y.device)
-        keep_BL = _repeat(keep.reshape(keep.shape[0], -1) != 0, batch)
-        if keep_BL.device.type == "cpu" and bool(keep_BL.all()):
-            return y_BLD, None
-        return y_BLD, keep_BL
+            assert mask is not None  # checked: as many lengths as clips
+            return unpacked(y.to(dtype), [int(length) for length in mask])
+        columns = keep_BL = None
+        if mask is not None:
+            # quirk: a caption dropped for the null text keeps its own mask
+            columns, keep_BL = real_columns(repeated(torch.as_tensor(mask) != 0, batch))
+        y_BLD = self.y_embedder(y.to(dtype), columns).squeeze(1)
+        return y_BLD, None if keep_BL is None else keep_BL.to(y.device, non_blocking=True)
 
     def _initialize(self) -> None:
         """Upstream's start: Xavier everywhere, temporal blocks as identity, frame rate without effect."""
@@ -326,24 +383,3 @@ class STDiT3(nn.Module):
             self.temporal_blocks.requires_grad_(True)
         if self.config.freeze_y_embedder:
             self.y_embedder.requires_grad_(False)
-
-
-def _repeat(rows: Tensor, batch: int) -> Tensor:
-    """Guidance doubles the batch and leaves these inputs as they are; they repeat."""
-    return (
-        rows
-        if rows.shape[0] == batch
-        else rows.repeat(batch // rows.shape[0], *[1] * (rows.ndim - 1))
-    )
-
-
-def _unpack(y_1KD: Tensor, lengths: list[int], batch: int) -> tuple[Tensor, Tensor]:
-    """Captions laid end to end (K tokens in all) to one row each, with the mask of real tokens."""
-    if sum(lengths) != y_1KD.shape[1] or len(lengths) != batch:
-        raise ValueError(
-            f"packed text has {y_1KD.shape[1]} tokens, its lengths {lengths} are for a batch of {batch}"
-        )
-    parts = y_1KD[0].split(lengths)
-    y_BLD = nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
-    counts = torch.tensor(lengths, device=y_1KD.device)
-    return y_BLD, torch.arange(y_BLD.shape[1], device=y_1KD.device) < counts[:, None]

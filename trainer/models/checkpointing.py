@@ -1,0 +1,127 @@
+"""What the backward pass needs: kept, recomputed, or moved to the host. Gradients are the same.
+
+    off | all | every 2 | 24000 MB
+
+`every n` recomputes each n-th pair of a spatial and a temporal block. A size keeps as many blocks as
+fit into it and recomputes the others, anew for each shape of a batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.models.stdit import STDiT3Config
+
+# B batch · T frames · S places of a frame · L text tokens · D width · N heads
+_UNITS = {"MB": 10**6, "GB": 10**9}
+
+
+@dataclass(frozen=True, slots=True)
+class GradCheckpoint:
+    """Which blocks run a second time in the backward pass."""
+
+    every: int = 0  # pairs of blocks: 1 is all, n each n-th, 0 none
+    budget_bytes: int | None = None  # for the blocks' activations; goes before `every`
+
+    @classmethod
+    def parse(cls, value: GradCheckpoint | bool | int | str) -> GradCheckpoint:
+        """From a config: False, True, n, or one of the words above. Raises ConfigError."""
+        if isinstance(value, GradCheckpoint):
+            return value
+        word = str(value).strip().lower()
+        if word in ("off", "false", "none", "0"):
+            return cls()
+        if word in ("all", "true", "1"):
+            return cls(every=1)
+        if match := re.fullmatch(r"(?:every[ -]?)?(\d+)", word):
+            every = int(match[1])
+            if every:
+                return cls(every=every)
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(mb|gb)", word):
+            return cls(budget_bytes=int(float(match[1]) * _UNITS[match[2].upper()]))
+        raise ConfigError(
+            f"grad_checkpoint must be off, all, 'every 2' or a size such as '24000 MB'; not {value!r}"
+        )
+
+    def blocks(
+        self, config: STDiT3Config, batch: int, frames: int, places: int, text: int, itemsize: int
+    ) -> frozenset[int]:
+        """Those recomputed, in the order they run: even ones are spatial, odd ones temporal."""
+        count = 2 * config.depth
+        if self.budget_bytes is None:
+            every = self.every
+            return frozenset(i for i in range(count) if every and i // 2 % every == 0)
+        size = block_bytes(config, batch, frames, places, text, itemsize)
+        held, recomputed = config.depth * (size.spatial + size.temporal), 0
+        # The first ones: when the backward pass comes to them, the kept ones are free again.
+        while held > self.budget_bytes and recomputed < count:
+            held -= (size.temporal if recomputed % 2 else size.spatial) - size.entry
+            recomputed += 1
+        return frozenset(range(recomputed))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBytes:
+    """What one block holds for its backward pass, in bytes."""
+
+    spatial: int
+    temporal: int
+    entry: int  # when it is recomputed: its input
+
+
+def block_bytes(
+    config: STDiT3Config, batch: int, frames: int, places: int, text: int, itemsize: int
+) -> BlockBytes:
+    """Counted over what the operations of a block save (a test measures it); weights left out.
+
+    `frames` and `places` are of the token grid, `text` the tokens of a caption, `itemsize` the
+    bytes of a value. Compiled blocks hold less, by what the compiler fuses.
+    """
+    tokens = batch * frames * places
+    entry = tokens * config.hidden_size * itemsize
+    # In widths per token: three inputs of branches, qkv 3, normed q and k 2, attention out 1, two
+    # branches before their gates, text query and out 2, the inputs of the norms 2; the MLP's two.
+    widths = 15 + 2 * config.mlp_ratio - 2 * (not config.qk_norm)
+    # fp32: mean and deviation of two norms, deviations of q and k, log-sums of two attentions
+    statistics = tokens * 4 * (4 + 4 * config.num_heads)
+    captions = 2 * batch * text * config.hidden_size * itemsize
+    spatial = int(widths * entry) + statistics + captions
+    # Frames stand side by side only after a copy of the values.
+    return BlockBytes(spatial, spatial + entry, entry)
+
+
+def to_host(weights: Iterable[Tensor], at_least_bytes: int = 1 << 20) -> saved_tensors_hooks:
+    """A context whose saved activations wait in host memory, pinned for an accelerator.
+
+    Copies run in the order of the computation, without waiting for them. Weights and tensors under
+    `at_least_bytes` stay. On a CPU model it only copies.
+    """
+    # Hooks get tensors detached and transposed; the storage tells weights from activations.
+    kept = {weight.untyped_storage().data_ptr() for weight in weights}
+
+    def pack(tensor: Tensor) -> Tensor | tuple[torch.device, Tensor]:
+        small = tensor.nelement() * tensor.element_size() < at_least_bytes
+        if small or tensor.untyped_storage().data_ptr() in kept:
+            return tensor
+        pinned = tensor.device.type == "cuda"
+        host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+        host.copy_(tensor, non_blocking=pinned)
+        return tensor.device, host
+
+    def unpack(packed: Tensor | tuple[torch.device, Tensor]) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        device, host = packed
+        return host.to(device, non_blocking=True)
+
+    return saved_tensors_hooks(pack, unpack)
