@@ -76,7 +76,7 @@ def require(needed: int, device: torch.device, what: str, hint: str) -> None:
     room = available_bytes(device)
     if needed > room:
         raise OutOfMemory(
-            f"{what} need at least {needed / GIB:,.1f} GiB, {_where(device)} has "
+            f"{what}: at least {needed / GIB:,.1f} GiB are needed, {_where(device)} has "
             f"{room / GIB:,.1f} GiB left",
             hint=hint,
         )
@@ -90,7 +90,7 @@ def as_one_sentence(device: torch.device, what: str, hint: str) -> Iterator[None
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(f"{what} do not fit into {_where(device)}", hint=hint) from None
+        raise OutOfMemory(f"{what}: too much for {_where(device)}", hint=hint) from None
 
 
 def _where(device: torch.device) -> str:

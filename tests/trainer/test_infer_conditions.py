@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.infer_run import make_run
+from tests.trainer.tiny_vae import tiny_vae
 from trainer import config as configuration
 from trainer.errors import ConfigError
 from trainer.infer.conditions import (
@@ -25,6 +27,7 @@ from trainer.infer.conditions import (
 from trainer.infer.prompts import parse_prompts
 from trainer.infer.request import Job, Settings, settings_of
 from trainer.infer.sampling import Sampler
+from trainer.models.stdit import build_stdit
 from trainer.models.vae import IdentityVAE
 from trainer.mp4 import write_mp4
 from trainer.parts import Parts, build_parts
@@ -197,3 +200,42 @@ def test_a_length_that_is_no_whole_chunk_is_refused(small: tuple[Parts, Settings
         Sampler(chunked, replace(settings, condition_frame_length=3), CPU)
     with pytest.raises(ConfigError, match="smaller than one latent"):
         Sampler(chunked, replace(settings, height=4), CPU)
+
+
+def test_conditions_go_through_open_soras_vae_in_whole_chunks(
+    small: tuple[Parts, Settings], tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    parts, settings = small
+    vae = tiny_vae()
+    torch.manual_seed(0)
+    options = {**vars_of(parts.model.config), "in_channels": 4, "patch_size": (1, 2, 2)}
+    latent_parts = replace(parts, vae=vae, model=build_stdit("STDiT3", **options))
+    settings = replace(
+        settings, num_frames=34, height=32, width=40, loop=2, steps=1, align=None, cfg_scale=1.0
+    )
+    Image.fromarray(np.full((64, 64, 3), 90, np.uint8)).save(tmp_path / "still.png")
+    seen: list[tuple[Tensor, Tensor]] = []
+    whole = vae.decode
+
+    def decode(z_BCTHW: Tensor, num_frames: int) -> Tensor:
+        video = whole(z_BCTHW, num_frames)
+        seen.append((z_BCTHW, video.clamp(-1, 1)))
+        return video
+
+    vae.decode = decode  # type: ignore[method-assign]
+    (video,) = make(latent_parts, settings, f'a cat {{"reference_path": "{tmp_path}/still.png"}}')
+    assert video.shape == (34 + 17, 32, 40, 3)
+    (first, first_video), (second, _) = seen
+    assert first.shape == (1, 4, 10, 4, 5)
+    still = torch.full((1, 3, 1, 32, 40), 90 / 127.5 - 1)
+    assert torch.allclose(first[:, :, :1], vae.encode_mean(still), atol=1e-5)
+    # 17 frames are a chunk of their own: encoded alone they are the whole clip's last latents.
+    carried = vae.encode_mean(first_video)[:, :, -5:]
+    assert torch.allclose(second[:, :, :5], carried, atol=1e-4)
+    assert not torch.allclose(second[:, :, 5:], first[:, :, 5:], atol=1e-2)
+
+
+def vars_of(config: Any) -> dict[str, Any]:
+    return {item.name: getattr(config, item.name) for item in fields(config)}

@@ -156,6 +156,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     # After the arguments: these import torch.
     from trainer.infer.prompts import read_prompts
     from trainer.infer.run import Options, Rank, carry_out, prepare
+    from trainer.infer.sampling import counted
 
     rank = Rank.from_environment()
     say = _say if rank.rank == 0 else _nothing
@@ -188,11 +189,11 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
             for job in plan.jobs:
                 print(f"{plan.state(job).value:<10} {job.path}  {job.prompt.text}")
         return 0
-    say(f"{len(plan.jobs)} videos: {plan.settings.describe()}")
+    say(f"{counted(len(plan.jobs))}: {plan.settings.describe()}")
     progress = _Progress() if rank.rank == 0 else None
     made = carry_out(plan, rank, say=say, progress=progress)
     of_rank = f" by rank 0 of {rank.world}" if rank.world > 1 else ""
-    say(f"{len(made)} videos in {time.monotonic() - began:.1f} s{of_rank}")
+    say(f"{counted(len(made))} in {time.monotonic() - began:.1f} s{of_rank}")
     if rank.rank == 0:
         print(plan.save_dir)
     return 0

@@ -188,6 +188,4 @@ class ReferenceReader:
     @torch.no_grad()
     def encode(self, video_CTHW: Tensor) -> Tensor:
         """Latent [C, T, H, W] in fp32 of pixels in -1..1; the mean, so that chance has no part in it."""
-        video = video_CTHW[None]
-        encode = getattr(self.vae, "encode_mean", self.vae.encode)
-        return encode(video)[0].float()
+        return self.vae.encode_mean(video_CTHW[None])[0].float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import glob
 import os
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def write(
     upscale: int = 1,
 ) -> None:
     """An mp4, or of one frame a png if the path says so, with its request and prompt in the head."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        left.unlink(missing_ok=True)  # of a process that was killed; no other rank makes this video
     tags = {"comment": _MARK + identity, "title": title}
     if path.suffix != ".png":
         write_mp4(path, frames_THW3, fps, upscale, tags)

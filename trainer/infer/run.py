@@ -240,9 +240,9 @@ def _make(
         device, "the model and its encoders", "a smaller text encoder or model, or dtype = bf16"
     ):
         sampler = _sampler(plan, device, say)
-    plan.save_dir.mkdir(parents=True, exist_ok=True)
     made = []
     for job, frames in sampler.videos(todo, progress):
+        plan.save_dir.mkdir(parents=True, exist_ok=True)  # not before there is something for it
         files.write(
             job.path,
             frames,

@@ -95,7 +95,7 @@ class Sampler:
 
         for start in range(0, len(jobs), size):
             batch = jobs[start : start + size]
-            what = f"{len(batch)} videos of {self.settings.describe()}"
+            what = f"{counted(len(batch))} of {self.settings.describe()}"
             memory.require(self._least_bytes(len(batch)), self.device, what, _LESS)
             with memory.as_one_sentence(self.device, what, _LESS), torch.inference_mode():
                 frames_BTHW3 = self._batch(batch, step)
@@ -215,6 +215,11 @@ class Sampler:
         width = self.parts.model.x_embedder.proj.weight.element_size() * config.hidden_size
         # Tokens themselves, their queries, keys and values; decoded pixels in fp32 and bytes.
         return max(pixels * 5, tokens * width * 4)
+
+
+def counted(videos: int) -> str:
+    """The number of them in words for people."""
+    return "1 video" if videos == 1 else f"{videos} videos"
 
 
 def groups_of(job: Job) -> tuple[Group, ...]:
