@@ -165,7 +165,7 @@ def bucket_batches(
     """Without drop_last upstream fills the last step up with the first microbatches."""
     buckets = Buckets.parse(bucket_config, draw="upstream")
     plan = DataPlan(_manifest(rows), buckets, seed, drop_last)
-    batches = list(plan.epoch(epoch).microbatches)
+    batches = list(plan.epoch(epoch))
     over = len(batches) % num_replicas
     if over:
         batches = batches[:-over] if drop_last else batches + batches[: num_replicas - over]
