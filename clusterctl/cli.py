@@ -21,6 +21,7 @@ COMMANDS = (
     "run",
     "gpus",
     "push",
+    "data",
     "preflight",
     "launch",
     "top",

@@ -1,0 +1,136 @@
+"""Probe or check every clip of a manifest on all nodes at once.
+
+Each node looks into a part of the files with the training environment; a lost node's part goes to the
+others. The manifest is read and written here, in its order, and an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from clusterctl.errors import UsageError
+from clusterctl.render import Output
+from clusterctl.settings import Settings, cluster_options, output_options
+
+TIMEOUT_S = {"probe": 30.0, "check": 120.0}
+NAMES = {"probe": "probed", "check": "checked"}
+
+
+@click.command(
+    "data",
+    epilog="""\b
+Examples:
+  clusterctl data probe nodes.txt clips.csv --out manifest.csv
+  clusterctl data check nodes.txt manifest.csv""",
+)
+@click.argument("verb", type=click.Choice(list(TIMEOUT_S)))
+@cluster_options
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Default: MANIFEST with .probed or .checked in its name.",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="Folder that relative paths start from, on all nodes.",
+)
+@click.option(
+    "--python",
+    metavar="PATH",
+    default=sys.executable,
+    help="Of the training environment on the nodes. Default: the one that runs this.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(0),
+    default=0,
+    help="Processes on each node. Default: one for each core.",
+)
+@click.option(
+    "--clip-timeout",
+    type=click.FloatRange(0.1),
+    help="Seconds for one clip. Default: 30 to probe, 120 to check.",
+)
+@click.option(
+    "--max-wrong-rows",
+    type=click.IntRange(0),
+    help="Stop above this many rows that have to be left out.",
+)
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+@output_options
+def command(
+    settings: Settings,
+    output: Output,
+    verb: str,
+    manifest: Path,
+    out: Path | None,
+    root: Path | None,
+    python: str,
+    workers: int,
+    clip_timeout: float | None,
+    max_wrong_rows: int | None,
+    force: bool,
+) -> int:
+    """Probe or check every clip of a manifest on all nodes at once.
+
+    probe makes a whole manifest from path and text; check decodes every clip and writes what came of
+    it into the column `check`. Files must stand under the same path on every node. Exit code 1 when
+    rows were left out or clips are bad, 3 when a node was lost.
+    """
+    from clusterctl import data
+
+    if not Path(python).is_absolute():
+        raise UsageError(f"--python {python} is not an absolute path")
+    nodes = settings.nodes()
+    target = out or manifest.with_name(f"{manifest.stem}.{NAMES[verb]}{manifest.suffix}")
+    timeout_s = clip_timeout or TIMEOUT_S[verb]
+    arguments = [str(manifest), str(target), "--clip-timeout-s", f"{timeout_s:g}"]
+    arguments += ["--root", str(root)] if root else []
+    arguments += ["--max-wrong-rows", str(max_wrong_rows)] if max_wrong_rows is not None else []
+    arguments += ["--force"] if force else []
+    arguments += ["--quiet"] if output.quiet else []
+    arguments += ["--json"] if output.json and verb == "check" else []
+    spread = data.Spread(
+        data.Job(verb, arguments, python, workers, timeout_s), nodes, settings.transport(), settings.limits
+    )  # fmt: skip
+    outcome = spread.run(lambda text: output.warn(text, "warn"))
+
+    if output.json:
+        output.document(
+            "data",
+            verb=verb,
+            out=str(target),
+            report=json.loads(outcome.out) if verb == "check" and outcome.out else None,
+            exit_code=_exit_code(outcome),
+            nodes=[
+                {"node": node.name, "answered": outcome.answered[node.name],
+                 "lost": outcome.lost.get(node.name), "mistakes": outcome.mistakes.get(node.name, [])}
+                for node in nodes
+            ],
+        )  # fmt: skip
+    else:
+        for text in outcome.out.splitlines():
+            output.line(text)
+    if outcome.code == 2:
+        return 2  # nothing was begun
+    counts = ", ".join(f"{name} {count:,}" for name, count in outcome.answered.items())
+    output.note(f"answers: {counts}")
+    if outcome.lost and set(outcome.lost) == {node.name for node in nodes}:
+        output.warn("hint: the nodes need the training environment under the same path:", "bad")
+        output.warn("  docs/install.md, clusterctl push, or --python PATH")
+    return _exit_code(outcome)
+
+
+def _exit_code(outcome: object) -> int:
+    from clusterctl.data import Outcome
+
+    assert isinstance(outcome, Outcome)
+    if len(outcome.lost) == len(outcome.answered):
+        return 3  # nobody could look
+    return outcome.code or (3 if outcome.lost else 0)

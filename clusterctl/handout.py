@@ -1,0 +1,126 @@
+"""Who answers which question: work for many nodes of which any may be lost. No IO.
+
+A node gets as many questions as it has room for, new ones as it answers. Questions of a lost node go to
+others. An answer that a file cannot be read is doubted: another node is asked before it counts, since
+one node's missing mount must not make good clips bad; a node that is often wrong in this is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_MISTAKES = 5  # files that a node could not read and another could
+
+
+@dataclass(slots=True)
+class Ask:
+    """A question and who could not answer it well."""
+
+    question: dict[str, Any]
+    tried: dict[str, dict[str, Any]] = field(default_factory=dict)  # node -> its answer
+
+
+@dataclass(slots=True)
+class Worker:
+    """A node that answers."""
+
+    room: int
+    open: dict[int, Ask] = field(default_factory=dict)
+    answered: int = 0
+    mistakes: list[str] = field(
+        default_factory=list
+    )  # what it said of files that others could read
+
+
+class Handout:
+    """All questions and nodes of one run."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.gone: dict[str, Worker] = {}
+        self._waiting: deque[Ask] = deque()
+        self._doubted: list[Ask] = []  # a node could not read the file; another is asked first
+
+    @property
+    def unanswered(self) -> int:
+        """Questions that still need an answer."""
+        held = sum(len(worker.open) for worker in self.workers.values())
+        return len(self._waiting) + len(self._doubted) + held
+
+    def add(self, question: dict[str, Any]) -> None:
+        """A new question, with a number as its "id"."""
+        self._waiting.append(Ask(question))
+
+    def join(self, node: str, room: int) -> None:
+        """A node can have `room` questions at a time."""
+        self.workers[node] = Worker(room)
+
+    def lose(self, node: str) -> None:
+        """A node answers no more; what it had goes to the front. Idempotent."""
+        worker = self.workers.pop(node, None)
+        if worker is None:
+            return
+        self.gone[node] = worker
+        for ask in reversed(worker.open.values()):
+            if ask.tried:
+                self._doubted.append(ask)
+            else:
+                self._waiting.appendleft(ask)
+        worker.open = {}
+
+    def give(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        """What to send to whom now; those with the most room first."""
+        sent: dict[str, list[dict[str, Any]]] = {}
+        self._doubted = [ask for ask in self._doubted if not self._send(ask, sent)]
+        while self._waiting and self._send(self._waiting[0], sent):
+            self._waiting.popleft()
+        return list(sent.items())
+
+    def _send(self, ask: Ask, sent: dict[str, list[dict[str, Any]]]) -> bool:
+        free = [
+            (worker.room - len(worker.open), name)
+            for name, worker in self.workers.items()
+            if len(worker.open) < worker.room and name not in ask.tried
+        ]
+        if not free:
+            return False
+        name = max(free)[1]
+        self.workers[name].open[ask.question["id"]] = ask
+        sent.setdefault(name, []).append(ask.question)
+        return True
+
+    def answer(self, node: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """What a node says of one question; returns the answer when it counts."""
+        worker = self.workers.get(node)
+        ask = worker.open.pop(answer["id"], None) if worker else None
+        if worker is None or ask is None:
+            return []  # it was given to another meanwhile
+        worker.answered += 1
+        if "error" in answer:
+            ask.tried[node] = answer
+            if self._has_others(ask):
+                self._doubted.append(ask)
+                return []
+            return [next(iter(ask.tried.values()))]
+        for name, before in ask.tried.items():
+            doubted = self.workers.get(name) or self.gone.get(name)
+            if doubted is not None:
+                doubted.mistakes.append(f"{ask.question['path']}: {before['error']}")
+        return [answer]
+
+    def settled(self) -> list[dict[str, Any]]:
+        """Answers that count although they are doubted: nobody else is left to ask."""
+        last = [ask for ask in self._doubted if not self._has_others(ask)]
+        self._doubted = [ask for ask in self._doubted if self._has_others(ask)]
+        return [next(iter(ask.tried.values())) for ask in last]
+
+    def unsound(self) -> list[str]:
+        """Nodes that could not read what others could, too often."""
+        return [
+            name for name, worker in self.workers.items() if len(worker.mistakes) >= MAX_MISTAKES
+        ]
+
+    def _has_others(self, ask: Ask) -> bool:
+        return len(ask.tried) < 2 and any(name not in ask.tried for name in self.workers)
