@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from checks.facts import Unknown
+from checks.parse.kernel_log import read_events
+from checks.xid import grade
 from clusterctl.job import fold_ranks
 from clusterctl.nodes import fold
 from clusterctl.stacks.flight import compare, read_dump
@@ -55,7 +58,6 @@ _GLOO = re.compile(
     r"gloo.*?(?:Timed out waiting (?P<ms>\d+)ms|Connection (?:closed|reset) by peer(?: \[(?P<peer>[^\]]+)\])?)"
 )
 _NET = re.compile(r"NCCL WARN (?P<text>.*?NET.*?(?:completion|error).*)")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[^)]*?)\): (?P<xid>\d+)(?:, (?P<rest>.*))?")
 
 
 def parse_watchdog(lines: Iterable[str]) -> list[Timeout]:
@@ -197,41 +199,23 @@ def _network(picture: Picture) -> list[Clue]:
     ]
 
 
-def parse_xid(line: str) -> tuple[str, int, str] | None:
-    """(device, Xid, rest) of a kernel line, also in its MIG form; None for other lines."""
-    found = _XID.search(line)
-    return (found["device"], int(found["xid"]), (found["rest"] or "").strip()) if found else None
-
-
 def _kernel(picture: Picture) -> list[Clue]:
-    found: list[Clue] = []
-    others: dict[str, list[str]] = {}
+    """What the nodes' kernels logged in the last hour, equal lines of many nodes as one."""
+    nodes: dict[tuple[str, int | None, str], list[str]] = {}
+    ages: dict[tuple[str, int | None, str], float] = {}
     for node in picture.nodes:
         for age_s, line in node.kernel:
-            xid = parse_xid(line)
-            if xid:
-                device, number, rest = xid
-                found.append(
-                    Clue(
-                        "kernel",
-                        f"{node.name}: Xid {number} on {device} {age_s / 60:.0f} min ago: {rest[:100]}",
-                        nodes=(node.name,),
-                    )
-                )
-            else:
-                text = re.sub(r"^\[[^\]]*\]\s*", "", line)
-                others.setdefault(re.sub(r"\d+", "#", text)[:160], []).append(node.name)
-                if len(others[re.sub(r"\d+", "#", text)[:160]]) == 1:
-                    found.append(
-                        Clue(
-                            "kernel",
-                            f"{node.name}: {text[:140]} ({age_s / 60:.0f} min ago)",
-                            nodes=(node.name,),
-                        )
-                    )
+            for event in read_events(line, Unknown("not asked"), Unknown("not asked")):
+                number = event.xid if event.kind == "xid" else None
+                text = f"{event.kind} {event.subject}".strip()
+                if number is not None:
+                    text = f"Xid {number} on {event.subject}: {grade(number, event.line).meaning}"
+                key = (event.kind, number, text)
+                nodes.setdefault(key, []).append(node.name)
+                ages[key] = min(age_s, ages.get(key, age_s))
+    found = []
+    for key, names in sorted(nodes.items(), key=lambda item: ages[item[0]]):
+        names = list(dict.fromkeys(names))
+        ago = f"{ages[key] / 60:.0f} min ago" if ages[key] >= 90 else f"{ages[key]:.0f} s ago"
+        found.append(Clue("kernel", f"{fold(names)}: {key[2]} ({ago})", nodes=tuple(names)))
     return found
-
-
-def nodes_of(clues: Sequence[Clue]) -> str:
-    """The nodes that the kernel's clues name."""
-    return fold(list(dict.fromkeys(name for clue in clues for name in clue.nodes)))

@@ -9,7 +9,7 @@ from clusterctl.job import fold_ranks
 from clusterctl.nodes import fold
 from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull, shown_threads
 from clusterctl.stacks.evidence import Clue
-from clusterctl.stacks.model import GONE, Picture, Proc
+from clusterctl.stacks.model import GONE, MOVING, Picture, Proc
 from clusterctl.stacks.verdict import Verdict
 
 Line = tuple[str, str | None]  # text and style
@@ -26,7 +26,7 @@ def header(picture: Picture) -> str:
         f"{picture.samples} samples {picture.interval_s:.1f} s apart",
         f"{picture.seconds:.1f} s",
     ]
-    return f"{', '.join(words)}; {silent} nodes silent"
+    return f"{', '.join(words)}; {silent} node{'s' * (silent != 1)} silent"
 
 
 def lines(
@@ -40,17 +40,23 @@ def lines(
     more = shown[MAX_CLASSES:] if not everything else []
     shown = shown[: len(shown) - len(more)]
 
-    yield header(picture), None
+    yield from _wrap(header(picture), None, width)
     good = verdict.kind == "moving"
     yield from _wrap(
         f"{verdict.headline} ({verdict.confidence} confidence)", "good" if good else "bad", width
     )
     rows = [_row(one) for one in shown]
-    who_width = max((len(row[0]) for row in rows), default=0)
-    kind_width = max((len(row[1]) for row in rows), default=0)
-    for one, (who, kind, site, count) in zip(shown, rows, strict=True):
-        text = f" {'>' if one.suspect else ' '} {who:{who_width}}  {kind:{kind_width}}  {site}"
-        yield _fit(text, f"  {count}", width), "bold" if one.suspect else None
+    is_wide = not width or width >= 120
+    who_width = max((len(who) for who, _ in rows), default=0) if is_wide else 0
+    for one, (who, what) in zip(shown, rows, strict=True):
+        style = "bold" if one.suspect else None
+        text = f" {'>' if one.suspect else ' '} {who:{who_width}}  {what}"
+        if one.suspect and width and len(text) > width:
+            # What a suspect does is why this was asked: it gets a line of its own.
+            yield _fit(f" > {who}", "", width), style
+            yield _fit(f"     {what}", "", width), style
+        else:
+            yield _fit(text, "", width), style
         if everything:
             for name, stack in shown_threads(one.first):
                 yield f"       {name or 'thread'}: {stack}", "dim"
@@ -73,24 +79,18 @@ def lines(
         yield from _wrap(text, "warn", width)
 
 
-def _row(one: Class) -> tuple[str, str, str, str]:
+def _row(one: Class) -> tuple[str, str]:
+    """(who and how many, what they do)."""
     proc = one.first
-    kind = proc.kind
+    kind = f"{proc.kind} {proc.progress}"
     if proc.state in ("T", "t", "D", "Z"):
-        kind += f" {proc.state}"
-    progress = proc.progress
-    if progress == "stuck" and proc.beat and proc.beat["age_s"] >= 1:
-        progress += f" {proc.beat['age_s']:.0f} s"
-    elif progress == "stuck" and proc.clip:
-        progress += f" {proc.clip['age_s']:.0f} s"
+        kind = f"{proc.kind} (state {proc.state}) {proc.progress}"
+    since = proc.clip["age_s"] if proc.clip else proc.beat["age_s"] if proc.beat else 0.0
+    if proc.progress != MOVING and since >= 1:
+        kind += f" {since:.0f} s"
     site = proc.where() if proc.stack.frames else proc.error or "no Python stack"
     file = proc.file() if one.suspect and proc.role == "loader" else None
-    return (
-        one.who(),
-        f"{kind} {progress}",
-        site + (f"  {file}" if file else ""),
-        f"[{len(one.procs)}]",
-    )
+    return f"{one.who()} [{len(one.procs)}]", f"{kind}: {site}" + (f"  {file}" if file else "")
 
 
 def _fit(text: str, end: str, width: int) -> str:

@@ -1,0 +1,142 @@
+"""The payload on real processes: carried py-spy, refused py-spy, stopped and repaired targets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.fanout import NodeResult
+from clusterctl.job import Pick
+from clusterctl.nodes import Node
+from clusterctl.stacks.collect import Looks, collect
+from clusterctl.stacks.model import NodeView, Proc, read_picture
+from clusterctl.stacks.report import permission_lines
+from clusterctl.stacks.sites import Sites
+from clusterctl.transport.base import Limits
+from tests.clusterctl.jobs.trees import start_of, state, wait_until
+from tests.clusterctl.payload.local import LocalConnection, LocalTransport
+
+HERE = Node("here", host="127.0.0.1")
+PROGRAM = """
+import faulthandler, signal, sys, time
+def waits_here():
+    print("up", flush=True)
+    while True:
+        time.sleep(600)
+if "handler" in sys.argv:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+waits_here()
+"""
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def run_id(tmp_path: Path) -> str:
+    return f"collect-{os.getpid()}-{tmp_path.name}"
+
+
+@pytest.fixture
+def start(tmp_path: Path, run_id: str) -> Iterator[Start]:
+    children = []
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+
+    def start(*words: str, python: str = sys.executable, rank: int = 0) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [python, str(script), *words], stdout=subprocess.PIPE, stderr=(tmp_path / f"{rank}.log").open("ab"),
+            env={"CLUSTERCTL_RUN": run_id, "RANK": str(rank), "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        children.append(child)
+        assert child.stdout is not None
+        child.stdout.readline()
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def look(run_id: str, env: dict[str, str] | None = None, **looks: object) -> NodeView:
+    options = Looks(**{"interval_s": 0.3, "limit_s": 20.0, **looks})  # type: ignore[arg-type]
+    transport = LocalTransport({"here": LocalConnection(env)})
+    fanout = collect([HERE], transport, Pick((run_id,), user=None), options, limits=Limits(), width=1)  # fmt: skip
+    results: list[NodeResult] = list(fanout)
+    assert results[0].unreachable is None, results[0].unreachable
+    return read_picture(results, Sites(), interval_s=0.3, samples=2).nodes[0]
+
+
+def only(view: NodeView) -> Proc:
+    (proc,) = view.procs
+    return proc
+
+
+def fake_py_spy(folder: Path, text: str) -> str:
+    path = folder / "py-spy"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="no python3 of the system")
+def test_py_spy_is_carried_and_leaves_nothing(start: Start, run_id: str, tmp_path: Path) -> None:
+    start(python="/usr/bin/python3")
+    temp = tmp_path / "tmp"
+    temp.mkdir()
+    view = look(run_id, {"TMPDIR": str(temp), "PATH": "/usr/bin:/bin"})
+    assert view.py_spy is not None
+    assert view.py_spy.startswith(str(temp))
+    assert only(view).where().startswith("waits_here program.py:6")
+    assert list(temp.iterdir()) == []
+
+
+def test_stopped_process_is_read_and_left_as_it_was(start: Start, run_id: str) -> None:
+    child = start()
+    os.kill(child.pid, signal.SIGSTOP)
+    wait_until(lambda: state(child.pid, start_of(child.pid)) == "T")
+    proc = only(look(run_id))
+    assert (proc.how, proc.state, proc.progress) == ("py-spy", "T", "stuck")
+    assert proc.where().startswith("waits_here")
+    assert state(child.pid, start_of(child.pid)) == "T"
+    assert not proc.repaired
+
+
+def test_process_that_a_dump_left_stopped_is_set_going_again(
+    start: Start, run_id: str, tmp_path: Path
+) -> None:
+    """py-spy issues 390, 416, 565, 587: a dump that dies halfway leaves its target in state T."""
+    child = start()
+    stops = fake_py_spy(tmp_path, f"kill -STOP {child.pid}; sleep 0.1; echo broken >&2; exit 1")
+    proc = only(look(run_id, py_spy=stops))
+    assert proc.repaired
+    wait_until(lambda: state(child.pid, start_of(child.pid)) == "S")
+
+
+def test_hanging_py_spy_costs_its_limit_and_no_more(start: Start, run_id: str, tmp_path: Path) -> None:  # fmt: skip
+    start()
+    proc = only(look(run_id, py_spy=fake_py_spy(tmp_path, "exec sleep 100"), limit_s=0.3))
+    assert proc.how == "kernel"
+    assert "no end in 0.3 s" in proc.error
+
+
+def test_where_ptrace_is_refused_the_trainer_tells_its_stacks_itself(
+    start: Start, run_id: str, tmp_path: Path
+) -> None:
+    denied = "echo 'Permission Denied: Try running again with elevated permissions' >&2; exit 1"
+    start("handler")
+    deaf = start("no", rank=1)
+    view = look(run_id, py_spy=fake_py_spy(tmp_path, denied))
+    by_rank = {proc.rank: proc for proc in view.procs}
+    assert (by_rank[0].how, by_rank[1].how) == ("faulthandler", "kernel")
+    assert by_rank[0].where().startswith("waits_here program.py:6")
+    assert by_rank[0].progress == "stuck"
+    assert deaf.poll() is None  # SIGUSR1 would have killed it
+    picture = read_picture([], Sites(), interval_s=1, samples=2)
+    picture.nodes = [view]
+    assert any("--sudo" in line for line in permission_lines(picture))

@@ -1,0 +1,140 @@
+"""Logs, flight records and kernels beside a verdict; a flight record is never executed."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.stacks.evidence import clues, parse_counters, parse_watchdog
+from clusterctl.stacks.flight import compare, load_plain, make_dump, read_dump
+from tests.clusterctl.stacks.job import free_port
+from tests.clusterctl.stacks.made import cluster, picture
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+RECORD = """
+import os, sys
+import torch, torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.barrier()
+dist.all_reduce(torch.ones(3))
+if rank == 0:
+    dist.all_reduce(torch.ones(5), async_op=True)  # rank 1 never joins
+sys.stdout.buffer.write(_dump_fr_trace())
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_watchdog_of_three_generations() -> None:
+    lines = (CAPTURES / "nccl/watchdog-timeout.txt").read_text().splitlines()
+    found = [(t.rank, t.sequence, t.operation, t.timeout_ms) for t in parse_watchdog(lines)]
+    assert found == [
+        (65, 1559, "_REDUCE_SCATTER_BASE", 1800000),
+        (66, 1559, "_REDUCE_SCATTER_BASE", 1800000),
+        (10, 15734, "ALLREDUCE", 600000),
+        (1, 469508, "ALLREDUCE", 1800000),
+    ]
+    assert [(c.rank, c.completed, c.enqueued) for c in parse_counters(lines)] == [
+        (10, 15733, 15735)
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "Watchdog caught", "[Rank x] Watchdog caught collective operation timeout: WorkNCCL(", "\x00\xff"])  # fmt: skip
+def test_odd_lines_are_passed_over(text: str) -> None:
+    assert parse_watchdog([text]) == parse_counters([text]) == []
+
+
+def entry(sequence: int, operation: str = "all_reduce", *, done: bool = True, line: int = 17) -> dict[str, Any]:  # fmt: skip
+    return {
+        "collective_seq_id": sequence, "profiling_name": f"nccl:{operation}", "is_p2p": False,
+        "process_group": ("0", "default_pg"), "input_sizes": [[4]], "input_dtypes": ["Float"],
+        "state": "completed" if done else "scheduled", "retired": done,
+        "frames": [{"name": "step", "filename": "/job/train.py", "line": line}],
+    }  # fmt: skip
+
+
+def record(*entries: dict[str, Any]) -> dict[str, Any]:
+    data = pickle.dumps({"version": "2.10", "entries": list(entries)})
+    return {"path": "/x", "age_s": 1.0, "data": base64.b64encode(zlib.compress(data)).decode()}
+
+
+def test_rank_that_is_behind_is_named_with_what_it_missed() -> None:
+    dumps = {rank: make_dump({"entries": [entry(1), entry(2, done=False)]}) for rank in range(3)}
+    dumps[3] = make_dump({"entries": [entry(1, "barrier", line=9)]})
+    ((text, ranks),) = compare(dumps, 4)
+    assert ranks == [3]
+    assert "rank 3 never joined number 2" in text
+    assert "all_reduce at step train.py:17" in text
+    assert "barrier at step train.py:9" in text
+
+
+def test_another_collective_under_the_same_number_is_a_mismatch() -> None:
+    dumps = {rank: make_dump({"entries": [entry(5, done=False)]}) for rank in (0, 1)}
+    dumps[2] = make_dump({"entries": [entry(5, "broadcast", done=False, line=30)]})
+    assert compare(dumps, 3)[0][1] == [2]
+
+
+def test_all_joined_and_none_finished_points_at_the_network() -> None:
+    dumps = {rank: make_dump({"entries": [entry(5, done=False)]}) for rank in (0, 1)}
+    assert "network" in compare(dumps, 2)[0][0]
+    assert compare({0: dumps[0]}, 2)[-1][1] == [1]
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.system, (f"touch {self.path}",))
+
+
+def test_record_that_would_run_something_is_refused(tmp_path: Path) -> None:
+    for data in (pickle.dumps({"entries": Evil(tmp_path / "ran")}), pickle.dumps(Evil(tmp_path / "ran"), 0), b"cos\nsystem\n(S'x'\ntR."):  # fmt: skip
+        with pytest.raises(ValueError, match="no flight record"):
+            load_plain(data)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"{", b"garbage", pickle.dumps([1]), pickle.dumps({"entries": 3})])  # fmt: skip
+def test_unreadable_records_are_said_to_be_so(data: bytes) -> None:
+    packed = {"path": "/r", "data": base64.b64encode(zlib.compress(data)).decode()}
+    assert "no flight record" in str(read_dump(packed))
+
+
+def test_clues_stand_beside_the_verdict() -> None:
+    made = cluster(2, 1, 0)
+    made[0].more["flight"] = {"0": record(entry(1), entry(2, done=False))}
+    made[1].more["flight"] = {"1": record(entry(1))}
+    made[1].more["kernel"] = [
+        [120.0, "[99.0] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus"]
+    ]
+    pid = str(made[0].rows[0]["pid"])
+    log = (CAPTURES / "nccl/watchdog-timeout.txt").read_text().splitlines()[:2]
+    made[0].more["logs"] = {pid: log}
+    texts = [clue.text for clue in clues(picture(*made))]
+    assert "rank 1 never joined number 2" in texts[0]
+    assert any(
+        "_REDUCE_SCATTER_BASE number 1559 timed out after 1800 s on rank 65-66" in t for t in texts
+    )
+    assert any("node-002: Xid 79 on 0000:44:00" in t and "2 min ago" in t for t in texts)
+
+
+@pytest.mark.slow
+def test_records_of_real_ranks_tell_who_is_behind(tmp_path: Path) -> None:
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "TORCH_FR_BUFFER_SIZE": "100", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RECORD], env={**env, "RANK": str(rank)}, stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]  # fmt: skip
+    dumps = {rank: make_dump(load_plain(child.communicate(timeout=90)[0])) for rank, child in enumerate(ranks)}  # fmt: skip
+    assert compare(dumps, 2)[0][1] == [1]

@@ -1,0 +1,193 @@
+"""The verdict's rules on made-up pictures: who is named, how sure, and who is not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from clusterctl.stacks.evidence import clues
+from clusterctl.stacks.model import read_picture
+from clusterctl.stacks.report import lines
+from clusterctl.stacks.sites import Site, Sites
+from clusterctl.stacks.verdict import judge
+from tests.clusterctl.stacks.made import (
+    ALL_REDUCE,
+    BARRIER,
+    FORWARD,
+    IDLE,
+    ITEM,
+    READ,
+    WAIT_DATA,
+    Made,
+    cluster,
+    picture,
+    silent,
+)
+
+
+def beat(step: int, phase: str, age_s: float) -> dict[str, object]:
+    return {"step": step, "phase": phase, "age_s": age_s}
+
+
+def with_blocked_loader(nodes: int = 24, ranks: int = 8, loaders: int = 16) -> list[Made]:
+    made = cluster(nodes, ranks, loaders, {64 % (nodes * ranks): WAIT_DATA})
+    home = made[(64 % (nodes * ranks)) // ranks]
+    rank = 64 % (nodes * ranks)
+    trainer = next(
+        row["pid"] for row in home.rows if row["role"] == "trainer" and row["rank"] == rank
+    )
+    home.rows = [r for r in home.rows if not (r["rank"] == rank and r["index"] == 7)]
+    home.add("loader", rank, READ, index=7, ppid=trainer)
+    return made
+
+
+def test_blocked_loader_among_192_ranks() -> None:
+    verdict = judge(picture(*with_blocked_loader()))
+    assert (verdict.kind, verdict.confidence) == ("hang", "high")
+    assert [(s.node, s.rank, s.what) for s in verdict.suspects] == [("node-009", 64, "loader")]
+    assert verdict.suspects[0].proc.index == 7
+    assert "191 ranks wait in all_reduce" in verdict.sentence
+    assert "_read_from_stream read_video.py:210" in verdict.sentence
+
+
+def test_24_nodes_fit_a_small_screen() -> None:
+    made = picture(*with_blocked_loader(), silent("node-025"))
+    verdict = judge(made)
+    shown = [text for text, _ in lines(made, verdict, clues(made), width=80)]
+    assert len(shown) <= 22
+    assert max(map(len, shown)) <= 80
+    text = "\n".join(shown)
+    assert "192 ranks on 25 nodes" in text
+    assert "rank 64 loader 7" in text
+    assert "ranks 0-63,65-191" in text
+
+
+def test_merging_192_times_17_stacks_is_quick() -> None:
+    results = [node.result() for node in with_blocked_loader()]
+    spent = []
+    for _ in range(5):
+        begun = time.process_time()
+        judge(read_picture(results, Sites(), interval_s=2.0, samples=2))
+        spent.append(time.process_time() - begun)
+    assert min(spent) < 0.6  # 0.2 s on a quiet machine, see the slow test below
+
+
+@pytest.mark.slow
+def test_merging_192_times_17_stacks_takes_a_fifth_of_a_second() -> None:
+    results = [node.result() for node in with_blocked_loader()]
+    spent = []
+    for _ in range(7):
+        begun = time.process_time()
+        judge(read_picture(results, Sites(), interval_s=2.0, samples=2))
+        spent.append(time.process_time() - begun)
+    print(f"merge and verdict: {min(spent):.3f} s")
+    assert min(spent) < 0.2
+
+
+def test_rank_in_another_collective_is_shown_with_both_call_sites() -> None:
+    verdict = judge(picture(*cluster(4, 1, 0, {2: BARRIER})))
+    assert verdict.kind == "desync"
+    assert [(s.node, s.rank) for s in verdict.suspects] == [("node-003", 2)]
+    assert verdict.evidence[0] == "ranks 0-1,3 in all_reduce at all_reduce_mean utils.py:9"
+    assert verdict.evidence[1] == "rank 2 in barrier at main train.py:325"
+
+
+def test_equal_groups_accuse_nobody_unless_their_steps_tell() -> None:
+    verdict = judge(picture(*cluster(2, 1, 0, {1: BARRIER})))
+    assert (verdict.kind, verdict.confidence, verdict.suspects) == ("desync", "low", [])
+    made = [Made("a"), Made("b")]
+    made[0].add("trainer", 0, ALL_REDUCE, world=2, beats=(beat(8, "backward", 60.0),))
+    made[1].add("trainer", 1, ALL_REDUCE, world=2, beats=(beat(7, "backward", 61.0),))
+    verdict = judge(picture(*made))
+    assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("desync", [1])
+
+
+def test_identical_stacks_are_said_to_tell_nothing() -> None:
+    verdict = judge(picture(*cluster(8, 8, 2)))
+    assert (verdict.kind, verdict.confidence, verdict.suspects) == ("all-same", "low", [])
+    assert "ncclras" in " ".join(verdict.next_steps)
+
+
+def test_wait_for_the_device_counts_as_waiting_for_peers() -> None:
+    made = cluster(1, 4, 0, {0: ITEM, 1: ITEM, 2: ITEM, 3: FORWARD})
+    made[0].more["source"] = {"/home/me/job/train.py:333": "loss_value = loss.item()"}
+    verdict = judge(picture(*made))
+    assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("hang", [3])
+
+
+def test_all_ranks_waiting_for_data_name_the_loaders_that_stand() -> None:
+    node = Made("a")
+    for rank in range(2):
+        pid = node.add("trainer", rank, WAIT_DATA, world=2)
+        node.add("loader", rank, READ, index=0, ppid=pid, state="D", wchan="request_wait_answer")
+        node.add("loader", rank, IDLE, index=1, ppid=pid)
+    verdict = judge(picture(node))
+    assert verdict.kind in ("data", "hang")
+    assert [(s.rank, s.proc.index) for s in verdict.suspects] == [(0, 0), (1, 0)]
+    assert "storage" in verdict.sentence
+
+
+def test_loaders_that_work_are_slow_not_hung() -> None:
+    node = Made("a")
+    for rank in range(2):
+        pid = node.add("trainer", rank, WAIT_DATA, world=2)
+        node.add("loader", rank, READ, FORWARD + READ, index=0, ppid=pid, ticks=90)
+    verdict = judge(picture(node))
+    assert (verdict.kind, verdict.exit_code) == ("busy", 3)
+
+
+def test_stopped_trainer_is_rule_one() -> None:
+    node = Made("a")
+    for rank in range(4):
+        node.add("trainer", rank, FORWARD if rank == 3 else ALL_REDUCE, world=4, state="T" if rank == 3 else "S")  # fmt: skip
+    verdict = judge(picture(node))
+    assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("hang", [3])
+    assert "kill -CONT" in " ".join([verdict.sentence, *verdict.next_steps])
+
+
+def test_rank_that_has_ended_is_missed() -> None:
+    node = Made("a")
+    for rank in (0, 1, 3):
+        node.add("trainer", rank, ALL_REDUCE, world=4)
+    verdict = judge(picture(node))
+    assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("hang", [2])
+    assert "rank 2" in verdict.sentence
+
+
+def test_silent_node_with_waiting_peers_is_the_first_suspect() -> None:
+    verdict = judge(picture(*cluster(2, 2, 0)[:1], silent("node-002")))
+    assert (verdict.kind, [s.node for s in verdict.suspects]) == ("hang", ["node-002"])
+
+
+def test_slow_rank_that_still_moves_is_not_accused_of_hanging() -> None:
+    made = cluster(4, 1, 0)[:3]
+    node = Made("node-004")
+    node.add("trainer", 3, FORWARD, BARRIER[1:] + FORWARD, world=4, ticks=150, switches=40)
+    verdict = judge(picture(*made, node))
+    assert (verdict.kind, verdict.exit_code, verdict.confidence) == ("busy", 3, "low")
+    assert [s.rank for s in verdict.suspects] == [3]
+
+
+def test_heartbeats_outrank_equal_stacks() -> None:
+    made = cluster(2, 2, 0, beats=(beat(10, "forward", 0.1), beat(14, "forward", 0.1)))
+    verdict = judge(picture(*made))
+    assert (verdict.kind, verdict.confidence) == ("moving", "high")
+
+
+def test_without_any_stack_it_is_unknown_and_says_why() -> None:
+    node = Made("a")
+    for rank in range(2):
+        node.add("trainer", rank, world=2, error="Permission Denied: Try running again")
+    node.more["rights"] = {"scope": 1}
+    made = picture(node)
+    verdict = judge(made)
+    assert (verdict.kind, verdict.exit_code) == ("unknown", 3)
+    text = "\n".join(line for line, _ in lines(made, verdict, []))
+    assert "ptrace_scope = 1" in text
+    assert "--sudo" in text
+
+
+def test_users_sites_come_first() -> None:
+    sites = Sites([Site("collective", function="forward", file=r"model\.py$")])
+    assert judge(picture(*cluster(2, 1, 0, {1: FORWARD}), sites=sites)).kind == "desync"
