@@ -44,7 +44,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str], int], ...] = tuple(
         ("link-back", r"mlx5_core \S+ ([\w.-]+): [Ll]ink [Uu]p", 1),
         ("peermem", r"nvidia-peermem .*ERROR detected invalid context", 0),
         ("nccl-crash", r"segfault at .* in libnccl\.so", 0),
-        ("pcie-slow", r"(\S+): .*available PCIe bandwidth, limited by", 1),
+        ("pcie-slow", r"([0-9A-Fa-f:.]+): [\d.]+ Gb/s available PCIe bandwidth, limited by", 1),
     )
 )  # fmt: skip
 

@@ -321,3 +321,29 @@ def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
                        fix="driver and MLNX_OFED of one generation; reload nvidia-peermem")  # fmt: skip
         else:
             yield passed("nvidia_peermem is loaded", nodes=(node.name,))
+
+
+@check(
+    "ib.pcie_limited", needs=("kernel_log",), advisory=True,
+    bad="WARN if the kernel says that a network card's PCIe link is narrower or slower than the card",
+    how="`available PCIe bandwidth, limited by` of mlx5 in the kernel's log",
+    fix="reseat the card, another slot, BIOS; then service",
+)  # fmt: skip
+def pcie_limited(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """Network cards have all their PCIe lanes.
+
+    A 400 Gb/s card on eight lanes carries half, and its port still says 400.
+    """
+    assert isinstance(node.kernel_log, KernelLog)
+    slow = [
+        event
+        for event in node.kernel_log.events
+        if event.kind == "pcie-slow" and "mlx" in event.line
+    ]
+    if slow:
+        words = slow[-1].line.partition(": ")[2][:110]
+        cards = sorted({event.subject for event in slow})
+        yield warn(f"{', '.join(cards)}: {words}", value=str(len(cards)), expected="0",
+                   fix="reseat the card, another slot; lspci -vv | grep LnkSta", action=Action.SERVICE)  # fmt: skip
+    else:
+        yield passed("the kernel complains of no slow slot")
