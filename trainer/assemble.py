@@ -57,7 +57,8 @@ def assemble(
     documents = checkpoint.read_documents(source, _DOCUMENTS) if source is not None else {}
     engine.alone(lambda: _prepare_text(config, run_dir, source, manifest.texts))
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
-    parts = build_parts(config, run_dir, _DTYPES[config.dtype])
+    has_weights = source is not None or config.model.from_pretrained is not None
+    parts = build_parts(config, run_dir, _DTYPES[config.dtype], empty=has_weights)
     parts.text.to(engine.device)
     parts.vae.to(engine.device)
     if source is not None:
@@ -147,7 +148,7 @@ def _balance(
         )
         if kept is not None:
             return kept
-    recompute = bool(config.grad_checkpoint)
+    recompute = parts.model.checkpoint_every == 1
     cells = list(buckets.cells)
     if config.dataset.balance_costs == "timed":
         present = np.unique(plan.epoch(0).cells).tolist()

@@ -15,6 +15,7 @@ import difflib
 import importlib
 import json
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,8 +85,8 @@ class ModelConfig(Section):
     harmless: ClassVar = {"force_huggingface": "weights are told apart by content"}
     refused: ClassVar = {
         "qk_norm_legacy": "norms stand before the rotation, as in the published weights",
-        "grad_ckpt_setting": "say grad_checkpoint, which is for all blocks alike",
-        "grad_ckpt_settings": "say grad_checkpoint, which is for all blocks alike",
+        "grad_ckpt_setting": "say grad_checkpoint, for a memory budget too",
+        "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
     }
     nothing: ClassVar = {"qk_norm_legacy": (False,)}
 
@@ -206,7 +207,10 @@ class Config(Section):
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
-    grad_checkpoint: bool | int = False  # recompute every pair of blocks, or every n-th
+    grad_checkpoint: bool | int | str = False  # recompute: off, all, every 2, or keep "24000 MB"
+    offload_activations: bool = False  # what the backward pass keeps waits in host memory
+    compile: bool = False  # torch.compile of each block: slow first steps, faster ones after
+    positions: str = "fp32-exact"  # or bf16-compat, as Open-Sora's own runs saw them
     dtype: str = "bf16"  # bf16 or fp32; fp32 master weights either way
 
     # optimisation
@@ -289,8 +293,8 @@ class Config(Section):
         "resolution": "bucket_config names the resolutions",
         "start_step": "resume continues where the checkpoint was; start_from_scratch restarts",
         "start_epoch": "resume continues where the checkpoint was; start_from_scratch restarts",
-        "grad_ckpt_settings": "grad_checkpoint is for all blocks or none",
-        "grad_ckpt_buffer_size": "checkpointed activations stay on the accelerator",
+        "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
+        "grad_ckpt_buffer_size": "say offload_activations = True",
     }
     # Values of refused keys that ask for nothing, as the published files write them.
     nothing: ClassVar = {
@@ -360,6 +364,9 @@ def _finish(tree: Tree, notes: list[str]) -> Config:
             raise ConfigError(
                 f"{tree.place((name,))}: {name} = None means cached features, which are not built yet"
             )
+    word = tree.data.get("grad_checkpoint")
+    if isinstance(word, str):
+        tree.data["grad_checkpoint"] = {"off": False, "none": False, "all": True}.get(word, word)
     times = tree.data.get("scheduler")
     if isinstance(times, dict) and times.get("timestep_transform") == "latent":  # its older name
         times["timestep_transform"] = "true-length"
@@ -394,6 +401,7 @@ def _check(config: Config, tree: Tree) -> None:
         "lr_schedule": (None, "linear", "1cycle", "cosine"),
         "anneal_strategy": ("cos", "linear"),
         "bucket_semantics": ("open-sora-1.2", "open-sora-2"),
+        "positions": ("fp32-exact", "bf16-compat"),
     }
     for name, allowed in choices.items():
         value = getattr(config, name)
@@ -408,6 +416,13 @@ def _check(config: Config, tree: Tree) -> None:
             f"{tree.place(('scheduler', 'timestep_transform'))}: scheduler.timestep_transform must be "
             f"one of true-length, upstream; not {transform!r}"
         )
+    if not isinstance(config.grad_checkpoint, bool):
+        from trainer.models.checkpointing import GradCheckpoint  # here: it imports torch
+
+        try:
+            GradCheckpoint.parse(config.grad_checkpoint)
+        except ConfigError as error:
+            raise ConfigError(f"{tree.place(('grad_checkpoint',))}: {error}") from None
     schedule = {f.name: getattr(config, f.name) for f in dataclasses.fields(ScheduleConfig)}
     try:
         rate_of(ScheduleConfig(**schedule))
@@ -419,7 +434,6 @@ def _check(config: Config, tree: Tree) -> None:
         "keep_checkpoints": -1,
         "num_workers": 0,
         "log_every": 1,
-        "grad_checkpoint": 0,
     }
     for name, limit in least.items():
         if getattr(config, name) < limit:
@@ -457,7 +471,7 @@ def _override(tree: Tree, flag: str, text: str | None, notes: list[str]) -> None
     if found is None:
         return
     key, kind = found
-    if text is None and kind is bool:
+    if text is None and bool in (kind, *typing.get_args(kind)):
         text = "true"
     if text is None:
         raise ConfigError(f"{flag} needs a value")

@@ -11,8 +11,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.trainer.stdit_weights import noisy, small, write_shards, write_upstream_checkpoint
+from tests.trainer.stdit_weights import (
+    inputs,
+    noisy,
+    pixart,
+    small,
+    write_shards,
+    write_upstream_checkpoint,
+)
 from trainer.errors import CheckpointError
+from trainer.models.stdit import STDiT3
 from trainer.weights import LoadReport, find_source, load_into, read_checkpoint
 
 Tensors = dict[str, Tensor]
@@ -191,3 +199,35 @@ def test_weights_of_another_kind_are_refused_even_so(tmp_path: Path) -> None:
     save_file({"encoder.conv_in.weight": torch.zeros(2)}, tmp_path / "m.safetensors")
     with pytest.raises(CheckpointError, match="0 of 89 tensors fit"):
         load_into(small(), tmp_path / "m.safetensors", allow_partial=True)
+
+
+def empty(**options: int) -> STDiT3:
+    with torch.device("meta"):
+        return small(**options)
+
+
+def test_a_model_without_memory_gets_it_with_its_weights(tmp_path: Path) -> None:
+    save_file(state(), tmp_path / "m.safetensors")
+    model, want = empty(), state()
+    load_into(model, tmp_path / "m.safetensors")
+    assert all(torch.equal(tensor, want[name]) for name, tensor in model.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(model(**inputs()), noisy()(**inputs()))
+
+
+def test_what_the_weights_do_not_give_is_made_as_in_a_fresh_model(tmp_path: Path) -> None:
+    torch.save(pixart(), tmp_path / "x.pth")
+    plain, late = small(seed=7), empty(seed=7)
+    load_into(plain, tmp_path / "x.pth")
+    torch.manual_seed(7)
+    load_into(late, tmp_path / "x.pth")
+    want = plain.state_dict()
+    assert all(torch.equal(tensor, want[name]) for name, tensor in late.state_dict().items())
+
+
+def test_a_refused_source_leaves_a_model_without_memory(tmp_path: Path) -> None:
+    save_file({"other": torch.zeros(2)}, tmp_path / "m.safetensors")
+    model = empty()
+    with pytest.raises(CheckpointError, match="0 of 89"):
+        load_into(model, tmp_path / "m.safetensors")
+    assert model.t_block[1].weight.is_meta

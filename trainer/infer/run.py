@@ -258,7 +258,7 @@ def _make(
 def _sampler(plan: Plan, device: torch.device, say: Say) -> Sampler:
     config, options = plan.config, plan.options
     dtype = torch.bfloat16 if config.dtype == "bf16" and device.type == "cuda" else torch.float32
-    parts = build_parts(config, Path(plan.checkpoint).absolute().parent, dtype)
+    parts = build_parts(config, Path(plan.checkpoint).absolute().parent, dtype, empty=True)
     report = load_into(
         parts.model, plan.checkpoint, ema=options.ema, allow_partial=options.allow_partial
     )
