@@ -8,49 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.trainer.stdit_cases import SMALL, batch, run, small_model
 from trainer.errors import ConfigError
-from trainer.models import layers, positions
-from trainer.models.fused import rotate
-from trainer.models.stdit import STDiT3, STDiT3Config, build_stdit
+from trainer.models import layers
+from trainer.models.stdit import STDiT3Config, build_stdit
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
-SMALL = {
-    "hidden_size": 32,
-    "depth": 2,
-    "num_heads": 2,
-    "caption_channels": 16,
-    "model_max_length": 6,
-    "in_channels": 3,
-}
-
-
-def small_model(seed: int = 0, **options: Any) -> STDiT3:
-    """All weights random: as made, a fresh model's temporal blocks do nothing."""
-    torch.manual_seed(seed)
-    model = build_stdit("STDiT3", **{**SMALL, **options})
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter is not model.rope.freqs:
-                parameter.normal_(std=0.2)
-    return model.eval()
-
-
-def batch(size: tuple[int, int, int] = (4, 6, 6), count: int = 2) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        "x_BCTHW": torch.randn(count, 3, *size, generator=generator),
-        "timestep_B": torch.linspace(100, 900, count),
-        "y": torch.randn(count, 1, 6, 16, generator=generator),
-        "mask": torch.ones(count, 6, dtype=torch.int64),
-        "fps": torch.full((count,), 24.0),
-        "height": torch.full((count,), 256.0),
-        "width": torch.full((count,), 320.0),
-    }
-
-
-@torch.no_grad()
-def run(model: nn.Module, inputs: dict[str, Tensor], **changes: Any) -> Tensor:
-    return model(**{**inputs, **changes})
 
 
 def test_output_has_the_inputs_size_whatever_the_patch() -> None:
@@ -58,14 +21,6 @@ def test_output_has_the_inputs_size_whatever_the_patch() -> None:
         model = small_model(patch_size=patch)
         assert run(model, batch(size)).shape == (2, 6, *size)
     assert run(small_model(pred_sigma=False), batch()).shape == (2, 3, 4, 6, 6)
-
-
-def test_output_is_fp32_and_bf16_stays_close() -> None:
-    model, inputs = small_model(), batch()
-    exact = run(model, inputs)
-    rough = run(model.bfloat16(), inputs)
-    assert rough.dtype == torch.float32
-    assert (rough - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 def test_values_beyond_the_edge_count_as_zero() -> None:
@@ -189,35 +144,6 @@ def test_a_fresh_models_temporal_blocks_do_nothing() -> None:
     block = model.temporal_blocks[0]
     assert torch.equal(block(x, text, None, t, model.rope(4)), x)
     assert not torch.equal(model.spatial_blocks[0](x, text, None, t, None), x)
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_grad_checkpointing_changes_no_gradient(every: int) -> None:
-    inputs, mask = batch(), torch.tensor([[True, False, True, True]] * 2)
-    gradients = []
-    for checkpoint_every in (0, every):
-        model = small_model()
-        model.enable_grad_checkpoint(checkpoint_every)
-        model(**inputs, x_mask=mask).square().mean().backward()
-        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    assert len(gradients[0]) > 80
-    for plain, recomputed in zip(*gradients, strict=True):
-        assert torch.equal(plain, recomputed)
-
-
-def test_rotation_depends_on_the_distance_of_frames_only() -> None:
-    rotation = positions.RotaryFrequencies(8)(6)
-    q, k = torch.randn(8), torch.randn(8)
-    q, k = (rotate(x.expand(1, 6, 1, 1, 8), rotation).reshape(6, 8) for x in (q, k))
-    scores = q @ k.T
-    assert torch.allclose(scores[0, 2], scores[3, 5], atol=1e-5)
-    assert not torch.allclose(scores[0, 2], scores[0, 3], atol=1e-3)
-
-
-def test_rotation_stays_exact_in_a_bf16_model() -> None:
-    exact = positions.RotaryFrequencies(72)
-    rounded = positions.RotaryFrequencies(72).bfloat16()
-    assert torch.equal(exact(120)[0], rounded(120)[0])
 
 
 def test_freezing() -> None:

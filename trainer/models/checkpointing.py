@@ -91,13 +91,14 @@ def block_bytes(
     entry = tokens * config.hidden_size * itemsize
     # In widths per token: three inputs of branches, qkv 3, normed q and k 2, attention out 1, two
     # branches before their gates, text query and out 2, the inputs of the norms 2; the MLP's two.
-    widths = 15 + 2 * config.mlp_ratio - 2 * (not config.qk_norm)
+    widths = 15 + 2 * config.mlp_ratio
     # fp32: mean and deviation of two norms, deviations of q and k, log-sums of two attentions
     statistics = tokens * 4 * (4 + 4 * config.num_heads)
     captions = 2 * batch * text * config.hidden_size * itemsize
     spatial = int(widths * entry) + statistics + captions
-    # Frames stand side by side only after a copy of the values.
-    return BlockBytes(spatial, spatial + entry, entry)
+    # Frames stand side by side only after a copy of the values; unless normed, qkv then goes.
+    temporal = spatial + entry - 3 * entry * (not config.qk_norm)
+    return BlockBytes(spatial, temporal, entry)
 
 
 def to_host(weights: Iterable[Tensor], at_least_bytes: int = 1 << 20) -> saved_tensors_hooks:
