@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from tests.trainer.stdit_weights import inputs, noisy, pixart, small
 from trainer.errors import CheckpointError
@@ -53,11 +52,8 @@ def test_temporal_blocks_add_nothing_at_the_start(file: Path) -> None:
     model, given = started(file), inputs()
     whole = model(**given)
 
-    class Nothing(nn.Module):
-        def forward(self, x: torch.Tensor, *_rest: object) -> torch.Tensor:
-            return x
-
-    model.temporal_blocks = nn.ModuleList(Nothing() for _ in model.temporal_blocks)
+    for block in model.temporal_blocks:
+        block.forward = lambda x_BTSD, *_rest: x_BTSD  # type: ignore[method-assign]
     assert torch.equal(model(**given), whole)
 
 
