@@ -16,7 +16,7 @@ _INTERRUPTED = 130
 _DESCRIPTION = """\
 Training steps on random latents, bucket by bucket: seconds by phase (medians), tokens/s, TFLOP/s and
 MFU of forward and backward pass (recomputation apart, as "again"), peak memory. Each bucket runs in a
-process of its own. Any key of the config is an option too: --grad-checkpoint false.
+process of its own. Any key of the config is an option too: --dtype fp32.
 
 With --search-batch-size, the largest batch of each bucket within --budget-s and --budget-mb, printed
 as a bucket_config."""
@@ -56,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=_count, metavar="N", help="instead of the bucket's")
     add("--compare", choices=("plain",), help="also run the model as Open-Sora 1.2 does: explicit "
         "fp32 softmax, modulation twice, every block checkpointed")  # fmt: skip
+    add("--grad-checkpoint", metavar="WHAT",
+        help="off, all, 'every 2', or memory for activations, '24 GB'; default as the config does")  # fmt: skip
+    add("--offload", action="store_true", help="kept activations wait in host memory")
+    add("--compile", action="store_true", help="torch.compile of each block")
     add("--masks", choices=("config", "on", "off"), default="config",
         help="give some frames, as training with mask_ratios does; default as the config does")  # fmt: skip
     add("--text-tokens", type=_count, metavar="N", help="of each caption; default all")
@@ -96,6 +100,10 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     config = configuration.load(args.config, overrides)
     from trainer.bench.shapes import shapes_of
 
+    if args.grad_checkpoint:
+        from trainer.models.checkpointing import GradCheckpoint
+
+        GradCheckpoint.parse(args.grad_checkpoint)  # before a child would say it
     shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
     if not shapes:
         raise ConfigError("bucket_config has no bucket that takes clips")
@@ -153,7 +161,9 @@ def _spec(args: argparse.Namespace, config: Any, shape: Any, device: str) -> Any
         text_tokens=min(args.text_tokens or length, length),
         dtype=config.dtype,
         device=device,
-        checkpointing=int(config.grad_checkpoint),
+        checkpointing=args.grad_checkpoint or config.grad_checkpoint,
+        offload=args.offload,
+        compile=args.compile,
         masked=masked if args.masks == "config" else args.masks == "on",
         shards=args.shards,
         threads=config.threads,

@@ -64,6 +64,8 @@ def try_in_child(
     try:
         outcome, late = _listen(mine, process, time.monotonic() + timeout_s, progress)
     finally:
+        if outcome is not None:
+            process.join(_END_S)  # in peace: a compiler's workers want to be told
         mine.close()  # a child that is still there ends by that
         process.join(0 if late else _END_S)
         if process.is_alive():

@@ -44,8 +44,9 @@ class Spec:
     text_tokens: int  # real ones of each caption
     dtype: str  # bf16 or fp32
     device: str
-    checkpointing: Any = 0  # what STDiT3.enable_grad_checkpoint takes
-    compile: bool = False
+    checkpointing: bool | int | str = False  # what STDiT3.enable_grad_checkpoint takes
+    offload: bool = False  # activations that are kept wait in host memory
+    compile: bool = False  # each block
     masked: bool = False  # some frames are given, as with mask_ratios
     shards: int = 1
     threads: int | None = None
@@ -130,8 +131,12 @@ class _Trainee:
             self._call = self._plain
             self.recomputed: frozenset[int] = frozenset(range(blocks))
         else:
-            self.model.enable_grad_checkpoint(spec.checkpointing)
-            self.recomputed = recomputed_blocks(self.model)
+            self.model.enable_grad_checkpoint(spec.checkpointing, spec.offload)
+            self.recomputed = self.model.recomputed_blocks(
+                spec.batch, spec.latent, spec.text_tokens
+            )
+            if spec.compile:
+                self.model.compile_blocks()
         self._optimizer = ShardedAdamW(self.model, spec.shards)
         self._inputs = _inputs(spec, self.model, device, dtype)
         self._masks = _given_frames(spec, device) if spec.masked else None
@@ -155,13 +160,6 @@ class _Trainee:
         self._optimizer.step()
         marks.append(_now(self._device))
         return tuple(after - before for before, after in itertools.pairwise(marks))
-
-
-def recomputed_blocks(model: STDiT3) -> frozenset[int]:
-    """Which blocks run a second time, in the order they run: even spatial, odd temporal."""
-    every = model.checkpoint_every
-    pairs = range(0, model.config.depth, every) if every else range(0)
-    return frozenset(block for pair in pairs for block in (2 * pair, 2 * pair + 1))
 
 
 def _inputs(
