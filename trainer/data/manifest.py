@@ -332,7 +332,10 @@ class RowCheck:
         if values is None:
             return np.full(len(self.keep), np.nan, np.float32)
         numbers = _floats(values)
-        for index in np.flatnonzero(~((numbers > 0) & (numbers <= _FASTEST))).tolist():
+        odd = ~((numbers > 0) & (numbers <= _FASTEST))
+        if _holds_numbers(values):  # NaN and null are not stated; a csv may have words there
+            odd &= ~np.isnan(numbers)
+        for index in np.flatnonzero(odd).tolist():
             shown = _shown(values[index])
             if shown.strip("'").lower() not in ("", "nan", "none"):
                 self.refuse(index, f"fps is {shown}, not between 0 and {_FASTEST}")
@@ -355,7 +358,14 @@ class RowCheck:
 
 def _shown(value: Any) -> str:
     value = value.as_py() if hasattr(value, "as_py") else value
+    value = value.item() if isinstance(value, np.generic) else value
     return repr(value)[:60]
+
+
+def _holds_numbers(values: Any) -> bool:
+    """Whether it is an array of numbers, numpy's or a parquet column."""
+    kind = getattr(values, "dtype", None) or getattr(values, "type", None)
+    return str(kind).startswith(("int", "uint", "float", "double", "halffloat"))
 
 
 def _floats(values: Any) -> NDArray[np.float64]:

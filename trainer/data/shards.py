@@ -30,6 +30,7 @@ from trainer.data.manifest import (
     WrongRow,
     require,
 )
+from trainer.data.numbers import check_batch
 from trainer.data.stream import Options, Plan, Result, add_options, listing
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch
@@ -76,11 +77,7 @@ def check_rows(batch: Batch) -> tuple[list[int], list[WrongRow]]:
     """Places of the rows that `read_manifest` would keep, and the others with its reasons."""
     wrong: list[WrongRow] = []
     check = RowCheck(batch.lines, wrong)
-    for name in NUMBERS:
-        check.whole(name, batch.column(name))
-    check.rates(batch.column("fps") if "fps" in batch.names else None)
-    check.paths([value or "" for value in batch.column("path")])
-    check.texts([value or "" for value in batch.column("text")])
+    check_batch(check, batch)
     return np.flatnonzero(check.keep).tolist(), sorted(wrong, key=lambda row: row.line)
 
 
