@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from trainer.infer.conditions import (
     snap,
 )
 from trainer.infer.prompts import parse_prompts
+from trainer.infer.references import ReferenceFiles
 from trainer.infer.request import Job, Settings, settings_of
 from trainer.infer.sampling import Sampler
 from trainer.models.stdit import build_stdit
@@ -239,3 +242,13 @@ def test_conditions_go_through_open_soras_vae_in_whole_chunks(
 
 def vars_of(config: Any) -> dict[str, Any]:
     return {item.name: getattr(config, item.name) for item in fields(config)}
+
+
+def test_references_that_are_none_are_named_with_their_prompt(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.mp4")
+    (tmp_path / "text.mp4").write_text("no video")
+    with closing(ReferenceFiles()) as known:
+        for name, why in (("gone", "No such file"), ("pipe", "not a regular"), ("text", "Invalid")):
+            path = str(tmp_path / f"{name}.mp4")
+            with pytest.raises(ConfigError, match=f"prompt 3: the reference {path}.*{why}"):
+                known.length(path, "prompt 3")

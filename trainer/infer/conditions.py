@@ -12,15 +12,11 @@ ratio of 0 keeps the frames as they are, 1 makes them anew, between they change 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.decode import Window
-from trainer.data.video import ClipError, check_regular, probe, read_window
 from trainer.errors import ConfigError
 from trainer.models.vae import VideoVAE
 
@@ -144,48 +140,3 @@ def chunk_of(vae: VideoVAE) -> int:
     """Latent frames that the VAE makes and reads on their own; 1 where frames do not depend on others."""
     frames = getattr(vae, "micro_frame_size", None)
     return vae.latent_size((frames, 64, 64))[0] if frames else 1
-
-
-def check_files(paths: Sequence[str], where: str) -> None:
-    """Raises ConfigError for a reference that is no readable video or image."""
-    for path in paths:
-        try:
-            probe(path)
-        except ClipError as error:
-            raise ConfigError(f"{where}: the reference {path} cannot be used: {error}") from None
-
-
-def split_paths(text: str) -> tuple[str, ...]:
-    """The files of a reference path: separated by ";", blanks around them dropped."""
-    return tuple(path.strip() for path in text.split(";") if path.strip())
-
-
-@dataclass(frozen=True)
-class ReferenceReader:
-    """Files to latents of one size, each as far as it is needed."""
-
-    vae: VideoVAE
-    height: int  # pixels
-    width: int
-    device: torch.device
-
-    def read(self, path: str, index: int, groups: Sequence[Group], align: int) -> Tensor:
-        """Latent [C, T, H, W] in fp32 of a file, scaled to cover the size and cropped to it."""
-        mine = [group for group in groups if group.reference == index]
-        try:
-            check_regular(path)
-            total = max(1, probe(path).num_frames)
-            if all(group.reference_start >= 0 for group in mine):
-                # Up to the end of the last chunk in use: what comes later changes nothing before it.
-                last = max((group.reference_start + group.length for group in mine), default=1)
-                total = min(total, frames_of(self.vae, -(-(last + align) // align) * align))
-            video = np.empty((3, total, self.height, self.width), np.uint8)
-            read_window(path, Window(0, total, 1, self.height, self.width, 1), video)
-        except ClipError as error:
-            raise ConfigError(f"the reference {path} cannot be used: {error}") from None
-        return self.encode(torch.from_numpy(video).to(self.device).float() / 127.5 - 1)
-
-    @torch.no_grad()
-    def encode(self, video_CTHW: Tensor) -> Tensor:
-        """Latent [C, T, H, W] in fp32 of pixels in -1..1; the mean, so that chance has no part in it."""
-        return self.vae.encode_mean(video_CTHW[None])[0].float()

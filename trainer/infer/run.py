@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from trainer.captions import clean_caption
 from trainer.config import Config, to_dict
 from trainer.engine.base import set_threads
 from trainer.errors import ConfigError
-from trainer.infer import conditions, files
+from trainer.infer import files
 from trainer.infer.files import State
 from trainer.infer.prompts import Prompt, parse_prompts
+from trainer.infer.references import ReferenceFiles, split_paths
 from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of, share_of
 from trainer.infer.sampling import Progress, Sampler, groups_of
 from trainer.parts import build_parts
@@ -131,7 +133,10 @@ def prepare(
     jobs = plan_jobs(
         chosen, settings, save_dir, options.name, named_by_prompt=options.named_by_prompt
     )
-    references = {prompt.index: _references(prompt, settings) for prompt in chosen}
+    with closing(ReferenceFiles()) as reference_files:
+        references = {
+            prompt.index: _references(prompt, settings, reference_files) for prompt in chosen
+        }
     checkpoint = _found(checkpoint)
     made_of = _made_of(config, checkpoint, options)
     identities = {
@@ -164,11 +169,12 @@ def _final(prompt: Prompt, settings: Settings, clean: bool) -> Prompt:
     return result
 
 
-def _references(prompt: Prompt, settings: Settings) -> tuple[str, ...]:
+def _references(prompt: Prompt, settings: Settings, known: ReferenceFiles) -> tuple[str, ...]:
     """The files a prompt starts from, each of which can be read. Raises ConfigError."""
     where = f"prompt {prompt.index}"
-    paths = conditions.split_paths(prompt.reference_path)
-    conditions.check_files(paths, where)
+    paths = split_paths(prompt.reference_path)
+    for path in paths:
+        known.length(path, where)
     for group in groups_of(Job(prompt, 0, Path())):
         if group.loop >= settings.loop:
             raise ConfigError(

@@ -14,7 +14,8 @@ from torch import Tensor
 from trainer import memory
 from trainer.errors import ConfigError
 from trainer.infer import conditions
-from trainer.infer.conditions import Group, ReferenceReader
+from trainer.infer.conditions import Group
+from trainer.infer.references import ReferenceReader, split_paths
 from trainer.infer.request import Job, Settings
 from trainer.parts import Parts
 
@@ -93,13 +94,16 @@ class Sampler:
                 progress(done, total)
             done += 1
 
-        for start in range(0, len(jobs), size):
-            batch = jobs[start : start + size]
-            what = f"{counted(len(batch))} of {self.settings.describe()}"
-            memory.require(self._least_bytes(len(batch)), self.device, what, _LESS)
-            with memory.as_one_sentence(self.device, what, _LESS), torch.inference_mode():
-                frames_BTHW3 = self._batch(batch, step)
-            yield from zip(batch, frames_BTHW3, strict=True)
+        try:
+            for start in range(0, len(jobs), size):
+                batch = jobs[start : start + size]
+                what = f"{counted(len(batch))} of {self.settings.describe()}"
+                memory.require(self._least_bytes(len(batch)), self.device, what, _LESS)
+                with memory.as_one_sentence(self.device, what, _LESS), torch.inference_mode():
+                    frames_BTHW3 = self._batch(batch, step)
+                yield from zip(batch, frames_BTHW3, strict=True)
+        finally:
+            self._reader.files.close()
 
     def _batch(self, jobs: Sequence[Job], step: Callable[[int, Tensor], None]) -> NDArray[np.uint8]:
         settings = self.settings
@@ -121,10 +125,10 @@ class Sampler:
         return torch.cat(whole, dim=1).numpy()
 
     def _references(self, job: Job, groups: Sequence[Group]) -> list[Tensor]:
-        paths = conditions.split_paths(job.prompt.reference_path)
+        where = f"prompt {job.prompt.index}"
         return [
-            self._reader.read(path, number, groups, self._align)
-            for number, path in enumerate(paths)
+            self._reader.read(path, number, groups, self._align, where)
+            for number, path in enumerate(split_paths(job.prompt.reference_path))
         ]
 
     def _start(
@@ -225,7 +229,7 @@ def counted(videos: int) -> str:
 def groups_of(job: Job) -> tuple[Group, ...]:
     """The conditions of a job. Raises ConfigError for what is wrong in them, naming the prompt."""
     prompt = job.prompt
-    paths = conditions.split_paths(prompt.reference_path)
+    paths = split_paths(prompt.reference_path)
     strategy = prompt.mask_strategy.strip()
     if paths and not strategy:
         strategy = conditions.FIRST_FRAME

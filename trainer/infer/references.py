@@ -1,0 +1,96 @@
+"""Images and videos to start from: read with a deadline, each as far as it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.data.decode import Decoder, Window
+from trainer.errors import ConfigError
+from trainer.infer.conditions import Group, frames_of
+from trainer.models.vae import VideoVAE
+
+# C channels · T,H,W frames, height, width
+_TIMEOUT_S = 120.0  # of one file: a dead mount or an endless one must not stop the request for ever
+
+
+def split_paths(text: str) -> tuple[str, ...]:
+    """The files of a reference path: separated by ";", blanks around them dropped."""
+    return tuple(path.strip() for path in text.split(";") if path.strip())
+
+
+@dataclass
+class ReferenceFiles:
+    """Decoding happens in a helper process, which starts with the first file and is ended by `close`."""
+
+    timeout_s: float = _TIMEOUT_S
+    _lengths: dict[str, int] = field(default_factory=dict)
+    _decoder: Decoder | None = None
+
+    def length(self, path: str, where: str) -> int:
+        """Frames of a video, 1 of an image. Raises ConfigError for what is neither."""
+        if path not in self._lengths:
+            facts = self._helper().probe(path)
+            if facts.get("error"):
+                raise _unusable(path, where, facts["error"])
+            self._lengths[path] = max(1, int(facts["num_frames"]))
+        return self._lengths[path]
+
+    def frames(
+        self, path: str, count: int, height: int, width: int, where: str
+    ) -> NDArray[np.uint8]:
+        """The first `count` frames [3, T, H, W], scaled to cover the size and cropped to it."""
+        window = Window(0, count, 1, height, width, 1)
+        pixels, (reply,) = self._helper().decode([(path, window)], (3, count, height, width))
+        if reply.error:
+            raise _unusable(path, where, reply.error)
+        return pixels[0].copy()
+
+    def close(self) -> None:
+        """May be used again afterwards."""
+        if self._decoder is not None:
+            self._decoder.close()
+            self._decoder = None
+
+    def _helper(self) -> Decoder:
+        if self._decoder is None:
+            self._decoder = Decoder(self.timeout_s, role="reference")
+        return self._decoder
+
+
+def _unusable(path: str, where: str, why: str) -> ConfigError:
+    return ConfigError(f"{where}: the reference {path} cannot be used: {why}")
+
+
+@dataclass(frozen=True)
+class ReferenceReader:
+    """Files to latents of one size."""
+
+    vae: VideoVAE
+    height: int  # pixels
+    width: int
+    device: torch.device
+    files: ReferenceFiles = field(default_factory=ReferenceFiles)
+
+    def read(
+        self, path: str, index: int, groups: Sequence[Group], align: int, where: str
+    ) -> Tensor:
+        """Latent [C, T, H, W] in fp32 of file number `index`, as far as the groups reach into it."""
+        mine = [group for group in groups if group.reference == index]
+        total = self.files.length(path, where)
+        if all(group.reference_start >= 0 for group in mine):
+            # Up to the end of the last chunk in use: what comes later changes nothing before it.
+            last = max((group.reference_start + group.length for group in mine), default=1)
+            total = min(total, frames_of(self.vae, -(-(last + align) // align) * align))
+        video = torch.from_numpy(self.files.frames(path, total, self.height, self.width, where))
+        return self.encode(video.to(self.device).float() / 127.5 - 1)
+
+    @torch.no_grad()
+    def encode(self, video_CTHW: Tensor) -> Tensor:
+        """Latent [C, T, H, W] in fp32 of pixels in -1..1; the mean, so that chance has no part in it."""
+        return self.vae.encode_mean(video_CTHW[None])[0].float()
