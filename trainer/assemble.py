@@ -28,6 +28,7 @@ from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import CheckpointError, ConfigError
 from trainer.loop import Clock, RankZeroJournal, Run
 from trainer.parts import TINY_T5, Parts, build_parts, make_tiny_text_encoder
+from trainer.saver import Saver
 from trainer.schedules import build_schedule
 from trainer.telemetry import Heartbeat
 from trainer.weights import EMA as EMA_FOLDER
@@ -105,10 +106,17 @@ def assemble(
     loader = build_loader(plan, cursor, engine.rank, engine.world, config.num_workers, config)
     for note in config.notes:
         journal.event("note", note)
+    saver = Saver(
+        run_dir,
+        engine,
+        keep=config.keep_checkpoints,
+        keep_every=config.keep_every,
+        background=config.async_io,
+    )
     fresh = config.start_from_scratch
     return Run(
         config=config, engine=engine, parts=parts, plan=plan, loader=loader, ema=ema,
-        schedule=schedule, journal=journal, run_dir=run_dir, clock=Clock(heartbeat), model=model,
+        schedule=schedule, journal=journal, saver=saver, run_dir=run_dir, clock=Clock(heartbeat), model=model,
         step=0 if fresh else running.get("global_step", 0),
         samples=0 if fresh else running.get("samples", 0),
         bad_samples=0 if fresh else running.get("bad_samples", 0),

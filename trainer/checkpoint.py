@@ -1,4 +1,4 @@
-"""A run's checkpoints: made aside, synced, sealed by a manifest, renamed; all ranks succeed or fail together.
+"""A run's checkpoints on disk: made aside, synced, sealed by a manifest, renamed. `saver.py` drives it.
 
 `epoch{E}-global_step{G}/` holds `model/` and `ema/` (safetensors with an index), `optimizer/` (one file
 per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json`, `seen.npy` and, last, `manifest.json` with size
@@ -25,11 +25,13 @@ from torch import Tensor
 
 from trainer.engine.base import Engine
 from trainer.errors import CheckpointError
-from trainer.weights import EMA, MODEL
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 OPTIMIZER = "optimizer"
+AVERAGE_PARTS = "ema-parts"  # until the whole average is written from them
+LIBRARY_ERRORS = (SafetensorError,)
+Entries = dict[str, dict[str, Any]]  # file -> size and sha256
 SCHEDULE, RUNNING, SAMPLER = "lr_scheduler.json", "running_states.json", "sampler.json"
 SEEN = "seen.npy"  # content ids of the clips of this epoch so far
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
@@ -48,78 +50,52 @@ class Position:
         return f"epoch{self.epoch}-global_step{self.global_step}"
 
 
-def save(
-    run_dir: Path,
-    position: Position,
-    engine: Engine,
-    *,
-    weights: Callable[[], dict[str, Tensor]],
-    average: Callable[[], dict[str, Tensor] | None],
-    documents: Mapping[str, Any],
-    keep: int = -1,
-) -> Path:
-    """Write a checkpoint (collective). `weights` and `average` are called on every rank, used on rank 0.
-
-    Raises `CheckpointError` on all ranks when any of them cannot write; what was there before stays.
-    """
-    final = run_dir / position.name
-    part = run_dir / f".tmp-{position.name}"
-    try:
-        _together(engine, lambda: _begin(part), only_rank_0=True)
-        _together(engine, lambda: engine.save(part / OPTIMIZER))
-        model, ema = weights(), average()
-        _together(engine, lambda: _seal(part, final, model, ema, documents), only_rank_0=True)
-    except CheckpointError:
-        if engine.rank == 0:
-            shutil.rmtree(part, ignore_errors=True)  # gives a full disk its room back
-        raise
-    _together(engine, lambda: _forget_old(final, keep), only_rank_0=True)
-    return final
-
-
-def _together(engine: Engine, work: Callable[[], object], *, only_rank_0: bool = False) -> None:
+def together(
+    engine: Engine, work: Callable[[], object], *, only_rank_0: bool = False, part: Path
+) -> None:
+    """Do it on all ranks or on none: a failure of one is raised on all, and `part` is removed."""
     failure = None
     if engine.rank == 0 or not only_rank_0:
         try:
             work()
         except CheckpointError as error:
             failure = str(error)
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except (OSError, RuntimeError, *LIBRARY_ERRORS) as error:
             failure = f"{type(error).__name__}: {error}"
     failures = engine.agree(failure)
     if failures:
-        refused = CheckpointError(
-            f"the checkpoint could not be written: {'; '.join(failures)}",
-            hint="checkpoints that were complete before are untouched",
-        )
-        refused.on_all_ranks = True
-        raise refused
+        if engine.rank == 0:
+            shutil.rmtree(part, ignore_errors=True)  # gives a full disk its room back
+        raise refusal(failures)
 
 
-def _begin(part: Path) -> None:
+def refusal(failures: Iterable[str]) -> CheckpointError:
+    """What all ranks raise when some could not write."""
+    refused = CheckpointError(
+        f"the checkpoint could not be written: {'; '.join(failures)}",
+        hint="checkpoints that were complete before are untouched",
+    )
+    refused.on_all_ranks = True
+    return refused
+
+
+def begin(part: Path, need: int) -> None:
+    """Make the folder that a save writes to. Raises `CheckpointError` when `need` bytes do not fit."""
     for left in part.parent.glob(".tmp-*"):  # of a run that was killed while it saved
         shutil.rmtree(left)
-    (part / OPTIMIZER).mkdir(parents=True)
+    free = shutil.disk_usage(part.parent).free
+    if free < need:
+        raise CheckpointError(
+            f"it needs {need / 1e9:,.2f} GB and {part.parent} has {free / 1e9:,.2f} GB free"
+        )
+    for folder in (OPTIMIZER, AVERAGE_PARTS):
+        (part / folder).mkdir(parents=True)
 
 
-def _seal(
-    part: Path,
-    final: Path,
-    model: Mapping[str, Tensor],
-    ema: Mapping[str, Tensor] | None,
-    documents: Mapping[str, Any],
-) -> None:
-    _write_weights(part / MODEL, model)
-    if ema is not None:
-        _write_weights(part / EMA, ema)
-    for name, document in documents.items():
-        if isinstance(document, np.ndarray):
-            np.save(part / name, document)
-        else:
-            (part / name).write_text(json.dumps(document, indent=1) + "\n")
-    files = sorted(path for path in part.rglob("*") if path.is_file())
-    entries = {str(path.relative_to(part)): _entry(path) for path in files}
-    _write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": entries}, indent=1))
+def seal(part: Path, final: Path, files: Entries) -> None:
+    """Of a folder whose files are all there: write its manifest and give it its name."""
+    ordered = {name: files[name] for name in sorted(files)}
+    _write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": ordered}, indent=1))
     for folder in [*(path for path in part.rglob("*") if path.is_dir()), part]:
         _sync(folder)
     if final.exists():  # the run went back and comes by here again
@@ -135,15 +111,34 @@ def _seal(
     _sync(final.parent)
 
 
-def _write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> list[Path]:
+    """Whole weights as safetensors with an index."""
     folder.mkdir()
-    name = "model.safetensors"
-    save_file(
-        {key: value.detach().contiguous().cpu() for key, value in weights.items()}, folder / name
-    )
+    file = folder / "model.safetensors"
+    save_file({key: value.detach().contiguous().cpu() for key, value in weights.items()}, file)
     total = sum(value.numel() * value.element_size() for value in weights.values())
-    index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(weights, name)}
-    (folder / f"{name}.index.json").write_text(json.dumps(index, indent=1) + "\n")
+    index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(weights, file.name)}
+    beside = folder / f"{file.name}.index.json"
+    beside.write_text(json.dumps(index, indent=1) + "\n")
+    return [file, beside]
+
+
+def write_documents(part: Path, documents: Mapping[str, Any]) -> list[Path]:
+    """Plain data as JSON, arrays as .npy, by file name."""
+    written = []
+    for name, document in documents.items():
+        path = part / name
+        if isinstance(document, np.ndarray):
+            np.save(path, document)
+        else:
+            path.write_text(json.dumps(document, indent=1) + "\n")
+        written.append(path)
+    return written
+
+
+def entries(part: Path, files: Iterable[Path]) -> Entries:
+    """Size and SHA-256 of files under `part`, which are on the disk after it."""
+    return {str(path.relative_to(part)): _entry(path) for path in files}
 
 
 def _entry(path: Path) -> dict[str, Any]:
@@ -184,11 +179,16 @@ def complete(run_dir: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def _forget_old(newest: Path, keep: int) -> None:
-    """Keep `newest` and the last `keep - 1` others. A run that went back is younger than its numbers."""
+def forget_old(newest: Path, keep: int, every: int = 0) -> None:
+    """Keep `newest`, the last `keep - 1` others, and those of every `every`-th step.
+
+    A run that went back is younger than its numbers, so `newest` stays whatever its number is.
+    """
     if keep >= 1:
         others = [path for path in complete(newest.parent) if path != newest]
         for path in others[: max(0, len(others) - keep + 1)]:
+            if every and int(path.name.rpartition("step")[2]) % every == 0:
+                continue
             (path / MANIFEST).unlink()  # first, so that half of a folder is never taken for a whole
             shutil.rmtree(path)
 

@@ -235,6 +235,8 @@ class Config(Section):
     outputs: str = "outputs"  # run directories are made here
     ckpt_every: int = 0  # steps between checkpoints; 0 is only at the end
     keep_checkpoints: int = -1  # newest ones to keep; -1 is all
+    keep_every: int = 0  # beside them, those of every n-th step; 0 is none
+    async_io: bool = True  # training goes on while a checkpoint is written, from a copy in memory
     log_every: int = 1  # steps between lines on the terminal; telemetry has every step
     load: str | None = None  # checkpoint to resume from
     start_from_scratch: bool = False  # with load: not the position in the data
@@ -284,7 +286,6 @@ class Config(Section):
         "load_text_features": "training from cached text features is not built yet",
         "cached_video": "training from cached latents is not built yet",
         "cached_text": "training from cached text features is not built yet",
-        "async_io": "checkpoints are written while the step waits, for now",
         "sp_size": "there is no sequence parallelism",
         "plugin_config": "the engines take no free arguments",
         "use_cosine_scheduler": 'say lr_schedule = "cosine"',
@@ -304,7 +305,6 @@ class Config(Section):
         "load_text_features": (False,),
         "cached_video": (False,),
         "cached_text": (False,),
-        "async_io": (False,),
         "sp_size": (1,),
         "lora_config": (None,),
         "grad_ckpt_buffer_size": (0,),
@@ -432,6 +432,7 @@ def _check(config: Config, tree: Tree) -> None:
         "epochs": 1,
         "ckpt_every": 0,
         "keep_checkpoints": -1,
+        "keep_every": 0,
         "num_workers": 0,
         "log_every": 1,
     }

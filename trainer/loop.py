@@ -11,7 +11,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,9 @@ from trainer.data.dataset import Loader
 from trainer.data.plan import DataPlan
 from trainer.ema import EMA
 from trainer.engine.base import Engine
-from trainer.errors import Diverged, TooManyBadSamples, TrainerError
+from trainer.errors import CheckpointError, Diverged, TooManyBadSamples, TrainerError
 from trainer.parts import Parts
+from trainer.saver import Saved, Saver
 from trainer.schedules import Schedule
 from trainer.telemetry import PHASES, Heartbeat, StepRecord, Writer
 from trainer.tracking import Wandb
@@ -80,6 +81,7 @@ class Run:
     ema: EMA
     schedule: Schedule
     journal: Journal
+    saver: Saver
     run_dir: Path
     clock: Clock
     model: torch.nn.Module
@@ -111,6 +113,17 @@ def train(run: Run) -> bool:
 
     Raises `Diverged`, `TooManyBadSamples`, `CheckpointError`, `LoaderError`, on all ranks alike.
     """
+    try:
+        stopped = _steps(run)
+    except TrainerError as error:
+        if error.on_all_ranks and not isinstance(error, CheckpointError):
+            _finish(run)  # what was good before is still worth having
+        raise
+    _finish(run)
+    return not stopped
+
+
+def _steps(run: Run) -> bool:
     batches = _timed(run)
     stopped = False
     while not run.is_over and not stopped:
@@ -119,7 +132,7 @@ def train(run: Run) -> bool:
         every = run.config.ckpt_every
         if stopped or run.is_over or (every and run.step % every == 0):
             save(run)
-    return not stopped
+    return stopped
 
 
 def _timed(run: Run) -> Iterator[dict[str, Any]]:
@@ -167,7 +180,7 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
     )  # fmt: skip
     seconds = clock.take()
     own_s = step_s - (engine.waited_s - waited)
-    mine = [float(loss.detach()), step_s, own_s, len(z_BCTHW), tokens, _memory(engine), float(run.stop_requested), len(batch["bad"]), square, *(seconds[name] for name in PHASES)]  # fmt: skip
+    mine = [float(loss.detach()), step_s, own_s, len(z_BCTHW), tokens, _memory(engine), float(run.stop_requested), len(batch["bad"]), square, run.saver.status, *(seconds[name] for name in PHASES)]  # fmt: skip
     every = engine.gather(mine)  # the one small collective of a step; it carries the agreements too
     columns = list(zip(*every, strict=True))
 
@@ -184,7 +197,7 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
         grad_norm=grad_norm,
         lr=lr,
         step_s=max(columns[1]),
-        seconds={name: sum(columns[9 + i]) / len(every) for i, name in enumerate(PHASES)},
+        seconds={name: sum(columns[10 + i]) / len(every) for i, name in enumerate(PHASES)},
         weight_norm=math.sqrt(sum(columns[8]) if engine.is_sharded else columns[8][0]),
         idle_share=1 - sum(columns[2]) / len(every) / max(columns[2]),
         slowest_rank=columns[2].index(max(columns[2])),
@@ -195,6 +208,7 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
     )
     run.journal.step(record)
     _report_bad(run, batch)
+    _tell(run, run.saver.advance(columns[9]))
     if not math.isfinite(record.loss):
         ranks = [rank for rank, row in enumerate(every) if not math.isfinite(row[0])]
         raise _agreed(Diverged(
@@ -242,39 +256,52 @@ def _seed(*words: int) -> int:
 
 
 def save(run: Run) -> None:
-    """A checkpoint of this moment, unless it is there already (collective)."""
+    """Begin a checkpoint of this moment, unless it is there already (collective)."""
     if run.saved_at == run.step:
         return
-    engine, cursor = run.engine, run.loader.cursor
-    start = time.perf_counter()
-    position = checkpoint.Position(cursor.epoch, run.step)
+    engine, cursor, is_first = run.engine, run.loader.cursor, run.engine.rank == 0
+    documents = {
+        checkpoint.SCHEDULE: run.schedule.state_dict(),
+        checkpoint.SAMPLER: data_state.take(run.plan, cursor, engine.world),
+        checkpoint.SEEN: data_state.seen(run.plan, cursor),
+        checkpoint.RUNNING: {
+            "schema": 1,
+            "epoch": cursor.epoch,
+            "global_step": run.step,
+            "samples": run.samples,
+            "bad_samples": run.bad_samples,
+            "ema_updates": run.ema.updates,
+            "world": engine.world,
+        },
+    }
     with run.clock.phase("checkpoint", run.step):
-        path = checkpoint.save(
-            run.run_dir,
-            position,
-            engine,
-            weights=lambda: {k: v.detach() for k, v in engine.module.state_dict().items()},
-            average=lambda: dict(engine.wholes(run.ema.state_dict().items())),
-            documents={
-                checkpoint.SCHEDULE: run.schedule.state_dict(),
-                checkpoint.SAMPLER: data_state.take(run.plan, cursor, engine.world),
-                checkpoint.SEEN: data_state.seen(run.plan, cursor) if engine.rank == 0 else None,
-                checkpoint.RUNNING: {
-                    "schema": 1,
-                    "epoch": cursor.epoch,
-                    "global_step": run.step,
-                    "samples": run.samples,
-                    "bad_samples": run.bad_samples,
-                    "ema_updates": run.ema.updates,
-                    "world": engine.world,
-                },
-            },
-            keep=run.config.keep_checkpoints,
+        done = run.saver.save(
+            checkpoint.Position(cursor.epoch, run.step),
+            engine.state(),
+            engine.module.state_dict() if is_first else None,
+            run.ema.state_dict(),
+            documents if is_first else {},
         )
     run.saved_at = run.step
-    seconds = time.perf_counter() - start
-    text = f"{path.name} in {seconds:.1f} s"
-    run.journal.event("checkpoint", text, step=run.step, path=str(path), seconds=seconds)
+    _tell(run, done)
+
+
+def _finish(run: Run) -> None:
+    """Wait for the checkpoint under way (collective)."""
+    with run.clock.phase("checkpoint", run.step):
+        done = run.saver.finish()
+    _tell(run, done)
+
+
+def _tell(run: Run, done: Iterable[Saved]) -> None:
+    for saved in done:
+        text = (
+            f"{saved.path.name} in {saved.seconds:.1f} s, {saved.stall_s:.2f} s of them waited for"
+        )
+        run.journal.event(
+            "checkpoint", text, step=saved.step, path=str(saved.path),
+            seconds=saved.seconds, stall_s=saved.stall_s,
+        )  # fmt: skip
 
 
 class RankZeroJournal:

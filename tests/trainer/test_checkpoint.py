@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,58 +21,74 @@ from torch import Tensor
 
 from trainer import checkpoint
 from trainer.checkpoint import Position
+from trainer.engine.base import EngineState
+from trainer.engine.shards import part_of
 from trainer.errors import CheckpointError
+from trainer.saver import Saver
 from trainer.weights import read_weights
+
+FIRST_PART = "optimizer/rank-00000-of-00001.safetensors"
 
 
 class Together:
-    """The collectives of an engine between threads: what checkpoint.save needs of one."""
+    """The collectives of an engine between threads: what saving needs of one."""
 
     def __init__(self, world: int) -> None:
         self.barrier = threading.Barrier(world, timeout=20)
-        self.said: list[str | None] = [None] * world
+        self.said: list[Any] = [None] * world
 
 
 class Rank:
-    """One rank. Its optimizer file is `size` bytes."""
+    """One rank. Its optimizer state is `size` bytes."""
 
     def __init__(self, group: Together, rank: int, size: int = 1000) -> None:
         self.group, self.rank, self.size = group, rank, size
+        self.world = len(group.said)
 
-    def agree(self, failure: str | None) -> list[str]:
-        self.group.said[self.rank] = failure
+    def gather_objects(self, value: Any) -> list[Any]:
+        self.group.said[self.rank] = value
         self.group.barrier.wait()
-        said = [f"rank {rank}: {text}" for rank, text in enumerate(self.group.said) if text]
+        said = list(self.group.said)
         self.group.barrier.wait()
         return said
 
-    def save(self, directory: Path) -> None:
-        (directory / f"rank-{self.rank}").write_bytes(b"x" * self.size)
+    def gather(self, values: list[float]) -> list[list[float]]:
+        return self.gather_objects(list(values))
+
+    def agree(self, failure: str | None) -> list[str]:
+        said = self.gather_objects(failure)
+        return [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]
+
+    def barrier(self) -> None:
+        self.gather_objects(None)
+
+    def state(self) -> EngineState:
+        tensors = {"w/exp_avg": torch.zeros(self.size // 4)}
+        facts, shapes = {"steps": {}}, {"w": torch.Size([1000])}
+        return EngineState(self.rank, self.world, tensors, facts, shapes)
+
+    def average(self) -> dict[str, Tensor]:
+        return {"w": part_of(torch.arange(1000.0), self.rank, self.world)}
 
 
 def weights() -> dict[str, Tensor]:
     return {"w": torch.arange(1000.0)}
 
 
-def save(run_dir: Path, step: int, *, keep: int = -1, sizes: tuple[int, ...] = (1000,), **more: Any) -> list[Any]:  # fmt: skip
+def save(run_dir: Path, step: int, *, sizes: tuple[int, ...] = (1000,), model: Callable[[], dict[str, Tensor]] = weights, **options: Any) -> list[Any]:  # fmt: skip
     """Each rank's result: the path, or the error it raised."""
     group = Together(len(sizes))
     results: list[Any] = [None] * len(sizes)
 
     def work(rank: int) -> None:
+        engine = Rank(group, rank, sizes[rank])
+        saver = Saver(run_dir, engine, **options)  # type: ignore[arg-type]
         try:
-            results[rank] = checkpoint.save(
-                run_dir,
-                Position(0, step),
-                Rank(group, rank, sizes[rank]),  # type: ignore[arg-type]
-                **{
-                    "weights": weights,
-                    "average": weights,
-                    "documents": {"a.json": {"n": step}},
-                    **more,
-                },
-                keep=keep,
-            )
+            first = {"a.json": {"n": step}} if rank == 0 else {}
+            whole = model() if rank == 0 else None
+            done = saver.save(Position(0, step), engine.state(), whole, engine.average(), first)
+            (saved,) = [*done, *saver.finish()]
+            results[rank] = saved.path
         except CheckpointError as error:
             results[rank] = error
 
@@ -91,9 +110,11 @@ def test_a_checkpoint_is_sealed_and_latest_names_it(tmp_path: Path) -> None:
     assert path == tmp_path / "epoch0-global_step3"
     assert names(tmp_path) == ["epoch0-global_step3", "latest"]
     files = json.loads((path / "manifest.json").read_text())["files"]
-    assert {"model/model.safetensors", "ema/model.safetensors", "optimizer/rank-1", "a.json"} < set(files)  # fmt: skip
+    assert {"model/model.safetensors", "ema/model.safetensors", "optimizer/rank-00001-of-00002.safetensors", "a.json"} < set(files)  # fmt: skip
+    assert not any("parts" in name for name in files)
     checkpoint.verify(path)
-    assert torch.equal(read_weights(path / "model")["w"], weights()["w"])
+    for folder in ("model", "ema"):
+        assert torch.equal(read_weights(path / folder)["w"], weights()["w"])
     assert checkpoint.find(tmp_path) == path
     assert (tmp_path / "latest").read_text() == "epoch0-global_step3\n"
 
@@ -124,7 +145,7 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("name", ["model/model.safetensors", "optimizer/rank-0", "a.json"])
+@pytest.mark.parametrize("name", ["model/model.safetensors", FIRST_PART, "a.json"])
 @pytest.mark.parametrize(
     ("harm", "said"),
     [(_flip, "is damaged"), (_cut, "bytes, not"), (Path.unlink, "is missing")],
@@ -172,7 +193,7 @@ def _die_in_the_manifest(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "left"),
-    [("_seal", 1), ("_write_weights", 1), ("_entry", 1), ("_write_synced", 1), ("_forget_old", 2)],
+    [("seal", 1), ("write_weights", 1), ("_entry", 1), ("_write_synced", 1), ("forget_old", 2)],
 )
 def test_kill_while_saving_leaves_a_whole_one_and_the_next_save_works(
     tmp_path: Path, moment: str, left: int
@@ -207,12 +228,18 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "more", [{"sizes": (10, 900_000)}, {"sizes": (10, 10), "weights": lambda: {"w": torch.zeros(300_000)}}],
+    "more", [{"sizes": (10, 900_000)}, {"sizes": (10, 10), "model": lambda: {"w": torch.zeros(300_000)}}],
     ids=["a rank's optimizer file", "the weights"],
 )  # fmt: skip
-def test_a_full_disk_fails_all_ranks_and_harms_nothing(
-    tmp_path: Path, more: dict[str, Any]
+@pytest.mark.parametrize("background", [True, False])
+def test_a_disk_that_becomes_full_fails_all_ranks_and_harms_nothing(
+    tmp_path: Path, more: dict[str, Any], background: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plenty = shutil.disk_usage("/")._replace(free=1 << 40)
+    monkeypatch.setattr(
+        checkpoint.shutil, "disk_usage", lambda path: plenty
+    )  # others fill it later
+    more = {**more, "background": background}
     with small_disk(tmp_path / "disk", "512k") as run_dir:
         (first, _) = save(run_dir, 1, sizes=(10, 10))
         results = save(run_dir, 2, **more)
@@ -224,3 +251,100 @@ def test_a_full_disk_fails_all_ranks_and_harms_nothing(
         checkpoint.verify(first)
         (again, _) = save(run_dir, 3, sizes=(10, 10))
         checkpoint.verify(again)
+
+
+def test_a_disk_without_inodes_fails_the_same_way(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "200m,nr_inodes=16") as run_dir:
+        (first,) = save(run_dir, 1)
+        for number in range(10):
+            with contextlib.suppress(OSError):
+                (run_dir / f"other-{number}").write_text("x")
+        (failed,) = save(run_dir, 2)
+        assert isinstance(failed, CheckpointError)
+        assert "No space left" in str(failed)
+        assert checkpoint.find(run_dir) == first
+        checkpoint.verify(first)
+
+
+def test_room_is_looked_for_before_anything_is_written(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "70m") as run_dir:
+        (first, _) = save(run_dir, 1, sizes=(10, 10))
+        results = save(run_dir, 2, sizes=(10, 16_000_000))
+        assert "it needs 0.08 GB and" in str(results[0])
+        assert str(results[0]) == str(results[1])
+        assert names(run_dir) == ["epoch0-global_step1", "latest"]
+        checkpoint.verify(first)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    write = checkpoint.write_weights
+
+    def held_up(*args: Any) -> Any:
+        assert may_write.wait(30)
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint, "write_weights", held_up)
+    engine = Rank(Together(1), 0)
+    saver = Saver(tmp_path, engine)  # type: ignore[arg-type]
+    model, average = {"w": torch.zeros(1000)}, engine.average()
+    assert saver.save(Position(0, 1), engine.state(), model, average, {"a.json": 1}) == []
+    model["w"] += 1  # a step
+    average["w"] += 1
+    assert saver.advance([saver.status]) == []
+    assert checkpoint.complete(tmp_path) == []
+    may_write.set()
+    (saved,) = saver.finish()
+    assert (saved.step, saved.path.name) == (1, "epoch0-global_step1")
+    assert read_weights(saved.path / "model")["w"].sum() == 0
+    assert torch.equal(read_weights(saved.path / "ema")["w"], torch.arange(1000.0))
+    assert saver.finish() == []
+
+
+def test_every_nth_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    for step in range(1, 8):
+        save(tmp_path, step, keep=2, keep_every=3)
+    kept = [int(path.name.rpartition("step")[2]) for path in checkpoint.complete(tmp_path)]
+    assert kept == [3, 6, 7]
+
+
+@pytest.mark.slow
+def test_kill_at_200_random_moments_of_a_save_leaves_the_newest_whole(tmp_path: Path) -> None:
+    run = f"""
+import sys, torch
+sys.path.insert(0, {str(Path.cwd())!r})
+from tests.trainer.test_checkpoint import Rank, Together
+from trainer.checkpoint import Position
+from trainer.saver import Saver
+from pathlib import Path
+engine = Rank(Together(1), 0, 4_000_000)
+saver = Saver(Path(sys.argv[1]), engine, keep=2)
+step = int(sys.argv[2])
+while True:
+    step += 1
+    model = {{"w": torch.full((500_000,), float(step))}}
+    saver.save(Position(0, step), engine.state(), model, engine.average(), {{"a.json": step}})
+    for saved in saver.finish():
+        print(saved.step, flush=True)
+"""
+    draw = random.Random(0)
+    last = 0
+    for _ in range(200):
+        child = subprocess.Popen(
+            [sys.executable, "-c", run, str(tmp_path), str(last)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        done = int(child.stdout.readline())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(draw.uniform(0, 0.2))  # the moment
+        child.kill()
+        done = max([done, *(int(line) for line in child.stdout.read().split("\n") if line)])
+        child.wait()
+        found = checkpoint.find(tmp_path)
+        checkpoint.verify(found)
+        step = int(found.name.rpartition("step")[2])
+        assert step >= done
+        assert read_weights(found / "model")["w"].unique().tolist() == [float(step)]
+        last = step

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.engine.shards import write
 from trainer.errors import EngineError, TrainerError
 
 T = TypeVar("T")
@@ -40,6 +41,17 @@ class OptimizerSettings:
     dtype: str = "bf16"  # of weights and activations; master weights are fp32
     plugin: str = "zero2"
     reduce_bucket_size_in_m: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What one rank contributes to a checkpoint, see `shards.write`."""
+
+    rank: int
+    world: int
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    shapes: dict[str, torch.Size]  # of the whole parameters
 
 
 class Engine(abc.ABC):
@@ -72,8 +84,13 @@ class Engine(abc.ABC):
         """Clip, update, forget the gradients. Returns the gradient norm before clipping."""
 
     @abc.abstractmethod
+    def state(self) -> EngineState | None:
+        """The optimizer's state, this rank's part of it, not copied; None where others hold it all."""
+
     def save(self, directory: Path) -> None:
-        """Write the optimizer's state, this rank's part of it, into an existing directory."""
+        """Write `state` into an existing directory."""
+        if (state := self.state()) is not None:
+            write(directory, state.rank, state.world, state.tensors, state.facts)
 
     @abc.abstractmethod
     def load(self, directory: Path) -> None:

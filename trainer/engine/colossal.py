@@ -22,9 +22,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.engine import colossal_cpu
-from trainer.engine.base import Engine, OptimizerSettings, ensure_environment, timeout_of
+from trainer.engine.base import (
+    Engine,
+    EngineState,
+    OptimizerSettings,
+    ensure_environment,
+    timeout_of,
+)
 from trainer.engine.colossal_import import import_colossalai
-from trainer.engine.shards import Shards, part_of, write
+from trainer.engine.shards import Shards, part_of
 from trainer.errors import EngineError
 
 _STAGES = {"zero2": 2, "zero1": 1}
@@ -212,9 +218,9 @@ class ColossalEngine(Engine):
 
     # --- state on disk ---
 
-    def save(self, directory: Path) -> None:
+    def state(self) -> EngineState | None:
         if not self.is_sharded and self.rank:
-            return  # every rank has the same
+            return None  # every rank has the same
         state: dict[str, Tensor] = {}
         steps: dict[str, int] = {}
         for name, master, own in self._states():
@@ -224,7 +230,8 @@ class ColossalEngine(Engine):
                     state[f"{name}/{kind}"] = own[kind].reshape(-1)
             steps[name] = int(own.get("step", 0))
         rank, world = (self.rank, self.world) if self.is_sharded else (0, 1)
-        write(directory, rank, world, state, {"engine": self.name, "steps": steps})
+        facts = {"engine": self.name, "steps": steps}
+        return EngineState(rank, world, state, facts, dict(self._shapes))
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:

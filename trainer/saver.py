@@ -1,0 +1,253 @@
+"""Saving while training goes on: a copy is taken, and threads write it.
+
+A save begins on all ranks at one step. Each rank copies its state aside (the only time the step
+waits), writes its own part on a thread and hashes it. That all parts are there is agreed on in the
+numbers that ranks exchange every step anyway; then rank 0 puts the averaged weights together from the
+parts, seals the checkpoint and renames it. Whatever fails on any rank is raised on all of them, at the
+same step. Only the threads touch files, only the loop's thread talks to other ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer import checkpoint
+from trainer.checkpoint import Entries, Position
+from trainer.engine.base import Engine, EngineState
+from trainer.engine.shards import Shards, write
+from trainer.errors import CheckpointError
+from trainer.weights import EMA, MODEL
+
+_IDLE, _WORKING, _WRITTEN, _SEALED, _FAILED = range(5)
+_LOOK_S = 0.2  # how often `finish` asks the other ranks
+_LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
+_ROOM = 64 << 20  # bytes beside the tensors: documents, indexes, the filesystem's own
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is complete."""
+
+    path: Path
+    step: int
+    seconds: float  # from the first file to the rename
+    stall_s: float  # of them, what training waited
+
+
+@dataclass
+class _Save:
+    """The one that is under way, as this rank sees it."""
+
+    position: Position
+    documents: Mapping[str, Any]
+    shapes: Mapping[str, torch.Size]
+    began: float
+    stall_s: float = 0.0
+    state: int = _WORKING
+    is_sealing: bool = False
+    entries: Entries | None = None  # of this rank's files
+    failure: str | None = None
+    thread: threading.Thread | None = None
+
+
+class Saver:
+    """Writes a run's checkpoints. All its methods but `status` are collective."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        engine: Engine,
+        *,
+        keep: int = -1,
+        keep_every: int = 0,
+        background: bool = True,
+    ) -> None:
+        """`keep` newest ones stay (-1: all), and those of every `keep_every`-th step (0: none)."""
+        self._run_dir, self._engine = run_dir, engine
+        self._keep, self._keep_every, self._background = keep, keep_every, background
+        self._save: _Save | None = None
+        self._aside: dict[str, Tensor] = {}  # copies, kept: fresh memory costs four times the copy
+
+    @property
+    def status(self) -> float:
+        """This rank's number for `advance`; goes into what ranks exchange every step."""
+        return float(self._save.state if self._save is not None else _IDLE)
+
+    def save(
+        self,
+        position: Position,
+        state: EngineState | None,
+        weights: Mapping[str, Tensor] | None,
+        average: Mapping[str, Tensor],
+        documents: Mapping[str, Any],
+    ) -> list[Saved]:
+        """Begin a checkpoint; returns those that were complete by now.
+
+        `state` and `average` (the EMA under the model's names) are this rank's parts, `weights` rank
+        0's. Training may go on at once. Raises `CheckpointError` on all ranks when there is no room.
+        """
+        done = self.finish()
+        began = time.perf_counter()
+        part = self._part(position)
+        if state is None:
+            average = {}
+        own = _bytes([*(state.tensors.values() if state else ()), *average.values()])
+        own += _bytes(average.values())  # for a while the whole of it lies beside its parts
+        own += _bytes((weights or {}).values())
+        need = int(sum(row[0] for row in self._engine.gather([float(own)]))) + _ROOM
+        checkpoint.together(
+            self._engine, lambda: checkpoint.begin(part, need), only_rank_0=True, part=part
+        )
+        save = _Save(position, documents, state.shapes if state else {}, began)
+        tensors = {f"state/{key}": value for key, value in (state.tensors if state else {}).items()}
+        tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
+        tensors |= {f"weights/{key}": value for key, value in (weights or {}).items()}
+        if self._background:
+            copy = functools.partial(self._copy, tensors)
+            checkpoint.together(self._engine, copy, part=part)
+            tensors = self._aside
+        self._save = save
+        save.stall_s = time.perf_counter() - began
+        self._start(lambda: self._write_part(save, part, state, tensors))
+        if not self._background:
+            done += self.finish()
+        return done
+
+    def advance(self, statuses: Iterable[float]) -> list[Saved]:
+        """Given every rank's `status` of one moment: the checkpoint that became complete, if one did.
+
+        Raises `CheckpointError` on all ranks when one of them failed; nothing half is left.
+        """
+        save, states = self._save, [int(status) for status in statuses]
+        if save is None:
+            return []
+        if _FAILED in states:
+            failures = self._engine.agree(save.failure)
+            self._abandon(save)
+            raise checkpoint.refusal(failures)
+        if not save.is_sealing and min(states) >= _WRITTEN:
+            save.is_sealing = True
+            every = self._engine.gather_objects(save.entries or {})
+            if self._engine.rank == 0:
+                files = {name: entry for entries in every for name, entry in entries.items()}
+                save.state = _WORKING
+                self._start(lambda: self._seal(save, files))
+        elif save.is_sealing and states[0] == _SEALED:
+            self._save = None
+            path = self._run_dir / save.position.name
+            seconds = time.perf_counter() - save.began
+            return [Saved(path, save.position.global_step, seconds, save.stall_s)]
+        return []
+
+    def finish(self) -> list[Saved]:
+        """Wait for the checkpoint under way, if there is one, and return it."""
+        began, done = time.perf_counter(), []
+        while (save := self._save) is not None:
+            late = self._engine.agree(_late(began, save))
+            if late:
+                self._save = None
+                raise checkpoint.refusal(late)
+            if save.thread is not None:
+                save.thread.join(_LOOK_S)
+            done += self.advance(row[0] for row in self._engine.gather([self.status]))
+        waited = time.perf_counter() - began
+        return [replace(saved, stall_s=saved.stall_s + waited) for saved in done]
+
+    # --- on threads ---
+
+    def _start(self, work: Callable[[], None]) -> None:
+        save = self._save
+        assert save is not None
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - thread boundary: raised by `advance` on all ranks
+                save.failure = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"  # fmt: skip
+                save.state = _FAILED
+
+        # No daemon: the interpreter waits for what is being written.
+        save.thread = threading.Thread(target=guarded, name="checkpoint")
+        save.thread.start()
+
+    def _write_part(
+        self, save: _Save, part: Path, state: EngineState | None, held: Mapping[str, Tensor]
+    ) -> None:
+        def of(kind: str) -> dict[str, Tensor]:
+            return {k.partition("/")[2]: v for k, v in held.items() if k.startswith(kind)}
+
+        written = []
+        if state is not None:
+            place = (state.rank, state.world)
+            written.append(write(part / checkpoint.OPTIMIZER, *place, of("state/"), state.facts))
+            write(part / checkpoint.AVERAGE_PARTS, *place, of("average/"), {})
+        if self._engine.rank == 0:
+            written += checkpoint.write_weights(part / MODEL, of("weights/"))
+        save.entries = checkpoint.entries(part, written)
+        save.state = _WRITTEN
+
+    def _seal(self, save: _Save, files: Entries) -> None:
+        part = self._part(save.position)
+        parts = Shards(part / checkpoint.AVERAGE_PARTS)
+        average = {
+            name: parts.read(name, shape.numel(), 0, 1).view(shape)
+            for name, shape in save.shapes.items()
+            if parts.has(name)
+        }
+        written = checkpoint.write_weights(part / EMA, average)
+        del average, parts
+        shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
+        written += checkpoint.write_documents(part, save.documents)
+        final = self._run_dir / save.position.name
+        checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
+        checkpoint.forget_old(final, self._keep, self._keep_every)
+        save.state = _SEALED
+
+    # --- small things ---
+
+    def _part(self, position: Position) -> Path:
+        return self._run_dir / f".tmp-{position.name}"
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a copy of them into `_aside`."""
+        held = {}
+        for key, value in tensors.items():
+            before = self._aside.get(key)
+            if before is None or before.shape != value.shape or before.dtype != value.dtype:
+                before = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            held[key] = before
+        if held:
+            values = [value.detach() for value in tensors.values()]
+            torch._foreach_copy_(list(held.values()), values, non_blocking=True)
+        if any(value.is_cuda for value in tensors.values()):
+            torch.cuda.synchronize()
+        self._aside = held
+
+    def _abandon(self, save: _Save) -> None:
+        """Give the room back; no thread writes any more when the folder goes."""
+        if save.thread is not None:
+            save.thread.join()
+        self._engine.barrier()
+        if self._engine.rank == 0:
+            shutil.rmtree(self._part(save.position), ignore_errors=True)
+        self._save = None
+
+
+def _late(began: float, save: _Save) -> str | None:
+    if time.perf_counter() - began < _LIMIT_S:
+        return None
+    return f"{save.position.name} is not written after {_LIMIT_S / 60:.0f} minutes"
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
