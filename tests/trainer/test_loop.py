@@ -70,6 +70,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "ddp": words("ddp", "--plugin", "ddp"),
         "two-epochs": words("two-epochs", "--ckpt-every", "12", "--max-steps", "14"),
         "one-epoch": words("one-epoch", *end, "none", "--epochs", "1", "--lr-schedule", "none"),
+        "masked": words("masked", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3"),
         "nan": words("nan", "--lr", "1e30", "--grad-clip", "0"),
     }
     fresh = {
@@ -82,6 +83,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "other-data": words("other-data", "--load", four, data="fewer"),
         "reset": words("reset", *end, "6", "--load", four, "--data-state", "reset", data="fewer"),
         "remap": words("remap", *end, "7", "--load", four, "--data-state", "remap", data="fewer"),
+        "masked-resumed": words("masked-resumed", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3", "--load", str(folder / "masked" / "epoch0-global_step4")),
         "other-lr": words("other-lr", *end, "6", "--load", four, "--lr", "1e-3", "--lr-schedule", "none", "--warmup-steps", "none"),
         "again": words("whole", "--load", four),
         "over": words("over", "--load", str(folder / "resumed")),
@@ -109,7 +111,13 @@ def _digests(checkpoint: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("whole", "resumed"), [("whole", "resumed"), ("bf16", "bf16-resumed"), ("ddp", "ddp-resumed")]
+    ("whole", "resumed"),
+    [
+        ("whole", "resumed"),
+        ("bf16", "bf16-resumed"),
+        ("ddp", "ddp-resumed"),
+        ("masked", "masked-resumed"),
+    ],
 )
 def test_a_resumed_run_is_the_one_that_never_stopped(runs: Runs, whole: str, resumed: str) -> None:
     before, after = runs.good(whole), runs.good(resumed)
@@ -124,6 +132,17 @@ def test_the_resumed_run_says_where_it_goes_on(runs: Runs) -> None:
     text = runs.events("resumed")["resume"]
     assert "epoch0-global_step4 of step 4; the data go on in epoch 0 after 8 microbatches" in text
     assert "written by 2 ranks and read by 1" in runs.events("one-rank")["resume"]
+
+
+def test_clips_with_given_frames_are_trained_on_though_ranks_differ_in_having_them(
+    runs: Runs,
+) -> None:
+    """Four clips a rank and step: most steps have a rank with a mask, some have one without."""
+    runs.good("masked")
+    masked, plain = runs.losses("masked"), runs.losses("whole")
+    assert len(masked) == len(plain)
+    assert masked[1] != plain[1]  # the same clips and times, less frames in the loss
+    assert all(0 < loss < 3 for loss in masked.values())
 
 
 def test_another_number_of_ranks_goes_on_at_the_same_microbatch(runs: Runs) -> None:

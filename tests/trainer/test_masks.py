@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trainer.errors import ConfigError
+from trainer.flow import RectifiedFlow
 from trainer.masks import KINDS, FrameMasks, build_masks, draw_mask
 
 STAGE1 = {
@@ -120,3 +121,26 @@ def test_the_correct_spelling_is_taken_too() -> None:
 def test_wrong_shares_are_one_sentence(ratios: dict[str, float], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         build_masks(ratios)
+
+
+def test_given_frames_are_clean_and_outside_of_the_loss() -> None:
+    """The loss is the mean over a clip's other frames, then over clips, as upstream's."""
+    z = torch.randn(2, 3, 5, 2, 2)
+    noise, t = torch.randn_like(z), torch.tensor([300.0, 700.0])
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 0, 0, 1]], dtype=torch.bool)
+    guess = torch.zeros_like(z, requires_grad=True)
+    seen = {}
+
+    def model(x: torch.Tensor, time: torch.Tensor, x_mask: torch.Tensor) -> torch.Tensor:
+        seen.update(x=x, x_mask=x_mask)
+        return guess
+
+    losses = RectifiedFlow().training_losses(model, z, mask=mask, t=t, noise=noise)
+    losses.mean().backward()
+    frames = (z - noise).square().mean((1, 3, 4))
+    assert losses[0].item() == pytest.approx(frames[0, 1:].mean().item())
+    assert losses[1].item() == pytest.approx(frames[1, [0, 1, 4]].mean().item())
+    assert guess.grad is not None
+    assert guess.grad.abs().sum((1, 3, 4)).gt(0).equal(mask)
+    assert seen["x_mask"].equal(mask)
+    assert seen["x"].transpose(1, 2)[~mask].equal(z.transpose(1, 2)[~mask])

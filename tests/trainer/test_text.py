@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,81 @@ def test_features_have_the_scale_that_was_asked_for(folder: Path, tmp_path: Path
         small = build_tiny_t5(tmp_path / str(scale), ["one two"], d_model=16, feature_scale=scale)
         y, _ = TextEncoder.from_folder(small, 3).encode(["one two"])
         assert y.square().mean().sqrt() == pytest.approx(scale, rel=0.05)
+
+
+def test_padding_changes_no_feature_and_holds_zeros(folder: Path, encoder: TextEncoder) -> None:
+    longer = TextEncoder.from_folder(folder, max_length=30)
+    texts = ["handwritten digit three moving left", "digit three"]
+    (y, mask), (y_long, mask_long) = encoder.encode(texts), longer.encode(texts)
+    assert y_long.shape == (2, 1, 30, 64)
+    assert mask_long[:, :8].equal(mask)
+    assert torch.allclose(y_long[:, :, :8], y, atol=1e-6)
+    assert not y_long[:, 0][mask_long == 0].any()
+    # As if the encoder had read every padding token, which is what upstream lets it do.
+    tokens = longer.tokenizer(texts, max_length=30, padding="max_length", return_tensors="pt")
+    read = longer.model(**tokens).last_hidden_state
+    assert torch.allclose(y_long[:, 0][mask_long == 1], read[mask_long == 1], atol=1e-6)
+
+
+def test_an_empty_text_is_its_end_token(encoder: TextEncoder) -> None:
+    y, mask = encoder.encode(["", "digit three"])
+    assert mask.sum(1).tolist() == [1, 3]
+    assert y[0, 0, 0].any()
+    y, mask = encoder.encode([])
+    assert (y.shape, mask.shape) == ((0, 1, 8, 64), (0, 8))
+
+
+def test_a_caption_that_is_no_text_is_refused(encoder: TextEncoder) -> None:
+    with pytest.raises(ValueError, match="caption 1 is float, not text: nan"):
+        encoder.encode(["a", float("nan")])  # type: ignore[list-item]
+
+
+def test_bf16_is_near_fp32(folder: Path, encoder: TextEncoder) -> None:
+    """Relative to the fp32 features' RMS: 2 %."""
+    rough = TextEncoder.from_folder(folder, 8, torch.bfloat16)
+    want = encoder.encode(["handwritten digit three moving left"])[0]
+    got = rough.encode(["handwritten digit three moving left"])[0]
+    assert got.dtype == torch.bfloat16
+    assert (got - want).square().mean().sqrt() < 0.02 * want.square().mean().sqrt()
+
+
+def test_the_published_layout_loads(tmp_path: Path) -> None:
+    """spiece.model and a pickled checkpoint of a whole T5, as DeepFloyd/t5-v1_1-xxl has them."""
+    from sentencepiece import SentencePieceTrainer
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    (tmp_path / "corpus").write_text(
+        "a red car drives along the coast\nthe camera pans left\n" * 50
+    )
+    SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus"), model_prefix=str(tmp_path / "spiece"), vocab_size=60,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    settings = T5Config(
+        vocab_size=160, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=4,
+        feed_forward_proj="gated-gelu", architectures=["T5ForConditionalGeneration"],
+    )  # fmt: skip
+    settings.save_pretrained(tmp_path)
+    whole = T5ForConditionalGeneration(settings)
+    torch.save(whole.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 100})
+    )
+    encoder = TextEncoder.from_folder(tmp_path, max_length=300)
+    y, mask = encoder.encode(["a red car"])
+    assert y.shape == (1, 1, 300, 16)
+    assert encoder.tokenizer("a red car")["input_ids"][int(mask.sum()) - 1] == 1  # ends with </s>
+    assert encoder.model.shared.weight.equal(whole.shared.weight)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match="cannot be read as a T5 encoder"):
+        TextEncoder.from_folder(tmp_path)
+
+
+def test_a_hub_id_without_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="the hub did not give it") as caught:
+        TextEncoder.from_folder("nobody/no-such-t5")
+    assert "hf download nobody/no-such-t5" in str(caught.value.hint)
 
 
 def test_unknown_words_become_one_token_and_long_captions_are_cut(encoder: TextEncoder) -> None:

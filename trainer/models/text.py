@@ -1,4 +1,4 @@
-"""Captions to features: a T5 encoder from a folder, and a tiny one made offline.
+"""Captions to features: a T5 encoder from a folder or the hub, and a tiny one made offline.
 
 transformers is imported when an encoder is built, not before: it takes seconds.
 """
@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import ConfigError
 
 # B batch · L text tokens · C text channels
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
+_HUB_FILES = ("*.json", "*.model", "*.safetensors", "*.bin")
 
 
 class TextEncoder:
@@ -36,11 +39,12 @@ class TextEncoder:
     def from_folder(
         cls, path: str | Path, max_length: int = 300, dtype: torch.dtype = torch.float32
     ) -> TextEncoder:
-        """An encoder saved by transformers, with its tokenizer; nothing is downloaded.
+        """An encoder saved by transformers, with its tokenizer; `dtype` is that of the weights.
 
-        Raises ConfigError when the folder is no such encoder.
+        Also a hub id (DeepFloyd/t5-v1_1-xxl), from its local cache or, online, downloaded. Raises
+        ConfigError when it is no such encoder, or damaged.
         """
-        folder = Path(path)
+        folder = _folder(path)
         for name in ("config.json", "tokenizer_config.json"):
             if not (folder / name).is_file():
                 raise ConfigError(
@@ -49,9 +53,16 @@ class TextEncoder:
                 )
         from transformers import AutoTokenizer, T5EncoderModel
 
-        with _without_progress_bars():
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = T5EncoderModel.from_pretrained(folder, local_files_only=True, dtype=dtype)
+        try:
+            with _quietly():
+                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+                model = T5EncoderModel.from_pretrained(folder, local_files_only=True, dtype=dtype)
+        except Exception as error:  # noqa: BLE001 - four libraries read these files, each fails its way
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"{folder} cannot be read as a T5 encoder: {first}",
+                hint="its files may be cut off: compare their sizes with the source's",
+            ) from None
         return cls(model, tokenizer, max_length)
 
     @property
@@ -66,19 +77,30 @@ class TextEncoder:
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Features [B, 1, L, C] in the encoder's dtype and mask int64 [B, L], 1 = real token.
 
-        Longer captions are cut at `max_length` tokens.
+        L is `max_length` for every batch; longer captions are cut. An empty text is its end token.
+        The encoder reads only up to the batch's longest caption; features of padding are 0, where
+        upstream has values that its mask then removes. Raises ValueError for what is not text.
         """
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(f"caption {index} is {type(text).__name__}, not text: {text!r}")
+        if not texts:
+            shape = (0, 1, self.max_length, self.channels)
+            features = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
+            return features, features.new_zeros(0, self.max_length, dtype=torch.int64)
         tokens = self.tokenizer(
             list(texts),
             max_length=self.max_length,
-            padding="max_length",
+            padding="longest",
             truncation=True,
             return_attention_mask=True,
             return_tensors="pt",
         ).to(self.model.device)
         mask_BL = tokens["attention_mask"]
-        features_BLC = self.model(input_ids=tokens["input_ids"], attention_mask=mask_BL)
-        return features_BLC.last_hidden_state[:, None], mask_BL
+        y_BLC = self.model(input_ids=tokens["input_ids"], attention_mask=mask_BL).last_hidden_state
+        rest = self.max_length - mask_BL.shape[1]
+        y_BLC = F.pad(y_BLC * mask_BL[:, :, None].to(y_BLC), (0, 0, 0, rest))
+        return y_BLC[:, None], F.pad(mask_BL, (0, rest))
 
 
 def build_tiny_t5(
@@ -140,11 +162,28 @@ def build_tiny_t5(
     return _save(Path(folder), model, tokenizer)
 
 
+def _folder(path: str | Path) -> Path:
+    """The folder itself, or that of a hub id."""
+    folder = Path(path)
+    if folder.is_dir() or not _HUB.fullmatch(str(path)):
+        return folder
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(str(path), allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # noqa: BLE001 - its errors come from four HTTP layers
+        raise ConfigError(
+            f"{path} is no folder here, and the hub did not give it ({type(error).__name__})",
+            hint=f"where there is internet: hf download {path} --local-dir DIR; "
+            "then text_encoder.from_pretrained = DIR",
+        ) from None
+
+
 def _save(folder: Path, model: Any, tokenizer: Any) -> Path:
     fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     fresh.mkdir(parents=True)
     try:
-        with _without_progress_bars():
+        with _quietly():
             model.save_pretrained(fresh)
             tokenizer.save_pretrained(fresh)
         shutil.rmtree(folder, ignore_errors=True)
@@ -155,14 +194,16 @@ def _save(folder: Path, model: Any, tokenizer: Any) -> Path:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """transformers draws bars on stderr even for a file of 500 kB."""
+def _quietly() -> Iterator[None]:
+    """transformers draws bars for a file of 500 kB, and reports a T5's decoder as unexpected."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
