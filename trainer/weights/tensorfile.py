@@ -83,7 +83,12 @@ def _shape_of(piece: Any) -> Tensor:
 
 
 def _pickled(path: Path, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
-    zipped = zipfile.is_zipfile(path)
+    try:
+        zipped = zipfile.is_zipfile(path)
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(
+            f"{path} cannot be read, it is damaged: {error}", hint=_ANEW
+        ) from None
     if head.startswith(b"PK") and not zipped:
         size = path.stat().st_size
         raise CheckpointError(f"{path} cannot be read: it is cut off at {size:,} bytes", hint=_ANEW)
