@@ -47,6 +47,7 @@ class Spec:
     checkpointing: bool | int | str = False  # what STDiT3.enable_grad_checkpoint takes
     offload: bool = False  # activations that are kept wait in host memory
     compile: bool = False  # each block
+    positions: str = "fp32-exact"
     masked: bool = False  # some frames are given, as with mask_ratios
     shards: int = 1
     threads: int | None = None
@@ -125,6 +126,7 @@ class _Trainee:
         dtype = torch.bfloat16 if spec.dtype == "bf16" else torch.float32
         with device:  # initialising XL/2 on the host takes longer than a trial
             self.model = build_stdit(spec.kind, **spec.options).to(dtype).train()
+        self.model.use_positions(spec.positions)
         blocks = 2 * self.model.config.depth
         self._call: Callable[..., Tensor] = self.model
         if spec.path == PLAIN:
