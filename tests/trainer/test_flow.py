@@ -185,3 +185,51 @@ def test_a_negative_prompt_is_read_at_its_own_tokens() -> None:
     assert model.calls[0]["y"][2:].eq(2).all()
     flow.sample(model, z, text, text[0, 0], mask, sizes(2), steps=1)  # the learned null text
     assert torch.equal(model.calls[1]["mask"], mask)  # upstream: rows repeat
+
+
+def bent(x_BCTHW: Tensor, timestep_B: Tensor, **kwargs: Any) -> Tensor:
+    """A smooth model that depends on everything, in the dtype of its input."""
+    share = (timestep_B / 1000).to(x_BCTHW)[:, None, None, None, None]
+    velocity = (0.7 * x_BCTHW - 0.2 * share).sin() + 0.1 * kwargs["y"].to(x_BCTHW).mean()
+    return torch.cat([velocity, velocity], dim=1)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5, 30])
+@pytest.mark.parametrize("transform", ["true-length", "upstream"])
+def test_fp32_follows_fp64_through_loss_and_sampling(frames: int, transform: str) -> None:
+    flow = RectifiedFlow(use_timestep_transform=True, timestep_transform=transform)
+    z, t = latents(frames=frames), torch.tensor([130.0, 870.0])
+    mask = torch.ones(2, frames, dtype=torch.bool)
+    mask[0, 0] = False
+    edit = torch.ones(2, frames)
+    edit[0, 0], edit[1, -1] = 0.0, 0.6
+    pixel_frames = 1.0 if frames == 1 else 17.0 * frames
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        x, noise = z.to(dtype), z.to(dtype).flip(0)
+        text = torch.ones(2, 1, 3, 4, dtype=dtype)
+        loss = flow.training_losses(
+            bent, x, {"y": text}, mask=mask if frames > 1 else None, t=t, noise=noise
+        )
+        noises = [noise] * 8
+        out = flow.sample(
+            bent, x, text, 0 * text[0, 0], None, sizes(2, pixel_frames), steps=8,
+            frame_mask=edit, noises=noises,
+        )  # fmt: skip
+        found.append((loss.double(), out.double()))
+    (loss, out), (exact_loss, exact_out) = found
+    assert torch.allclose(loss, exact_loss, rtol=2e-6)
+    assert torch.allclose(out, exact_out, rtol=1e-5, atol=1e-5)
+
+
+def test_losses_in_bf16_are_within_two_percent_of_fp32() -> None:
+    flow, z = RectifiedFlow(), latents(count=4, frames=8)
+    t, noise = torch.tensor([50.0, 400.0, 700.0, 990.0]), z.flip(0)
+    losses = [
+        flow.training_losses(
+            bent, z.to(dtype), {"y": torch.ones(4, 1, 3, 4)}, t=t, noise=noise.to(dtype)
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    assert losses[1].dtype == torch.float32
+    assert torch.allclose(losses[0], losses[1], rtol=0.02)
