@@ -192,28 +192,6 @@ def why_alive(victim, row):
     return "did not end"
 
 
-def is_frozen(pid):
-    """Whether the cgroup freezer (version 1 or 2) holds it."""
-    try:
-        lines = read_text("/proc/%d/cgroup" % pid).splitlines()
-    except OSError:
-        return False
-    for line in lines:
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        for root, name, frozen in (
-            ("/sys/fs/cgroup/freezer", "freezer.state", ("FROZEN", "FREEZING")),
-            ("/sys/fs/cgroup", "cgroup.freeze", ("1",)),
-        ):
-            if (name == "freezer.state") != ("freezer" in controllers.split(",")):
-                continue
-            try:
-                if read_text("%s%s/%s" % (root, path, name)).strip() in frozen:
-                    return True
-            except OSError:
-                continue
-    return False
-
-
 def zombies(keys):
     """Those of (pid, start) that have ended and wait for their parent to take notice."""
     found = []

@@ -157,3 +157,25 @@ def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
                 break
             time.sleep(pause_s)
     return [describe(facts) for facts in find().values()]
+
+
+def is_frozen(pid):
+    """Whether the cgroup freezer (version 1 or 2) holds it."""
+    try:
+        lines = read_text("/proc/%d/cgroup" % pid).splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        for root, name, frozen in (
+            ("/sys/fs/cgroup/freezer", "freezer.state", ("FROZEN", "FREEZING")),
+            ("/sys/fs/cgroup", "cgroup.freeze", ("1",)),
+        ):
+            if (name == "freezer.state") != ("freezer" in controllers.split(",")):
+                continue
+            try:
+                if read_text("%s%s/%s" % (root, path, name)).strip() in frozen:
+                    return True
+            except OSError:
+                continue
+    return False

@@ -37,6 +37,7 @@ def task_facts(pid, deep):
         if row[0] == "D" or name == str(pid):
             row[3] = _quiet(folder + "/task/%s/wchan" % name)
     facts["wchan"] = tasks[str(pid)][3]
+    facts["frozen"] = is_frozen(pid)
     if deep:
         facts["syscall"] = _quiet(folder + "/syscall")
         facts["stack"] = _quiet(folder + "/stack")

@@ -18,10 +18,9 @@ from clusterctl.stacks.sites import Sites
 TICK_S = 0.01  # SC_CLK_TCK is 100 on every Linux we know
 STUCK, SPINNING, MOVING, GONE, UNSURE = "stuck", "spinning", "moving", "gone", "unsure"
 _STORAGE = re.compile(
-    r"fuse|request_wait_answer|nfs|rpc_wait|cifs|smb|ceph|lustre|ll_|gpfs|folio_wait|wait_on_page|io_schedule|"
+    r"fuse|request_wait_answer|nfs|rpc_wait|cifs|smb|ceph|lustre|gpfs|folio_wait|wait_on_page|io_schedule|"
     r"blk_|jbd2|xfs_|ext4_|rq_qos"
 )
-_FROZEN = re.compile(r"refrigerator|cgroup_freez")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,7 @@ class Proc:
     threads: tuple[Thread, ...] = ()
     wchan: str | None = None
     kernel_stack: str | None = None
+    is_frozen: bool = False  # by its cgroup
     beats: tuple[dict[str, Any], ...] = ()  # of each sample that had one
     clip: dict[str, Any] | None = None
     files: tuple[str, ...] = ()
@@ -84,11 +84,6 @@ class Proc:
     @property
     def waits_for_peers(self) -> bool:
         return self.kind in kinds.WAITS_FOR_PEERS
-
-    @property
-    def is_frozen(self) -> bool:
-        text = f"{self.wchan or ''} {(self.kernel_stack or '').splitlines()[:1]}"
-        return bool(_FROZEN.search(text))
 
     @property
     def in_storage(self) -> bool:
@@ -258,6 +253,7 @@ def _read_proc(
         threads=dumped[-1] if dumped else (),
         wchan=last.get("wchan"),
         kernel_stack=last.get("stack"),
+        is_frozen=bool(last.get("frozen")),
         beats=tuple(look["beat"] for look in looks if look.get("beat")),
         clip=last.get("clip"),
         files=tuple(files),

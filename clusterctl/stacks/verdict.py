@@ -132,11 +132,11 @@ def _is_halted(proc: Proc) -> bool:
 def halt_reason(proc: Proc) -> str:
     """Why a halted process does not go on."""
     if proc.is_frozen:
-        return "frozen by its cgroup (state D)"
+        return "is frozen by its cgroup (state D)"
     if proc.state == "T":
-        return "stopped by a signal (state T): kill -CONT wakes it"
+        return "is stopped by a signal (state T; kill -CONT wakes it)"
     if proc.state == "t":
-        return "held by a tracer (state t)"
+        return "is held by a tracer (state t)"
     where = f" in {proc.wchan}" if proc.wchan else ""
     if proc.in_storage:
         return f"waits for storage{where} (state D)"
@@ -167,10 +167,15 @@ def _halted(
         return None
     suspects = [_suspect(p, halt_reason(p)) for p in guilty]
     first = guilty[0]
-    others = f"; {_waits(waiting)}" if waiting else ""
+    rest = [p for p in waiting if p not in guilty]
+    parent = ""
+    if first.role == "loader":
+        parent = f"rank {first.rank} waits for data; its "
+    name = first.label.split(" ", 2)[-1] if parent else _names(suspects)
+    others = f"; {_waits(rest)}" if rest else ""
     return Verdict(
         HANG,
-        f"{_names(suspects)} ({first.node}) {'are' if len(guilty) > 1 else 'is'} {halt_reason(first)}{others}.",
+        f"{parent}{name} ({first.node}) {halt_reason(first)}{_at(first)}{others}.",
         HIGH,
         suspects,
         [*(_facts(p) for p in guilty[:4]), *_beat_lines(guilty)],
@@ -476,6 +481,11 @@ def _where(proc: Proc) -> str:
         text += f", storage ({proc.wchan})"
     file = proc.file() if proc.role == "loader" else None
     return f"{text}, file {file}" if file else text
+
+
+def _at(proc: Proc) -> str:
+    """` at read_video.py:210 …, file x`: where a halted process stands, if its stack is known."""
+    return f" at {_where(proc)}" if proc.stack.frames else ""
 
 
 def _age(proc: Proc) -> str:

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.telemetry import Event, Heartbeat, StepRecord, Tail, Writer, decode, encode, read
+from trainer.telemetry import (
+    CurrentClip,
+    Event,
+    Heartbeat,
+    StepRecord,
+    Tail,
+    Writer,
+    decode,
+    encode,
+    read,
+)
 
 STEP = StepRecord(
     3, 9, 1, 8, 256, 0.5, 1.25, 1e-3, 0.1, {"forward": 0.05}, bucket="16px", time_s=1.0
@@ -81,3 +91,20 @@ def test_a_heartbeat_tells_step_and_phase(tmp_path: Path, monkeypatch: pytest.Mo
     beat = json.loads((tmp_path / "beats" / "1.json").read_text())
     assert (beat["rank"], beat["pid"], beat["step"], beat["phase"]) == (1, os.getpid(), 7, "forward")  # fmt: skip
     assert [p.name for p in (tmp_path / "beats").iterdir()] == ["1.json"]
+
+
+def test_the_clip_at_hand_is_told_and_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CLUSTERCTL_HEARTBEATS", raising=False)
+    assert CurrentClip.from_environment() is None
+    monkeypatch.setenv("CLUSTERCTL_HEARTBEATS", str(tmp_path))
+    current = CurrentClip.from_environment()
+    assert current is not None
+    file = tmp_path / f"clip-{os.getpid()}.json"
+    current.write("/data/" + "long" * 50 + ".mp4")
+    assert json.loads(file.read_text())["path"].endswith("longlong.mp4")
+    current.write("")
+    assert json.loads(file.read_text())["path"] == ""
+    monkeypatch.setenv("CLUSTERCTL_HEARTBEATS", str(tmp_path / "not-there"))
+    assert CurrentClip.from_environment() is None

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from clusterctl.cli import run
 from clusterctl.job import Pick
 from tests.clusterctl.jobs.trees import wait_until
 
@@ -76,6 +75,10 @@ class GlooJob:
         beat = self.beat(rank)
         return beat["phase"] == phase and time.monotonic() - beat["mono_s"] > still_s
 
+    def still(self, rank: int, for_s: float) -> bool:
+        """Whether a rank has not beaten for a while."""
+        return time.monotonic() - self.beat(rank)["mono_s"] > for_s
+
     def block(self, rank: int) -> None:
         """From now on every `__getitem__` of a rank blocks."""
         (self.folder / f"block-{rank}").touch()
@@ -101,7 +104,3 @@ class GlooJob:
             except ProcessLookupError:
                 pass
             rank.wait()
-
-
-def dump(hostfile: Path, job: GlooJob, *words: str) -> int:
-    return run(["dump-stacks", str(hostfile), "--run", job.run_id, *words])

@@ -45,9 +45,9 @@ def dump(
     hostfile.write_text("".join(f"{name} host=127.0.0.1\n" for name in NODES))
     monkeypatch.setattr(Settings, "transport", lambda self: LocalTransport(nodes))
 
-    def dump(*words: str, interval_s: float = 0.6) -> tuple[int, dict]:
+    def dump(*words: str, interval_s: float = 0.6, run_id: str = job.run_id) -> tuple[int, dict]:
         capsys.readouterr()
-        code = run(["dump-stacks", str(hostfile), "--run", job.run_id, "--interval", str(interval_s), "--dump-timeout", "10", "--json", *words])  # fmt: skip
+        code = run(["dump-stacks", str(hostfile), "--run", run_id, "--interval", str(interval_s), "--dump-timeout", "10", "--json", *words])  # fmt: skip
         return code, json.loads(capsys.readouterr().out)
 
     return dump
