@@ -44,7 +44,7 @@ def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[F
 
 def _peermem(text: str) -> Maybe[bool]:
     match = re.search(r"^#peermem\t(yes|no)$", text, re.MULTILINE)
-    return NOT_ASKED if match is None else match[1] == "yes"
+    return Unknown("/proc/modules cannot be read") if match is None else match[1] == "yes"
 
 
 def _growth_s(again: Section | None) -> Maybe[float]:

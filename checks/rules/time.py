@@ -46,12 +46,13 @@ def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     Time-outs of the rendezvous and of NCCL's watchdog, the order of logs and file times depend on it.
     """
     read = list(_clocks(fleet))
-    offsets = {
-        node.name: clock.exchange.offset_s
-        for node, clock in (one for one in read if not isinstance(one, Finding))
+    known = sorted(
+        (clock.exchange.offset_s, clock.exchange.error_s)
+        for _, clock in (one for one in read if not isinstance(one, Finding))
         if not isinstance(clock.exchange, Unknown)
-    }
-    middle = sorted(offsets.values())[len(offsets) // 2] if offsets else 0.0
+    )
+    # Against the fleet's median: the head's own clock may be the one that is wrong. Its error counts.
+    middle, middle_error = known[len(known) // 2] if known else (0.0, 0.0)
     for one in read:
         if isinstance(one, Finding):
             yield one
@@ -62,12 +63,9 @@ def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             asked = trip != NOT_ASKED
             yield (unknown if asked else skip)(trip.reason, nodes=(node.name,))
             continue
-        # Against the fleet's median: the head's own clock may be the one that is wrong.
-        offset_s = trip.offset_s - middle
-        sure_s = max(0.0, abs(offset_s) - trip.error_s)
-        words = (
-            f"{offset_s * 1000:+.0f} ms from the median of the nodes, ±{trip.error_s * 1000:.1f} ms"
-        )
+        offset_s, error_s = trip.offset_s - middle, trip.error_s + middle_error
+        sure_s = max(0.0, abs(offset_s) - error_s)
+        words = f"{offset_s * 1000:+.0f} ms from the median of the nodes, ±{error_s * 1000:.1f} ms"
         more: dict[str, Any] = {
             "nodes": (node.name,), "value": f"{offset_s:+.4f}", "expected": f"{limits.clock_skew_warn_s:g}",
         }  # fmt: skip
@@ -75,7 +73,7 @@ def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             yield fail(words, fix="sudo chronyc makestep  (no job running)", **more)
         elif sure_s > limits.clock_skew_warn_s:
             yield warn(words, fix="chronyc tracking; chronyc sources", **more)
-        elif trip.error_s > limits.clock_skew_fail_s:
+        elif error_s > limits.clock_skew_fail_s:
             why = f"the way to the node takes {2 * trip.error_s:.3f} s, too long to tell"
             yield unknown(why, nodes=(node.name,))
         else:

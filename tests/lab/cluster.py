@@ -117,6 +117,10 @@ class LabNode:
         """Put a file over `target`; a name without a slash becomes first on the node's PATH."""
         self._order(f"bind {json.dumps([str(source), target])}")
 
+    def show_class(self, name: str, source: Path) -> None:
+        """A folder of files as /sys/class/NAME: cards that this machine does not have."""
+        self._order(f"class {json.dumps([name, str(source)])}")
+
     def freeze(self) -> None:
         """Stop every process; the kernel goes on acknowledging packets, as on a hung machine."""
         stopped: set[int] = set()
