@@ -111,6 +111,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
     engine = build_engine(config.engine)
     engine.setup(config.seed, config.process_group_timeout_s)
     try:
+        engine.alone(lambda: _look_at_weights(config))
         run_dir = engine.alone(lambda: _run_dir(config, options))
         engine.alone(lambda: _describe(config, run_dir, words))
         run = assemble(config, engine, run_dir, heartbeat, options.data_state)
@@ -136,6 +137,14 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
         return 0 if finished else INTERRUPTED
     finally:
         engine.close()
+
+
+def _look_at_weights(config: configuration.Config) -> None:
+    """Missing, cut or hostile weights are said before a run directory is made; a hub id is fetched."""
+    if config.load is None and config.model.from_pretrained is not None:
+        from trainer.weights import find_source
+
+        find_source(config.model.from_pretrained).read(shapes_only=True)
 
 
 def _stopper(run: Run) -> Callable[[int, object], None]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.stdit_weights import noisy, pixart, small
+from trainer import train
 from trainer.assemble import _start
 from trainer.config import Config, load
 from trainer.errors import CheckpointError
@@ -88,3 +89,11 @@ def test_a_failure_of_another_rank_stops_this_one_with_one_sentence(tmp_path: Pa
     said = f"there are no weights at {tmp_path / 'nowhere.pth'}"
     with pytest.raises(CheckpointError, match=f"^{said}$"):  # once, though both ranks say it
         start(both, Ranks(said), small())
+
+
+def test_weights_that_cannot_be_read_are_said_before_a_run_directory_is_made(tmp_path: Path) -> None:  # fmt: skip
+    (tmp_path / "cut.pth").write_bytes(b"PK\x03\x04 and no more")
+    for name in ("cut.pth", "nowhere.pth"):
+        with pytest.raises(CheckpointError, match=name):
+            train._look_at_weights(config_of(tmp_path, "--ckpt-path", str(tmp_path / name)))
+    train._look_at_weights(config_of(tmp_path))
