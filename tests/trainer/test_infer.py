@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +153,21 @@ def test_ranks_share_the_prompts_and_make_the_same_files_as_one(
     assert names(shared) == names(alone) == ["contact_sheet.png", *(f"sample_{i:04d}.mp4" for i in range(3))]  # fmt: skip
     for name in names(alone)[1:]:
         assert (alone / "out" / name).read_bytes() == (shared / "out" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_torchrun_makes_what_one_process_makes(run: tuple[Path, Path], tmp_path: Path) -> None:
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    alone.mkdir()
+    shared.mkdir()
+    assert infer.main(command(run, alone)) == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    subprocess.run(
+        [*launcher, "-m", "trainer.infer", *command(run, shared)], check=True, timeout=170
+    )
+    assert names(shared) == names(alone)
+    for one, other in zip(videos(alone), videos(shared), strict=True):
+        assert np.abs(one.astype(int) - other).max() <= 2
 
 
 def test_a_rank_without_a_world_is_refused(
