@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from trainer.data.tables import Batch, ParquetTable, column_type, open_table
 class Lookup:
     """One manifest by a column. Two rows with one key are a ManifestError: which would it be?"""
 
-    def __init__(self, source: Path, on: str) -> None:
+    def __init__(self, source: Path, on: str, present: Collection[str] = ()) -> None:
+        """Columns that are `present` already are not looked up."""
         self.source, self._on = source, on
         with contextlib.closing(open_table(source, (on,))) as table:
-            self.names = [name for name in table.names if name != on]
+            self.names = [name for name in table.names if name != on and name not in present]
             self._schema = table.schema if isinstance(table, ParquetTable) else None
         self._file: sqlite3.Connection | None = None
 
@@ -67,7 +68,6 @@ class Lookup:
             while (batch := table.read(4096)) is not None:
                 columns = [batch.column(name) for name in self.names]
                 cells = [json.dumps(row, default=str) for row in zip(*columns, strict=True)]
-                cells = cells or ["[]"] * len(batch)
                 keys = digests(batch, [self._on])
                 try:
                     file.executemany(

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import AsyncResult
@@ -63,6 +64,7 @@ def _begin_worker(parent: int) -> None:
     from trainer.data.decode import die_with_parent
 
     die_with_parent(parent, "captions")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
 
 
 def clean_texts(texts: Sequence[Any]) -> list[str]:

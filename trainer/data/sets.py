@@ -9,6 +9,7 @@ python -m trainer.data dedupe all.csv unique.csv --on text
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--fill", action="store_true", help="columns that one lacks stay empty")
         parser.add_argument(
             "--on", metavar="COLUMN",
-            help="add the columns of the others to the rows of the first, by this column",
+            help="give the rows of the first the columns that only the others have, by this one",
         )  # fmt: skip
     else:
         parser.add_argument(
@@ -90,7 +91,14 @@ def _join(args: argparse.Namespace) -> Done:
     first, *others = args.sources
     if not others:
         raise ManifestError("merge --on needs a second manifest")
-    lookups = [Lookup(other, args.on) for other in others]
+    lookups: list[Lookup] = []
+    with contextlib.closing(open_table(first, (args.on,))) as table:
+        present = list(table.names)
+    for other in others:
+        lookups.append(Lookup(other, args.on, present))
+        if not lookups[-1].names:
+            raise ManifestError(f"{other} has no column that is not there already")
+        present += lookups[-1].names
 
     def prepare(job: Job, progress: Progress) -> None:
         for number, lookup in enumerate(lookups):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +110,10 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
             if job.finished:
                 job.clear()
                 return Done(out, job.rows, job.wrong, resumed, job.state)
+            if resumed and not options.quiet:
+                print(
+                    f"{plan.verb} {out.name}: {job.rows:,} rows are done already", file=sys.stderr
+                )
             job.begin(_layout(plan, tables, out, job, progress))
             plan.prepare(job, progress)
             _pump(plan, tables, job, options, progress)

@@ -156,3 +156,33 @@ def test_what_is_there_is_replaced_only_when_told_to(tmp_path, capsys):
     assert out.read_bytes() == source.read_bytes()
     assert main(["convert", str(source), str(source), "--force"]) == 2
     assert "cannot be written at the same time" in capsys.readouterr().err
+
+
+def test_interrupt_says_how_to_go_on_and_ends_at_once(tmp_path):
+    """Ctrl-C in a terminal reaches every process of the group."""
+    made = tmp_path / "set"
+    digits.make(made, clips=8, seed=1)
+    os.mkfifo(made / "ready")
+    code = (
+        "import sys, time, trainer.data.probe as probe; from trainer.data.__main__ import main\n"
+        "def slow(futures):\n"
+        f"    open({str(made / 'ready')!r}, 'w').close(); time.sleep(600)\n"
+        "probe.answers = slow; sys.exit(main(sys.argv[1:]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "probe", str(made / digits.MANIFEST), str(tmp_path / "o.csv")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        (made / "ready").read_text()  # blocks until it is there
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 130
+    assert said.strip().splitlines()[-1].startswith("interrupted; the same command goes on")
+    assert "Traceback" not in said
+    assert not (tmp_path / "o.csv").exists()

@@ -205,7 +205,9 @@ def test_merge_puts_tables_behind_each_other(do, tmp_path, capsys):
 def test_merge_on_a_column_puts_tables_side_by_side(do, tmp_path, suffix, capsys):
     write_table(tmp_path / "a.csv", 10)
     assert do("convert a.csv a.parquet") == 0
-    (tmp_path / "s.csv").write_text("path,score,note\nv/7.mp4,0.5,big\nv/2.mp4,1,\nv/99.mp4,2,\n")
+    (tmp_path / "s.csv").write_text(
+        "path,score,note,text\nv/7.mp4,0.5,big,other\nv/2.mp4,1,,other\nv/99.mp4,2,,other\n"
+    )
     assert do(f"merge a.{suffix} s.csv o.{suffix} --on path") == 0
     assert do(f"convert o.{suffix} r.csv") == 0
     rows = rows_of(tmp_path / "r.csv")
@@ -213,8 +215,12 @@ def test_merge_on_a_column_puts_tables_side_by_side(do, tmp_path, suffix, capsys
     scores = {row["path"]: float(row["score"]) for row in rows if row["score"]}
     assert scores == {"v/2.mp4": 1, "v/7.mp4": 0.5}
     assert len(rows) == 10
+    assert all(row["text"].startswith("clip") for row in rows)  # what the first has stays
+    assert do(f"merge a.{suffix} r.csv p.csv --on path") == 0  # score and note
+    assert do("merge r.csv a.csv q.csv --on path") == 2
+    assert "no column that is not there already" in capsys.readouterr().err
     (tmp_path / "t.csv").write_text("path,score\nx,1\ny,2\nx,3\n")
-    assert do(f"merge a.{suffix} t.csv p.csv --on path") == 2
+    assert do(f"merge a.{suffix} t.csv u.csv --on path") == 2
     assert "path 'x' stands in line 2 and in line 4" in capsys.readouterr().err
 
 
