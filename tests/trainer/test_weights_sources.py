@@ -78,6 +78,15 @@ def _upstream(folder: Path) -> Path:
     return write_upstream_checkpoint(folder / "epoch4-global_step2210", state(), state())
 
 
+def _unsharded(folder: Path) -> Path:
+    place = _upstream(folder)
+    for file in (place / "model").iterdir():
+        file.unlink()
+    (place / "model").rmdir()
+    torch.save(state(), place / "model")
+    return place
+
+
 FORMS: dict[str, Callable[[Path], Path]] = {
     "pth": _pickled("m.pth", lambda s: s),
     "pt of the old format": _pickled("m.pt", lambda s: s, _use_new_zipfile_serialization=False),
@@ -91,6 +100,7 @@ FORMS: dict[str, Callable[[Path], Path]] = {
     "safetensors shards": _shards("safetensors"),
     "index file": _index,
     "Open-Sora checkpoint": _upstream,
+    "Open-Sora checkpoint without shards": _unsharded,
 }
 
 
@@ -148,6 +158,10 @@ def test_a_run_directory_means_its_newest_checkpoint(tmp_path: Path) -> None:
         write_upstream_checkpoint(tmp_path / name, state(), state())
     (tmp_path / "latest").write_text("epoch0-global_step2\n")
     assert find_source(tmp_path).path.name == "epoch0-global_step2"
+    (tmp_path / "latest").unlink()
+    with pytest.raises(CheckpointError, match="no file of weights") as caught:
+        find_source(tmp_path)
+    assert "epoch0-global_step1, epoch0-global_step2" in str(caught.value.hint)
 
 
 def _without(count: int) -> tuple[list[str], Tensors]:

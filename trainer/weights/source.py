@@ -79,7 +79,7 @@ def _folder(folder: Path) -> Source:
         name = (folder / LATEST).read_text().strip()
         if "/" not in name and (folder / name / MODEL).is_dir():
             return _folder(folder / name)
-    if (folder / MODEL).is_dir():
+    if (folder / MODEL).exists():
         return _checkpoint(folder)
     if (folder / "model_index.json").is_file():
         parts = sorted(p.name for p in folder.iterdir() if (p / "config.json").is_file())
@@ -96,11 +96,15 @@ def _folder(folder: Path) -> Source:
         files = sorted(f for f in folder.glob(f"*{suffix}") if not _NOT_WEIGHTS.search(f.name))
         if files:
             return _loose(folder, suffix, files)
-    raise CheckpointError(f"{folder} has no file of weights ({', '.join(SUFFIXES)})")
+    inside = sorted(path.name for path in folder.glob("epoch*-global_step*"))
+    raise CheckpointError(
+        f"{folder} has no file of weights ({', '.join(SUFFIXES)})",
+        hint=f"say which checkpoint: {', '.join(inside[-4:])}" if inside else None,
+    )
 
 
 def _checkpoint(folder: Path) -> Source:
-    inner = _folder(folder / MODEL)
+    inner = find_source(folder / MODEL)  # a file where Open-Sora saved without shards
     ours = (folder / "manifest.json").is_file()
     average = None
     if (folder / EMA).is_dir():
