@@ -6,12 +6,13 @@ GPU" from stacks alone, and a rank that still works is slow, not hung.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from clusterctl.job import fold_ranks
 from clusterctl.nodes import fold
 from clusterctl.stacks import sites as kinds
+from clusterctl.stacks import words
 from clusterctl.stacks.model import GONE, MOVING, SPINNING, STUCK, Picture, Proc
 
 HANG, DESYNC, WAITING, ALL_SAME, DATA, SILENT, OK, BUSY, UNKNOWN = (
@@ -129,20 +130,6 @@ def _is_halted(proc: Proc) -> bool:
     return proc.state == "D" and proc.progress == STUCK
 
 
-def halt_reason(proc: Proc) -> str:
-    """Why a halted process does not go on."""
-    if proc.is_frozen:
-        return "is frozen by its cgroup (state D)"
-    if proc.state == "T":
-        return "is stopped by a signal (state T; kill -CONT wakes it)"
-    if proc.state == "t":
-        return "is held by a tracer (state t)"
-    where = f" in {proc.wchan}" if proc.wchan else ""
-    if proc.in_storage:
-        return f"waits for storage{where} (state D)"
-    return f"sleeps in the kernel{where} (state D)"
-
-
 # --- rule 1: what is not there, or not allowed to run ---
 
 
@@ -165,20 +152,20 @@ def _halted(
     guilty = guilty or [p for p in halted if p.role not in ("trainer", "loader")]
     if not guilty or (not waiting and len(guilty) < len(trainers) and not _wait_for_data(trainers)):
         return None
-    suspects = [_suspect(p, halt_reason(p)) for p in guilty]
+    suspects = [_suspect(p, words.halt_reason(p)) for p in guilty]
     first = guilty[0]
     rest = [p for p in waiting if p not in guilty]
     parent = ""
     if first.role == "loader":
         parent = f"rank {first.rank} waits for data; its "
     name = first.label.split(" ", 2)[-1] if parent else _names(suspects)
-    others = f"; {_waits(rest)}" if rest else ""
+    others = f"; {words.waits(rest)}" if rest else ""
     return Verdict(
         HANG,
-        f"{parent}{name} ({first.node}) {halt_reason(first)}{_at(first)}{others}.",
+        f"{parent}{name} ({first.node}) {words.halt_reason(first)}{words.at(first)}{others}.",
         HIGH,
         suspects,
-        [*(_facts(p) for p in guilty[:4]), *_beat_lines(guilty)],
+        [*(words.facts(p) for p in guilty[:4]), *words.beat_lines(guilty)],
         ["sudo dmesg and the mount of that file"] if first.in_storage else [f"find out who stopped it; clusterctl run -w {first.node} 'kill -CONT {first.pid}'"] if first.state == "T" else ["thaw its cgroup" if first.is_frozen else "look at that node's kernel log"],
     )  # fmt: skip
 
@@ -201,7 +188,7 @@ def _missing_ranks(
         if waiting and len(waiting) == len(trainers):
             # MegaScale's rule: who does not answer is the first suspect.
             return Verdict(
-                HANG, f"{where} gives no answer, so {ranks} may hang there; {_waits(waiting)}.",
+                HANG, f"{where} gives no answer, so {ranks} may hang there; {words.waits(waiting)}.",
                 MEDIUM, suspects, evidence, [f"reach {where} another way; clusterctl nodes"],
             )  # fmt: skip
         if has_moved(trainers):
@@ -215,7 +202,7 @@ def _missing_ranks(
         suspects = [Suspect(_home(picture, rank), rank, "trainer", "no process of it") for rank in missing]  # fmt: skip
         nodes = fold(list(dict.fromkeys(s.node for s in suspects)))
         return Verdict(
-            HANG, f"rank {ranks} ({nodes}) has ended; {_waits(waiting)}.", HIGH, suspects,
+            HANG, f"rank {ranks} ({nodes}) has ended; {words.waits(waiting)}.", HIGH, suspects,
             [f"no process with rank {ranks} on any node, {len(trainers)} of {picture.world} ranks are there"],
             [f"the end of ranks/{missing[0]}.log; clusterctl kill"],
         )  # fmt: skip
@@ -247,14 +234,14 @@ def _minority(
         found, working = _descend(picture, proc)
         suspects += found
         busy += working
-        evidence += [_facts(proc)]
+        evidence += [words.facts(proc)]
     confidence = HIGH if len(rest) <= max(1, FEW * len(trainers)) else MEDIUM
-    evidence = [*evidence[:4], *_beat_lines(rest), *(_facts(s.proc) for s in suspects if s.proc and s.proc not in rest)]  # fmt: skip
+    evidence = [*evidence[:4], *words.beat_lines(rest), *(words.facts(s.proc) for s in suspects if s.proc and s.proc not in rest)]  # fmt: skip
     saving = [p for p in rest if p.kind == kinds.CHECKPOINT or _phase(p) == "checkpoint"]
     if saving and len(saving) == len(rest):
         who = [_suspect(p, "saves a checkpoint") for p in saving]
         return Verdict(
-            WAITING, f"{_names(who)} ({saving[0].node}) saves a checkpoint at {saving[0].where(limit=1)}{_age(saving[0])}; {_waits(waiting)}.",
+            WAITING, f"{_names(who)} ({saving[0].node}) saves a checkpoint at {saving[0].where(limit=1)}{words.age(saving[0])}; {words.waits(waiting)}.",
             confidence, who, evidence, ["wait for the save, or look at its disk; --watch tells when it goes on"],
         )  # fmt: skip
     if suspects:
@@ -263,19 +250,19 @@ def _minority(
         spin = first.progress == SPINNING
         if any(p.progress == MOVING for p in rest):
             confidence = LOW if confidence == MEDIUM else MEDIUM
-        what = f"burns CPU without an end in {first.where(limit=1)}" if spin else f"has not moved: {_where(first)}"  # fmt: skip
+        what = f"burns CPU without an end in {first.where(limit=1)}" if spin else f"has not moved: {words.where(first)}"  # fmt: skip
         parent = ""
         if first.role != "trainer":
             parent = f"rank {first.rank} waits for data; its "
         name = first.label.split(" ", 2)[-1] if parent else _names(suspects)
         more = f" (and {len(suspects) - 1} more)" if parent and len(suspects) > 1 else ""
         return Verdict(
-            HANG, f"{parent}{name}{more} ({first.node}) {what}{_age(first)}; {_waits(waiting)}.",
-            confidence, suspects, evidence, _next_for(first),
+            HANG, f"{parent}{name}{more} ({first.node}) {what}{words.age(first)}; {words.waits(waiting)}.",
+            confidence, suspects, evidence, words.next_for(first),
         )  # fmt: skip
     who = busy or [_suspect(p, "works") for p in rest]
     return Verdict(
-        BUSY, f"{_names(who)} ({who[0].node}) still works at {who[0].proc.where(limit=2) if who[0].proc else '?'}; {_waits(waiting)}. Slow, or just late.",
+        BUSY, f"{_names(who)} ({who[0].node}) still works at {who[0].proc.where(limit=2) if who[0].proc else '?'}; {words.waits(waiting)}. Slow, or just late.",
         LOW, who, evidence, ["--watch, or more time between samples: --interval 30"],
     )  # fmt: skip
 
@@ -289,7 +276,7 @@ def _descend(picture: Picture, trainer: Proc) -> tuple[list[Suspect], list[Suspe
     blamed, working = [], []
     for loader in picture.loaders(trainer):
         if _is_halted(loader):
-            blamed.append(_suspect(loader, halt_reason(loader)))
+            blamed.append(_suspect(loader, words.halt_reason(loader)))
         elif loader.kind in (kinds.IDLE, kinds.PUT):
             continue
         elif loader.progress in (STUCK, SPINNING):
@@ -335,14 +322,14 @@ def _all_wait(
         return Verdict(
             DESYNC, f"ranks wait in different collectives: {who}; {len(many[1])} in {many[0][0]} at {many[0][1]}.",
             LOW if tie else HIGH if len(few[1]) <= max(1, FEW * len(trainers)) else MEDIUM,
-            suspects, [*lines, *_beat_lines([p for _, procs in ordered for p in procs[:1]])],
+            suspects, [*lines, *words.beat_lines([p for _, procs in ordered for p in procs[:1]])],
             ["what made one rank take another branch (an empty batch, an early return) before these lines"],
         )  # fmt: skip
     (operation, caller, _), _ = ordered[0]
     return Verdict(
         ALL_SAME,
         f"all {len(waiting)} ranks wait in {operation} at {caller}; stacks alone do not say who is missing.",
-        LOW, [], [_facts(waiting[0]), *_beat_lines(waiting[:1])],
+        LOW, [], [words.facts(waiting[0]), *words.beat_lines(waiting[:1])],
         [
             "the flight recorder's counters, if any stand below: who has not joined is behind",
             "ncclras on a node (NCCL 2.24 or newer): ranks that do not answer, counters that differ",
@@ -366,15 +353,15 @@ def _all_data(picture: Picture, trainers: Sequence[Proc]) -> Verdict | None:
     if busy and not suspects:
         return Verdict(
             BUSY, f"all {len(hungry)} ranks wait for data, and their loaders work: the data come slowly.",
-            MEDIUM, busy[:8], [_facts(busy[0].proc)] if busy[0].proc else [],
+            MEDIUM, busy[:8], [words.facts(busy[0].proc)] if busy[0].proc else [],
             ["more loader workers, or a faster place for the data"],
         )  # fmt: skip
     first = suspects[0].proc
     assert first is not None
     return Verdict(
-        DATA, f"all {len(hungry)} ranks wait for data; {_names(suspects)} ({first.node}): {_where(first)}{_age(first)}.",
+        DATA, f"all {len(hungry)} ranks wait for data; {_names(suspects)} ({first.node}): {words.where(first)}{words.age(first)}.",
         MEDIUM if len(hungry) > 1 else HIGH, suspects,
-        [*(_facts(s.proc) for s in suspects[:4] if s.proc), *_beat_lines(hungry[:2])], _next_for(first),
+        [*(words.facts(s.proc) for s in suspects[:4] if s.proc), *words.beat_lines(hungry[:2])], words.next_for(first),
     )  # fmt: skip
 
 
@@ -388,7 +375,9 @@ def _moving(picture: Picture, trainers: Sequence[Proc], halted: Sequence[Proc]) 
         first = min(beats[0]["step"] for beats in steps)
         last = max(beats[-1]["step"] for beats in steps)
         evidence.append(f"heartbeats of {len(steps)} ranks: step {first} to {last} in {picture.interval_s * (picture.samples - 1):.1f} s")  # fmt: skip
-    evidence += [f"but {p.label} ({p.node}) pid {p.pid}: {halt_reason(p)}" for p in halted[:3]]
+    evidence += [
+        f"but {p.label} ({p.node}) pid {p.pid}: {words.halt_reason(p)}" for p in halted[:3]
+    ]
     silent = picture.silent
     if silent:
         names = fold([node.name for node in silent])
@@ -408,28 +397,28 @@ def _undecided(picture: Picture, trainers: Sequence[Proc]) -> Verdict:
     if unseen and len(unseen) == len(trainers):
         return Verdict(
             UNKNOWN, f"no stack of any rank could be read: {unseen[0].error or 'no reason given'}.", LOW,
-            [], [_facts(p) for p in unseen[:2]], ["see below for what to allow, or --sudo"],
+            [], [words.facts(p) for p in unseen[:2]], ["see below for what to allow, or --sudo"],
         )  # fmt: skip
     stuck = [p for p in trainers if p.progress in (STUCK, SPINNING)]
     if stuck and len(stuck) == len(trainers):
         kinds_there = {p.kind for p in stuck}
         suspects = [_suspect(p, p.progress) for p in stuck]
-        words = "stand still" if any(p.progress == STUCK for p in stuck) else "burn CPU in the same functions"  # fmt: skip
+        doing = "stand still" if any(p.progress == STUCK for p in stuck) else "burn CPU in the same functions"  # fmt: skip
         if all(p.progress == SPINNING for p in stuck) and len(trainers) > 1:
             return Verdict(
                 BUSY, f"all {len(stuck)} ranks compute in {stuck[0].where(limit=2)}: a long step, or one without end.",
-                LOW, [], [_facts(stuck[0]), *_beat_lines(stuck[:1])], ["--interval 30, or --watch"],
+                LOW, [], [words.facts(stuck[0]), *words.beat_lines(stuck[:1])], ["--interval 30, or --watch"],
             )  # fmt: skip
         return Verdict(
-            HANG, f"{_names(suspects)} ({stuck[0].node}) {words} in {stuck[0].where(limit=2)}{_age(stuck[0])}.",
+            HANG, f"{_names(suspects)} ({stuck[0].node}) {doing} in {stuck[0].where(limit=2)}{words.age(stuck[0])}.",
             MEDIUM if len(kinds_there) == 1 else LOW, suspects,
-            [*(_facts(p) for p in stuck[:4]), *_beat_lines(stuck[:2])], _next_for(stuck[0]),
+            [*(words.facts(p) for p in stuck[:4]), *words.beat_lines(stuck[:2])], words.next_for(stuck[0]),
         )  # fmt: skip
     moved = [p for p in trainers if _has_moved(p)]
     still = [p for p in trainers if not _has_moved(p)]
     return Verdict(
         BUSY, f"{len(moved)} of {len(trainers)} ranks went on, rank {fold_ranks(p.rank for p in still if p.rank is not None)} did not in {picture.interval_s:g} s: too short to tell.",
-        LOW, [], [*(_facts(p) for p in still[:3]), *_beat_lines(still[:2])], ["--interval 30, or --watch"],
+        LOW, [], [*(words.facts(p) for p in still[:3]), *words.beat_lines(still[:2])], ["--interval 30, or --watch"],
     )  # fmt: skip
 
 
@@ -445,91 +434,12 @@ def _nothing(picture: Picture) -> Verdict:
     return Verdict(UNKNOWN, "there is no rank on any node.", LOW)
 
 
-# --- words ---
-
-
 def _suspect(proc: Proc, why: str) -> Suspect:
     return Suspect(proc.node, proc.rank, proc.role, why, proc)
 
 
-def _names(suspects: Sequence[Suspect]) -> str:
-    """`rank 3`, `ranks 3,5`, `rank 3 loader 1 (and 2 more)`."""
-    procs = [s.proc for s in suspects if s.proc]
-    if not procs:
-        return fold([s.node for s in suspects])
-    if all(p.role == "trainer" for p in procs):
-        ranks = [p.rank for p in procs if p.rank is not None]
-        if not ranks:
-            return f"pid {procs[0].pid}"
-        return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}"
-    more = f" (and {len(procs) - 1} more)" if len(procs) > 1 else ""
-    return procs[0].label + more
-
-
-def _waits(waiting: Sequence[Proc]) -> str:
-    """`191 ranks wait in all_reduce`."""
-    operations = [p.stack.frames[0].function if p.stack.frames else p.kind for p in waiting]
-    common = max(sorted(set(operations)), key=operations.count) if operations else "?"
-    count = len(waiting)
-    return f"{count} rank{'s' * (count != 1)} wait{'s' * (count == 1)} in {common}"
-
-
-def _where(proc: Proc) -> str:
-    """The site, with the file it works on."""
-    text = proc.where(limit=2)
-    if proc.in_storage:
-        text += f", storage ({proc.wchan})"
-    file = proc.file() if proc.role == "loader" else None
-    return f"{text}, file {file}" if file else text
-
-
-def _at(proc: Proc) -> str:
-    """` at read_video.py:210 …, file x`: where a halted process stands, if its stack is known."""
-    return f" at {_where(proc)}" if proc.stack.frames else ""
-
-
-def _age(proc: Proc) -> str:
-    """How long it has been there, where something knows."""
-    if proc.clip:
-        return f" for {proc.clip['age_s']:.0f} s"
-    beat = proc.beat
-    return f" for {beat['age_s']:.0f} s" if beat and beat["age_s"] >= 1 else ""
-
-
-def _facts(proc: Proc) -> str:
-    """One process's evidence: progress, kernel, CPU."""
-    gil = ", holds the GIL" if proc.owns_gil else ""
-    wchan = f" in {proc.wchan}" if proc.wchan else ""
-    return (
-        f"{proc.label} ({proc.node}) pid {proc.pid}: {proc.kind}, {proc.progress}, "
-        f"{proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s, state {proc.state}{wchan}{gil}: {proc.where(limit=3)}"
-    )
-
-
 def _phase(proc: Proc) -> str | None:
     return proc.beat["phase"] if proc.beat else None
-
-
-def _beat_lines(procs: Iterable[Proc]) -> list[str]:
-    lines = []
-    for proc in procs:
-        beat = proc.beat
-        if beat:
-            lines.append(f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, {beat['age_s']:.1f} s old")  # fmt: skip
-    return lines[:3]
-
-
-def _next_for(proc: Proc) -> list[str]:
-    if proc.progress == SPINNING:
-        return ["py-spy top or --native-suspects on it: where the CPU goes"]
-    if proc.in_storage:
-        return ["the mount that file lies on, and that node's kernel log"]
-    if proc.role == "loader":
-        file = proc.file()
-        return [f"try that file alone: {file}" if file else "--native-suspects: which call in C it waits in"]  # fmt: skip
-    if proc.kind == kinds.LOG:
-        return ["the network of that node; a run must not wait for its logger"]
-    return ["--native-suspects: which call in C it waits in"]
 
 
 def _repaired(picture: Picture) -> list[str]:
@@ -538,3 +448,8 @@ def _repaired(picture: Picture) -> list[str]:
         for p in picture.procs
         if p.repaired
     ]
+
+
+def _names(suspects: Sequence[Suspect]) -> str:
+    procs = [s.proc for s in suspects if s.proc]
+    return words.names(procs) if procs else fold([s.node for s in suspects])

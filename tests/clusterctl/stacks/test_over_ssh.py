@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.job import Pick
+from clusterctl.nodes import read_hostfile
+from clusterctl.payload import ship
+from clusterctl.transport.base import Limits, Progress
+from clusterctl.transport.paramiko import ParamikoTransport
 from tests.clusterctl.jobs.trees import wait_until
 from tests.lab import Lab, LabNode
 
@@ -126,3 +131,30 @@ def test_eight_nodes_of_seventeen_processes(lab) -> None:
     wait_until(lambda: counts(big, "big") == [0] * 8)
     assert dumped_s < 15
     assert killed_s < 15
+
+
+def test_a_reused_process_id_is_not_hit(nodes: Lab) -> None:
+    """The kernel is made to give the id of a process that was shown to another one before the kill."""
+    node = nodes.nodes[0]
+    script = (
+        "cd /proc/sys/kernel && sleep 300 >/dev/null & old=$!; s=$(sed 's/.*) //' /proc/$old/stat | cut -d' ' -f20); "
+        "kill -9 $old; wait $old 2>/dev/null; sleep 0.05; "
+        "for i in $(seq 50); do echo $((old-1)) >/proc/sys/kernel/ns_last_pid; sleep 300 >/dev/null & new=$!; "
+        "[ $new = $old ] && echo $old $s && exit 0; kill $new; done; exit 1"
+    )
+    done = node.exec(["setsid", "bash", "-c", f"exec 2>/dev/null; {script}"], timeout_s=30)
+    if done.returncode != 0:
+        pytest.skip("this kernel gives no id twice on request")
+    pid, start = map(int, done.stdout.split())
+    made = read_hostfile(nodes.hostfile)[0]
+    args = {
+        "op": "kill", "pick": Pick(("nobody",)).to_args(made), "targets": [[pid, start]],
+        "signal": "SIGTERM", "grace_s": 0.2,
+    }  # fmt: skip
+    connection = ParamikoTransport().connect(made, Limits(), Progress())
+    try:
+        answer = ship.probe(connection, "kill", args, 30)
+    finally:
+        connection.close()
+    assert (answer["asked"], answer["missed"], answer["left"]) == (0, 1, [])
+    assert node.exec(["kill", "-9", str(pid)]).returncode == 0  # it was alive

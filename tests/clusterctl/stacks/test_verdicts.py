@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -171,6 +172,32 @@ def test_silent_node_of_a_hanging_job_is_the_first_suspect(job: GlooJob, nodes: 
         code, document = dump()
     assert (code, document["verdict"]["kind"]) == (1, "hang")
     assert [s["node"] for s in document["verdict"]["suspects"]] == ["n2"]
+
+
+def test_watching_ends_when_something_is_stuck(
+    job: GlooJob, dump: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def block_later() -> None:
+        steps = job.beat(0)["step"]
+        wait_until(lambda: job.beat(0)["step"] > steps + 5, 60)
+        job.block(1)
+
+    blocker = threading.Thread(target=block_later)
+    blocker.start()
+    try:
+        out = tmp_path / "out"
+        profile = tmp_path / "profile.json"
+        code, document = dump("--watch", "--out", str(out), "--speedscope", str(profile))
+    finally:
+        blocker.join()
+        job.unblock(1)
+        goes_on(job)
+    assert (code, document["verdict"]["kind"]) == (1, "hang")
+    assert len(list(out.glob("n2/0001-loader*.txt"))) == 2
+    assert json.loads(profile.read_text())["profiles"][0]["endValue"] == 9
+    capsys.readouterr()
+    assert run(["dump-stacks", "--diff", str(out), str(out / "report.json")]) == 0
+    assert {line[0] for line in capsys.readouterr().out.splitlines()} == {"="}
 
 
 def test_ranks_in_different_collectives_are_both_shown(job: GlooJob, dump: Dump) -> None:
