@@ -264,7 +264,7 @@ def test_peaks_are_told_by_the_devices_name() -> None:
     assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989.4e12
     assert peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12
     assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
-    assert peak_flops("NVIDIA GB200", "bf16") == 2250e12
+    assert peak_flops("NVIDIA GB200", "bf16") == 2500e12
     assert peak_flops("Some Card", "bf16") is None
 
 

@@ -296,14 +296,14 @@ def test_what_cannot_fit_is_one_sentence_and_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert infer.main(command(run, tmp_path, "--num-frames", "400000000")) == 1
+    assert infer.main(command(run, tmp_path, "--num-frames", "400000000000")) == 1
     said = capsys.readouterr().err
-    assert "2 videos of 400000000 frames of 16x16" in said
+    assert "2 videos of 400000000000 frames of 16x16" in said
     assert "GiB are needed, this machine's memory has" in said
     assert "--num-frames" in said
     # What passes the lower bound and still does not fit.
     monkeypatch.setattr(memory, "available_bytes", lambda device: 1 << 62)
-    assert infer.main(command(run, tmp_path, "--num-frames", "400000000")) == 1
+    assert infer.main(command(run, tmp_path, "--num-frames", "400000000000")) == 1
     said = capsys.readouterr().err
     assert "too much for this machine's memory" in said
     assert not (tmp_path / "out").exists()

@@ -7,8 +7,8 @@ import re
 # TFLOP/s by dtype and a pattern over the device's name; the first that fits counts. bf16 with fp32
 # accumulation; fp32 is what the plain fp32 units do (TF32 is off in this trainer).
 _PEAKS: tuple[tuple[str, float, float], ...] = (
-    (r"GB200|B200", 2250.0, 75.0),
-    (r"B100", 1750.0, 60.0),
+    (r"GB200", 2500.0, 80.0),
+    (r"B200", 2250.0, 75.0),
     (r"GH200|H200", 989.4, 66.9),
     (r"H100.*(PCIe|PCI-E)", 756.0, 51.0),
     (r"H100.*NVL", 835.0, 60.0),
@@ -23,13 +23,12 @@ _PEAKS: tuple[tuple[str, float, float], ...] = (
     (r"L40\b", 181.0, 90.5),
     (r"L4\b", 121.0, 30.3),
     (r"RTX 6000 Ada", 364.0, 91.1),
-    (r"RTX PRO 6000", 503.8, 125.0),
     (r"RTX 5090", 209.5, 104.8),
     (r"RTX 4090", 165.2, 82.6),
     (r"RTX 3090", 71.0, 35.6),
     (r"MI355", 2500.0, 157.3),
     (r"MI325|MI300X", 1307.4, 163.4),
-    (r"MI250", 383.0, 47.9),
+    (r"MI250X", 383.0, 47.9),
 )
 
 

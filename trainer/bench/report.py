@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,8 +69,8 @@ def print_table(rows: Sequence[Row], peak: float | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # A pipe gets whole lines, however long.
-    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
+    # Whole lines, however narrow the terminal: a figure cut short is a wrong figure.
+    console = Console(width=240, highlight=False)
     compared = any(row.path == PLAIN for row in rows)
     names = [name for name in _HEADINGS if compared or name not in ("path", "faster")]
     if peak is None:
