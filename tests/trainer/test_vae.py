@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.trainer.tiny_vae import SETTINGS, clip, tiny_vae
+from trainer import config as configuration
 from trainer.config import VaeConfig
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
 from trainer.models.posterior import Posterior
@@ -25,6 +26,7 @@ from trainer.models.spatial_vae import modern_names
 from trainer.models.strips import Strips
 from trainer.models.vae import IdentityVAE, build_vae
 from trainer.models.video_vae import OpenSoraVAE, VideoVAESettings, load_vae, save_vae
+from trainer.parts import build_parts, make_tiny_text_encoder
 
 EVERYTHING = Room(1 << 40)
 
@@ -245,6 +247,24 @@ def test_a_config_names_the_weights(vae: OpenSoraVAE, folder: Path, kind: str) -
     assert built.encode_mean(clip(5)).equal(vae.encode_mean(clip(5)))
     assert not any(p.requires_grad for p in built.parameters())
     assert not built.training
+
+
+def test_a_model_trains_on_its_latents(folder: Path, tmp_path: Path) -> None:
+    words = ["--vae.type", "OpenSoraVAE_V1_2", "--vae.from-pretrained", str(folder),
+             "--model.patch-size", "1,2,2", "--model.hidden-size", "32", "--model.num-heads", "2",
+             "--mask-ratios.image_head", "1.0"]  # fmt: skip
+    settings = configuration.load("demo", words)
+    make_tiny_text_encoder(settings, tmp_path, ["a digit"])
+    parts = build_parts(settings, tmp_path)
+    z = parts.vae.encode(clip(17, 16, 16, batch=2))
+    y, mask = parts.text.encode(["a digit", "a"])
+    sizes = {name: torch.full((2,), value) for name, value in (("fps", 8.0), ("height", 16.0), ("width", 16.0), ("num_frames", 17.0))}  # fmt: skip
+    given = parts.masks.draw(2, z.shape[2])
+    assert given is not None
+    losses = parts.flow.training_losses(parts.model, z, {"y": y, "mask": mask, **sizes}, mask=given)
+    losses.mean().backward()
+    assert parts.model.x_embedder.proj.weight.grad is not None
+    assert parts.vae.decode(z, 17).shape == (2, 3, 17, 16, 16)
 
 
 def test_shift_scale_chunk_and_memory_of_the_config_win(folder: Path, vae: OpenSoraVAE) -> None:

@@ -25,7 +25,7 @@ class Posterior(NamedTuple):
 
     def at(self, noise: Tensor) -> Tensor:
         """The value that a draw of standard noise stands for."""
-        return torch.addcmul(self.mean, noise, (0.5 * self.logvar).exp())
+        return torch.addcmul(self.mean, noise.to(self.mean), (0.5 * self.logvar).exp())
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         return self.at(draw(self.mean, generator))
