@@ -103,7 +103,10 @@ def assemble(
             if restored.note:
                 journal.event("data", restored.note)
         journal.event("resume", _resumed(source, running, cursor, engine.world))
-    loader = build_loader(plan, cursor, engine.rank, engine.world, config.num_workers, config)
+    loader = build_loader(
+        plan, cursor, engine.rank, engine.world, config.num_workers, config,
+        each=config.accumulation_steps,
+    )  # fmt: skip
     for note in config.notes:
         journal.event("note", note)
     saver = Saver(
@@ -148,12 +151,11 @@ def _balance(
 ) -> Balance | None:
     """How microbatches are put into steps: as before, or with costs found now (collective)."""
     window, buckets = config.dataset.balance_window, plan.buckets
+    step = (engine.world, config.accumulation_steps)
     if not window:
         return None
     if before is not None:
-        kept = engine.alone(
-            lambda: data_state_of.balance_before(before, buckets, window, engine.world)
-        )
+        kept = engine.alone(lambda: data_state_of.balance_before(before, buckets, window, *step))
         if kept is not None:
             return kept
     recompute = parts.model.checkpoint_every == 1
@@ -163,7 +165,7 @@ def _balance(
         costs = costs_by_timing(cells, present, parts, engine, recompute)
     else:
         costs = costs_by_arithmetic(cells, parts, recompute)
-    return Balance(window, engine.broadcast(classes(costs)), {0: engine.world})
+    return Balance(window, engine.broadcast(classes(costs)), {0: step})
 
 
 def _resumed(source: Path, running: Mapping[str, Any], cursor: Cursor, world: int) -> str:

@@ -32,6 +32,7 @@ from trainer.configfile import (
     type_at,
 )
 from trainer.errors import ConfigError, TrainerError
+from trainer.samplefile import move_into_section
 from trainer.schedules import ScheduleConfig, rate_of
 from trainer.typenames import TYPES, our_type
 
@@ -207,6 +208,7 @@ class Config(Section):
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
+    accumulation_steps: int = 1  # microbatches of a rank that make one optimizer step
     grad_checkpoint: bool | int | str = False  # recompute: off, all, every 2, or keep "24000 MB"
     offload_activations: bool = False  # what the backward pass keeps waits in host memory
     compile: bool = False  # torch.compile of each block: slow first steps, faster ones after
@@ -279,7 +281,6 @@ class Config(Section):
     refused: ClassVar = {
         "batch_size": "bucket_config holds one batch size per bucket",
         "optim": "the optimizer is AdamW; its keys are lr, adam_eps, adam_betas, weight_decay",
-        "accumulation_steps": "gradient accumulation is not built yet",
         "lora_config": "there is no LoRA training",
         "lora_checkpoint": "there is no LoRA training",
         "load_video_features": "training from cached latents is not built yet",
@@ -300,7 +301,6 @@ class Config(Section):
     # Values of refused keys that ask for nothing, as the published files write them.
     nothing: ClassVar = {
         "batch_size": (None,),
-        "accumulation_steps": (1,),
         "load_video_features": (False,),
         "load_text_features": (False,),
         "cached_video": (False,),
@@ -354,6 +354,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def _finish(tree: Tree, notes: list[str]) -> Config:
+    move_into_section(tree, field_types(SampleConfig), notes)
     _drop_nothing(tree.data, Config)
     _drop_nothing(tree.data.get("model"), ModelConfig)
     for name in ("wandb",):
@@ -430,6 +431,7 @@ def _check(config: Config, tree: Tree) -> None:
         raise ConfigError(f"{tree.place(('lr_schedule',))}: {error}") from None
     least = {
         "epochs": 1,
+        "accumulation_steps": 1,
         "ckpt_every": 0,
         "keep_checkpoints": -1,
         "keep_every": 0,

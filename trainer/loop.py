@@ -95,9 +95,9 @@ class Run:
     def steps_total(self) -> int:
         """Where this run ends; exact for the epoch at hand, an estimate for later ones."""
         later = max(0, self.config.epochs - self.loader.cursor.epoch - 1)
-        left = len(self.loader) + later * (
-            len(self.plan.epoch(self.loader.cursor.epoch)) // self.engine.world
-        )
+        each = self.config.accumulation_steps
+        whole = len(self.plan.epoch(self.loader.cursor.epoch)) // (self.engine.world * each)
+        left = len(self.loader) // each + later * whole
         return self.step + left if self.config.max_steps is None else min(self.config.max_steps, self.step + left)  # fmt: skip
 
     @property
@@ -127,8 +127,7 @@ def _steps(run: Run) -> bool:
     batches = _timed(run)
     stopped = False
     while not run.is_over and not stopped:
-        batch = next(batches)
-        stopped = _step(run, batch)
+        stopped = _step(run, batches)
         every = run.config.ckpt_every
         if stopped or run.is_over or (every and run.step % every == 0):
             save(run)
@@ -148,24 +147,24 @@ def _timed(run: Run) -> Iterator[dict[str, Any]]:
         run.journal.event("epoch", f"epoch {run.loader.cursor.epoch} begins", step=run.step)
 
 
-def _step(run: Run, batch: dict[str, Any]) -> bool:
+@dataclass
+class Share:
+    """What this rank did in a step."""
+
+    loss: float = 0.0  # mean over its microbatches
+    samples: int = 0
+    tokens: int = 0
+    buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
+    bad: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     """One optimizer step; returns whether all ranks agreed to stop after it."""
     engine, clock, number = run.engine, run.clock, run.step + 1
-    before = clock.seconds["data"] + clock.seconds["checkpoint"]  # what this step waited for
-    start, waited = time.perf_counter() - before, engine.waited_s
-    # By microbatch, not by rank: no generator's state needs saving, and the noise of a clip stays
-    # the same when the number of ranks changes.
-    torch.manual_seed(_seed(run.config.seed, *batch["microbatch"]))
-
-    with clock.phase("encode", number):
-        z_BCTHW, conditions = _encode(run, batch)
-        mask_BT = run.parts.masks.draw(z_BCTHW.shape[0], z_BCTHW.shape[2])
-        mask_BT = None if mask_BT is None else mask_BT.to(engine.device)
-    with clock.phase("forward", number):
-        losses = run.parts.flow.training_losses(run.model, z_BCTHW, conditions, mask=mask_BT)
-        loss = losses.mean()
-    with clock.phase("backward", number):
-        engine.backward(loss)
+    start = time.perf_counter() - clock.seconds["checkpoint"]  # what this step waited for
+    waited, share, each = engine.waited_s, Share(), run.config.accumulation_steps
+    for left in range(each - 1, -1, -1):
+        _microbatch(run, next(batches), share, left)
     with clock.phase("optimizer", number):
         lr = run.schedule.lr
         grad_norm = engine.step()
@@ -175,12 +174,9 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
         square = float(sum(norm.square() for norm in torch._foreach_norm([m for _, m in masters])))
 
     step_s = time.perf_counter() - start
-    tokens = z_BCTHW.shape[0] * math.prod(
-        -(-size // patch) for size, patch in zip(z_BCTHW.shape[2:], run.parts.model.config.patch_size, strict=True)
-    )  # fmt: skip
     seconds = clock.take()
     own_s = step_s - (engine.waited_s - waited)
-    mine = [float(loss.detach()), step_s, own_s, len(z_BCTHW), tokens, _memory(engine), float(run.stop_requested), len(batch["bad"]), square, run.saver.status, *(seconds[name] for name in PHASES)]  # fmt: skip
+    mine = [share.loss, step_s, own_s, share.samples, share.tokens, _memory(engine), float(run.stop_requested), len(share.bad), square, run.saver.status, *(seconds[name] for name in PHASES)]  # fmt: skip
     every = engine.gather(mine)  # the one small collective of a step; it carries the agreements too
     columns = list(zip(*every, strict=True))
 
@@ -201,13 +197,14 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
         weight_norm=math.sqrt(sum(columns[8]) if engine.is_sharded else columns[8][0]),
         idle_share=1 - sum(columns[2]) / len(every) / max(columns[2]),
         slowest_rank=columns[2].index(max(columns[2])),
-        bucket=batch["bucket"],
+        bucket=", ".join(share.buckets),
         memory_bytes=int(max(columns[5])),
         world=engine.world,
         time_s=time.time(),
     )
     run.journal.step(record)
-    _report_bad(run, batch)
+    for row, path, reason in share.bad:
+        run.journal.bad_sample(number, engine.rank, row, path, reason)
     _tell(run, run.saver.advance(columns[9]))
     if not math.isfinite(record.loss):
         ranks = [rank for rank, row in enumerate(every) if not math.isfinite(row[0])]
@@ -221,6 +218,29 @@ def _step(run: Run, batch: dict[str, Any]) -> bool:
             hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them",
         ))  # fmt: skip
     return any(columns[6])
+
+
+def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> None:
+    """Forward and backward pass; `left` more of them make the step."""
+    engine, clock, number = run.engine, run.clock, run.step + 1
+    # By microbatch, not by rank: no generator's state needs saving, and the noise of a clip stays
+    # the same when the number of ranks changes.
+    torch.manual_seed(_seed(run.config.seed, *batch["microbatch"]))
+    with clock.phase("encode", number):
+        z_BCTHW, conditions = _encode(run, batch)
+        mask_BT = run.parts.masks.draw(z_BCTHW.shape[0], z_BCTHW.shape[2])
+        mask_BT = None if mask_BT is None else mask_BT.to(engine.device)
+    with clock.phase("forward", number):
+        losses = run.parts.flow.training_losses(run.model, z_BCTHW, conditions, mask=mask_BT)
+        loss = losses.mean() / run.config.accumulation_steps
+    with clock.phase("backward", number):
+        engine.backward(loss, is_last=not left)
+    share.loss += float(loss.detach())
+    share.samples += len(z_BCTHW)
+    patches = zip(z_BCTHW.shape[2:], run.parts.model.config.patch_size, strict=True)
+    share.tokens += len(z_BCTHW) * math.prod(-(-size // patch) for size, patch in patches)
+    share.buckets[batch["bucket"]] = None
+    share.bad += batch["bad"]
 
 
 def _agreed(error: TrainerError) -> TrainerError:
@@ -237,11 +257,6 @@ def _encode(run: Run, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]
         y, mask = run.parts.text.encode(batch["text"])
     sizes = {name: batch[name].to(device) for name in ("fps", "height", "width", "num_frames")}
     return z_BCTHW, {"y": y.to(device), "mask": mask.to(device), **sizes}
-
-
-def _report_bad(run: Run, batch: dict[str, Any]) -> None:
-    for row, path, reason in batch["bad"]:
-        run.journal.bad_sample(run.step, run.engine.rank, row, path, reason)
 
 
 def _memory(engine: Engine) -> float:

@@ -49,7 +49,8 @@ def plain(world: int) -> tuple[list[float], dict[str, Tensor]]:
     return norms, model.state_dict()
 
 
-def train(engine: Engine, plugin: str, dtype: str) -> tuple[list[float], nn.Module]:
+def train(engine: Engine, plugin: str, dtype: str, each: int = 1) -> tuple[list[float], nn.Module]:
+    """In `each` equal microbatches a step."""
     settings = OptimizerSettings(
         lr=1e-2, weight_decay=0.01, grad_clip=CLIP, dtype=dtype, plugin=plugin
     )
@@ -57,7 +58,8 @@ def train(engine: Engine, plugin: str, dtype: str) -> tuple[list[float], nn.Modu
     norms = []
     for step in range(STEPS):
         x = batch(step, engine.rank).to(next(model.parameters()).dtype)
-        engine.backward(loss_of(model, x).float())
+        for left, part in zip(range(each - 1, -1, -1), x.chunk(each), strict=True):
+            engine.backward(loss_of(model, part).float() / each, is_last=not left)
         norms.append(engine.step())
     return norms, model
 
@@ -86,6 +88,10 @@ def main(folder: Path) -> None:
             "trained": [name for name, _ in engine.masters()],
             "files": sorted(path.name for path in saved.iterdir()),
         }
+    for plugin, dtype in (("zero2", "fp32"), ("zero1", "fp32"), ("ddp", "fp32"), ("zero2", "bf16")):
+        norms, _ = train(engine, plugin, dtype, each=3)
+        apart = difference(engine.module.state_dict(), weights)
+        said[f"{plugin}-{dtype}-in-3"] = {"norms": norms, "apart": apart}
     # what another kind of run wrote, at this world size, and back
     fresh = engine.wrap(make_model(), OptimizerSettings(dtype="fp32", plugin="zero2"))
     engine.load(folder / "ddp-fp32")

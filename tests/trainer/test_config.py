@@ -166,7 +166,7 @@ def test_overrides_reach_into_bucket_tables(tmp_path: Path) -> None:
         ("seed = True", [], "seed must be int"),
         ("", ["--lr"], "--lr needs a value"),
         ("", ["lr", "3"], "'lr' is neither a flag"),
-        ("accumulation_steps = 4", [], r"c\.py:1: accumulation_steps is not supported: gradient accumulation"),
+        ("accumulation_steps = 0", [], r"c\.py:1: accumulation_steps must be at least 1"),
         ("", ["--sp-size", "2"], "--sp-size: sp_size is not supported"),
         ("grad_checkpoint = -1", [], r"c\.py:1: grad_checkpoint must be off, all"),
         ("", ["--grad-checkpoint", "some"], "--grad-checkpoint: grad_checkpoint must be off, all"),

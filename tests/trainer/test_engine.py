@@ -63,6 +63,19 @@ def test_two_ranks_do_what_one_process_does_with_both_batches(ranks: Ranks, kind
         assert said[kind]["masters_apart"] < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["zero2-fp32", "zero1-fp32", "ddp-fp32"])
+def test_three_microbatches_a_step_are_one_batch(ranks: Ranks, kind: str) -> None:
+    for said in ranks.said:
+        assert said[f"{kind}-in-3"]["norms"] == pytest.approx(said["plain"], rel=1e-5)
+        assert said[f"{kind}-in-3"]["apart"] < 1e-5
+
+
+def test_bf16_microbatches_add_up_without_losing_more(ranks: Ranks) -> None:
+    said = ranks.said[0]
+    assert said["zero2-bf16-in-3"]["norms"] == pytest.approx(said["plain"], rel=0.05)
+    assert said["zero2-bf16-in-3"]["apart"] < 0.01
+
+
 def test_bf16_trains_and_its_masters_are_finer_than_its_weights(ranks: Ranks) -> None:
     said = ranks.said[0]["zero2-bf16"]
     assert said["norms"] == pytest.approx(ranks.said[0]["plain"], rel=0.05)

@@ -71,6 +71,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "two-epochs": words("two-epochs", "--ckpt-every", "12", "--max-steps", "14"),
         "one-epoch": words("one-epoch", *end, "none", "--epochs", "1", "--lr-schedule", "none"),
         "masked": words("masked", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3"),
+        "accumulated": words("accumulated", *end, "3", "--accumulation-steps", "2"),
         "nan": words("nan", "--lr", "1e30", "--grad-clip", "0"),
     }
     fresh = {
@@ -218,6 +219,15 @@ def test_other_data_are_refused_once_with_the_difference_and_the_ways_on(runs: R
     assert "--data-state remap" in said
     assert "Traceback" not in said
     assert silent == ""
+
+
+def test_steps_of_two_microbatches_a_rank_train_on_the_same_epoch(runs: Runs) -> None:
+    rows = [row for rank in runs.good("accumulated") for step in rank.rows for row in step]
+    records = runs.records("accumulated")
+    assert [record.step for record in records] == [1, 2, 3]
+    assert {record.samples for record in records} == {2 * records[0].samples // 2}
+    assert len(rows) == len(set(rows)) == sum(record.samples for record in records)
+    assert records[0].samples == 2 * runs.records("whole")[0].samples
 
 
 def test_data_state_remap_goes_on_with_the_clips_that_the_epoch_has_not_had(runs: Runs) -> None:

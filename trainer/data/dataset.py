@@ -112,7 +112,7 @@ class Loader:
     """Batches of one rank. Iterating gives the rest of the cursor's epoch; again, the next epoch.
 
     Workers and what they decoded ahead live on between epochs. `cursor` stands after the last batch
-    given out: prefetched ones do not count. `len()` is the number of steps left in the epoch.
+    given out: prefetched ones do not count. `len()` is the number of batches left in the epoch.
     """
 
     def __init__(
@@ -123,25 +123,30 @@ class Loader:
         world: int,
         workers: int,
         options: LoaderOptions,
+        each: int = 1,
     ) -> None:
         if not 0 <= rank < world:
             raise LoaderError(f"rank {rank} of {world}")
         if options.resize not in RESIZE:
             raise ConfigError(f"dataset.resize {options.resize!r}: {' or '.join(RESIZE)}")
         self.plan, self.cursor, self.rank, self.world = plan, cursor, rank, world
-        self._options, self._count = options, max(1, workers)
-        self._steps = plan.steps(cursor, world)
+        self._options, self._count, self._each = options, max(1, workers), each
+        self._left = self._batches(cursor)
         self._workers: list[Worker] = []
         self._turns: Iterator[Worker] = iter(())
         self._ahead: Iterator[Task] = iter(())
 
     def __len__(self) -> int:
-        return self._steps
+        return self._left
+
+    def _batches(self, cursor: Cursor) -> int:
+        """This rank's batches in the rest of the cursor's epoch, whole steps only."""
+        return self.plan.steps(cursor, self.world * self._each) * self._each
 
     def __iter__(self) -> Iterator[Batch]:
         if not self._workers:
             self._start()
-        while self._steps:
+        while self._left:
             worker = next(self._turns)
             try:
                 batch = worker.take()
@@ -153,10 +158,10 @@ class Loader:
                 raise
             self._ask(worker)
             self.cursor = self.cursor.after_step(self.world)
-            self._steps -= 1
+            self._left -= 1
             yield batch
         self.cursor = self.cursor.next_epoch()
-        self._steps = self.plan.steps(self.cursor, self.world)
+        self._left = self._batches(self.cursor)
 
     def close(self) -> None:
         """End the workers; iterating again starts new ones at the cursor."""
@@ -183,18 +188,25 @@ class Loader:
         """This rank's tasks from the cursor on, epoch after epoch without end."""
         cursor, empty = self.cursor, 0
         while empty < 100:  # chance may leave an epoch without a step, hardly a hundred
-            steps = self.plan.steps(cursor, self.world)
-            empty = 0 if steps else empty + 1
-            for step in range(steps):
-                index = cursor.consumed + step * self.world + self.rank
+            batches = self._batches(cursor)
+            empty = 0 if batches else empty + 1
+            for number in range(batches):
+                index = cursor.consumed + number * self.world + self.rank
                 yield make_task(self.plan, cursor.epoch, index, self._options.resize)
             cursor = cursor.next_epoch()
 
 
 def build_loader(
-    plan: DataPlan, cursor: Cursor, rank: int, world: int, workers: int, config: Any = None
+    plan: DataPlan,
+    cursor: Cursor,
+    rank: int,
+    world: int,
+    workers: int,
+    config: Any = None,
+    *,
+    each: int = 1,
 ) -> Loader:
-    """Batches for one rank from `cursor` on; one for each step, none short, none skipped.
+    """Batches for one rank from `cursor` on; `each` for each step, none short, none skipped.
 
     A batch has "video" uint8 [B, 3, T, H, W], "text", "fps", "height", "width", "num_frames" (float32
     [B]; the bucket's size), "rows", "microbatch" (epoch, index in its plan), "bucket", "decode_s" (CPU seconds of decoding) and "bad": (row,
@@ -202,11 +214,11 @@ def build_loader(
     `config` is a training configuration or `LoaderOptions`. Raises DataStateError when not even one
     step fits into an epoch; iterating raises TooManyBadSamples and LoaderError.
     """
-    loader = Loader(plan, cursor, rank, world, workers, LoaderOptions.of(config))
+    loader = Loader(plan, cursor, rank, world, workers, LoaderOptions.of(config), each)
     if not len(loader) and cursor.consumed == 0:
         count = len(plan.epoch(cursor.epoch))
         raise DataStateError(
-            f"epoch {cursor.epoch} has {count} microbatches, {world} ranks need {world} for a step",
-            hint="smaller batch sizes in bucket_config, fewer ranks, or more clips",
+            f"epoch {cursor.epoch} has {count} microbatches, {world} ranks need {world * each} for a step",
+            hint="smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, or more clips",
         )
     return loader

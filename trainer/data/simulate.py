@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -46,6 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="training config, a file or a short name")
     parser.add_argument("--ranks", type=int, default=192, help="default 192")
     parser.add_argument("--windows", type=int, nargs="+", default=list(_WINDOWS), metavar="STEPS")
+    parser.add_argument(
+        "--accumulate",
+        type=int,
+        nargs="*",
+        default=[],
+        metavar="N",
+        help="microbatches a rank and step",
+    )
     parser.add_argument("--rows", type=int, default=1_000_000, help="clips of a stand-in")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument(
@@ -61,8 +69,9 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.config)
     manifest = _data(args.data, args.rows, config)
     found = simulate(
-        manifest, config, args.ranks, args.windows, args.epoch, args.peak_tflops * 1e12, args.cached
-    )
+        manifest, config, args.ranks, args.windows, args.accumulate,
+        args.epoch, args.peak_tflops * 1e12, args.cached,
+    )  # fmt: skip
     if args.json:
         print(json.dumps([asdict(outcome) for outcome in found]))
         return 0
@@ -70,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"{len(manifest):,} clips, {random.steps:,} steps of {args.ranks} ranks in epoch {args.epoch}"
     )
-    print(f"{'order':<12}{'idle':>8}{'buckets a step':>17}{'epoch':>10}{'faster':>9}")
+    print(f"{'order':<13}{'idle':>8}{'buckets a step':>17}{'epoch':>10}{'faster':>9}")
     for outcome in found:
         print(
-            f"{outcome.order:<12}{outcome.idle_share:>7.1%} {outcome.buckets_a_step:>16.1f}"
+            f"{outcome.order:<13}{outcome.idle_share:>7.1%} {outcome.buckets_a_step:>16.1f}"
             f"{outcome.hours:>8.2f} h{random.hours / outcome.hours:>8.2f}x"
         )
     print(
@@ -88,12 +97,14 @@ def simulate(
     manifest: Manifest,
     config: Config,
     ranks: int,
-    windows: list[int],
+    windows: Sequence[int],
+    accumulate: Sequence[int] = (),
     epoch: int = 0,
     peak: float = 989e12,
     cached: bool = False,
 ) -> list[Outcome]:
-    """The random order first, then one outcome of each window. `peak` is FLOP/s.
+    """The random order first, then one outcome of each window, then two of each accumulation: as it
+    comes, and shared out over the ranks by cost. `peak` is FLOP/s.
 
     Raises ConfigError for a window out of range, and DataStateError when no step fits into the epoch.
     """
@@ -109,18 +120,24 @@ def simulate(
         raise DataStateError(
             f"epoch {epoch} has {len(cells)} microbatches, {ranks} ranks need more"
         )
-    seconds = _FIXED_S + np.array(_costs(buckets.cells, config, cached)) / peak
+    seconds = np.array(_costs(buckets.cells, config, cached)) / peak
     known = classes(seconds.tolist())
 
-    def outcome(name: str, order: NDArray[np.int64]) -> Outcome:
-        here = cells[order]
-        cost = idle(here, seconds[here], ranks)
-        return Outcome(name, cost.share, cost.buckets_a_step, cost.steps, cost.time / 3600)
+    def outcome(name: str, window: int = 0, each: int = 1) -> Outcome:
+        here = cells
+        if window:
+            balance = Balance(window, known, {0: (ranks, each)})
+            here = cells[balance.order(cells, config.seed, epoch)]
+        cost = idle(here, seconds[here], ranks, each)
+        hours = (cost.time + cost.steps * _FIXED_S) / 3600
+        busy = (1 - cost.share) * cost.time + cost.steps * _FIXED_S
+        return Outcome(name, 1 - busy / (hours * 3600), cost.buckets_a_step, cost.steps, hours)
 
-    found = [outcome("random", np.arange(len(cells)))]
-    for window in windows:
-        order = Balance(window, known, {0: ranks}).order(cells, config.seed, epoch)
-        found.append(outcome(f"window {window}", order))
+    found = [outcome("random"), *(outcome(f"window {window}", window) for window in windows)]
+    for each in accumulate:
+        if each * ranks <= len(cells):
+            found.append(outcome(f"{each} a step", 0, each))
+            found.append(outcome(f"{each} shared out", 1, each))
     return found
 
 

@@ -137,7 +137,7 @@ def difference(plan: DataPlan, state: Mapping[str, Any]) -> str | None:
 
 
 def balance_before(
-    state: Mapping[str, Any], buckets: Buckets, window: int, world: int
+    state: Mapping[str, Any], buckets: Buckets, window: int, ranks: int, each: int
 ) -> Balance | None:
     """The balance that a checkpoint's data go on with; None when there is none for this run."""
     _check_types(state)
@@ -146,7 +146,7 @@ def balance_before(
     before = Balance.of(state["balance"])
     if before.window != window or len(before.costs) != len(buckets.cells):
         return None
-    return before.continued(state["epoch"], state["microbatches_consumed"], world)
+    return before.continued(state["epoch"], state["microbatches_consumed"], ranks, each)
 
 
 def _left_out(plan: DataPlan, epoch: int) -> Ids:
@@ -216,8 +216,10 @@ def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) 
         return None
     if was.costs != now.costs:
         return "the costs that put microbatches into steps are others"
-    if consumed and was.group(epoch) != now.group(epoch):
-        return f"steps of epoch {epoch} were made of {was.group(epoch)} microbatches, now of {now.group(epoch)}"
+    before_s, now_s = was.step(epoch), now.step(epoch)
+    if consumed and before_s != now_s:
+        made = "{} ranks with {} microbatches each".format
+        return f"steps of epoch {epoch} were made of {made(*before_s)}, now of {made(*now_s)}"
     return None
 
 

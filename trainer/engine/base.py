@@ -76,8 +76,11 @@ class Engine(abc.ABC):
         """Take over the model and make its optimizer; call the returned module from then on."""
 
     @abc.abstractmethod
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of this rank's mean loss, averaged over ranks."""
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        """Gradients of this rank's loss, averaged over ranks, added to those since the last step.
+
+        `is_last` tells that `step` follows; an engine may wait with its collectives until then.
+        """
 
     @abc.abstractmethod
     def step(self) -> float:

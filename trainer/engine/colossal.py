@@ -143,8 +143,22 @@ class ColossalEngine(Engine):
         self._optimizer._compute_grad_norm = norm
         self._optimizer._unscale_and_clip_grads = clip
 
-    def backward(self, loss: Tensor) -> None:
-        self._booster.backward(loss, self._optimizer)
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        if self.is_sharded:
+            # ZeRO-2 keeps no whole gradient to wait with: every pass is reduced to this rank's part.
+            self._booster.backward(loss, self._optimizer)
+            if not is_last:
+                self._add_up_in_fp32()
+            return
+        with contextlib.nullcontext() if is_last else self._model.module.no_sync():
+            self._booster.backward(loss, self._optimizer)
+
+    def _add_up_in_fp32(self) -> None:
+        """ColossalAI adds the next pass to these parts; in bf16 the sum would lose its last bits."""
+        for store in self._optimizer.pg_to_grad_store.values():
+            for parts in store._grads_of_params.values():
+                for gradients in parts.values():
+                    gradients[:] = [gradient.float() for gradient in gradients]
 
     def step(self) -> float:
         if self.is_sharded:

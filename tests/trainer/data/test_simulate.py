@@ -44,10 +44,12 @@ def test_window_of_16_steps_idles_a_hundredth_where_random_order_idles_an_eighth
 
 
 def test_command_prints_the_price_beside_the_gain(config, capsys):
-    assert main(["simulate", "openvid", str(config), "--ranks", "8", "--rows", "20000", "--windows", "4"]) == 0  # fmt: skip
+    assert main(["simulate", "openvid", str(config), "--ranks", "8", "--rows", "20000", "--windows", "4", "--accumulate", "4"]) == 0  # fmt: skip
     out = capsys.readouterr().out
     assert "buckets a step" in out
     assert "window 4" in out
+    shares = {line[:13].strip(): float(line[13:].split("%")[0]) for line in out.splitlines()[2:]}
+    assert shares["4 shared out"] < shares["4 a step"] / 2
     words = ["simulate", "openvid+mira", str(config), "--rows", "20000", "--ranks", "8", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)

@@ -182,20 +182,23 @@ def balanced_plan(balance: Balance | None) -> DataPlan:
 def test_balance_goes_on_as_it_was_and_takes_the_new_number_of_ranks_with_the_next_epoch():
     buckets = Buckets.parse(CONFIG)
     costs = classes([cell.frames * cell.height * cell.width for cell in buckets.cells])
-    first = balanced_plan(Balance(4, costs, {0: 3}))
+    first = balanced_plan(Balance(4, costs, {0: (3, 1)}))
     cursor = Cursor(1, 9)
     state = json.loads(json.dumps(take(first, cursor, 3)))
-    kept = balance_before(state, buckets, 4, 5)
+    kept = balance_before(state, buckets, 4, 5, 1)
     assert kept is not None
-    assert kept.groups == {0: 3, 2: 5}
+    assert kept.steps == {0: (3, 1), 2: (5, 1)}
     second = balanced_plan(kept)
     assert restore(second, state, NOTHING).cursor == cursor
     assert second.epoch(1).hash == first.epoch(1).hash
     assert second.epoch(2).hash != first.epoch(2).hash
-    assert balance_before(state, buckets, 8, 5) is None
+    assert balance_before(state, buckets, 8, 5, 1) is None
     with pytest.raises(DataStateError, match=r"dataset\.balance_window was 4, is 0"):
         restore(balanced_plan(None), state, NOTHING)
-    with pytest.raises(DataStateError, match="epoch 1 were made of 3 microbatches, now of 7"):
-        restore(balanced_plan(Balance(4, costs, {0: 7})), state, NOTHING)
+    with pytest.raises(
+        DataStateError,
+        match="epoch 1 were made of 3 ranks with 1 microbatches each, now of 7 ranks",
+    ):
+        restore(balanced_plan(Balance(4, costs, {0: (7, 1)})), state, NOTHING)
     at_start = take(first, Cursor(1, 0), 3)
-    assert balance_before(at_start, buckets, 4, 5).groups == {0: 3, 1: 5}
+    assert balance_before(at_start, buckets, 4, 5, 1).steps == {0: (3, 1), 1: (5, 1)}
