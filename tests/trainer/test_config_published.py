@@ -187,3 +187,54 @@ def test_what_asks_for_nothing_is_fine(tmp_path: Path) -> None:
     config = load(tmp_path / "c.py")
     assert config.model.options == {}
     assert config.scheduler.timestep_transform == "true-length"
+
+
+# The keys of Open-Sora 1.2's inference/sample.py.
+SAMPLE = """
+resolution = "240p"
+aspect_ratio = "9:16"
+num_frames = 51
+fps = 24
+frame_interval = 1
+save_fps = 24
+prompt_path = "./assets/texts/t2v_sora.txt"
+save_dir = "./samples/samples/"
+seed = 42
+batch_size = 1
+multi_resolution = "STDiT2"
+dtype = "bf16"
+condition_frame_length = 5
+align = 5
+model = dict(type="STDiT3-XL/2", from_pretrained="hpcai-tech/OpenSora-STDiT-v3", qk_norm=True)
+vae = dict(type="OpenSoraVAE_V1_2", from_pretrained="vae", micro_frame_size=17, micro_batch_size=4)
+text_encoder = dict(type="t5", from_pretrained="t5", model_max_length=300, local_files_only=True)
+scheduler = dict(type="rflow", use_timestep_transform=True, num_sampling_steps=30, cfg_scale=7.0)
+aes = 6.5
+flow = None
+"""
+
+
+def test_an_inference_config_fills_the_sample_section(tmp_path: Path) -> None:
+    (tmp_path / "sample.py").write_text(SAMPLE)
+    config = load(tmp_path / "sample.py")
+    sample = config.sample
+    assert (sample.resolution, sample.aspect_ratio, sample.num_frames) == ("240p", "9:16", 51)
+    assert (sample.fps, sample.seed, sample.batch_size, sample.align) == (24.0, 42, 1, 5)
+    assert (sample.aes, sample.flow, sample.prompts) == (6.5, None, "./assets/texts/t2v_sora.txt")
+    assert config.scheduler.num_sampling_steps == 30
+    assert any("save_dir is not needed here" in note for note in config.notes)
+    again = load(tmp_path / "sample.py", ["--sample.seed", "7", "--sample.num-frames", "102"])
+    assert (again.sample.seed, again.sample.num_frames) == (7, 102)
+
+
+def test_prompts_in_a_config_are_refused_with_the_way_to_give_them(tmp_path: Path) -> None:
+    (tmp_path / "sample.py").write_text('num_frames = 34\nprompt = ["a beach"]')
+    with pytest.raises(ConfigError, match=r"sample\.py:2: prompts do not stand") as caught:
+        load(tmp_path / "sample.py")
+    assert "--prompt-path" in str(caught.value.hint)
+
+
+def test_a_training_config_does_not_take_such_keys(bump: Path) -> None:
+    bump.write_text(BUMP + "resolution = '240p'\n")
+    with pytest.raises(ConfigError, match="bucket_config names the resolutions"):
+        load(bump)
