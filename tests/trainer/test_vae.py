@@ -152,6 +152,23 @@ def test_an_input_too_large_alone_is_one_sentence() -> None:
     assert "memory_gb" in str(caught.value.hint)
 
 
+def test_strips_become_narrower_while_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    moments = Strips.moments
+
+    def scarce(strips: Strips, x: Tensor) -> Tensor:
+        widths.append(strips.strip_bytes)
+        if len(widths) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return moments(strips, x)
+
+    monkeypatch.setattr(Strips, "moments", scarce)
+    monkeypatch.setattr("trainer.models.spatial_vae.LEAST_ROOM", 1)
+    image, vae = clip(1, 64, 64), tiny_vae(room=Room(100_000))
+    assert relative(vae.encode_mean(image), tiny_vae(room=EVERYTHING).encode_mean(image)) < 1e-5
+    assert widths == [6250, 3125, 1562]
+
+
 def test_other_errors_are_not_taken_for_memory() -> None:
     def network(x: Tensor) -> Tensor:
         raise RuntimeError("shapes cannot be multiplied")

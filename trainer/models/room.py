@@ -19,7 +19,8 @@ from trainer.memory import GIB, is_out_of_memory
 Network = Callable[[Tensor], Tensor]
 
 DEVICE_SHARE = 8  # of an accelerator's memory: the model that is trained needs most of it
-HOST_SHARE = 32  # of a machine's: its ranks share it, and a CPU is no faster with more at once
+HOST_SHARE = 32  # of a machine's, which its ranks share
+HOST_MOST = GIB  # a CPU is no faster with more at once
 
 
 @dataclass
@@ -43,8 +44,8 @@ def _share(device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).total_memory // DEVICE_SHARE
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024 // HOST_SHARE
-    return GIB
+            return min(int(line.split()[1]) * 1024 // HOST_SHARE, HOST_MOST)
+    return HOST_MOST
 
 
 def in_batches(network: Network, x: Tensor, each_bytes: int, room: Room) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ FACTOR = 0.18215
 # Measured (fp32, 384 x 384): encoding 5.0 and decoding 4.0 layers at full size, in strips 3.0 and 2.6.
 LAYERS_AT_ONCE, LAYERS_IN_STRIPS = 5, 3
 STRIPS_OF_ROOM = 16
+LEAST_ROOM = 1 << 26  # bytes; strips are as narrow as they get
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,15 @@ class SpatialVAE(nn.Module):
                 return in_batches(network, x_NCHW, LAYERS_AT_ONCE * layer_bytes, room)
             except OutOfMemory:
                 pass  # one image alone was too much, and `room` is half of that now
-        fits_here = LAYERS_IN_STRIPS * layer_bytes <= room.bytes(device)
-        store = device if fits_here else torch.device("cpu")
-        strips = Strips(self.module, room.bytes(device) // STRIPS_OF_ROOM, store)
-
-        def one(x: Tensor) -> Tensor:
-            return in_strips(strips, x)
-
-        return in_batches(one, x_NCHW, room.bytes(device), room)
+        while True:
+            limit = room.bytes(device)
+            store = device if LAYERS_IN_STRIPS * layer_bytes <= limit else torch.device("cpu")
+            strips = Strips(self.module, limit // STRIPS_OF_ROOM, store)
+            try:
+                return in_batches(partial(in_strips, strips), x_NCHW, limit, room)
+            except OutOfMemory:  # `room` is half of what it was: narrower strips, kept on the host
+                if limit < LEAST_ROOM:
+                    raise
 
 
 _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
