@@ -90,6 +90,7 @@ class Report:
     findings: tuple[Finding, ...]
     seconds: float = 0.0
     advisory: frozenset[str] = frozenset()  # checks whose UNKNOWN alone stops no launch
+    node_cpu_s: float | None = None  # what the look cost a node, on average
 
     @property
     def exit_code(self) -> int:
@@ -162,6 +163,7 @@ class Report:
             "counts": {verdict.value: number for verdict, number in self.counts().items()},
             "checks": [finding.to_json() for finding in self.folded()],
             "seconds": round(self.seconds, 3),
+            "node_cpu_s": None if self.node_cpu_s is None else round(self.node_cpu_s, 3),
         }
 
 

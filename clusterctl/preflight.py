@@ -79,7 +79,14 @@ def run_preflight(
         history.remember(options.memory, seen, zip(nodes, facts, strict=True))
     fleet = Fleet(facts, needs, token)
     seconds = time.monotonic() - begun
-    return run_checks(fleet, profile, only=only, without=without, seconds=seconds)
+    report = run_checks(fleet, profile, only=only, without=without, seconds=seconds)
+    return dataclasses.replace(report, node_cpu_s=_mean_cpu(results))
+
+
+def _mean_cpu(results: Sequence[Result]) -> float | None:
+    costs = [result.value.get("cpu_s") for result in results if result.value is not None]
+    known = [cost for cost in costs if isinstance(cost, float)]
+    return sum(known) / len(known) if known else None
 
 
 def _arguments(

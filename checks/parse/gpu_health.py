@@ -329,7 +329,20 @@ class _Values:
 
 
 _COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
-_RECOVERY = {0: "None", 1: "Reset", 2: "Reboot", 3: "Drain P2P", 4: "Drain and Reset"}
+_RECOVERY = dict(
+    enumerate(
+        (
+            "None",
+            "Reset",
+            "Reboot",
+            "Drain P2P",
+            "Drain and Reset",
+            "Recover IMEX Domain",
+            "Bus Reset",
+            "System Reboot",
+        )  # fmt: skip
+    )
+)
 
 
 def _nvml_gpu(row: Mapping[str, Any]) -> Gpu:

@@ -34,7 +34,7 @@ def connect_time(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     assert isinstance(node.connect_s, float)
     if node.connect_s > limits.ssh_connect_warn_s:
         yield warn(
-            f"login took {node.connect_s:.1f} s", value=f"{node.connect_s:.1f}",
+            f"login took {node.connect_s:.0f} s", value=f"{node.connect_s:.1f}",
             expected=f"{limits.ssh_connect_warn_s:g}", fix="ssh -v; UseDNS no in its sshd_config",
         )  # fmt: skip
     else:
@@ -209,7 +209,7 @@ def load(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     elif node.loopback:
         yield skip("a loopback address: its load is the head's own")
     elif node.load_1min > max(limits.load_per_cpu_warn * cpus, 4):
-        yield warn("others compute here: load over the limit", value=f"{node.load_1min:.1f}",
+        yield warn(f"load {node.load_1min:.0f} on {cpus} CPUs: others compute here", value=f"{node.load_1min:.1f}",
                    expected=f"{limits.load_per_cpu_warn * cpus:g}", fix="top -b -n 1 | head -20")  # fmt: skip
     else:
         yield passed("little load")

@@ -90,7 +90,8 @@ def command(settings: Settings, output: Output, **options: Any) -> int:
         output.note(f"{len(report.good_nodes)} nodes written to {options['write_good']}")
     if options["record"] is not None:
         output.note(f"profile written to {options['record']}")
-    output.note(f"{len(report.nodes)} nodes in {report.seconds:.1f} s", "dim")
+    cost = "" if report.node_cpu_s is None else f", {report.node_cpu_s:.2f} CPU s per node"
+    output.note(f"{len(report.nodes)} nodes in {report.seconds:.1f} s{cost}", "dim")
     return report.exit_code
 
 

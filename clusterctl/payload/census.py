@@ -17,7 +17,8 @@ def main():
     began = (time.time(), time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
     timeout_s = ARGS.get("tool_timeout_s", 10.0)
     everything = ARGS.get("everything", False)
-    nvml = fork_nvml() if ARGS.get("nvml") else None
+    nvml = fork_child(ask_nvml) if ARGS.get("nvml") else None
+    children = fork_children(min(4.0, timeout_s))
     if ARGS.get("pings"):
         hold_lease(on_message=lambda _: emit({"time_s": time.time()}))
     tasks = [
@@ -28,17 +29,33 @@ def main():
         lambda: call("loadavg", lambda: read_text("/proc/loadavg"), 3.0),
         lambda: call("machine", describe_machine, 3.0),
     ]
-    tasks += [partial(ask_disk, path, timeout_s) for path in ARGS.get("paths", ())]
+    tasks += [partial(collect_child, name, child, timeout_s) for name, child in children.items()]
     tasks += [partial(ask_port, port) for port in ARGS.get("ports", ())]
     if ARGS.get("python"):
         tasks.append(lambda: ask_python(ARGS["python"], timeout_s))
     if everything:
         tasks += list_everything(timeout_s, began)
     together(tasks)
+    cpu_s = sum(os.times()[:4])
     if not ARGS.get("pings"):
-        finish()
-    emit({"schema": 1, "verb": VERB, "node": node_facts(), "sections": dict(SECTIONS)})
+        finish({"cpu_s": cpu_s})
+    answer = {"schema": 1, "verb": VERB, "node": node_facts(), "sections": dict(SECTIONS)}
+    emit(dict(answer, cpu_s=cpu_s))
     threading.Event().wait()  # the lease answers, and ends us when stdin closes
+
+
+def fork_children(patience_s):
+    """What touches file systems, by section: any of them may hang for ever on a dead mount."""
+    children = {}
+    for path in ARGS.get("paths", ()):
+        children["disk:" + path] = fork_child(partial(measure_disk, path))
+    if ARGS.get("everything"):
+        children["mounts"] = fork_child(partial(measure_mounts, patience_s))
+    if ARGS.get("files"):
+        children["files"] = fork_child(partial(measure_files, ARGS["files"]))
+    if ARGS.get("token"):
+        children["token"] = fork_child(partial(read_text, ARGS["token"], 200))
+    return children
 
 
 def list_everything(timeout_s, began):
@@ -50,17 +67,12 @@ def list_everything(timeout_s, began):
         partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False)),
         partial(look_at_processes, growth_s),
         lambda: call("limits", read_limits, 3.0),
-        partial(look_at_mounts, min(4.0, timeout_s)),
         partial(look_at_network, timeout_s, ARGS.get("names", ())),
         lambda: call("system", describe_system, 3.0),
         partial(look_at_switches, timeout_s),
     ]
     if ARGS.get("workdir"):
         tasks.append(lambda: ask_git(ARGS["workdir"], timeout_s))
-    if ARGS.get("files"):
-        tasks.append(lambda: ask_files(ARGS["files"], timeout_s))
-    if ARGS.get("token"):
-        tasks.append(lambda: ask_token(ARGS["token"], timeout_s))
     if ARGS.get("wandb"):
         tasks.append(lambda: call("wandb", find_wandb_login, 2.0))
     return tasks

@@ -12,7 +12,7 @@ PROCESS_FIELDS = "gpu_uuid,pid,used_memory,process_name"
 
 
 def look_at_gpus(timeout_s, nvml=None, deep=False):
-    """`nvml` is the child of `fork_nvml`; with `deep` nvidia-smi tells health, links and topology too."""
+    """`nvml` is a child that asks it; with `deep` nvidia-smi tells health, links and topology too."""
     if nvml is not None:
         answer = collect_child("nvml", nvml, timeout_s)
         if answer["rc"] == 0:
@@ -86,54 +86,6 @@ def list_nvidia_proc():
 def look_at_switches(timeout_s):
     if call("nvswitch", list_nvswitches, 3.0)["out"]:
         section("fabric_manager", ["systemctl", "is-active", "nvidia-fabricmanager"], timeout_s)
-
-
-def fork_nvml():
-    """A child that asks NVML and may hang in the driver: (process id, pipe). Call before any thread."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(into)
-        return pid, out
-    status = 1
-    try:
-        os.setsid()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # else a hung child keeps the channel open
-            os.dup2(nowhere, descriptor)
-        data = ask_nvml().encode()
-        while data:
-            data = data[os.write(into, data) :]
-        status = 0
-    except BaseException as error:  # noqa: BLE001 - its words go home, nvidia-smi is asked instead
-        os.write(into, ("%s: %s" % (type(error).__name__, error)).encode()[:300])
-    finally:
-        os._exit(status)
-
-
-def collect_child(name, child, timeout_s):
-    """As `section` for a forked child: its text, or that it gave none in time."""
-    pid, pipe = child
-    begun = time.monotonic()
-    kept, ended = b"", False
-    while not ended and time.monotonic() - begun < timeout_s:
-        ready, _, _ = select.select([pipe], [], [], 0.1)
-        if ready:
-            data = os.read(pipe, 65536)
-            kept, ended = kept + data, not data
-    os.close(pipe)
-    if not ended:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        SECTIONS[name] = _result("timeout", None, b"", "no answer in %g s" % timeout_s, begun)
-        return SECTIONS[name]
-    status = os.waitpid(pid, 0)[1]
-    rc = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128
-    out, err = (kept, b"") if rc == 0 else (b"", kept)
-    SECTIONS[name] = _result("ended", rc, out, err, begun)
-    return SECTIONS[name]
 
 
 def ask_nvml():

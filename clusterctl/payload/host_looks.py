@@ -32,14 +32,15 @@ GIDS = 16  # entries of a GID table that are read; drivers keep 128 or 256, near
 
 def look_at_clock(timeout_s):
     call("clocksource", lambda: read_text(CLOCKSOURCE), 2.0)
-    call("adjtimex", read_adjtimex, 2.0)
+    kernel = call("adjtimex", read_adjtimex, 2.0)
     call("log_ahead", newest_log, 3.0)
     patience_s = min(3.0, timeout_s)
     if section("chrony_tracking", ["chronyc", "-c", "-n", "tracking"], patience_s)["rc"] == 0:
         section("chrony_sources", ["chronyc", "-c", "-n", "sources"], patience_s)
     else:
         section("ntpq", ["ntpq", "-pn"], patience_s)
-        section("timedatectl", ["timedatectl", "show", "-p", "NTPSynchronized"], patience_s)
+        if kernel["state"] != "ended":  # it reads the same bit, by way of two daemons
+            section("timedatectl", ["timedatectl", "show", "-p", "NTPSynchronized"], patience_s)
 
 
 CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
@@ -175,7 +176,9 @@ def list_processes(growth_s):
         if state == "Z":
             lines.append("zombie\t%s" % name)
         elif now[2] == switches:  # it has not run in between
-            lines.append("blocked\t%d\t%s\t%s\t%s" % ((pid, name) + blocked_since(pid)))
+            since = blocked_since(pid)
+            if scan_one(pid) == now:  # nor ended while we asked
+                lines.append("blocked\t%d\t%s\t%s\t%s" % ((pid, name) + since))
     return "\n".join(lines)
 
 
@@ -239,65 +242,76 @@ def read_limits():
     return "\n".join(lines)
 
 
-# A process of its own that forks one child for each mount: a dead server stops a child for ever,
-# and neither its neighbours nor us.
-MOUNTS_CODE = r"""
-import json, os, select, sys, time
-deadline = time.monotonic() + float(sys.argv[1])
-SKIP = ("squashfs", "iso9660", "fusectl", "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal",
-    "fuse.snapfuse", "autofs")
-NET = ("nfs", "fuse", "cifs", "smb", "ceph", "9p", "lustre", "beegfs", "gpfs", "wekafs",
-    "glusterfs", "virtiofs")
-chosen = {}
-for line in open("/proc/self/mountinfo", errors="replace"):
-    left, _, right = line.partition(" - ")
-    words, kind = left.split(), right.split()
-    if len(words) < 6 or len(kind) < 2 or kind[0] in SKIP:
-        continue
-    path = words[4].encode().decode("unicode_escape")
-    network = kind[0].startswith(NET)
-    if not (network or kind[1].startswith("/dev/") or path in ("/", "/tmp")):
-        continue
-    if path.startswith(("/boot", "/snap", "/proc", "/sys", "/dev/")):
-        continue
-    key = (words[2], kind[1] if network else "")
-    if key not in chosen or len(path) < len(chosen[key][0]):
-        chosen[key] = (path, kind[0], kind[1], "ro" in words[5].split(","))
-children = {}
-for path, kind, source, ro in sorted(chosen.values())[:64]:
-    about = {"path": path, "kind": kind, "source": source, "read_only": ro}
-    into, out = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nowhere, number)
+NO_ROOM = (
+    "squashfs", "iso9660", "fusectl", "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal",
+    "fuse.snapfuse", "autofs",
+)  # fmt: skip
+NETWORK_KINDS = (
+    "nfs", "fuse", "cifs", "smb", "ceph", "9p", "lustre", "beegfs", "gpfs", "wekafs", "glusterfs",
+    "virtiofs",
+)  # fmt: skip
+
+
+def room_of(path):
+    room = os.statvfs(path)
+    return {
+        "path": path, "free": room.f_bavail * room.f_frsize, "total": room.f_blocks * room.f_frsize,
+        "inodes_free": room.f_favail, "inodes": room.f_files,
+    }  # fmt: skip
+
+
+def measure_mounts(timeout_s):
+    """One JSON line for each file system, from a child each: a dead server stops only its own."""
+    deadline = time.monotonic() + timeout_s
+    children, lines = {}, []
+    for about in list_mounts():
+        pid, pipe = fork_child(lambda: json.dumps(measure_mount(about)))
+        children[pipe] = (pid, about)
+    while children and time.monotonic() < deadline:
+        for pipe in select.select(list(children), [], [], 0.1)[0]:
+            text = os.read(pipe, 65536).decode("utf-8", "replace")
+            pid, about = children.pop(pipe)
+            os.waitpid(pid, 0)
+            lines.append(text if text[:1] == "{" else json.dumps(dict(about, error=text or "died")))
+    for pid, about in children.values():
+        lines.append(json.dumps(dict(about, error="no answer in %g s" % timeout_s)))
         try:
-            s = os.statvfs(path)
-            about.update(asked=path, free=s.f_bavail * s.f_frsize, total=s.f_blocks * s.f_frsize,
-                inodes_free=s.f_favail, inodes=s.f_files, writable=not ro, is_folder=True)
-        except OSError as error:
-            about["error"] = error.strerror
-        os.write(out, json.dumps(about).encode())
-        os._exit(0)
-    os.close(out)
-    children[into] = about
-while children and time.monotonic() < deadline:
-    for pipe in select.select(list(children), [], [], 0.1)[0]:
-        text = os.read(pipe, 65536).decode()
-        print(text or json.dumps(dict(children[pipe], error="its child died")))
-        del children[pipe]
-for about in children.values():
-    print(json.dumps(dict(about, error="no answer in %s s" % sys.argv[1])))
-sys.stdout.flush()
-os._exit(0)
-"""
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+        except OSError:
+            pass
+    return "\n".join(lines)
 
 
-def look_at_mounts(timeout_s):
-    argv = [sys.executable, "-I", "-S", "-c", MOUNTS_CODE, "%g" % timeout_s]
-    section("mounts", argv, timeout_s + 3.0)
+def measure_mount(about):
+    try:
+        writable = not about["read_only"]
+        about.update(room_of(about["path"]), asked=about["path"], writable=writable, is_folder=True)
+    except OSError as error:
+        about["error"] = error.strerror
+    return about
+
+
+def list_mounts():
+    """Network mounts, and local file systems once each by their shortest path."""
+    chosen = {}  # type: dict
+    for line in read_text("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        words, kind = left.split(), right.split()
+        if len(words) < 6 or len(kind) < 2 or kind[0] in NO_ROOM:
+            continue
+        path = re.sub(r"\\(\d{3})", lambda match: chr(int(match.group(1), 8)), words[4])
+        network = kind[0].startswith(NETWORK_KINDS)
+        if not (network or kind[1].startswith("/dev/") or path in ("/", "/tmp")):
+            continue
+        if path.startswith(("/boot", "/snap", "/proc", "/sys", "/dev/")):
+            continue
+        key = (words[2], kind[1] if network else "")
+        if key not in chosen or len(path) < len(chosen[key]["path"]):
+            chosen[key] = {
+                "path": path, "kind": kind[0], "source": kind[1], "read_only": "ro" in words[5].split(","),
+            }  # fmt: skip
+    return sorted(chosen.values(), key=lambda about: about["path"])[:64]
 
 
 def look_at_network(timeout_s, names):

@@ -14,6 +14,7 @@ import time
 REPAIR_S = 1.0
 
 carried = []  # type: list[str]  # the folder of a py-spy that came over the wire
+looking = {}  # type: dict  # process id -> threads that were stopped before the dump that runs now
 
 
 def find_py_spy(rows, shot, given):
@@ -63,13 +64,14 @@ def dump(py_spy, pid, limit_s, blocking=False, native=False):
 
     Threads are py-spy's: [{os_thread_id, thread_name, active, owns_gil, frames}].
     """
-    before = stopped_tasks(pid)
+    before = looking[pid] = stopped_tasks(pid)
     argv = [py_spy, "dump", "--json", "--pid", str(pid)]
     argv += ["--native"] if native else []
     argv += [] if blocking or native else ["--nonblocking"]
     answer = section("py-spy %d" % pid, argv, limit_s, max_bytes=16 << 20, grace_s=0.5)
     SECTIONS.pop("py-spy %d" % pid, None)
     repaired = repair(pid, before)
+    looking.pop(pid, None)
     if answer["state"] != "ended":
         return None, answer["err"].strip().splitlines()[-1] if answer["err"].strip() else answer["state"], repaired  # fmt: skip
     if answer["rc"] != 0:
@@ -104,6 +106,12 @@ def repair(pid, before):
         time.sleep(0.01)
         fresh = stopped_tasks(pid) - before
     return True
+
+
+def repair_all():
+    """After dumps were cut off: their targets go on."""
+    for pid, before in list(looking.items()):
+        repair(pid, before)
 
 
 def rights():

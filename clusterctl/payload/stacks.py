@@ -35,6 +35,7 @@ def main():
 
 def leave():
     kill_tools()
+    repair_all()
     remove_py_spy()
     os._exit(0)
 

@@ -1,0 +1,62 @@
+"""Census: forked children for work that may sleep in the kernel for ever: dead mounts, a hung driver.
+
+A fork costs 2 ms where another interpreter costs 15. Forks come before the first thread.
+"""
+
+from __future__ import annotations
+
+CHILD_LIFE_S = 60  # a child ends by itself if everybody has forgotten it
+
+
+def fork_child(function):
+    """Run `function` (no arguments, returns text) in a child: (process id, pipe)."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(into)
+        return pid, out
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CHILD_LIFE_S)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):  # else a hung child keeps the channel open
+            os.dup2(nowhere, descriptor)
+        send_all(into, function().encode())
+        status = 0
+    except BaseException as error:  # noqa: BLE001 - its words are the answer
+        send_all(into, ("%s: %s" % (type(error).__name__, error)).encode()[:300])
+    finally:
+        os._exit(status)
+
+
+def send_all(descriptor, data):
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def collect_child(name, child, timeout_s):
+    """As `section` for a forked child: its text, or that it gave none in time; then it is killed."""
+    pid, pipe = child
+    begun = time.monotonic()
+    kept, ended = b"", False
+    while not ended and time.monotonic() - begun < timeout_s:
+        ready, _, _ = select.select([pipe], [], [], 0.1)
+        if ready:
+            data = os.read(pipe, 65536)
+            kept, ended = kept + data, not data
+    os.close(pipe)
+    if not ended:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except OSError:
+            pass  # it has just ended, or not yet its own session
+        why = "no end in %g s, killed" % timeout_s
+        SECTIONS[name] = _result("timeout", None, kept, why, begun)
+        return SECTIONS[name]
+    status = os.waitpid(pid, 0)[1]
+    rc = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128
+    out, err = (kept, b"") if rc == 0 else (b"", kept)
+    SECTIONS[name] = _result("ended", rc, out, err, begun)
+    return SECTIONS[name]
