@@ -19,12 +19,10 @@ from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
 if TYPE_CHECKING:
-    from clusterctl.fanout import NodeResult
     from clusterctl.job import Pick
     from clusterctl.stacks.collect import Looks
     from clusterctl.stacks.evidence import Clue
     from clusterctl.stacks.model import Picture
-    from clusterctl.stacks.sites import Sites
     from clusterctl.stacks.verdict import Verdict
 
 _OPTIONS = (
@@ -37,7 +35,7 @@ _OPTIONS = (
     click.option("--native-suspects", is_flag=True, help="C stacks of the suspects; stops each for some seconds."),
     click.option("--watch", is_flag=True, help="Look again and again until something is stuck."),
     click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own, else it is carried there and removed."),
-    click.option("--dump-timeout", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds for one process."),
+    click.option("--dump-timeout", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds for one process."),
     click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
     click.option("--sites", "sites_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="More wait sites, TOML."),
 )  # fmt: skip
@@ -67,6 +65,7 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
     says how to read a verdict.
     """
     from clusterctl.stacks.collect import Looks
+    from clusterctl.stacks.diagnose import diagnose
     from clusterctl.stacks.sites import Sites, read_sites
 
     if options["diff"]:
@@ -80,9 +79,13 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
         blocking=options["blocking"],
         sudo=options["sudo"],
     )
-    pick = make_pick(options)
+    pick, nodes, transport = make_pick(options), settings.nodes(), settings.transport()
     while True:
-        picture, verdict, clues, results = _look(settings, output, pick, looks, sites)
+        seen = diagnose(
+            nodes, transport, pick, looks, limits=settings.limits, width=settings.width, sites=sites,
+            is_part=bool(settings.only or settings.without), sweep=output.sweep,
+        )  # fmt: skip
+        picture, verdict, clues = seen.picture, seen.verdict, seen.clues
         _refuse_nothing(picture, pick)
         if not options["watch"] or verdict.kind not in ("moving", "busy"):
             break
@@ -93,31 +96,9 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
     )
     _write_files(output, options, picture, verdict, clues, native)
     _show(output, options, picture, verdict, clues, native)
-    output.ways(results)
-    output.unreachable(results)
+    output.ways(seen.results)
+    output.unreachable(seen.results)
     return verdict.exit_code
-
-
-def _look(
-    settings: Settings, output: Output, pick: Pick, looks: Looks, sites: Sites
-) -> tuple[Picture, Verdict, list[Clue], list[NodeResult[dict[str, Any]]]]:
-    from clusterctl.fanout import in_order
-    from clusterctl.stacks.collect import collect
-    from clusterctl.stacks.evidence import clues
-    from clusterctl.stacks.model import read_picture
-    from clusterctl.stacks.verdict import judge
-
-    nodes = settings.nodes()
-    begun = time.monotonic()
-    fanout = collect(
-        nodes, settings.transport(), pick, looks, limits=settings.limits, width=settings.width
-    )
-    results = in_order(nodes, list(output.sweep(fanout, len(nodes))))
-    picture = read_picture(
-        results, sites, interval_s=looks.interval_s, samples=looks.samples,
-        seconds=time.monotonic() - begun, taken_s=time.time(),
-    )  # fmt: skip
-    return picture, judge(picture), clues(picture), results
 
 
 def _refuse_nothing(picture: Picture, pick: Pick) -> None:

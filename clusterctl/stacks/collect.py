@@ -33,7 +33,7 @@ class Looks:
 
     samples: int = 2
     interval_s: float = 2.0
-    limit_s: float = 2.0  # one py-spy dump
+    limit_s: float = 5.0  # one py-spy dump: 0.02 to 0.2 s where nodes are not overloaded
     width: int = 0  # dumps at a time on one node; 0: half its cores, 2 to 8
     py_spy: str | None = None  # path on the nodes
     carry: bool = True

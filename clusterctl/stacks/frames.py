@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _ROOTS = re.compile(r".*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
+_STANDARD = re.compile(r".*/lib/python3\.\d+/(?!.*(?:site|dist)-packages/)")
 
 # What every thread begins with. Outside of these nothing tells anything; a forked worker even
 # carries its parent's frames there.
@@ -28,6 +29,12 @@ class Frame:
     function: str  # the last word of the qualified name: py-spy tells it only from Python 3.11 on
     path: str
     line: int
+    is_standard: bool = False  # of Python's own library
+
+    @property
+    def is_library(self) -> bool:
+        """Of Python or of an installed package that training code stands on."""
+        return self.is_standard or bool(_LIBRARIES.match(self.path))
 
     def __str__(self) -> str:
         return f"{self.function} {self.path.rsplit('/', 1)[-1]}:{self.line}"
@@ -37,7 +44,8 @@ def make_frame(function: str, filename: str, short: str, line: int) -> Frame:
     """A frame of py-spy's: `Connection._recv`, /opt/…/lib/python3.11/multiprocessing/connection.py."""
     name = function if function.startswith("<") else function.rsplit(".", 1)[-1]
     found = _ROOTS.match(filename)
-    return Frame(name, filename[found.end() :] if found else short, line)
+    path = filename[found.end() :] if found else short
+    return Frame(name, path, line, bool(_STANDARD.match(filename)))
 
 
 @dataclass(frozen=True)
@@ -52,44 +60,31 @@ class Stack:
         """Functions without lines: what a loop keeps while it turns."""
         return tuple((frame.function, frame.path) for frame in self.frames)
 
-    @cached_property
-    def owner(self) -> int:
-        """Index of the first frame, from within, that is of no library: the user's line."""
-        for index, frame in enumerate(self.frames):
-            if not is_library(frame.path):
-                return index
-        return max(0, len(self.frames) - 1)
-
     def text(self, site: int = 0, limit: int = 4) -> str:
-        """`all_reduce distributed_c10d.py:3252 <- step train.py:17 <- main`.
+        """`all_reduce <- step train.py:17 <- main`.
 
         The frame that says what it waits for, then the user's own frames: what lies between them
         is torch's and the library's way of saying the same.
         """
         if not self.frames:
             return "no Python frame"
-        words, located = [str(self.frames[site])], not is_library(self.frames[site].path)
-        for frame in self.frames[site + 1 :]:
-            if not is_library(frame.path):
-                words.append(frame.function if located else str(frame))
-                located = True
-        if not located:  # nothing of the user's: a library's own process
-            words += [frame.function for frame in self.frames[site + 1 :]]
+        first, outer = self.frames[site], self.frames[site + 1 :]
+        own = [frame for frame in outer if not frame.is_library]
+        if not first.is_library:
+            words = [str(first), *(frame.function for frame in own)]
+        elif own:  # where in the library is nobody's question
+            words = [first.function, str(own[0]), *(frame.function for frame in own[1:])]
+        else:  # nothing of the user's: a library's own process
+            words = [str(first), *(frame.function for frame in outer)]
         short = [word for i, word in enumerate(words) if i == 0 or word != words[i - 1]]
         return " <- ".join([*short[:limit], *(["…"] if len(short) > limit else [])])
 
 
 _LIBRARIES = re.compile(
-    r"^(torch|torchvision|colossalai|numpy|av|PIL|multiprocessing|threading|queue|selectors|socket|ssl|"
-    r"contextlib|functools|concurrent|asyncio|subprocess|json|pickle|shutil|importlib|http|urllib|"
-    r"urllib3|requests|wandb|tqdm|safetensors|transformers|diffusers|accelerate|deepspeed|einops|"
-    r"runpy|<frozen|_|abc|copy|os|time|tempfile)\b"
+    r"^(torch|torchvision|colossalai|numpy|av|PIL|multiprocessing|threading|selectors|urllib3|requests|"
+    r"wandb|tqdm|safetensors|transformers|diffusers|accelerate|deepspeed|einops|pandas|decord|cv2|"
+    r"<frozen|<string>)(/|\.py|$| )"
 )
-
-
-def is_library(path: str) -> bool:
-    """Whether a file belongs to Python or an installed package that training code stands on."""
-    return bool(_LIBRARIES.match(path))
 
 
 def trim(frames: Iterable[Frame]) -> tuple[Frame, ...]:

@@ -163,8 +163,12 @@ def read_picture(
     samples: int,
     seconds: float = 0.0,
     taken_s: float = 0.0,
+    is_part: bool = False,
 ) -> Picture:
-    """Reports of all nodes as one picture. A process that two names of one machine show stands once."""
+    """Reports of all nodes as one picture. A process that two names of one machine show stands once.
+
+    `is_part`: the user left nodes out, so ranks that are not seen are not missed.
+    """
     book, nodes, runs = Book(), [], {}
     world: int | None = None
     taken: set[tuple[str, int, int]] = set()
@@ -185,6 +189,7 @@ def read_picture(
                 if row["run"]:
                     runs[row["run"]] = True
         nodes.append(_read_node(name, report, rows, book, sites))
+    world = None if is_part else world
     return Picture(nodes, world, tuple(runs), interval_s, samples, seconds, sites, taken_s)
 
 

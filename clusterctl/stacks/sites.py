@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.stacks.frames import Stack, is_library
+from clusterctl.stacks.frames import Stack
 
 COLLECTIVE, DEVICE, RENDEZVOUS = "collective", "device-wait", "rendezvous"
 WAIT_DATA, IDLE, PUT, WORK = "wait-data", "loader-idle", "loader-put", "loader-work"
@@ -136,7 +136,7 @@ class Sites:
         index = self.match(stack)
         operation = stack.frames[index].function if stack.frames else "?"
         for frame in stack.frames[index + 1 :]:
-            if not is_library(frame.path):
+            if not frame.is_library:
                 return operation, str(frame)
         return operation, str(stack.frames[index]) if stack.frames else "?"
 

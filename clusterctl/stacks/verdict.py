@@ -197,15 +197,19 @@ def _missing_ranks(
                 MEDIUM, suspects, evidence, [f"sshd or network of {where}; training goes on"],
             )  # fmt: skip
         return None
+    ranks = fold_ranks(missing)
+    seen = f"no process with rank {ranks} on these nodes, {len(trainers)} of {picture.world} ranks are there"
     if missing and waiting:
-        ranks = fold_ranks(missing)
         suspects = [Suspect(_home(picture, rank), rank, "trainer", "no process of it") for rank in missing]  # fmt: skip
         nodes = fold(list(dict.fromkeys(s.node for s in suspects)))
+        # Whole nodes may simply not stand in this hostfile.
+        sure = len(missing) <= max(1, FEW * (picture.world or 1))
         return Verdict(
-            HANG, f"rank {ranks} ({nodes}) has ended; {words.waits(waiting)}.", HIGH, suspects,
-            [f"no process with rank {ranks} on any node, {len(trainers)} of {picture.world} ranks are there"],
-            [f"the end of ranks/{missing[0]}.log; clusterctl kill"],
+            HANG, f"rank {ranks} ({nodes}) has ended; {words.waits(waiting)}.", HIGH if sure else MEDIUM,
+            suspects, [seen], [f"the end of ranks/{missing[0]}.log; clusterctl kill", "or its node is not in this hostfile"],
         )  # fmt: skip
+    if missing and has_moved(trainers):
+        return Verdict(OK, f"all {len(trainers)} ranks on these nodes go on.", MEDIUM, [], [seen])
     return None
 
 

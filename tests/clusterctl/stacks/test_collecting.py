@@ -14,6 +14,7 @@ import pytest
 from clusterctl.fanout import NodeResult
 from clusterctl.job import Pick
 from clusterctl.nodes import Node
+from clusterctl.payload import ship
 from clusterctl.stacks.collect import Looks, collect
 from clusterctl.stacks.model import NodeView, Proc, read_picture
 from clusterctl.stacks.report import permission_lines
@@ -140,3 +141,20 @@ def test_where_ptrace_is_refused_the_trainer_tells_its_stacks_itself(
     picture = read_picture([], Sites(), interval_s=1, samples=2)
     picture.nodes = [view]
     assert any("--sudo" in line for line in permission_lines(picture))
+
+
+def test_dump_that_is_cut_off_leaves_its_target_running(
+    start: Start, run_id: str, tmp_path: Path
+) -> None:
+    """Ctrl-C at the head in the middle of a dump that stops its target."""
+    child = start()
+    py_spy = fake_py_spy(tmp_path, f"kill -STOP {child.pid}; exec sleep 100")
+    args = {
+        "pick": Pick((run_id,), user=None).to_args(HERE), "samples": 2, "interval_s": 0.1, "limit_s": 60.0,
+        "budget_s": 60.0, "py_spy": py_spy,
+    }  # fmt: skip
+    with ship.stream(LocalConnection(), "stacks", args) as held:
+        wait_until(lambda: state(child.pid, start_of(child.pid)) == "T")
+        held.end_lease()
+        assert held.wait(20.0) is not None
+    wait_until(lambda: state(child.pid, start_of(child.pid)) == "S")

@@ -155,6 +155,13 @@ def test_rank_that_has_ended_is_missed() -> None:
     assert "rank 2" in verdict.sentence
 
 
+def test_ranks_on_nodes_that_were_left_out_are_not_missed() -> None:
+    results = [node.result() for node in cluster(4, 1, 0)[:3]]
+    made = read_picture(results, Sites(), interval_s=2.0, samples=2, is_part=True)
+    assert judge(made).kind == "all-same"
+    assert judge(read_picture(results, Sites(), interval_s=2.0, samples=2)).kind == "hang"
+
+
 def test_silent_node_with_waiting_peers_is_the_first_suspect() -> None:
     verdict = judge(picture(*cluster(2, 2, 0)[:1], silent("node-002")))
     assert (verdict.kind, [s.node for s in verdict.suspects]) == ("hang", ["node-002"])
