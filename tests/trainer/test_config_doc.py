@@ -19,7 +19,9 @@ def test_the_table_of_keys_is_not_behind_the_code() -> None:
 
 
 def test_every_key_says_what_it_is_for() -> None:
-    own = [section for section in configdoc.SECTIONS if section[1].__module__ == "trainer.config"]
+    own = [
+        section for section in configdoc.SECTIONS if section[1].__module__ == "trainer.configkeys"
+    ]
     found = [row for prefix, cls, _ in own for row in configdoc.rows(prefix, cls)]
     assert [key for key, _, _, comment in found if not comment] == []
 

@@ -1,0 +1,287 @@
+"""Every key of a training config: a dataclass field with its default and the reason.
+
+Names are those of Open-Sora 1.2 and 2.0 configs, so that the published stage files load. Keys of
+theirs that change nothing here are `harmless`, keys that cannot be honoured are `refused` with a
+sentence. docs/configs.md is made from this file (`python -m trainer.configdoc`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from trainer.configfile import Section, field_types
+from trainer.errors import ConfigError
+
+# The model's own dataclass is the home of its fields; reading a config imports it when one is set.
+_MODELS = {"STDiT3": "trainer.models.stdit:STDiT3Config"}
+
+_ATTENTION = "there is one attention and one norm path, chosen by torch"
+
+
+@dataclass(frozen=True)
+class DatasetConfig(Section):
+    """Which clips, and how a clip becomes a tensor."""
+
+    type: str = "VariableVideoTextDataset"  # upstream's name for bucketed clips with captions
+    data_path: str | None = None  # manifest, csv or parquet
+    transform_name: str = "resize_crop"  # scale to cover the bucket's size, crop the centre
+    frame_interval: int = 1  # every n-th frame
+    memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
+    root: str | None = None  # folder that relative paths start from; default the manifest's
+    resize: str = "bilinear"  # libswscale's kernel; "area" is sharper when clips shrink much
+    clip_timeout_s: float = 30.0  # a clip that takes longer is bad; another stands in for it
+    batch_timeout_s: float = 600.0  # a batch that takes longer stops the run
+    cache_decoded_mb: int = 0  # decoded clips each worker keeps; for data sets of a few MB
+    balance_window: int = 8  # steps over which microbatches of one cost are put together; 0 is off
+    balance_costs: str = "flops"  # or "timed": measured at the start, a few forward passes a bucket
+
+    aliases: ClassVar = {"sampling_interval": "frame_interval"}
+    harmless: ClassVar = {
+        "num_frames": "buckets state the length",
+        "image_size": "buckets state the size",
+        "fps_max": "fps is read from the manifest",
+        "vmaf": "scores are columns of the manifest",
+    }
+    refused: ClassVar = {
+        "tokenize_fn": "captions are tokenised by the text encoder",
+    }
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    """Which network. Keys beyond these are fields of the model's own dataclass."""
+
+    type: str = "STDiT3-XL/2"  # STDiT3 with its own numbers, or a named size of it
+    from_pretrained: str | None = None  # file, folder, checkpoint or hub id; --ckpt-path sets it
+    allow_partial: bool = False  # start although the weights give less than 99 % of the tensors
+    options: dict[str, Any] = field(default_factory=dict, metadata={"settable": False})
+
+    harmless: ClassVar = {"force_huggingface": "weights are told apart by content"}
+    refused: ClassVar = {
+        "qk_norm_legacy": "norms stand before the rotation, as in the published weights",
+        "grad_ckpt_setting": "say grad_checkpoint, for a memory budget too",
+        "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
+    }
+    nothing: ClassVar = {"qk_norm_legacy": (False,)}
+
+    @classmethod
+    def open_types(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = str(data.get("type", cls.type))
+        home = _MODELS.get(name.split("-")[0])
+        if home is None:
+            raise ConfigError(f"model.type {name!r} is not known; there is {', '.join(_MODELS)}")
+        module, _, attribute = home.partition(":")
+        return field_types(getattr(importlib.import_module(module), attribute))
+
+
+@dataclass(frozen=True)
+class VaeConfig(Section):
+    """How pixels become latents."""
+
+    type: str = "OpenSoraVAE_V1_2"  # or "identity": pixels are the latents
+    from_pretrained: str | None = None  # weights: a file, a folder or a hub id
+    channels: int = 3  # identity only: 3, or 1 for luma
+    micro_frame_size: int | None = 17  # frames of a chunk, which sees no other
+    memory_gb: float | None = None  # for encoding and decoding; default 1/8 of the accelerator's
+    scale: tuple[float, ...] | None = None  # latents are divided by this, per channel
+    shift: tuple[float, ...] | None = None  # and before that moved by this
+
+    harmless: ClassVar = {
+        "micro_batch_size": "as many frames as fit into memory go through at once; see vae.memory_gb",
+        "vae_2d": "the weights say what they are",
+        "vae_temporal": "the weights say what they are",
+        "force_huggingface": "weights come from a file or folder",
+        "local_files_only": "nothing is downloaded while training",
+        "freeze_vae_2d": "the VAE is not trained here",
+        "cal_loss": "the VAE is not trained here",
+    }
+
+
+@dataclass(frozen=True)
+class TextEncoderConfig(Section):
+    """How captions become vectors."""
+
+    type: str = "t5"  # or "tiny_t5": built offline from the dataset's captions into the run
+    from_pretrained: str | None = None  # folder with tokenizer and weights
+    model_max_length: int = 300  # tokens; longer captions are cut
+    d_model: int = 128  # tiny_t5 only: width of its output
+    num_layers: int = 2  # tiny_t5 only
+    initializer_factor: float = 1.0  # tiny_t5 only: small keeps the word in the residual stream
+
+    harmless: ClassVar = {
+        "shardformer": "T5 runs as it is",
+        "local_files_only": "nothing is downloaded while training",
+        "cache_dir": "nothing is downloaded while training",
+    }
+
+
+@dataclass(frozen=True)
+class SchedulerConfig(Section):
+    """Rectified flow: how time is drawn in training, how it is walked in sampling."""
+
+    type: str = "rflow"  # rectified flow, the only one
+    num_timesteps: int = 1000  # t runs from 0 (clean) to this (noise)
+    num_sampling_steps: int = 30  # from noise to a latent
+    cfg_scale: float = 7.0  # guidance while sampling
+    use_discrete_timesteps: bool = False  # whole numbers only
+    sample_method: str = "uniform"  # or "logit-normal"
+    loc: float = 0.0  # of logit-normal
+    scale: float = 1.0  # of logit-normal
+    use_timestep_transform: bool = False  # more noise for larger and longer clips
+    transform_scale: float = 1.0  # factor on how much more
+    timestep_transform: str = "true-length"  # of the latent; "upstream": t = 0 for 2 to 16 frames
+
+
+@dataclass(frozen=True)
+class SampleConfig(Section):
+    """Videos made from prompts: size, length and how."""
+
+    prompts: str | None = None  # file, one prompt a line
+    num_frames: int | None = None  # of a video; 1 is an image
+    image_size: tuple[int, int] | None = None  # height, width in pixels
+    resolution: str | None = None  # or an area by name ...
+    aspect_ratio: str | None = None  # ... at a ratio height:width
+    fps: float = 24.0  # told to the model
+    frame_interval: int = 1  # of the videos trained on; the file plays at fps / this
+    save_fps: float | None = None  # written into the file; default fps / frame_interval
+    num_sampling_steps: int | None = None  # default scheduler.num_sampling_steps
+    cfg_scale: float | None = None  # default scheduler.cfg_scale
+    negative_prompt: str | None = None  # steered away from; default the learned null text
+    aes: float | None = None  # scores appended to prompts that state none
+    flow: float | None = None  # motion score
+    camera_motion: str | None = None  # in words
+    num_sample: int = 1  # videos of each prompt
+    loop: int = 1  # clips joined to one video, each continuing the one before
+    condition_frame_length: int = 5  # latent frames of a clip that the next one continues
+    condition_frame_edit: float = 0.0  # how far those may change, 0 to 1
+    align: int | None = None  # conditions start at multiples of it; default the VAE's chunk
+    batch_size: int = 8  # videos at once; does not change them
+    seed: int = 1024  # of the noise; every video has its own
+
+    aliases: ClassVar = {"prompt_path": "prompts"}
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """A training run."""
+
+    # data
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    bucket_config: dict[str, Any] = field(
+        default_factory=dict
+    )  # resolution -> {frames: (p, batch)}
+    bucket_semantics: str = "open-sora-1.2"  # what the probabilities mean, see trainer.data.buckets
+    num_workers: int = 4  # decoding processes per rank; 0 decodes in a single process beside
+    prefetch_factor: int | None = None  # batches ahead per worker; default torch's 2
+    max_bad_samples: int = 1000  # clips that may fail before the run stops
+
+    # model
+    model: ModelConfig = field(default_factory=ModelConfig)
+    vae: VaeConfig = field(default_factory=VaeConfig)
+    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
+    accumulation_steps: int = 1  # microbatches of a rank that make one optimizer step
+    grad_checkpoint: bool | int | str = False  # recompute: off, all, every 2, or keep "24000 MB"
+    offload_activations: bool = False  # what the backward pass keeps waits in host memory
+    compile: bool = False  # torch.compile of each block: slow first steps, faster ones after
+    positions: str = "fp32-exact"  # or bf16-compat, as Open-Sora's own runs saw them
+    dtype: str = "bf16"  # bf16 or fp32; fp32 master weights either way
+
+    # optimisation
+    lr: float = 1e-4  # after the warmup; where 1cycle ends
+    weight_decay: float = 0.0  # of AdamW
+    adam_eps: float = 1e-8  # of AdamW
+    adam_betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
+    grad_clip: float = 0.0  # largest gradient norm; 0 is no clipping
+    warmup_steps: int | None = None  # linear from 0; None is a constant rate
+    lr_schedule: str | None = None  # "1cycle" or "cosine"; None is linear warmup, then constant
+    min_lr: float = 0.0  # 1cycle starts here, cosine ends here
+    max_lr: float | None = None  # 1cycle's peak
+    cooldown_steps: int | None = None  # 1cycle: from the peak down to lr
+    anneal_strategy: str = "cos"  # 1cycle's shape: cos or linear
+    ema_decay: float = 0.9999  # per step
+    ema_warmup: bool = False  # decay grows as (1 + n) / (10 + n) first, for short runs
+    epochs: int = 1000  # passes over the data; max_steps may end the run before
+    max_steps: int | None = None  # stop after this many optimizer steps
+
+    # the run
+    seed: int = 1024  # of fresh weights, the data's order, times and noise
+    outputs: str = "outputs"  # run directories are made here
+    ckpt_every: int = 0  # steps between checkpoints; 0 is only at the end
+    keep_checkpoints: int = -1  # newest ones to keep; -1 is all
+    keep_every: int = 0  # beside them, those of every n-th step; 0 is none
+    async_io: bool = True  # training goes on while a checkpoint is written, from a copy in memory
+    log_every: int = 1  # steps between lines on the terminal; telemetry has every step
+    load: str | None = None  # checkpoint to resume from
+    start_from_scratch: bool = False  # with load: not the position in the data
+    wandb: str = "off"  # off, offline, online
+    wandb_project: str = "clusterctl"  # where trackers put the run
+    exp_name: str | None = None  # name of the run in trackers; default the run directory's
+    sample: SampleConfig = field(default_factory=SampleConfig)
+
+    # the machine
+    engine: str = "colossal"  # library that spreads a step over ranks
+    plugin: str = "zero2"  # zero2, zero1, ddp
+    reduce_bucket_size_in_m: int = 20  # million gradient elements per collective
+    threads: int | None = None  # per rank; default OMP_NUM_THREADS, else 1 where ranks share a CPU
+    process_group_timeout_s: float = 600.0  # a collective that waits longer is an error
+
+    notes: tuple[str, ...] = field(default=(), metadata={"settable": False})  # for the log
+
+    aliases: ClassVar = {
+        "keep_n_latest": "keep_checkpoints",
+        "data_path": "dataset.data_path",
+        "ckpt_path": "model.from_pretrained",
+        "allow_partial": "model.allow_partial",
+        "grad_ckpt": "grad_checkpoint",
+    }
+    harmless: ClassVar = {
+        "num_bucket_build_workers": "buckets are assigned vectorised in one process",
+        "record_time": "every step's phases are always recorded",
+        "record_barrier": "timing needs no barriers",
+        "pin_memory_cache_pre_alloc_numels": "torch manages pinned memory",
+        "flash_attn": _ATTENTION,
+        "layernorm_kernel": _ATTENTION,
+        "enable_flash_attn": _ATTENTION,
+        "enable_layernorm_kernel": _ATTENTION,
+        "verbose": "the log says what is done",
+        "text_encoder_output_dim": "the text encoder says its width",
+        "text_encoder_model_max_length": "text_encoder.model_max_length says it",
+        "vae_out_channels": "the VAE says its channels",
+        "debug": "the log says what is done",
+    }
+    refused: ClassVar = {
+        "batch_size": "bucket_config holds one batch size per bucket",
+        "optim": "the optimizer is AdamW; its keys are lr, adam_eps, adam_betas, weight_decay",
+        "lora_config": "there is no LoRA training",
+        "lora_checkpoint": "there is no LoRA training",
+        "load_video_features": "training from cached latents is not built yet",
+        "load_text_features": "training from cached text features is not built yet",
+        "cached_video": "training from cached latents is not built yet",
+        "cached_text": "training from cached text features is not built yet",
+        "sp_size": "there is no sequence parallelism",
+        "plugin_config": "the engines take no free arguments",
+        "use_cosine_scheduler": 'say lr_schedule = "cosine"',
+        "condition_config": "image and video conditions are not built yet",
+        "discriminator": "adversarial training is not built",
+        "resolution": "bucket_config names the resolutions",
+        "start_step": "resume continues where the checkpoint was; start_from_scratch restarts",
+        "start_epoch": "resume continues where the checkpoint was; start_from_scratch restarts",
+        "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
+        "grad_ckpt_buffer_size": "say offload_activations = True",
+    }
+    # Values of refused keys that ask for nothing, as the published files write them.
+    nothing: ClassVar = {
+        "batch_size": (None,),
+        "load_video_features": (False,),
+        "load_text_features": (False,),
+        "cached_video": (False,),
+        "cached_text": (False,),
+        "sp_size": (1,),
+        "lora_config": (None,),
+        "grad_ckpt_buffer_size": (0,),
+    }
