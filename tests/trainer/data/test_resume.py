@@ -22,7 +22,7 @@ def killed_at_every_point(tmp_path: Path, *words: str) -> tuple[int, int]:
     """Numbers of kills: each followed by a whole run, and one after the other."""
     write_table(tmp_path / "a.csv", 100, copies=20)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.data.killed", "40", *words],
+        [sys.executable, "-m", "tests.trainer.data.killed", "50", *words],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
@@ -35,8 +35,8 @@ def test_kill_at_any_point_gives_the_same_bytes_in_the_end(tmp_path):
     alone, together = killed_at_every_point(
         tmp_path, "filter", "a.csv", "o.parquet", "--min-frames=50"
     )
-    assert alone >= 20  # 3 pieces, 2 renames each, the whole, its folder
-    assert together >= 2
+    assert alone >= 16  # 2 pieces, 2 renames each, the whole, its folder
+    assert together >= 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from trainer.data.manifest import read_manifest
 from trainer.data.tables import open_table
 
 MANY = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
