@@ -329,20 +329,11 @@ class _Values:
 
 
 _COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
-_RECOVERY = dict(
-    enumerate(
-        (
-            "None",
-            "Reset",
-            "Reboot",
-            "Drain P2P",
-            "Drain and Reset",
-            "Recover IMEX Domain",
-            "Bus Reset",
-            "System Reboot",
-        )  # fmt: skip
-    )
-)
+_RECOVERY_WORDS = (
+    "None", "Reset", "Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain", "Bus Reset",
+    "System Reboot",
+)  # fmt: skip
+_RECOVERY = dict(enumerate(_RECOVERY_WORDS))
 
 
 def _nvml_gpu(row: Mapping[str, Any]) -> Gpu:

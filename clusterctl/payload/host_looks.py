@@ -207,7 +207,7 @@ def scan_one(pid):
 
 def blocked_since(pid):
     """(seconds since it last ran or "?", kernel function)."""
-    last, now = last_run(pid), last_run(os.getpid())
+    last, now = last_run(pid), last_run("self")
     since = "?" if last is None or now is None else "%.0f" % max(0.0, now - last)
     try:
         return since, read_text("/proc/%d/wchan" % pid, 80).strip() or "?"
@@ -218,7 +218,7 @@ def blocked_since(pid):
 def last_run(pid):
     """When a process last had a CPU, by the scheduler's own clock, which is no other clock."""
     try:
-        match = re.search(r"se\.exec_start\s*:\s*([\d.]+)", read_text("/proc/%d/sched" % pid, 2048))
+        match = re.search(r"se\.exec_start\s*:\s*([\d.]+)", read_text("/proc/%s/sched" % pid, 2048))
     except OSError:
         return None  # a kernel without CONFIG_SCHED_DEBUG
     return float(match.group(1)) / 1000 if match else None

@@ -1,0 +1,123 @@
+"""The census on this machine: rights, hanging things, old interpreters."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from checks.facts import KernelLog, Unknown
+from checks.parse.host import parse_census
+from clusterctl.payload import ship
+from tests.clusterctl.payload.local import LocalConnection, LocalTransport, tools_only
+from tests.clusterctl.payload.test_ship import PYTHON38, needs_python38
+
+REFUSE = "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"
+FULL = {"everything": True, "growth_s": 0.02}
+
+
+def census(env: dict[str, str], **args: object):
+    return parse_census("n1", ship.probe(LocalConnection(env), "census", {**FULL, **args}, 60))
+
+
+def test_kernel_log_that_may_not_be_read_is_unknown_and_sudo_is_only_tried_if_asked(
+    tmp_path: Path,
+) -> None:
+    env = tools_only(
+        tmp_path / "bin", dmesg=REFUSE, journalctl="exit 1",
+        sudo=f"printf '%s\\n' \"$*\" >> {tmp_path}/asked; echo '[ 9.000000] NVRM: Xid (PCI:0000:44:00): 79, lost'",
+    )  # fmt: skip
+    refused = census(env).kernel_log
+    assert isinstance(refused, Unknown)
+    assert "not permitted" in refused.reason
+    assert not (tmp_path / "asked").exists()
+    read = census(env, sudo=True).kernel_log
+    assert isinstance(read, KernelLog)
+    assert [one.xid for one in read.events] == [79]
+    assert (tmp_path / "asked").read_text() == "-n dmesg\n"
+
+
+def test_tools_that_hang_delay_their_own_section_only(tmp_path: Path) -> None:
+    env = tools_only(tmp_path / "bin", chronyc="sleep 100", ip="sleep 100", dmesg="echo '[ 1.0] x'")
+    begun = time.monotonic()
+    facts = census(env, tool_timeout_s=1.0)
+    assert time.monotonic() - begun < 30
+    assert not isinstance(facts.clock, Unknown)
+    assert isinstance(facts.clock.tracking, Unknown)
+    assert isinstance(facts.kernel_log, KernelLog)
+    assert not isinstance(facts.network, Unknown)
+    assert not any(one.addresses for one in facts.network.interfaces)
+
+
+def test_without_any_tool_everything_else_is_still_known(tmp_path: Path) -> None:
+    facts = census(tools_only(tmp_path / "bin"))
+    assert facts.gpus.state == "no-tool"
+    for value in (facts.shell_limits, facts.mounts, facts.processes, facts.system, facts.fabric):
+        assert not isinstance(value, Unknown)
+
+
+@needs_python38
+def test_everything_runs_on_a_real_python_38(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to(str(PYTHON38))
+    args = {
+        "names": ["@"],
+        "files": ["/etc/passwd"],
+        "paths": ["/tmp"],
+        "nvml": True,
+        "workdir": "/",
+    }
+    env = {"PATH": f"{tmp_path}:/usr/local/bin:/usr/bin:/bin"}
+    answer = ship.probe(LocalConnection(env), "census", {**FULL, **args}, 60, nvml=True)
+    assert answer["node"]["python"].startswith("3.8.")
+    bad = {
+        name: section["err"] for name, section in answer["sections"].items()
+        if section["state"] == "error" or "Traceback" in section["err"] or "NameError" in section["err"]
+    }  # fmt: skip
+    assert not bad
+    facts = parse_census("n1", answer)
+    assert not isinstance(facts.mounts, Unknown)
+    assert facts.files["/etc/passwd"]
+
+
+def test_nothing_is_left_of_a_census(tmp_path: Path) -> None:
+    mark = str(tmp_path / "mark")
+    ship.probe(
+        LocalConnection({"MARK": mark}),
+        "census",
+        {**FULL, "files": ["/"], "tool_timeout_s": 0.1},
+        60,
+    )
+    deadline = time.monotonic() + 30
+    while left := [
+        pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _has(pid, mark)
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def _has(process: Path, mark: str) -> bool:
+    try:
+        return f"MARK={mark}".encode() in (process / "environ").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adjtimex")
+def test_look_brings_the_offset_of_both_clocks() -> None:
+    from clusterctl.look import look
+    from clusterctl.nodes import Node
+    from clusterctl.transport.base import Limits
+
+    transport = LocalTransport({"n1": LocalConnection()})
+    (result,) = list(look([Node("n1")], transport, Limits(), {"growth_s": 0.02}, width=1))
+    assert result.value is not None, result.unreachable
+    facts = parse_census("n1", result.value)
+    assert isinstance(facts.connect_s, float)
+    assert not isinstance(facts.clock, Unknown)
+    exchange = facts.clock.exchange
+    assert not isinstance(exchange, Unknown)
+    assert exchange.samples == 8
+    assert abs(exchange.offset_s) <= exchange.error_s  # it is the same clock
+    assert 0 < result.value["cpu_s"] < 5
