@@ -152,13 +152,12 @@ def test_torch_files_of_something_else(tmp_path: Path, content: object, message:
         read_weights(tmp_path / "m.pth")
 
 
-def test_integer_weights_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_of_another_kind_of_number_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     state = {name: tensor.clone() for name, tensor in small().state_dict().items()}
-    state["t_block.1.weight"] = torch.zeros(192, 32, dtype=torch.int8)
+    state["t_block.1.weight"] = torch.zeros(192, 32).to(dtype)
     torch.save(state, tmp_path / "m.pth")
-    with pytest.raises(
-        CheckpointError, match=r"t_block\.1\.weight is int8, the model's is float32"
-    ):
+    with pytest.raises(CheckpointError, match=r"t_block\.1\.weight is \w+, the model's is float32"):
         load_into(small(), tmp_path / "m.pth", allow_partial=True)
 
 

@@ -164,6 +164,20 @@ def test_a_run_directory_means_its_newest_checkpoint(tmp_path: Path) -> None:
     assert "epoch0-global_step1, epoch0-global_step2" in str(caught.value.hint)
 
 
+def test_a_hub_id_is_fetched_when_there_is_no_such_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def snapshot(repository: str, **_options: object) -> str:
+        asked.append(repository)
+        return str(_hugging_face(tmp_path))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert load_into(small(), "example-owner/example-model").share == 1.0
+    assert asked == ["example-owner/example-model"]
+
+
 def _without(count: int) -> tuple[list[str], Tensors]:
     names = sorted(state())
     gone = names[:count]

@@ -131,7 +131,9 @@ def compare(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> Loa
     if from_pixart:
         weights, left_out = pixart.to_stdit(weights, wanted)
     for name in weights.keys() & wanted.keys():
-        if wanted[name].is_floating_point() != weights[name].is_floating_point():
+        # 8-bit floats come with scales that lie elsewhere
+        given = weights[name].is_floating_point() and weights[name].element_size() > 1
+        if wanted[name].is_floating_point() != given:
             raise CheckpointError(
                 f"{source}: {name} is {_dtype(weights[name])}, the model's is {_dtype(wanted[name])}; "
                 "quantised weights are not read here",
