@@ -42,10 +42,10 @@ class ReferenceFiles:
         return self._lengths[path]
 
     def frames(
-        self, path: str, count: int, height: int, width: int, where: str
+        self, path: str, count: int, height: int, width: int, where: str, resize: str = "bilinear"
     ) -> NDArray[np.uint8]:
         """The first `count` frames [3, T, H, W], scaled to cover the size and cropped to it."""
-        window = Window(0, count, 1, height, width, 1)
+        window = Window(0, count, 1, height, width, 1, resize)
         pixels, (reply,) = self._helper().decode([(path, window)], (3, count, height, width))
         if reply.error:
             raise _unusable(path, where, reply.error)
@@ -75,6 +75,7 @@ class ReferenceReader:
     height: int  # pixels
     width: int
     device: torch.device
+    resize: str = "bilinear"
     files: ReferenceFiles = field(default_factory=ReferenceFiles)
 
     def read(
@@ -87,8 +88,8 @@ class ReferenceReader:
             # Up to the end of the last chunk in use: what comes later changes nothing before it.
             last = max((group.reference_start + group.length for group in mine), default=1)
             total = min(total, frames_of(self.vae, -(-(last + align) // align) * align))
-        video = torch.from_numpy(self.files.frames(path, total, self.height, self.width, where))
-        return self.encode(video.to(self.device).float() / 127.5 - 1)
+        pixels = self.files.frames(path, total, self.height, self.width, where, self.resize)
+        return self.encode(torch.from_numpy(pixels).to(self.device).float() / 127.5 - 1)
 
     @torch.no_grad()
     def encode(self, video_CTHW: Tensor) -> Tensor:

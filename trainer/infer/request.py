@@ -45,6 +45,7 @@ class Settings:
     condition_frame_length: int = 5  # latent frames
     condition_frame_edit: float = 0.0
     align: int | None = None  # latent frames; None is the VAE's chunk
+    resize: str = "bilinear"  # of references, as of the clips in training
 
     @property
     def is_image(self) -> bool:
@@ -117,6 +118,7 @@ def settings_of(config: Config) -> Settings:
         condition_frame_length=sample.condition_frame_length,
         condition_frame_edit=sample.condition_frame_edit,
         align=sample.align,
+        resize=config.dataset.resize,
     )
     _check(settings, config)
     return settings

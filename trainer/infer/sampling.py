@@ -56,7 +56,9 @@ class Sampler:
             )
         chunk = conditions.chunk_of(vae)
         self._align = settings.align or chunk
-        self._reader = ReferenceReader(vae, settings.height, settings.width, self.device)
+        self._reader = ReferenceReader(
+            vae, settings.height, settings.width, self.device, settings.resize
+        )
         self._carried = conditions.frames_of(vae, settings.condition_frame_length)
         if settings.loop > 1:
             self._check_loops(chunk)
