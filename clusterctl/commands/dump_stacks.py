@@ -132,7 +132,6 @@ def _native(
     for proc in chosen.values():
         pids.setdefault(by_name[proc.node], []).append(proc.pid)
     views = {by_name[view.name]: view.py_spy for view in picture.nodes}
-    pids = {node: found for node, found in pids.items() if views.get(node)}
     if not pids:
         return {}
     fanout = collect_native(

@@ -27,10 +27,10 @@ def main():
         signal.signal(getattr(signal, name), lambda *_: leave())
     try:
         report = native() if ARGS.get("op") == "native" else collect()
-        packed = base64.b64encode(zlib.compress(json.dumps(report).encode(), 6)).decode()
-        emit({"type": "report", "packed": packed})
     finally:
-        remove_py_spy()
+        remove_py_spy()  # before the head knows all it wanted and goes
+    packed = base64.b64encode(zlib.compress(json.dumps(report).encode(), 6)).decode()
+    emit({"type": "report", "packed": packed})
 
 
 def leave():
@@ -41,12 +41,15 @@ def leave():
 
 
 def native():
-    return {
-        "native": {
-            str(pid): dump(ARGS["py_spy"], pid, ARGS["limit_s"], native=True)
-            for pid in ARGS["pids"]
-        }
-    }
+    path = ARGS["py_spy"]
+    if not path or not os.access(path, os.X_OK):
+        path = borrow_py_spy(
+            len(ARGS["pids"])
+        )  # the one of the first look was carried, and is gone
+    if path is None:
+        return {"native": {str(pid): (None, "no py-spy here", False) for pid in ARGS["pids"]}}
+    dumps = {str(pid): dump(path, pid, ARGS["limit_s"], native=True) for pid in ARGS["pids"]}
+    return {"native": dumps}
 
 
 def collect():
@@ -82,15 +85,17 @@ def choose_py_spy(rows, shot):
     answer = call("py-spy", lambda: find_py_spy(rows, shot, ARGS.get("py_spy")) or "", 3.0)
     SECTIONS.pop("py-spy", None)
     path = answer["out"] or None
-    if path is None and ARGS.get("carry"):
-        emit({"type": "found", "processes": len(rows), "machine": os.uname().machine})
-        try:
-            answer = answers.get(timeout=20.0)
-        except queue.Empty:
-            answer = {}
-        if answer.get("op") == "py-spy":
-            path = unpack_py_spy(answer["data"])
-    return path
+    return borrow_py_spy(len(rows)) if path is None and ARGS.get("carry") else path
+
+
+def borrow_py_spy(count):
+    """The head's own, for as long as this payload lives; None when it has none for this machine."""
+    emit({"type": "found", "processes": count, "machine": os.uname().machine})
+    try:
+        answer = answers.get(timeout=20.0)
+    except queue.Empty:
+        return None
+    return unpack_py_spy(answer["data"]) if answer.get("op") == "py-spy" else None
 
 
 def sample(rows, shot, table, py_spy, begun):

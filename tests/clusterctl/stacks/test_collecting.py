@@ -15,7 +15,8 @@ from clusterctl.fanout import NodeResult
 from clusterctl.job import Pick
 from clusterctl.nodes import Node
 from clusterctl.payload import ship
-from clusterctl.stacks.collect import Looks, collect
+from clusterctl.stacks.collect import Looks, collect, collect_native
+from clusterctl.stacks.files import native_text
 from clusterctl.stacks.model import NodeView, Proc, read_picture
 from clusterctl.stacks.report import permission_lines
 from clusterctl.stacks.sites import Sites
@@ -157,4 +158,23 @@ def test_dump_that_is_cut_off_leaves_its_target_running(
         wait_until(lambda: state(child.pid, start_of(child.pid)) == "T")
         held.end_lease()
         assert held.wait(20.0) is not None
+    wait_until(lambda: state(child.pid, start_of(child.pid)) == "S")
+
+
+def test_native_frames_of_a_suspect_are_had_without_leaving_it_stopped(
+    start: Start, run_id: str, tmp_path: Path
+) -> None:
+    child = start()
+    transport = LocalTransport({"here": LocalConnection({"TMPDIR": str(tmp_path)})})
+    gone = {HERE: "/gone/py-spy"}
+    fanout = collect_native(
+        {HERE: [child.pid]}, transport, gone, sudo=False, limits=Limits(), width=1
+    )
+    (result,) = list(fanout)
+    assert result.value is not None, result.unreachable
+    threads, error, repaired = result.value["native"][str(child.pid)]
+    assert (error, repaired) == ("", False)
+    text = native_text(threads)
+    assert "libc" in text
+    assert "waits_here" in text
     wait_until(lambda: state(child.pid, start_of(child.pid)) == "S")
