@@ -107,6 +107,11 @@ def _refuse_nothing(picture: Picture, pick: Pick) -> None:
             f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}",
             hint="name one: --run ID",
         )
+    for rank, names in picture.twice.items():
+        raise UsageError(
+            f"more than one job fits: rank {rank} runs on {' and on '.join(names)}",
+            hint="name one: --run ID, --user NAME, a --match that only fits one, or -w for its nodes",
+        )
     if picture.procs or picture.silent:
         return
     others = sum(node.others for node in picture.nodes)

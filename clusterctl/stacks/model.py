@@ -142,6 +142,15 @@ class Picture:
     def silent(self) -> list[NodeView]:
         return [node for node in self.nodes if node.silent is not None]
 
+    @property
+    def twice(self) -> dict[int, list[str]]:
+        """Ranks that run on several nodes, with these: then it is not one job that was found."""
+        homes: dict[int, list[str]] = {}
+        for proc in self.trainers:
+            if proc.rank is not None and proc.progress != GONE:
+                homes.setdefault(proc.rank, []).append(proc.node)
+        return {rank: names for rank, names in homes.items() if len(names) > 1}
+
     def loaders(self, trainer: Proc) -> list[Proc]:
         """Loader processes of a trainer: its children, or by rank where a fork server is between."""
         mine = [p for p in self.procs if p.role == "loader" and p.node == trainer.node]
@@ -190,7 +199,19 @@ def read_picture(
                     runs[row["run"]] = True
         nodes.append(_read_node(name, report, rows, book, sites))
     world = None if is_part else world
+    for view in nodes:
+        _one_trainer_per_rank(view)
     return Picture(nodes, world, tuple(runs), interval_s, samples, seconds, sites, taken_s)
+
+
+def _one_trainer_per_rank(view: NodeView) -> None:
+    """Of several on one node the first that started; a daemon of its own bears the rank's number, too."""
+    seen: set[int] = set()
+    for proc in view.procs:
+        if proc.role == "trainer" and proc.rank is not None:
+            if proc.rank in seen:
+                proc.role = "helper"
+            seen.add(proc.rank)
 
 
 def _read_node(

@@ -162,6 +162,16 @@ def test_ranks_on_nodes_that_were_left_out_are_not_missed() -> None:
     assert judge(read_picture(results, Sites(), interval_s=2.0, samples=2)).kind == "hang"
 
 
+def test_two_jobs_are_not_taken_for_one() -> None:
+    made = cluster(1, 2, 0) + cluster(1, 2, 0)
+    made[1].name = "node-002"
+    assert picture(*made).twice == {0: ["node-001", "node-002"], 1: ["node-001", "node-002"]}
+    node = Made("a")
+    node.add("trainer", 0, ALL_REDUCE, world=1)
+    node.add("trainer", 0, FORWARD, world=1)  # a daemon that the rank started
+    assert [p.role for p in picture(node).procs] == ["trainer", "helper"]
+
+
 def test_silent_node_with_waiting_peers_is_the_first_suspect() -> None:
     verdict = judge(picture(*cluster(2, 2, 0)[:1], silent("node-002")))
     assert (verdict.kind, [s.node for s in verdict.suspects]) == ("hang", ["node-002"])

@@ -46,9 +46,11 @@ def dump(
     hostfile.write_text("".join(f"{name} host=127.0.0.1\n" for name in NODES))
     monkeypatch.setattr(Settings, "transport", lambda self: LocalTransport(nodes))
 
-    def dump(*words: str, interval_s: float = 0.6, run_id: str = job.run_id) -> tuple[int, dict]:
+    def dump(
+        *words: str, interval_s: float = 0.6, run_id: str = job.run_id, by: tuple[str, ...] = ()
+    ) -> tuple[int, dict]:
         capsys.readouterr()
-        code = run(["dump-stacks", str(hostfile), "--run", run_id, "--interval", str(interval_s), "--dump-timeout", "10", "--json", *words])  # fmt: skip
+        code = run(["dump-stacks", str(hostfile), *(by or ("--run", run_id)), "--interval", str(interval_s), "--dump-timeout", "10", "--json", *words])  # fmt: skip
         return code, json.loads(capsys.readouterr().out)
 
     return dump
@@ -156,6 +158,14 @@ def test_long_save_is_waiting_and_no_fault(job: GlooJob, dump: Dump) -> None:
     assert (code, document["verdict"]["kind"]) == (1, "waiting")
     assert suspects(document) == [("n1", 0, "trainer", None)]
     assert "save_checkpoint" in document["verdict"]["sentence"]
+
+
+def test_without_a_tag_the_pattern_finds_ranks_and_workers(job: GlooJob, dump: Dump) -> None:
+    """As for a job that was started by torchrun or colossalai, not by us."""
+    by = ("--match", f"python.*gloo_trainer\\.py {job.folder}")
+    _, document = dump(by=by)
+    roles = [p["role"] for node in document["nodes"] for p in node["processes"]]
+    assert sorted(roles) == ["loader"] * 6 + ["trainer"] * 3
 
 
 def test_silent_node_of_a_moving_job_is_no_hang(nodes: dict, dump: Dump) -> None:
