@@ -20,6 +20,7 @@ COMMANDS = (
     "nodes",
     "run",
     "gpus",
+    "clock",
     "push",
     "data",
     "preflight",

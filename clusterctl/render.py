@@ -76,6 +76,23 @@ class Output:
                 parts.append(gap + text if name in right else text + gap)
             print("  ".join(parts).rstrip())
 
+    def can_repaint(self) -> bool:
+        """Whether stdout is a terminal whose page may be drawn anew."""
+        return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+    def repaint(self) -> None:
+        """Begin the page anew; what follows is drawn from the top."""
+        if self.can_repaint():
+            print("\x1b[H\x1b[2J", end="")
+
+    def can_show(self, characters: str) -> bool:
+        """Whether stdout's encoding has these characters."""
+        try:
+            characters.encode(sys.stdout.encoding or "ascii")
+        except (UnicodeEncodeError, LookupError):
+            return False
+        return True
+
     def sweep(self, fanout: Fanout[T], total: int) -> Iterator[NodeResult[T]]:
         """Pass results on as they arrive, with a line on a terminal that says who is waited for."""
         live = Live(enabled=not self.quiet)

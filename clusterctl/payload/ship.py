@@ -25,6 +25,7 @@ MARKER = "==clusterctl-payload-1=="
 SHARED = {
     "agent": ("processes", "job", "meeting", "voice"),
     "census": ("children", "gpu_looks", "host_looks", "launch_looks"),
+    "clock": ("host_looks",),
     "reap": ("processes",),
     "kill": ("processes", "roles", "find", "ending"),
     "stop": ("processes", "roles", "find", "ending", "beats"),
