@@ -78,6 +78,30 @@ def resolve(
     return LaunchLine(config, tuple(files_of(data, workdir, env)), wandb)
 
 
+def read_words(
+    config: str, overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]
+) -> LaunchLine:
+    """What the overrides alone say: a launch does not wait seconds for the trainer to read a config."""
+    plain: dict[str, Any] = {}
+    words = list(overrides)
+    for index, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        flag, equals, value = word[2:].partition("=")
+        if not equals:
+            value = words[index + 1] if index + 1 < len(words) else ""
+        part, _, key = flag.replace("-", "_").rpartition(".")
+        part, key = _SHORT.get(key, (part, key)) if not part else (part, key)
+        if value and not value.startswith("--"):
+            (plain.setdefault(part, {}) if part else plain)[key] = value
+    wandb = plain.get("wandb") == "online"
+    return LaunchLine(config, tuple(files_of(plain, workdir, env)), wandb)
+
+
+# Upstream's short flags, as the trainer takes them.
+_SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pretrained")}
+
+
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:
     """Paths that the run will read: data, checkpoint, published weights, the hub's cache of models."""
     found: dict[str, None] = {}
@@ -111,7 +135,9 @@ def _weights(name: str, workdir: Path, env: Mapping[str, str]) -> str:
     return f"{home}/models--{name.replace('/', '--')}"
 
 
-def kept_environment(assignments: Iterable[str], preset: str) -> dict[str, str]:
+def kept_environment(
+    assignments: Iterable[str], preset: str, device: str = "auto"
+) -> dict[str, str]:
     """The ranks' variables that checks look at, as `clusterctl launch` would set them.
 
     Of WANDB_API_KEY only that it is there. Raises `UsageError` for a bad --env or --nccl.
@@ -119,7 +145,7 @@ def kept_environment(assignments: Iterable[str], preset: str) -> dict[str, str]:
     from clusterctl.launch import environment
 
     built = environment.build(
-        os.environ, assignments=assignments, preset=preset, run_dir=Path("outputs")
+        os.environ, assignments=assignments, preset=preset, device=device, run_dir=Path("outputs")
     ).values()
     kept = {name: value for name, value in built.items() if name.startswith(KEPT)}
     if built.get("WANDB_API_KEY"):

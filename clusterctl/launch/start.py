@@ -20,6 +20,7 @@ from clusterctl.fanout import Fanout, NodeResult, in_order
 from clusterctl.launch import environment
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, make_plan, new_run_id
 from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label, next_run_dir
+from clusterctl.launch_line import kept_environment, read_words
 from clusterctl.nodes import Node
 from clusterctl.payload.ask import ask, tool_timeout
 from clusterctl.transport.base import Limits, Transport
@@ -65,14 +66,24 @@ def prepare(
     width: int,
     sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
 ) -> Prepared:
-    """One census of all nodes; the checks that a launch needs. Nothing is started or written."""
+    """One census of all nodes; the checks that a launch needs. Nothing is started or written.
+
+    What only says how good a node is (clocks, errors, logs) is left to `clusterctl preflight`.
+    """
     begun = time.monotonic()
     port = options.master_port or PORT_RANGE[0]
+    workdir = options.workdir.absolute()
+    env = kept_environment(options.env, options.nccl)
+    line = read_words(options.config, options.overrides, workdir=workdir, env=env)
     args = {
         "tool_timeout_s": tool_timeout(limits),
         "python": options.python,
         "ports": [port],
         "paths": [str(options.outputs.absolute())],
+        "launch": True,
+        "workdir": str(workdir),
+        "files": list(line.files),
+        "wandb": line.wandb,
     }
     fanout = ask(nodes, transport, "census", args, limits=limits, width=width)
     results = list(sweep(fanout, len(nodes)) if sweep else fanout)
@@ -87,6 +98,10 @@ def prepare(
         run_dir_parent=str(options.outputs.absolute()),
         min_free_bytes=options.min_free_bytes,
         master=nodes[0].name,
+        env=env,
+        files=line.files,
+        wandb=line.wandb,
+        config=options.config,
     )
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)

@@ -1,10 +1,10 @@
 """What a node is and has: GPUs, processes on them, memory, disks, an interpreter, free ports.
 
 Arguments, all optional: tool_timeout_s; paths (disks to measure), python (an interpreter to
-question), ports (to try); all that with little cost. With `everything` also clock, fabric, kernel
-log, limits, mounts, network and processes, and growth_s (between two reads of growing counters),
-names (to resolve, "@" is the node's own), workdir, files, token (a path to read), wandb, sudo,
-nvml. With `pings` it stays after its answer and says the time whenever asked, for as long as stdin
+question), ports (to try); all that with little cost. With `launch` also what a launch line is
+compared with: cards, network, variables, workdir (its commit), files, wandb. With `everything` also
+clock, kernel log, limits, mounts and processes, and growth_s (between two reads of growing
+counters), names (to resolve, "@" is the node's own), token (a path to read), sudo, nvml. With `pings` it stays after its answer and says the time whenever asked, for as long as stdin
 is open. Read-only. Raw text goes home, the head parses it.
 """
 
@@ -35,6 +35,8 @@ def main():
         tasks.append(lambda: ask_python(ARGS["python"], timeout_s))
     if everything:
         tasks += list_everything(timeout_s, began)
+    elif ARGS.get("launch"):
+        tasks += list_launch(timeout_s)
     together(tasks)
     cpu_s = sum(os.times()[:4])
     if not ARGS.get("pings"):
@@ -67,10 +69,19 @@ def list_everything(timeout_s, began):
         partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False)),
         partial(look_at_processes, growth_s),
         lambda: call("limits", read_limits, 3.0),
-        partial(look_at_network, timeout_s, ARGS.get("names", ())),
-        lambda: call("system", describe_system, 3.0),
         partial(look_at_switches, timeout_s),
     ]
+    return tasks + list_launch(timeout_s)
+
+
+def list_launch(timeout_s):
+    """What a launch line is compared with, and no more: a launch waits for it."""
+    tasks = [
+        partial(look_at_network, timeout_s, ARGS.get("names", ())),
+        lambda: call("system", describe_system, 3.0),
+    ]
+    if not ARGS.get("everything"):
+        tasks.append(lambda: call("ib", read_infiniband, 5.0))
     if ARGS.get("workdir"):
         tasks.append(lambda: ask_git(ARGS["workdir"], timeout_s))
     if ARGS.get("wandb"):

@@ -35,7 +35,7 @@ def details(gpus: str, *, change: dict[int, dict[str, str]] | None = None) -> st
     `Section/Name` of the last two levels.
     """
     head, *blocks = re.split(r"^(?=GPU 0000)", capture("h100-sxm-x8.q.txt"), flags=re.MULTILINE)
-    rows = [row.split(", ") for row in gpus.splitlines()[1:] if row.count(", ") > 5]
+    rows = _rows(gpus)
     if not rows:
         return gpus
     text = [re.sub(r"(Attached GPUs +: )\d+", rf"\g<1>{len(rows)}", head)]
@@ -46,6 +46,12 @@ def details(gpus: str, *, change: dict[int, dict[str, str]] | None = None) -> st
             block = _replace(block, key, value)
         text.append(block)
     return re.sub(r"(Driver Version +: )\S+", rf"\g<1>{rows[0][3]}", "".join(text))
+
+
+def _rows(gpus: str) -> list[list[str]]:
+    """Cells of the GPUs in a CSV, which may have a header and sentences around them."""
+    rows = [line.split(", ") for line in gpus.splitlines()]
+    return [row for row in rows if len(row) > 6 and row[0].isdigit()]
 
 
 def _replace(block: str, key: str, value: str) -> str:
@@ -67,7 +73,7 @@ def _replace(block: str, key: str, value: str) -> str:
 def nvlinks(gpus: str, inactive: dict[int, list[int]] | None = None) -> str:
     """`nvidia-smi nvlink -s` with 18 links each; some inactive by GPU."""
     lines = []
-    for row in (line.split(", ") for line in gpus.splitlines()[1:] if line.count(", ") > 5):
+    for row in _rows(gpus):
         lines.append(f"GPU {row[0]}: {row[2]} (UUID: {row[1]})")
         off = (inactive or {}).get(int(row[0]), [])
         lines += [f"\t Link {n}: {'<inactive>' if n in off else '26.562 GB/s'}" for n in range(18)]
