@@ -82,6 +82,14 @@ class Proc:
         return self.beats[-1] if self.beats else None
 
     @property
+    def stood_s(self) -> float:
+        """Seconds that it is known to have been where it is."""
+        ages = [self.seconds if self.progress == STUCK else 0.0]
+        ages += [self.beat["age_s"]] if self.beat else []
+        ages += [self.clip["age_s"]] if self.clip else []
+        return max(ages)
+
+    @property
     def waits_for_peers(self) -> bool:
         return self.kind in kinds.WAITS_FOR_PEERS
 

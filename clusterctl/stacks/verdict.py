@@ -20,6 +20,7 @@ HANG, DESYNC, WAITING, ALL_SAME, DATA, SILENT, OK, BUSY, UNKNOWN = (
 )  # fmt: skip
 EXIT = {OK: 0, WAITING: 1, HANG: 1, DESYNC: 1, ALL_SAME: 1, DATA: 1, SILENT: 3, BUSY: 3, UNKNOWN: 3}
 HIGH, MEDIUM, LOW = "high", "medium", "low"
+SURE_S = 10.0  # a rank that has stood for less may just be slow
 FEW = 0.25  # suspects beyond this share of the ranks are no minority any more
 
 
@@ -150,6 +151,8 @@ def _halted(
         if p.role == "trainer" or any(t.rank == p.rank and t.node == p.node and t.kind == kinds.WAIT_DATA for t in trainers)
     ]  # fmt: skip
     guilty = guilty or [p for p in halted if p.role not in ("trainer", "loader")]
+    # A save sleeps in the kernel while the disk works: that is waiting (rule 2), not a fault yet.
+    guilty = [p for p in guilty if p.state != "D" or p.is_frozen or not _saves(p)]
     if not guilty or (not waiting and len(guilty) < len(trainers) and not _wait_for_data(trainers)):
         return None
     suspects = [_suspect(p, words.halt_reason(p)) for p in guilty]
@@ -241,20 +244,27 @@ def _minority(
         evidence += [words.facts(proc)]
     confidence = HIGH if len(rest) <= max(1, FEW * len(trainers)) else MEDIUM
     evidence = [*evidence[:4], *words.beat_lines(rest), *(words.facts(s.proc) for s in suspects if s.proc and s.proc not in rest)]  # fmt: skip
-    saving = [p for p in rest if p.kind == kinds.CHECKPOINT or _phase(p) == "checkpoint"]
+    saving = [p for p in rest if _saves(p)]
     if saving and len(saving) == len(rest):
         who = [_suspect(p, "saves a checkpoint") for p in saving]
         return Verdict(
-            WAITING, f"{_names(who)} ({saving[0].node}) saves a checkpoint at {saving[0].where(limit=1)}{words.age(saving[0])}; {words.waits(waiting)}.",
+            WAITING, f"{_names(who)} ({saving[0].node}) saves a checkpoint at {saving[0].where(limit=1)}{words.age(saving[0])}{words.asleep(saving[0])}; {words.waits(waiting)}.",
             confidence, who, evidence, ["wait for the save, or look at its disk; --watch tells when it goes on"],
         )  # fmt: skip
     if suspects:
         first = suspects[0].proc
         assert first is not None
         spin = first.progress == SPINNING
+        stood_s = max(first.stood_s, *(p.stood_s for p in rest))
+        if confidence == HIGH and (spin or stood_s < SURE_S):
+            confidence = MEDIUM
+        if stood_s < SURE_S:
+            evidence.append(
+                f"it was seen to stand for {stood_s:.0f} s only: --interval 30 makes sure"
+            )
         if any(p.progress == MOVING for p in rest):
             confidence = LOW if confidence == MEDIUM else MEDIUM
-        what = f"burns CPU without an end in {first.where(limit=1)}" if spin else f"has not moved: {words.where(first)}"  # fmt: skip
+        what = f"burns CPU in {first.where(limit=1)} through all samples, without an end or for long" if spin else f"has not moved: {words.where(first)}"  # fmt: skip
         parent = ""
         if first.role != "trainer":
             parent = f"rank {first.rank} waits for data; its "
@@ -442,8 +452,11 @@ def _suspect(proc: Proc, why: str) -> Suspect:
     return Suspect(proc.node, proc.rank, proc.role, why, proc)
 
 
-def _phase(proc: Proc) -> str | None:
-    return proc.beat["phase"] if proc.beat else None
+def _saves(proc: Proc) -> bool:
+    """By its stack, or by what it says itself."""
+    return proc.kind == kinds.CHECKPOINT or bool(
+        proc.beat and proc.beat["phase"] == "checkpoint" and not proc.waits_for_peers
+    )
 
 
 def _repaired(picture: Picture) -> list[str]:

@@ -58,6 +58,13 @@ def at(proc: Proc) -> str:
     return f" at {where(proc)}" if proc.stack.frames else ""
 
 
+def asleep(proc: Proc) -> str:
+    """`, asleep in the kernel (nfs_wait)` of a process whose disk or mount works, or does not."""
+    if proc.state != "D":
+        return ""
+    return f", asleep in the kernel ({proc.wchan})" if proc.wchan else ", asleep in the kernel"
+
+
 def age(proc: Proc) -> str:
     """How long it has been there, where something knows."""
     if proc.clip:
