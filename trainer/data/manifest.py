@@ -7,15 +7,13 @@ over the rows in order, and `marks` narrows a difference between two data sets t
 
 from __future__ import annotations
 
-import csv
-import gc
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,30 +125,9 @@ def read_manifest(
         from trainer.data.shards import find_shards, read_shards  # here: it needs pyarrow
 
         return read_shards(find_shards(source), root)
-    columns, lines, wrong = read_columns(source, REQUIRED)
-    check = RowCheck(lines, wrong)
-    frames, height, width = (check.whole(name, columns.pop(name)) for name in NUMBERS)
-    fps = check.rates(columns.pop("fps", None))
-    check.paths(columns["path"])
-    check.texts(columns["text"])
-    refuse_too_many(source, wrong, max_wrong_rows)
-    keep = check.keep
-    if not keep.any():
-        raise ManifestError(f"{source}: no usable row" + (f"; line {wrong[0]}" if wrong else ""))
-    if not keep.all():
-        columns = {name: _select(values, keep) for name, values in columns.items()}
-    return Manifest(
-        source=source,
-        root=Path(root) if root is not None else source.resolve().parent,
-        paths=columns.pop("path"),
-        texts=columns.pop("text"),
-        num_frames=frames[keep],
-        height=height[keep],
-        width=width[keep],
-        fps=fps[keep],
-        extra=columns,
-        wrong=tuple(wrong),
-    )
+    from trainer.data.reading import read_file
+
+    return read_file(source, Path(root) if root is not None else None, max_wrong_rows)
 
 
 def refuse_too_many(source: Path, wrong: list[WrongRow], limit: int) -> None:
@@ -160,18 +137,6 @@ def refuse_too_many(source: Path, wrong: list[WrongRow], limit: int) -> None:
         shown = "".join(f"\n  {source.name}:{row}" for row in wrong[:20])
         more = f"\n  and {len(wrong) - 20:,} more" if len(wrong) > 20 else ""
         raise ManifestError(f"{source}: {len(wrong):,} wrong rows{shown}{more}")
-
-
-def read_columns(
-    source: Path, required: Sequence[str]
-) -> tuple[dict[str, Sequence[Any]], Sequence[int], list[WrongRow]]:
-    """All columns as they stand there, the line of each row, and rows that are none."""
-    check_suffix(source)
-    read = _read_csv if source.suffix == ".csv" else _read_parquet
-    try:
-        return read(source, required)
-    except OSError as error:
-        raise ManifestError(f"{source}: {error.strerror or error}") from None
 
 
 def check_suffix(path: Path) -> None:
@@ -198,113 +163,6 @@ def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None
     for name in names:
         if list(names).count(name) > 1:
             raise ManifestError(f"{source}: column {name!r} stands there twice")
-
-
-def csv_rows(source: Path) -> Iterator[tuple[int, list[str] | str]]:
-    """Line number and cells of each row, header first; a text in place of cells says what is wrong."""
-    csv.field_size_limit(FIELD_LIMIT)  # the default of 128 KiB is below some captions
-    # surrogateescape: file names are bytes, and one odd name must not make the table unreadable
-    with source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file)
-        while True:
-            line = reader.line_num + 1
-            try:
-                yield line, next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield line, str(error)
-
-
-def _read_csv(
-    source: Path, required: Sequence[str]
-) -> tuple[dict[str, Sequence[Any]], Sequence[int], list[WrongRow]]:
-    rows = csv_rows(source)
-    _, header = next(rows, (1, "the file is empty"))
-    if isinstance(header, str):
-        raise ManifestError(f"{source}: {header}")
-    names = [name.strip() for name in header]
-    require(source, names, required)
-    wrong: list[WrongRow] = []
-    lines: list[int] = []
-    cells: list[list[str]] = []
-    collecting = gc.isenabled()
-    gc.disable()  # a million small lists and no garbage: 9.9 CPU s with, 4.4 without, 1.3 M rows
-    try:
-        for line, row in rows:
-            if isinstance(row, str):
-                wrong.append(WrongRow(line, row))
-            elif len(row) == len(names):
-                lines.append(line)
-                cells.append(row)
-            elif row:  # an empty line is nothing, not a wrong row
-                wrong.append(WrongRow(line, f"{len(row)} cells, the header has {len(names)}"))
-        columns = [list(column) for column in zip(*cells, strict=True)] or [[] for _ in names]
-        del cells
-    finally:
-        if collecting:
-            gc.enable()
-    return dict(zip(names, columns, strict=True)), lines, wrong
-
-
-class ArrowStrings(Sequence[str]):
-    """Strings of a parquet column, made into Python's one at a time: a tenth of a list's memory."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array  # pyarrow large_string without nulls
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return list(self.array[index].to_pylist())
-        return str(self.array[int(index)].as_py())
-
-    def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), 1 << 14):
-            yield from self[start : start + (1 << 14)]
-
-
-def _read_parquet(
-    source: Path, required: Sequence[str]
-) -> tuple[dict[str, Sequence[Any]], Sequence[int], list[WrongRow]]:
-    import pyarrow as pa  # here: 0.2 s that csv users do not need
-    import pyarrow.parquet as pq
-
-    columns: dict[str, Sequence[Any]] = {}
-    try:
-        # The file first: read_table would take a folder or a glob of files for one table.
-        with pq.ParquetFile(source, memory_map=False) as file:
-            require(source, file.schema_arrow.names, required)
-            table = file.read()
-        table.validate(full=True)  # says which strings are not UTF-8
-        for name in table.column_names:
-            column = table.column(name)
-            if name in ("path", "text"):
-                column = column.cast(pa.large_string())
-            kind = column.type
-            if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-                column = column.cast(pa.large_string()).fill_null("").combine_chunks()
-                columns[name] = ArrowStrings(column)
-            else:
-                columns[name] = column.to_pylist() if name not in (*NUMBERS, "fps") else column
-    except pa.ArrowException as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ManifestError(f"{source}: not a readable parquet manifest: {text}") from None
-    return columns, range(1, table.num_rows + 1), []
-
-
-def _select(values: Sequence[Any], keep: NDArray[np.bool_]) -> Sequence[Any]:
-    if isinstance(values, ArrowStrings):
-        import pyarrow as pa
-
-        return ArrowStrings(values.array.filter(pa.array(keep)))
-    return [value for value, good in zip(values, keep, strict=True) if good]
 
 
 class RowCheck:
@@ -343,16 +201,16 @@ class RowCheck:
 
     def paths(self, values: Sequence[str]) -> None:
         for index, path in enumerate(values):
-            if not path:
-                self.refuse(index, "path is empty")
-            elif "\0" in path:
-                self.refuse(index, "path holds a NUL character")
+            if not path or "\0" in path:
+                self.path(index, path)
+
+    def path(self, index: int, path: str | None) -> None:
+        """Refuse a path that is none."""
+        self.refuse(index, "path holds a NUL character" if path else "path is empty")
 
     def texts(self, values: Sequence[str]) -> None:
-        if isinstance(values, ArrowStrings):
-            return  # validated as a whole
         for index, text in enumerate(values):
-            if not text.isascii() and not _is_utf8(text):
+            if text and not text.isascii() and not _is_utf8(text):  # None: a null is no text
                 self.refuse(index, "text is not UTF-8")
 
 

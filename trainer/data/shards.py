@@ -30,7 +30,7 @@ from trainer.data.manifest import (
     WrongRow,
     require,
 )
-from trainer.data.numbers import check_batch
+from trainer.data.reading import check_batch
 from trainer.data.stream import Options, Plan, Result, add_options, listing
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch

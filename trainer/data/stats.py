@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when rows would be left out of training."""
-    from trainer.data.numbers import read_numbers
     from trainer.data.progress import Progress
+    from trainer.data.reading import read_numbers
 
     if args.world < 1 or args.epochs < 1 or args.epoch < 0:
         raise ManifestError("--world and --epochs begin at 1, --epoch at 0")

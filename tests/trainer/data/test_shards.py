@@ -12,7 +12,7 @@ from tests.trainer.data.tables import write_table
 from trainer.data import shards
 from trainer.data.__main__ import main
 from trainer.data.manifest import ManifestError, read_manifest
-from trainer.data.numbers import read_numbers
+from trainer.data.reading import read_numbers
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_shards_are_the_same_data_set_as_their_source(folder):
         assert parts.paths[row] == whole.paths[row]
     assert parts.texts[90:130] == whole.texts[90:130]
     assert parts.texts[::50] == whole.texts[::50]
-    assert list(parts.paths) == whole.paths
+    assert list(parts.paths) == list(whole.paths)
     assert [f"{value}" for value in parts.extra["vmaf"]] == list(whole.extra["vmaf"])
     with pytest.raises(IndexError):
         parts.texts[250]

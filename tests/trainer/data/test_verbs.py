@@ -1,6 +1,7 @@
 """Verbs that choose, join and rewrite rows: what comes out, in which order, and what is said."""
 
 import csv
+import io
 import sys
 
 import pyarrow as pa
@@ -298,12 +299,25 @@ def test_no_bytes_make_a_verb_fail_in_another_way(do, tmp_path, data):
     while (batch := table.read(3)) is not None:
         rows += batch.rows
         lines += batch.lines
-    from trainer.data.manifest import read_columns
-
-    columns, whole_lines, wrong = read_columns(tmp_path / "f.csv", ("path", "text"))
-    assert [list(row) for row in zip(*columns.values(), strict=True)] == rows
-    assert list(whole_lines) == lines
-    assert wrong == table.wrong
+    # the csv module over the whole text says the same
+    text = (tmp_path / "f.csv").read_bytes().decode("utf-8", "surrogateescape")
+    reader = csv.reader(io.StringIO(text, newline=""))
+    want, bad = [], 0
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            break
+        except csv.Error:
+            bad += 1
+            continue
+        if len(row) == 5:
+            want.append(row)
+        else:
+            bad += bool(row)
+    assert rows == want[1:]
+    assert len(lines) == len(rows)
+    assert len(table.wrong) == bad
     table.close()
 
 

@@ -1,0 +1,81 @@
+"""Millions of strings in little memory: packed bytes of a csv, columns of a parquet file."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+
+class PackedTexts(Sequence[str]):
+    """Strings as one run of bytes and their ends: 8 bytes beside each, where Python needs 57."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._ends = array("q", [0])
+
+    def extend(self, texts: Iterable[str]) -> None:
+        # surrogateescape: file names are bytes
+        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+        end = self._ends[-1]
+        for one in encoded:
+            end += len(one)
+            self._ends.append(end)
+        self._data += b"".join(encoded)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._text(at) for at in range(*index.indices(len(self)))]
+        at = int(index)
+        at += len(self) if at < 0 else 0
+        if not 0 <= at < len(self):
+            raise IndexError(index)
+        return self._text(at)
+
+    def _text(self, at: int) -> str:
+        return self._data[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._text, range(len(self)))
+
+
+class ArrowColumn(Sequence[Any]):
+    """A column of a parquet file, made into Python's values one at a time."""
+
+    def __init__(self, column: Any) -> None:
+        self.column = column  # pyarrow.ChunkedArray
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self.column[index].to_pylist()
+        return self.column[int(index)].as_py()
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), 1 << 14):
+            yield from self[start : start + (1 << 14)]
+
+
+class ArrowTexts(ArrowColumn):
+    """As `ArrowColumn`; null is the empty text."""
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        found = super().__getitem__(index)
+        return [text or "" for text in found] if isinstance(index, slice) else found or ""
