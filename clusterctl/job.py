@@ -159,7 +159,7 @@ def one_run(jobs: Sequence[NodeJob], pick: Pick, *, every: bool) -> None:
     if len(runs) > 1:
         lines = "; ".join(f"{run} on {fold(names)}" for run, names in runs.items())
         raise UsageError(
-            f"{len(runs)} runs are there: {lines}", hint="name one: --run ID, or --all"
+            f"{len(runs)} runs are there: {lines}", hint="name one: --run ID, or --all-runs"
         )
 
 

@@ -29,7 +29,7 @@ _PICK_OPTIONS = (
 )  # fmt: skip
 
 
-every_option = click.option("--all", "every", is_flag=True, help="Every run that is there.")
+every_option = click.option("--all-runs", "every", is_flag=True, help="Every run that is there.")
 
 
 def pick_options(function: Callable[..., Any]) -> Callable[..., Any]:

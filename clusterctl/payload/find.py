@@ -19,6 +19,10 @@ BYSTANDERS = re.compile(
     r"^(ssh|sshd.*|sudo|su|login|tmux.*|screen|mosh-server|vi|vim|nvim|nano|emacs|less|more|tail|"
     r"head|cat|grep|rg|pgrep|pkill|watch|man|scp|rsync|strace|gdb|py-spy|systemd|init)$"
 )
+# They hold a GPU open for the machine, not for a job.
+GPU_DAEMONS = re.compile(
+    r"^(nvidia-.*|nv-.*|dcgm.*|nvtop|nvitop|gpustat|Xorg|Xwayland|gnome-shell|kwin.*|gdm.*|fabricmanager|systemd.*)$"
+)
 BOOTSTRAP = (
     b"i=sys.stdin.buffer;v=sys.version_info"  # of ship.py: a payload, ours or another head's
 )
@@ -161,7 +165,7 @@ def seed_test(pick, shot):
         )
     if pick.get("gpus"):
         holders = gpu_holders()
-        return lambda pid, one: pid in holders
+        return lambda pid, one: pid in holders and not GPU_DAEMONS.match(one.facts.command)
     runs = pick.get("runs") or []
 
     def is_tagged(pid, one):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,19 @@ def test_gpu_holders_are_found_with_their_trees_and_memory(tmp_path: Path) -> No
         answer = look(Pick(gpus=True), LocalConnection(env))
         assert pids(answer) == {pid for pid, _ in ours.keys}
         assert {row["gpu_bytes"] for row in answer["rows"] if row["pid"] == root} == {71204 << 20}
+
+
+def test_what_holds_a_gpu_for_the_machine_is_no_job(tmp_path: Path) -> None:
+    server = tmp_path / "Xorg"
+    shutil.copy("/bin/sleep", server)
+    child = subprocess.Popen([server, "300"])
+    try:
+        env = fake.install(tmp_path / "bin", fake.h100(1), f"{child.pid}, 12\n")
+        wait_until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "Xorg\n")
+        assert pids(look(Pick(gpus=True), LocalConnection(env))) == set()
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_roles_and_ranks_are_told(tmp_path: Path, run_id: str) -> None:
