@@ -28,6 +28,7 @@ from trainer.data.plan import DataPlan
 from trainer.ema import EMA
 from trainer.engine.base import Engine
 from trainer.errors import CheckpointError, Diverged, TooManyBadSamples, TrainerError
+from trainer.models.flops import forward_flops
 from trainer.parts import Parts
 from trainer.saver import Saved, Saver
 from trainer.schedules import Schedule
@@ -154,6 +155,7 @@ class Share:
     loss: float = 0.0  # mean over its microbatches
     samples: int = 0
     tokens: int = 0
+    flops: float = 0.0
     buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
     bad: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -176,7 +178,7 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     step_s = time.perf_counter() - start
     seconds = clock.take()
     own_s = step_s - (engine.waited_s - waited)
-    mine = [share.loss, step_s, own_s, share.samples, share.tokens, _memory(engine), float(run.stop_requested), len(share.bad), square, run.saver.status, *(seconds[name] for name in PHASES)]  # fmt: skip
+    mine = [share.loss, step_s, own_s, share.samples, share.tokens, _memory(engine), float(run.stop_requested), len(share.bad), square, run.saver.status, *(seconds[name] for name in PHASES), share.flops]  # fmt: skip
     every = engine.gather(mine)  # the one small collective of a step; it carries the agreements too
     columns = list(zip(*every, strict=True))
 
@@ -189,6 +191,7 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
         epoch=run.loader.cursor.epoch,
         samples=int(sum(columns[3])),
         tokens=int(sum(columns[4])),
+        flops=sum(columns[-1]),
         loss=sum(columns[0]) / len(every),
         grad_norm=grad_norm,
         lr=lr,
@@ -239,6 +242,9 @@ def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> Non
     share.samples += len(z_BCTHW)
     patches = zip(z_BCTHW.shape[2:], run.parts.model.config.patch_size, strict=True)
     share.tokens += len(z_BCTHW) * math.prod(-(-size // patch) for size, patch in patches)
+    # three times the forward pass: what is recomputed counts once, as in every published MFU
+    text_tokens = conditions["y"].shape[2]
+    share.flops += 3.0 * forward_flops(run.parts.model.config, len(z_BCTHW), *z_BCTHW.shape[2:], text_tokens)  # fmt: skip
     share.buckets[batch["bucket"]] = None
     share.bad += batch["bad"]
 

@@ -37,6 +37,7 @@ class StepRecord:
     idle_share: float | None = None  # (slowest - mean) / slowest of the ranks' own work, 0 to 1
     slowest_rank: int | None = None
     bucket: str = ""  # resolution, frames and ratio on rank 0
+    flops: float = 0.0  # of the forward and backward passes of all ranks, none counted twice
     memory_bytes: int | None = None  # peak of the largest rank, accelerator or resident
     world: int = 1
     time_s: float = 0.0  # unix time, for people; never for arithmetic between nodes
