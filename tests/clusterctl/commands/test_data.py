@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,9 @@ for number, line in enumerate(sys.stdin):
         sys.exit(3)
     if how == "hangs" and number == 4:
         os.kill(os.getppid(), 19)  # its payload, which sends the signs of life
+        time.sleep(600)
+    if how == "sleeps":
+        open(trouble, "w").close()
         time.sleep(600)
     while how == "second" and not os.path.exists(trouble):
         time.sleep(0.02)
@@ -183,6 +188,44 @@ def test_over_real_ssh_the_bytes_are_the_same_and_no_process_is_left(
         assert out.read_bytes() == want
         left = [pid for pid in os.listdir("/proc") if pid.isdigit() and _is_ours(pid, str(clips))]  # noqa: PTH208
     assert left == []
+
+
+def test_interrupt_ends_everything_on_the_nodes(clips, tmp_path):
+    from clusterctl.transport.loopback import LoopbackCluster
+
+    python = fake(tmp_path, node_1="sleeps")
+    with LoopbackCluster(["node-1", "node-2"], tmp_path / "loop", {"NODE": "node-1"}) as nodes:
+        words = [sys.executable, "-m", "clusterctl", "data", "probe", str(nodes.hostfile)]
+        words += [
+            str(clips / digits.MANIFEST),
+            "--out",
+            str(tmp_path / "o.csv"),
+            "--python",
+            python,
+        ]
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            wait_for((tmp_path / "how.json.trouble").exists)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            _, said = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        assert process.returncode == 130, said
+        assert "Traceback" not in said
+        assert "the same command goes on" in said
+        wait_for(lambda: not any(_is_ours(pid.name, python) for pid in Path("/proc").iterdir()))
+    assert not (tmp_path / "o.csv").exists()
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def _is_ours(pid: str, word: str) -> bool:
