@@ -215,9 +215,11 @@ def test_bad_patterns_and_signals_are_refused(here: LocalCluster, capsys: pytest
 def test_all_runs_are_taken_only_on_request(
     here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with tree(tmp_path, 1, 2, CLUSTERCTL_RUN=run_id, CLUSTERCTL_NODE="here") as one:
-        with tree(tmp_path, 2, 2, CLUSTERCTL_RUN=run_id + "b", CLUSTERCTL_NODE="here") as two:
-            assert run(["kill", str(here.hostfile), "--all-runs", "--dry-run", "-v"]) == 0
-            shown = capsys.readouterr().out
-            assert all(f"pid {pid} " in shown for pid, _ in [*one.keys, *two.keys])
-            assert one.alive() + two.alive() == one.keys + two.keys
+    with (
+        tree(tmp_path, 1, 2, CLUSTERCTL_RUN=run_id, CLUSTERCTL_NODE="here") as one,
+        tree(tmp_path, 2, 2, CLUSTERCTL_RUN=run_id + "b", CLUSTERCTL_NODE="here") as two,
+    ):
+        assert run(["kill", str(here.hostfile), "--all-runs", "--dry-run", "-v"]) == 0
+        shown = capsys.readouterr().out
+        assert all(f"pid {pid} " in shown for pid, _ in [*one.keys, *two.keys])
+        assert one.alive() + two.alive() == one.keys + two.keys
