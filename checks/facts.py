@@ -420,6 +420,7 @@ class Interface:
 class Network:
     interfaces: tuple[Interface, ...]
     names: Mapping[str, Maybe[tuple[str, ...]]] = field(default_factory=dict)  # name -> addresses
+    reach: Maybe[str] = NOT_ASKED  # the port where ranks meet: connected, refused, or why not
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ def _arguments(
         "growth_s": options.growth_s,
         "sudo": options.sudo,
         "names": ["@", first],
+        "reach": [first, needs.port if needs is not None else 22],
     }
     if options.workdir is not None:
         args["workdir"] = str(options.workdir.absolute())

@@ -237,7 +237,10 @@ def parse_network(sections: Sections) -> Maybe[Network]:
         for key, section in sections.items()
         if key.startswith("name:")
     }
-    return Network(tuple(interfaces), names)
+    reach = text_of(sections.get("reach"))
+    if isinstance(reach, str):
+        reach = reach.strip() or Unknown("empty")
+    return Network(tuple(interfaces), names, reach)
 
 
 def _addresses(section: Section) -> Maybe[tuple[str, ...]]:

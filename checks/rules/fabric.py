@@ -31,7 +31,7 @@ def _fabrics(fleet: Fleet) -> Iterator[tuple[NodeFacts, Fabric] | Finding]:
 
 @check(
     "ib.ports", scope="fleet", advisory=True,
-    bad="WARN a port is down that is up on no node; FAIL fewer active ports than most nodes, a port "
+    bad="WARN a port is down here that is not down on most nodes; FAIL fewer active ports than most nodes, a port "
         "down that is active on most",
     how="sysfs state, phys_state and link_layer; never ibdev2netdev, whose (Down) is the IP side",
     fix="cable and transceiver of that port, then the switch's port",

@@ -17,7 +17,9 @@ from checks.runner import check
 
 Judge = Callable[[Gpu, GpuHealth], "Finding | Unknown | None"]
 
-_ABSENT = re.compile(r"N/A|[Nn]ot [Ss]upported|^no |NVML_FI|nvmlDevice|Not Found|not asked")
+_ABSENT = re.compile(
+    r"N/A|[Nn]ot [Ss]upported|^no (?!end|answer)|NVML_FI|nvmlDevice|Not Found|not asked"
+)
 
 
 def per_gpu(node: NodeFacts, judge: Judge, good: str) -> Iterator[Finding]:

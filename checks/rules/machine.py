@@ -338,6 +338,29 @@ def names(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         yield from compare(fleet, read, f"{name} is", fix=f"getent ahosts {name}; /etc/hosts")
 
 
+@check(
+    "net.reachable", needs=("network",), bad="FAIL if no packet comes back from the first node",
+    how="a TCP connection from each node to the rendezvous port of the first; a refusal is an answer too",
+    fix="firewall, routes: ping from that node; --master_addr for launch",
+)  # fmt: skip
+def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+    """Every node can talk to the first one, where the ranks meet.
+
+    That the head reaches both says nothing about the way between them.
+    """
+    assert isinstance(node.network, Network)
+    said = node.network.reach
+    if said == NOT_ASKED:
+        yield skip(NOT_ASKED.reason)
+    elif isinstance(said, Unknown):
+        yield unknown(f"connection to the first node: {said.reason}")
+    elif said in ("connected", "refused"):
+        yield passed("reaches the first node", value=said)
+    else:
+        yield fail(f"cannot reach the first node: {said.partition(chr(9))[2] or said}",
+                   fix="firewall or route between them: ping the first node from there")  # fmt: skip
+
+
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.split("%")[0]).is_loopback

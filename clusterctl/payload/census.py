@@ -4,7 +4,7 @@ Arguments, all optional: tool_timeout_s; paths (disks to measure), python (an in
 question), ports (to try); all that with little cost. With `launch` also what a launch line is
 compared with: cards, network, variables, workdir (its commit), files, wandb. With `everything` also
 clock, kernel log, limits, mounts and processes, and growth_s (between two reads of growing
-counters), names (to resolve, "@" is the node's own), token (a path to read), sudo, nvml. With `pings` it stays after its answer and says the time whenever asked, for as long as stdin
+counters), names (to resolve, "@" is the node's own), reach (address and port to connect to), token (a path to read), sudo, nvml. With `pings` it stays after its answer and says the time whenever asked, for as long as stdin
 is open. Read-only. Raw text goes home, the head parses it.
 """
 

@@ -319,6 +319,22 @@ def look_at_network(timeout_s, names):
     section("addresses", ["ip", "-o", "addr", "show"], timeout_s)
     for name in names:
         call("name:" + name, lambda: resolve(name), min(5.0, timeout_s))
+    if ARGS.get("reach"):
+        address, port = ARGS["reach"]
+        call("reach", lambda: reach(address, port, 3.0), 4.0)
+
+
+def reach(address, port, timeout_s):
+    """connected, refused (somebody is there), or why not: the way to the node where ranks meet."""
+    import socket
+
+    try:
+        socket.create_connection((address, port), timeout_s).close()
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError as error:
+        return "error\t%s" % (error.strerror or error)
+    return "connected"
 
 
 def list_interfaces():

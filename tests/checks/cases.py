@@ -130,6 +130,7 @@ CASES: dict[str, list[Case]] = {
         bad("127.0.1.1", WARN, network=h.network(own="127.0.1.1")),
         bad("another address", FAIL, network=h.network(first="10.9.9.9")),
     ],
+    "net.reachable": [bad("no route", FAIL, network=dataclasses.replace(h.network(), reach="error\tNo route to host"))],
     "net.mtu": [bad("1500", WARN, network=h.network(h.interface(mtu=1500)))],
     "net.speed": [bad("1 Gb/s", WARN, network=h.network(h.interface(speed_mbps=1000)))],
     "time.skew": [

@@ -132,7 +132,9 @@ def interface(name: str = "eth0", address: str = "10.0.0.1/24", **fields: Any) -
 def network(*interfaces: Interface, own: str = "10.0.0.1", first: str = "10.0.0.1") -> Network:
     names = {"@": (own,), "n1": (first,)}
     return Network(
-        interfaces or (interface(), interface("lo", "127.0.0.1/8", is_hardware=False)), names
+        interfaces or (interface(), interface("lo", "127.0.0.1/8", is_hardware=False)),
+        names,
+        "connected",
     )
 
 
