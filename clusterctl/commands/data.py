@@ -119,12 +119,18 @@ def command(
             output.line(text)
     if outcome.code == 2:
         return 2  # nothing was begun
-    counts = ", ".join(f"{name} {count:,}" for name, count in outcome.answered.items())
-    output.note(f"answers: {counts}")
+    output.note(_shares(outcome.answered, output.verbose > 0))
     if outcome.lost and set(outcome.lost) == {node.name for node in nodes}:
         output.warn("hint: the nodes need the training environment under the same path:", "bad")
         output.warn("  docs/install.md, clusterctl push, or --python PATH")
     return _exit_code(outcome)
+
+
+def _shares(answered: dict[str, int], each: bool) -> str:
+    if each or len(answered) <= 8:
+        return "answers: " + ", ".join(f"{name} {count:,}" for name, count in answered.items())
+    low, high = min(answered.values()), max(answered.values())
+    return f"{sum(answered.values()):,} answers of {len(answered)} nodes, {low:,} to {high:,} each"
 
 
 def _exit_code(outcome: object) -> int:

@@ -221,8 +221,11 @@ class Job:
         return found
 
     def begin(self, layout: Format) -> None:
-        """Say how rows are kept, before the first `add`."""
+        """Say how rows are kept, before the first `add`. Begins anew when a piece is gone."""
         self._format = layout
+        if not all(self._piece(number).is_file() for number in range(self._kept["pieces"])):
+            self._forget()
+            self._kept["key"] = self._key
 
     def add(self, batch: Batch, position: Any, wrong: Sequence[WrongRow] = ()) -> None:
         """Give rows, and the place to go on from once they are safe."""

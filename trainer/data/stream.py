@@ -104,23 +104,29 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
     }
     progress = Progress(f"{plan.verb} {out.name}", options.quiet)
     tables = [open_table(source, plan.required) for source in plan.sources]
+    job = Job(out, key, force=options.force)
     try:
-        with Job(out, key, force=options.force) as job:
-            resumed = job.resumed
+        with job:
             if job.finished:
                 job.clear()
-                return Done(out, job.rows, job.wrong, resumed, job.state)
+                return Done(out, job.rows, job.wrong, True, job.state)
+            job.begin(_layout(plan, tables, out, job, progress))
+            resumed = job.resumed
             if resumed and not options.quiet:
                 print(
                     f"{plan.verb} {out.name}: {job.rows:,} rows are done already", file=sys.stderr
                 )
-            job.begin(_layout(plan, tables, out, job, progress))
             plan.prepare(job, progress)
             _pump(plan, tables, job, options, progress)
             job.flush()
             check_limit(out, job.wrong, options)
             job.finish()
             return Done(out, job.rows, job.wrong, resumed, job.state)
+    except OSError as error:  # a full disk, a folder that may not be written
+        raise ManifestError(
+            f"{error.filename or job.folder}: {error.strerror or error}",
+            hint="what is done is kept: the same command goes on where this one stopped",
+        ) from None
     finally:
         progress.clear()
         for table in tables:

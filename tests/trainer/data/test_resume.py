@@ -1,5 +1,6 @@
 """A verb killed at any point: nothing half under the final name, and the same bytes in the end."""
 
+import errno
 import json
 import os
 import signal
@@ -134,6 +135,50 @@ def test_other_arguments_or_another_source_begin_anew(tmp_path, monkeypatch):
     assert main([*bad, "0"]) == 2
     assert main([*bad, "1"]) == 1
     assert out.read_bytes() == source.read_bytes()
+
+
+def test_full_disk_is_told_and_what_is_done_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(job, "PIECE_ROWS", 40)
+    monkeypatch.setattr("trainer.data.stream.READ_ROWS", 40)
+    source = write_table(tmp_path / "a.csv", 100)
+    out = tmp_path / "o.csv"
+    real = job.CsvFormat.write_piece
+
+    def full(self, path, batches):
+        if path.name.startswith("00000001"):
+            path.write_text("half a pie")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return real(self, path, batches)
+
+    monkeypatch.setattr(job.CsvFormat, "write_piece", full)
+    assert main(["convert", str(source), str(out), "-q"]) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert "what is done is kept" in said
+    assert not out.exists()
+    monkeypatch.setattr(job.CsvFormat, "write_piece", real)
+    assert main(["convert", str(source), str(out)]) == 0
+    assert "rows are done already" in capsys.readouterr().err
+    assert out.read_bytes() == source.read_bytes()
+
+
+def test_lost_piece_or_damaged_state_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "PIECE_ROWS", 40)
+    source = write_table(tmp_path / "a.csv", 100)
+    source.write_bytes(source.read_bytes() + b"too,short\r\n")
+    out, work = tmp_path / "o.csv", tmp_path / ".o.csv.work"
+    words = ["convert", str(source), str(out), "-q", "--max-wrong-rows"]
+    for damage in (
+        lambda: (work / "00000000.csv").unlink(),
+        lambda: (work / "state.json").write_text('{"pieces": 3'),
+        lambda: (work / "state.json").write_text("[]"),
+    ):
+        assert main([*words, "0"]) == 2
+        damage()
+        assert main([*words, "1"]) == 1
+        assert out.read_bytes() + b"too,short\r\n" == source.read_bytes()
+        assert not work.exists()
+        out.unlink()
 
 
 def test_two_processes_do_not_make_one_file(tmp_path):
