@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clusterctl.errors import TransportError
@@ -28,12 +28,12 @@ def look(
     nodes: Sequence[Node],
     transport: Transport,
     limits: Limits,
-    args: dict[str, Any],
+    args: Mapping[str, Any] | Callable[[Node], Mapping[str, Any]],
     *,
     width: int,
     pings: int = PINGS,
 ) -> Fanout[dict[str, Any]]:
-    """A fan-out whose values are census envelopes with everything in them.
+    """A fan-out whose values are census envelopes with everything in them; `args` may go by node.
 
     Each has a `head` beside its sections: `connect_s`, and `samples`, times in seconds as (sent,
     the node's, received).
@@ -42,13 +42,13 @@ def look(
     one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + limits.command_s
     nvml = importlib.util.find_spec("pynvml") is not None
     plain = {"tool_timeout_s": tool_timeout(limits), "everything": True, "nvml": nvml}
-    wanted = {**plain, **args, "pings": pings}
 
     def work(node: Node, progress: Progress) -> dict[str, Any]:
         begun = time.monotonic()
         connection = transport.connect(node, limits, progress)
         try:
             connect_s = time.monotonic() - begun
+            wanted = {**plain, **(args(node) if callable(args) else args), "pings": pings}
             return _one(connection, wanted, limits.command_s, connect_s)
         finally:
             connection.close()

@@ -64,7 +64,13 @@ def run_preflight(
     results = []
     with _token(options.shared) as (path, token):
         args = _arguments(nodes, needs, options, path)
-        fanout = look(nodes, transport, limits, args, width=width)
+
+        def of(node: Node) -> dict[str, Any]:
+            # Only where it will be used: names of one machine would hold the port for each other.
+            is_master = needs is not None and node.name == (needs.master or nodes[0].name)
+            return {**args, "ports": [needs.port] if needs is not None and is_master else []}
+
+        fanout = look(nodes, transport, limits, of, width=width)
         for result in sweep(fanout, len(nodes)) if sweep else fanout:
             results.append(result)
             if on_result is not None:
@@ -105,7 +111,7 @@ def _arguments(
     if token is not None:
         args["token"] = str(token)
     if needs is not None:
-        args |= {"python": needs.python, "ports": [needs.port], "paths": [needs.run_dir_parent]}
+        args |= {"python": needs.python, "paths": [needs.run_dir_parent]}
         args |= {"files": list(needs.files), "wandb": needs.wandb}
     return args
 

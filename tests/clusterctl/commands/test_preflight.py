@@ -139,8 +139,9 @@ def test_verbose_shows_what_passed(nodes: LocalCluster, capsys) -> None:
 
 def test_json_report(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n3")
-    assert preflight(nodes, "--json") == 3
+    code = preflight(nodes, "--json")
     document = json.loads(capsys.readouterr().out)
+    assert code == document["exit_code"] == 3, document["checks"][:3]
     assert (document["schema"], document["command"], document["verdict"]) == (
         1,
         "preflight",

@@ -111,7 +111,9 @@ def test_look_brings_the_offset_of_both_clocks() -> None:
     from clusterctl.transport.base import Limits
 
     transport = LocalTransport({"n1": LocalConnection()})
-    (result,) = list(look([Node("n1")], transport, Limits(), {"growth_s": 0.02}, width=1))
+    (result,) = list(
+        look([Node("n1")], transport, Limits(), lambda node: {"growth_s": 0.02}, width=1)
+    )
     assert result.value is not None, result.unreachable
     facts = parse_census("n1", result.value)
     assert isinstance(facts.connect_s, float)
