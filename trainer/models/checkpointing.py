@@ -105,14 +105,15 @@ def to_host(weights: Iterable[Tensor], at_least_bytes: int = 1 << 20) -> saved_t
     """A context whose saved activations wait in host memory, pinned for an accelerator.
 
     Copies run in the order of the computation, without waiting for them. Weights and tensors under
-    `at_least_bytes` stay. On a CPU model it only copies.
+    `at_least_bytes` stay (weights that an engine gathers for one block move along). On a CPU model
+    it only copies.
     """
     # Hooks get tensors detached and transposed; the storage tells weights from activations.
-    kept = {weight.untyped_storage().data_ptr() for weight in weights}
+    kept = {_address(weight) for weight in weights}
 
     def pack(tensor: Tensor) -> Tensor | tuple[torch.device, Tensor]:
         small = tensor.nelement() * tensor.element_size() < at_least_bytes
-        if small or tensor.untyped_storage().data_ptr() in kept:
+        if small or _address(tensor) in kept:
             return tensor
         pinned = tensor.device.type == "cuda"
         host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
@@ -126,3 +127,10 @@ def to_host(weights: Iterable[Tensor], at_least_bytes: int = 1 << 20) -> saved_t
         return host.to(device, non_blocking=True)
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def _address(tensor: Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a sharded weight has no storage of its own
+        return None
