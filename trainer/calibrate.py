@@ -22,11 +22,11 @@ def costs_by_timing(
 ) -> list[float]:
     """Seconds of a microbatch of each bucket: measured for those `present`, the others by arithmetic.
 
-    Collective. A rank times its share of the buckets; its forward pass involves no other rank.
+    Collective. A rank times its share of the buckets where a forward pass involves no other rank.
     """
     mine = {
         cell: _timed(buckets[cell], parts, engine.module, engine.device, 4 if recompute else 3)
-        for cell in present[engine.rank :: engine.world]
+        for cell in (present[engine.rank :: engine.world] if engine.forward_is_local else present)
     }
     seconds = {cell: s for part in engine.gather_objects(mine) for cell, s in part.items()}
     estimates = costs_by_arithmetic(buckets, parts, recompute)

@@ -147,7 +147,7 @@ def _check(config: Config, tree: Tree) -> None:
     choices = {
         "dtype": ("bf16", "fp32"),
         "plugin": PLUGINS,
-        "engine": ("colossal",),
+        "engine": ("colossal", "native"),
         "wandb": ("off", "offline", "online"),
         "lr_schedule": (None, "linear", "1cycle", "cosine"),
         "anneal_strategy": ("cos", "linear"),

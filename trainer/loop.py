@@ -299,8 +299,8 @@ def save(run: Run) -> None:
         done = run.saver.save(
             checkpoint.Position(cursor.epoch, run.step),
             engine.state(),
-            engine.module.state_dict() if is_first else None,
-            run.ema.state_dict(),
+            engine.weights(),
+            engine.flat_parts(run.ema.state_dict().items()),
             documents if is_first else {},
         )
     run.saved_at = run.step

@@ -57,15 +57,59 @@ def train(engine: Engine, plugin: str, dtype: str, each: int = 1) -> tuple[list[
     model = engine.wrap(make_model(), settings)
     norms = []
     for step in range(STEPS):
-        x = batch(step, engine.rank).to(next(model.parameters()).dtype)
+        x = batch(step, engine.rank).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
         for left, part in zip(range(each - 1, -1, -1), x.chunk(each), strict=True):
             engine.backward(loss_of(model, part).float() / each, is_last=not left)
         norms.append(engine.step())
     return norms, model
 
 
+def state_of(engine: Engine) -> dict[str, Tensor]:
+    """On every rank."""
+    return engine.broadcast(engine.weights())
+
+
 def difference(weights: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((weights[k].float() - other[k].float()).abs().max()) for k in weights)
+
+
+def native(colossal: Engine, folder: Path, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """The same under FSDP2, in the process group that is there; and each reads the other's state."""
+    from trainer.engine.native import NativeEngine
+
+    said: dict[str, Any] = {}
+    engine = NativeEngine()
+    for dtype in ("fp32", "bf16"):
+        norms, _ = train(engine, "zero2", dtype)
+        saved = folder / f"native-{dtype}"
+        saved.mkdir(exist_ok=True)
+        engine.save(saved)
+        engine.barrier()
+        said[f"native-{dtype}"] = {
+            "norms": norms,
+            "apart": difference(state_of(engine), weights),
+            "masters_apart": difference(dict(engine.wholes(engine.masters())), weights),
+            "parts": sum(part.numel() for _, part in engine.masters()),
+            "files": sorted(path.name for path in saved.iterdir()),
+        }
+    norms, _ = train(engine, "zero2", "fp32", each=3)
+    said["native-fp32-in-3"] = {"norms": norms, "apart": difference(state_of(engine), weights)}
+    settings = OptimizerSettings(lr=1e-2, grad_clip=CLIP, dtype="fp32", plugin="zero2")
+    going_on = []
+    for other, source in (
+        (engine, "zero2-fp32"),
+        (colossal, "native-fp32"),
+        (colossal, "zero2-fp32"),
+    ):
+        model = other.wrap(make_model(), settings)
+        other.load(folder / source)
+        for step in range(STEPS, STEPS + 3):
+            other.backward(loss_of(model, batch(step, other.rank)))
+            other.step()
+        going_on.append(state_of(other))
+    said["native_from_colossal"] = difference(going_on[0], going_on[2])
+    said["colossal_from_native"] = difference(going_on[1], going_on[2])
+    return said
 
 
 def main(folder: Path) -> None:
@@ -82,7 +126,7 @@ def main(folder: Path) -> None:
         engine.barrier()
         said[f"{plugin}-{dtype}"] = {
             "norms": norms,
-            "apart": difference(engine.module.state_dict(), weights),
+            "apart": difference(state_of(engine), weights),
             "masters_apart": difference(dict(engine.wholes(engine.masters())), weights),
             "lrs": [group["lr"] for group in engine.param_groups],
             "trained": [name for name, _ in engine.masters()],
@@ -90,12 +134,13 @@ def main(folder: Path) -> None:
         }
     for plugin, dtype in (("zero2", "fp32"), ("zero1", "fp32"), ("ddp", "fp32"), ("zero2", "bf16")):
         norms, _ = train(engine, plugin, dtype, each=3)
-        apart = difference(engine.module.state_dict(), weights)
+        apart = difference(state_of(engine), weights)
         said[f"{plugin}-{dtype}-in-3"] = {"norms": norms, "apart": apart}
     # what another kind of run wrote, at this world size, and back
     fresh = engine.wrap(make_model(), OptimizerSettings(dtype="fp32", plugin="zero2"))
     engine.load(folder / "ddp-fp32")
     said["from_ddp"] = difference(fresh.unwrap().state_dict(), weights)
+    said |= native(engine, folder, weights)
     said["waited"] = engine.waited_s
     said["gathered"] = engine.gather([engine.rank, 0.5])
     said["mean"] = engine.all_reduce_mean(float(engine.rank))

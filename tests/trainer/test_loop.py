@@ -18,6 +18,9 @@ from trainer.telemetry import Event, StepRecord, read
 CLIPS = 96  # 24 microbatches an epoch: 12 steps of 2 ranks
 
 
+pytestmark = pytest.mark.timeout(600)
+
+
 @dataclass(frozen=True)
 class Runs:
     """The runs of the module: what each rank did, and each run's directory."""
@@ -71,6 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "two-epochs": words("two-epochs", "--ckpt-every", "12", "--max-steps", "14"),
         "one-epoch": words("one-epoch", *end, "none", "--epochs", "1", "--lr-schedule", "none"),
         "masked": words("masked", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3"),
+        "native": words("native", "--engine", "native"),
         "accumulated": words("accumulated", *end, "3", "--accumulation-steps", "2"),
         "nan": words("nan", "--lr", "1e30", "--grad-clip", "0"),
     }
@@ -79,6 +83,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "bf16-resumed": words("bf16-resumed", *bf16, "--load", str(folder / "bf16" / "epoch0-global_step4")),
         "ddp-resumed": words("ddp-resumed", "--plugin", "ddp", "--load", str(folder / "ddp" / "epoch0-global_step4")),
         "second-epoch": words("second-epoch", *end, "14", "--load", str(folder / "two-epochs" / "epoch0-global_step12")),
+        "native-after": words("native-after", "--load", four, "--engine", "native"),
+        "after-native": words("after-native", "--load", str(folder / "native" / "epoch0-global_step4")),
         "weights-only": words("weights-only", *end, "2", "--ckpt-path", four),
         "data-anew": words("data-anew", *end, "2", "--load", four, "--start-from-scratch"),
         "other-data": words("other-data", "--load", four, data="fewer"),
@@ -228,6 +234,21 @@ def test_steps_of_two_microbatches_a_rank_train_on_the_same_epoch(runs: Runs) ->
     assert {record.samples for record in records} == {2 * records[0].samples // 2}
     assert len(rows) == len(set(rows)) == sum(record.samples for record in records)
     assert records[0].samples == 2 * runs.records("whole")[0].samples
+
+
+def test_native_engine_has_the_same_losses_and_either_goes_on_from_the_other(runs: Runs) -> None:
+    runs.good("native")
+    wanted = [record.loss for record in runs.records("whole")]
+    native = [record.loss for record in runs.records("native")]
+    assert len(native) == 8
+    assert native == pytest.approx(wanted[:8], rel=1e-4)
+    for name in ("native-after", "after-native"):
+        runs.good(name)
+        assert [record.loss for record in runs.records(name)] == pytest.approx(
+            wanted[4:8], rel=1e-4
+        )
+    files = [sorted(p.name for p in (runs.directory(name) / "epoch0-global_step8").rglob("*")) for name in ("whole", "native")]  # fmt: skip
+    assert files[0] == files[1]
 
 
 def test_data_state_remap_goes_on_with_the_clips_that_the_epoch_has_not_had(runs: Runs) -> None:

@@ -26,7 +26,10 @@ from trainer.errors import EngineError, TrainerError
 
 T = TypeVar("T")
 
-_ENGINES = {"colossal": "trainer.engine.colossal:ColossalEngine"}
+_ENGINES = {
+    "colossal": "trainer.engine.colossal:ColossalEngine",
+    "native": "trainer.engine.native:NativeEngine",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Engine(abc.ABC):
     """One process of a run. Collective verbs must be called by all ranks in the same order."""
 
     name: ClassVar[str]
+    forward_is_local: ClassVar[bool] = True  # whether `module` computes without the other ranks
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -117,6 +121,10 @@ class Engine(abc.ABC):
         """The model that was wrapped, without wrapping; its weights in working precision."""
 
     @abc.abstractmethod
+    def weights(self) -> dict[str, Tensor] | None:
+        """The whole model's state in working precision on rank 0 (collective); None elsewhere."""
+
+    @abc.abstractmethod
     def masters(self) -> list[tuple[str, Tensor]]:
         """Name and fp32 master of each trained parameter: this rank's flat part, or the whole."""
 
@@ -132,6 +140,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def wholes(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The whole fp32 parameters from all ranks' parts, one after another (collective)."""
+
+    def flat_parts(self, parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Of tensors as `masters` holds them, the flat parts that `shards` writes (collective)."""
+        return {name: part.reshape(-1) for name, part in parts}
 
     @abc.abstractmethod
     def refresh(self) -> None:

@@ -190,6 +190,9 @@ class ColossalEngine(Engine):
     def waited_s(self) -> float:
         return self._waited_s
 
+    def weights(self) -> dict[str, Tensor] | None:
+        return dict(self.module.state_dict()) if self.rank == 0 else None
+
     def masters(self) -> list[tuple[str, Tensor]]:
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not self.is_sharded:

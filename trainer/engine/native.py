@@ -1,0 +1,208 @@
+"""The engine without ColossalAI: torch's FSDP2, fp32 parts of every parameter on the ranks.
+
+Forward and backward gather one block at a time in working precision; optimizer and EMA work on this
+rank's fp32 rows. On disk its state looks like every other engine's, so either may go on from the
+other's checkpoint, at any world size.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from trainer.engine.base import (
+    Engine,
+    EngineState,
+    OptimizerSettings,
+    ensure_environment,
+    timeout_of,
+)
+from trainer.engine.shards import Shards, part_of
+from trainer.errors import EngineError
+
+_STATE = ("exp_avg", "exp_avg_sq")
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class NativeEngine(Engine):
+    """One process under FSDP2. See `Engine` for the verbs."""
+
+    name: ClassVar[str] = "native"
+    forward_is_local: ClassVar[bool] = False  # a forward pass gathers parameters
+
+    def __init__(self) -> None:
+        ensure_environment()
+        super().__init__()
+
+    def setup(self, seed: int, timeout_s: float) -> None:
+        warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", self.local_rank)
+            torch.cuda.set_device(self.device)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        try:
+            dist.init_process_group(backend, timeout=timeout_of(timeout_s))
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise EngineError(
+                f"rank {self.rank} of {self.world} could not join the others at {where}: {error}",
+                hint="is the first node's name resolved and its port open on every node?",
+            ) from error
+        torch.manual_seed(seed)
+
+    def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
+        if settings.plugin not in ("zero2", "fsdp"):
+            raise EngineError(
+                f"plugin {settings.plugin} is ColossalAI's; the native engine shards everything",
+                hint='engine = "colossal", or leave plugin out',
+            )
+        self._settings, self._dtype = settings, _DTYPES[settings.dtype]
+        model = model.to(self.device, torch.float32)
+        shard = functools.partial(
+            fully_shard,
+            mesh=init_device_mesh(self.device.type, (self.world,)),
+            mp_policy=MixedPrecisionPolicy(
+                param_dtype=self._dtype,
+                reduce_dtype=torch.float32,
+                cast_forward_inputs=False,  # the model casts what it can afford to
+            ),
+        )
+        for layers in [part for part in model.modules() if isinstance(part, nn.ModuleList)]:
+            for layer in layers:
+                shard(layer)
+        shard(model)
+        self._model = model
+        trained = [parameter for _, parameter in self._trained()]
+        self._optimizer = torch.optim.AdamW(
+            trained,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,  # one kernel for all parameters, also on the CPU; needs no CUDA toolkit
+        )
+        return model
+
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        # Every pass is reduced to this rank's fp32 rows: waiting would keep whole gradients.
+        loss.backward()
+
+    def step(self) -> float:
+        limit = self._settings.grad_clip or float(
+            "inf"
+        )  # `inf` never clips and still gives the norm
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    # --- views ---
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    @property
+    def module(self) -> nn.Module:
+        return self._model
+
+    @property
+    def is_sharded(self) -> bool:
+        return True
+
+    def weights(self) -> dict[str, Tensor] | None:
+        found = {}
+        for name, value in self._model.state_dict().items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            if self.rank == 0:
+                found[name] = whole.to(self._dtype) if whole.is_floating_point() else whole
+        return found if self.rank == 0 else None
+
+    def masters(self) -> list[tuple[str, Tensor]]:
+        return [(name, parameter.to_local().detach()) for name, parameter in self._trained()]
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        return self._rows(self._parameter(name), whole)
+
+    def wholes(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, part in parts:
+            like = self._parameter(name)
+            placed = DTensor.from_local(
+                part, like.device_mesh, [Shard(0)],
+                run_check=False, shape=like.shape, stride=like.stride(),
+            )  # fmt: skip
+            yield name, placed.full_tensor()
+
+    def flat_parts(self, parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: part_of(whole, self.rank, self.world) for name, whole in self.wholes(parts)}
+
+    def refresh(self) -> None:
+        """The parameters are the masters."""
+
+    # --- state on disk ---
+
+    def state(self) -> EngineState | None:
+        tensors = {f"{name}/master": part for name, part in self.flat_parts(self.masters()).items()}
+        steps: dict[str, int] = {}
+        for name, parameter in self._trained():
+            own = self._optimizer.state.get(parameter, {})
+            steps[name] = int(own.get("step", 0))
+        for kind in _STATE:
+            present = [(n, self._local(self._optimizer.state[p][kind])) for n, p in self._trained() if steps[n]]  # fmt: skip
+            tensors |= {f"{name}/{kind}": part for name, part in self.flat_parts(present).items()}
+        shapes = {name: parameter.shape for name, parameter in self._trained()}
+        facts = {"engine": self.name, "steps": steps}
+        return EngineState(self.rank, self.world, tensors, facts, shapes)
+
+    @torch.no_grad()
+    def load(self, directory: Path) -> None:
+        shards = Shards(directory)
+        steps: dict[str, int] = shards.facts["steps"]
+        for name, parameter in self._trained():
+
+            def rows(kind: str, name: str = name, parameter: DTensor = parameter) -> Tensor:
+                whole = shards.read(f"{name}/{kind}", parameter.numel(), 0, 1)
+                return self._rows(parameter, whole.view(parameter.shape).to(self.device))
+
+            parameter.to_local().copy_(rows("master"))
+            if steps.get(name):
+                own = self._optimizer.state[parameter]
+                for kind in _STATE:
+                    own[kind] = DTensor.from_local(
+                        rows(kind), parameter.device_mesh, [Shard(0)],
+                        run_check=False, shape=parameter.shape, stride=parameter.stride(),
+                    )  # fmt: skip
+                own["step"] = torch.tensor(float(steps[name]), device=self.device)
+
+    # --- small things ---
+
+    def _trained(self) -> list[tuple[str, DTensor]]:
+        return [
+            (name, parameter)
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad and isinstance(parameter, DTensor)
+        ]
+
+    def _parameter(self, name: str) -> DTensor:
+        parameter = self._model.get_parameter(name)
+        assert isinstance(parameter, DTensor)
+        return parameter
+
+    def _rows(self, parameter: DTensor, whole: Tensor) -> Tensor:
+        """Of a whole tensor, the rows that this rank holds; FSDP2 cuts the first dimension."""
+        each = -(-parameter.shape[0] // self.world)
+        return whole[self.rank * each : (self.rank + 1) * each].contiguous()
+
+    def _local(self, value: Tensor) -> Tensor:
+        return value.to_local() if isinstance(value, DTensor) else value
