@@ -1,12 +1,10 @@
-"""What logs, flight recorders and the kernel say beside the stacks. Part of stacks."""
+"""What logs and the kernel say beside the stacks. Part of stacks."""
 
 import os
 import re
 
 LOG_TAIL = 256 << 10
 LOG_LINES = 12  # of one rank
-FLIGHT_BYTES = 4 << 20  # of one rank's dump
-FLIGHT_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 TELLING = re.compile(
     r"Watchdog caught collective|Timeout at NCCL work|last enqueued|NCCL WARN|Some NCCL operations|"
     r"taking the entire process down|\[gloo.*(timed out|timeout|closed)|Timed out waiting \d+ms|"
@@ -39,30 +37,6 @@ def tail_of(path, size):
             return file.read(size).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def flight_dump(one, rank):
-    """{path, age_s, data (base64 of zlib)} of a rank's flight record; None where there is none."""
-    import base64
-    import time
-    import zlib
-
-    for name in FLIGHT_NAMES:
-        prefix = variable(one, name)
-        if not prefix or rank is None:
-            continue
-        path = "%s%d" % (prefix, rank)
-        try:
-            facts = os.stat(path)
-            with open(path, "rb") as file:
-                data = file.read(FLIGHT_BYTES + 1)
-        except OSError:
-            continue
-        if len(data) > FLIGHT_BYTES:
-            return {"path": path, "age_s": round(time.time() - facts.st_mtime, 1), "data": None}
-        packed = base64.b64encode(zlib.compress(data, 6)).decode()
-        return {"path": path, "age_s": round(time.time() - facts.st_mtime, 1), "data": packed}
-    return None
 
 
 def kernel_lines(uptime_s):

@@ -29,7 +29,17 @@ SHARED = {
     "reap": ("processes",),
     "kill": ("processes", "roles", "find", "ending"),
     "stop": ("processes", "roles", "find", "ending", "beats"),
-    "stacks": ("processes", "roles", "find", "beats", "tasks", "spy", "frames", "evidence"),
+    "stacks": (
+        "processes",
+        "roles",
+        "find",
+        "beats",
+        "tasks",
+        "spy",
+        "frames",
+        "evidence",
+        "flight",
+    ),
 }
 """Files that stand between the prelude and the verb's own, for verbs that have code in common."""
 

@@ -227,7 +227,7 @@ def surroundings(rows, shot, table):
         together(
             [
                 lambda: call("logs", lambda: logs() or "", 3.0),
-                lambda: call("flight", lambda: flight() or "", 5.0),
+                lambda: call("flight", lambda: flight() or "", 8.0),
                 lambda: call("open", lambda: files() or "", 3.0),
                 lambda: call(
                     "source",

@@ -1,42 +1,16 @@
-"""torch's flight recorder: reading a dump without running it, and saying which rank is behind.
+"""torch's flight recorder: which rank is behind, and whose collective is another one.
 
-A dump is a pickle of plain values. Nothing in it can name a function or a class here: such a file is
-refused, whoever wrote it.
+Records are read on the nodes (payload/flight.py), as plain values; here come their newest entries.
 """
 
 from __future__ import annotations
 
-import base64
-import io
-import json
-import pickle
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from clusterctl.job import fold_ranks
-
-MAX_BYTES = 64 << 20  # of one unpacked dump
-
-# What odd bytes make an unpickler raise; all of it means: not readable.
-_UNREADABLE = (
-    pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError,
-    ValueError, OverflowError, MemoryError, RecursionError, AssertionError, zlib.error,
-)  # fmt: skip
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Numbers, text, lists, tuples, dicts, sets; anything that would be imported or called is refused."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(
-            f"it names {module}.{name}; a flight record holds plain values only"
-        )
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it holds a persistent id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +33,14 @@ class Dump:
     completed: Mapping[str, int]
 
 
-def load_plain(data: bytes) -> Any:
-    """Values of a pickle or JSON text. Raises `ValueError`; never runs anything of it."""
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{len(data)} bytes are too many for a flight record")
+def read_dump(sent: Mapping[str, Any]) -> Dump | str:
+    """A record as the payload sent it, or why it cannot be read."""
+    if sent.get("error"):
+        return f"{sent.get('path')}: {sent['error']}"
     try:
-        if data[:1] == b"{":
-            return json.loads(data)
-        return _PlainUnpickler(io.BytesIO(data)).load()
-    except _UNREADABLE as error:
-        raise ValueError(f"no flight record: {error}") from None
-
-
-def read_dump(packed: Mapping[str, Any]) -> Dump | str:
-    """A dump as the payload sent it, or why it cannot be read."""
-    if packed.get("data") is None:
-        return f"{packed.get('path')} is too large to carry"
-    try:
-        unpacker = zlib.decompressobj()
-        raw = unpacker.decompress(base64.b64decode(packed["data"]), MAX_BYTES)
-        return make_dump(load_plain(raw))
-    except (ValueError, zlib.error) as error:
-        return f"{packed.get('path')}: {error}"
+        return make_dump(sent)
+    except ValueError as error:
+        return f"{sent.get('path')}: {error}"
 
 
 def make_dump(data: Any) -> Dump:

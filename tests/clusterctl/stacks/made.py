@@ -59,15 +59,16 @@ FEEDER = [
     ("Thread._bootstrap", f"{LIB}/threading.py", "threading.py", 1002),
 ]
 
-_parts: dict[str, Any] = {}
+_parts: dict[str, dict[str, Any]] = {}
 
 
-def table() -> Any:
-    """payload/frames.py's Table."""
-    if not _parts:
-        source = dict(ship.parts("stacks"))["clusterctl/payload/frames.py"]
-        exec(compile(source, "frames.py", "exec"), _parts)
-    return _parts["Table"]()
+def part(name: str) -> dict[str, Any]:
+    """What payload/NAME.py defines, as on a node."""
+    if name not in _parts:
+        source = dict(ship.parts("stacks"))[f"clusterctl/payload/{name}.py"]
+        _parts[name] = {"__name__": name}
+        exec(compile(source, f"{name}.py", "exec", dont_inherit=True), _parts[name])
+    return _parts[name]
 
 
 class Made:
@@ -75,7 +76,7 @@ class Made:
 
     def __init__(self, name: str, samples: int = 2, interval_s: float = 2.0) -> None:
         self.name, self.interval_s = name, interval_s
-        self.table, self.rows = table(), []
+        self.table, self.rows = part("frames")["Table"](), []
         self.samples: list[dict[str, Any]] = [{"processes": {}} for _ in range(samples)]
         self.more: dict[str, Any] = {}
         self.pids = itertools.count(1000)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import pickle
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clusterctl.stacks.evidence import clues, parse_counters, parse_watchdog
-from clusterctl.stacks.flight import compare, load_plain, make_dump, read_dump
+from clusterctl.stacks.flight import compare, make_dump, read_dump
 from tests.clusterctl.stacks.job import free_port
-from tests.clusterctl.stacks.made import cluster, picture
+from tests.clusterctl.stacks.made import cluster, part, picture
 
+load_plain, newest = part("flight")["load_plain"], part("flight")["newest"]
 CAPTURES = Path(__file__).parents[2] / "captures"
 RECORD = """
 import os, sys
@@ -64,8 +65,9 @@ def entry(sequence: int, operation: str = "all_reduce", *, done: bool = True, li
 
 
 def record(*entries: dict[str, Any]) -> dict[str, Any]:
+    """As a node sends it."""
     data = pickle.dumps({"version": "2.10", "entries": list(entries)})
-    return {"path": "/x", "age_s": 1.0, "data": base64.b64encode(zlib.compress(data)).decode()}
+    return {"path": "/x", "age_s": 1.0, "entries": newest(load_plain(data))}
 
 
 def test_rank_that_is_behind_is_named_with_what_it_missed() -> None:
@@ -105,10 +107,41 @@ def test_record_that_would_run_something_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"{", b"garbage", pickle.dumps([1]), pickle.dumps({"entries": 3})])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x80", b"{", b"garbage", pickle.dumps([1]), pickle.dumps({"entries": 3}), b"\x80\x04Nr\xff\xff\xff\x7f"],
+)  # fmt: skip
 def test_unreadable_records_are_said_to_be_so(data: bytes) -> None:
-    packed = {"path": "/r", "data": base64.b64encode(zlib.compress(data)).decode()}
-    assert "no flight record" in str(read_dump(packed))
+    with pytest.raises(ValueError, match="no flight record"):
+        newest(load_plain(data))
+    assert read_dump({"path": "/r", "error": "no flight record"}) == "/r: no flight record"
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    for text in (
+        data,
+        pickle.dumps({"entries": [entry(1)]}) + data,
+        pickle.dumps(entry(1))[:-1] + data,
+    ):
+        try:
+            newest(load_plain(text))
+        except ValueError:
+            pass
+
+
+def test_a_node_sends_the_newest_entries_of_its_ranks(tmp_path: Path) -> None:
+    flight_dump = part("flight")["flight_dump"]
+    part("flight")["variable"] = lambda one, name: one.get(name)
+    env = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{tmp_path}/trace_"}
+    assert flight_dump(env, 3) is None
+    data = {"entries": [entry(number) for number in range(1, 200)]}
+    (tmp_path / "trace_3").write_bytes(pickle.dumps(data))
+    sent = flight_dump(env, 3)
+    assert [row["collective_seq_id"] for row in sent["entries"]] == list(range(136, 200))
+    assert make_dump(sent).completed == {"0 default_pg": 199}
+    (tmp_path / "trace_3").write_bytes(b"cos\nsystem\n(S'x'\ntR.")
+    assert "os.system" in flight_dump(env, 3)["error"]
 
 
 def test_clues_stand_beside_the_verdict() -> None:
