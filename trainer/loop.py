@@ -240,11 +240,13 @@ def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> Non
         engine.backward(loss, is_last=not left)
     share.loss += float(loss.detach())
     share.samples += len(z_BCTHW)
-    patches = zip(z_BCTHW.shape[2:], run.parts.model.config.patch_size, strict=True)
-    share.tokens += len(z_BCTHW) * math.prod(-(-size // patch) for size, patch in patches)
+    count, _, frames, height, width = z_BCTHW.shape
+    patches = zip((frames, height, width), run.parts.model.config.patch_size, strict=True)
+    share.tokens += count * math.prod(-(-size // patch) for size, patch in patches)
     # three times the forward pass: what is recomputed counts once, as in every published MFU
-    text_tokens = conditions["y"].shape[2]
-    share.flops += 3.0 * forward_flops(run.parts.model.config, len(z_BCTHW), *z_BCTHW.shape[2:], text_tokens)  # fmt: skip
+    share.flops += 3.0 * forward_flops(
+        run.parts.model.config, count, frames, height, width, conditions["y"].shape[2]
+    )
     share.buckets[batch["bucket"]] = None
     share.bad += batch["bad"]
 
