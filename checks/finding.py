@@ -101,9 +101,10 @@ class Report:
     @property
     def go(self) -> bool:
         """Whether a launch may start: what an advisory check could not find out is said, and no more."""
-        return not self.bad_nodes and not any(map(self._stops, self.findings))
+        return not self.bad_nodes and not any(map(self.stops, self.findings))
 
-    def _stops(self, finding: Finding) -> bool:
+    def stops(self, finding: Finding) -> bool:
+        """Whether a finding alone is reason enough not to launch on its nodes."""
         if finding.verdict is Verdict.UNKNOWN:
             return finding.id not in self.advisory
         return finding.verdict is Verdict.FAIL
@@ -116,7 +117,7 @@ class Report:
     @property
     def bad_nodes(self) -> tuple[str, ...]:
         """Nodes with a FAIL or UNKNOWN of their own that stops a launch."""
-        named = {node for one in self.findings if self._stops(one) for node in one.nodes}
+        named = {node for one in self.findings if self.stops(one) for node in one.nodes}
         return tuple(node for node in self.nodes if node in named)
 
     @property

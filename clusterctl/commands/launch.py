@@ -160,10 +160,7 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
 
 def is_only_busy(report: Report) -> bool:
     """Whether others' processes on the GPUs are all that speaks against a start: the user may know."""
-    from checks.finding import Verdict
-
-    bad = {one.id for one in report.findings if one.verdict in (Verdict.FAIL, Verdict.UNKNOWN)}
-    return bad == {"gpu.busy"}
+    return {one.id for one in report.findings if report.stops(one)} == {"gpu.busy"}
 
 
 def _ask(question: str, *, assume_yes: bool) -> None:

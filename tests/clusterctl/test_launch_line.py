@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.launch_line import files_of, kept_environment, parse_line, read_words
+from clusterctl.launch_line import files_of, kept_environment, parse_line, read_words, resolve
 
 
 def test_line_is_split_as_a_shell_does() -> None:
@@ -63,3 +63,11 @@ def test_secrets_stay_out_of_the_environment_that_is_kept(monkeypatch: pytest.Mo
 def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
     assert read_words("x", ["--wandb", "online"], workdir=tmp_path, env={}).wandb
     assert not read_words("x", ["--wandb", "offline"], workdir=tmp_path, env={}).wandb
+
+
+@pytest.mark.slow  # the trainer imports torch to check a config
+def test_trainer_resolves_the_config(tmp_path: Path) -> None:
+    found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
+    assert (found.files, found.wandb) == ((str(tmp_path / "x.csv"),), False)
+    with pytest.raises(UsageError, match="no-such"):
+        resolve("no-such", [], workdir=tmp_path, env={})

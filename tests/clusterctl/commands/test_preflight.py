@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import clusterctl.launch_line
 import clusterctl.preflight
 from checks.facts import LaunchNeeds
 from clusterctl import cli
+from clusterctl.launch_line import LaunchLine
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
 from clusterctl.preflight import headline, run_preflight
 from clusterctl.transport.base import Limits
@@ -264,19 +266,23 @@ def test_shared_folder_is_proved_by_a_token_that_is_removed_again(
 
 
 def test_launch_line_finds_the_file_that_is_missing_and_a_hca_that_is_not_there(
-    nodes: LocalCluster, tmp_path: Path, capsys
+    nodes: LocalCluster, tmp_path: Path, monkeypatch, capsys
 ) -> None:
+    # The trainer takes seconds to resolve a config; it does so in test_launch_line.py, once.
+    monkeypatch.setattr(clusterctl.launch_line, "resolve", clusterctl.launch_line.read_words)
     line = f"demo --dataset.data-path {tmp_path}/no.csv"
     assert preflight(nodes, "--launch", line, "--env", "NCCL_IB_HCA=mlx5_0") == 1
     out = printed(capsys)
     assert f"FAIL launch.files n[1-3] {tmp_path}/no.csv is missing" in out
     assert "FAIL launch.ib_hca n[1-3] mlx5_0 of NCCL_IB_HCA is not on the node" in out
-    assert preflight(nodes, "--launch", "nothing-like-that") == 2
+    assert preflight(nodes, "--launch", "--lr 1") == 2
 
 
 def test_wandb_key_is_never_shown(nodes: LocalCluster, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
-    preflight(nodes, "--json", "--launch", "demo --wandb online --dataset.data-path x.csv")
+    line = LaunchLine("demo", (), wandb=True)  # as the trainer would resolve it, seconds later
+    monkeypatch.setattr(clusterctl.launch_line, "resolve", lambda *_, **__: line)
+    preflight(nodes, "--json", "--launch", "demo --wandb online")
     out, err = capsys.readouterr()
     assert "secret-of-mine" not in out + err
     wandb = [one for one in json.loads(out)["checks"] if one["id"] == "launch.wandb"]
