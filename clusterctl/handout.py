@@ -42,6 +42,8 @@ class Handout:
         self.gone: dict[str, Worker] = {}
         self._waiting: deque[Ask] = deque()
         self._doubted: list[Ask] = []  # a node could not read the file; another is asked first
+        self._turns: dict[str, None] = {}  # nodes that may have room, the next one first
+        self._unsound: list[str] = []
 
     @property
     def unanswered(self) -> int:
@@ -56,6 +58,7 @@ class Handout:
     def join(self, node: str, room: int) -> None:
         """A node can have `room` questions at a time."""
         self.workers[node] = Worker(room)
+        self._turns[node] = None
 
     def lose(self, node: str) -> None:
         """A node answers no more; what it had goes to the front. Idempotent."""
@@ -63,6 +66,7 @@ class Handout:
         if worker is None:
             return
         self.gone[node] = worker
+        self._turns.pop(node, None)
         for ask in reversed(worker.open.values()):
             if ask.tried:
                 self._doubted.append(ask)
@@ -71,7 +75,7 @@ class Handout:
         worker.open = {}
 
     def give(self) -> list[tuple[str, list[dict[str, Any]]]]:
-        """What to send to whom now; those with the most room first."""
+        """What to send to whom now; nodes with room take turns."""
         sent: dict[str, list[dict[str, Any]]] = {}
         self._doubted = [ask for ask in self._doubted if not self._send(ask, sent)]
         while self._waiting and self._send(self._waiting[0], sent):
@@ -79,15 +83,16 @@ class Handout:
         return list(sent.items())
 
     def _send(self, ask: Ask, sent: dict[str, list[dict[str, Any]]]) -> bool:
-        free = [
-            (worker.room - len(worker.open), name)
-            for name, worker in self.workers.items()
-            if len(worker.open) < worker.room and name not in ask.tried
-        ]
-        if not free:
+        for name in self._turns:
+            worker = self.workers[name]
+            if name not in ask.tried and len(worker.open) < worker.room:
+                break
+        else:
             return False
-        name = max(free)[1]
-        self.workers[name].open[ask.question["id"]] = ask
+        worker.open[ask.question["id"]] = ask
+        del self._turns[name]
+        if len(worker.open) < worker.room:  # at the end; a full one comes back with its next answer
+            self._turns[name] = None
         sent.setdefault(name, []).append(ask.question)
         return True
 
@@ -98,6 +103,7 @@ class Handout:
         if worker is None or ask is None:
             return []  # it was given to another meanwhile
         worker.answered += 1
+        self._turns[node] = None
         if "error" in answer:
             ask.tried[node] = answer
             if self._has_others(ask):
@@ -108,6 +114,8 @@ class Handout:
             doubted = self.workers.get(name) or self.gone.get(name)
             if doubted is not None:
                 doubted.mistakes.append(f"{ask.question['path']}: {before['error']}")
+                if len(doubted.mistakes) == MAX_MISTAKES:
+                    self._unsound.append(name)
         return [answer]
 
     def settled(self) -> list[dict[str, Any]]:
@@ -118,9 +126,8 @@ class Handout:
 
     def unsound(self) -> list[str]:
         """Nodes that could not read what others could, too often."""
-        return [
-            name for name, worker in self.workers.items() if len(worker.mistakes) >= MAX_MISTAKES
-        ]
+        self._unsound = [name for name in self._unsound if name in self.workers]
+        return self._unsound
 
     def _has_others(self, ask: Ask) -> bool:
         return len(ask.tried) < 2 and any(name not in ask.tried for name in self.workers)
