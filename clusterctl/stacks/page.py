@@ -42,7 +42,7 @@ function draw() {
     shown += members.length;
     const d = document.createElement('details'); list.appendChild(d);
     if (g.bad) { d.className = 'bad'; d.open = true; }
-    line(`[${members.length}] ${g.p.role} ${g.p.kind} ${g.p.progress}  ${g.frames.slice(0, 2).join(' <- ') || '(no stack)'}`, 'summary', d);
+    line(`[${members.length}] ${g.p.role} ${g.p.kind} ${g.p.progress}  ${g.p.where}`, 'summary', d);
     line(g.frames.join('\\n'), 'pre', d);
     for (const m of members.slice(0, 400)) {
       const one = document.createElement('details'); d.appendChild(one);

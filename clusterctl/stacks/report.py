@@ -191,6 +191,7 @@ def _proc_json(proc: Proc) -> dict[str, Any]:
         "state": proc.state,
         "kind": proc.kind,
         "progress": proc.progress,
+        "where": proc.where(),
         "cpu_share": round(proc.cpu_share, 3),
         "how": proc.how,
         "error": proc.error,
