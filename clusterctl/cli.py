@@ -21,6 +21,8 @@ COMMANDS = (
     "run",
     "gpus",
     "clock",
+    "fabric",
+    "env",
     "push",
     "data",
     "preflight",
