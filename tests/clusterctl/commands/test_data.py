@@ -173,6 +173,7 @@ def test_no_node_with_the_environment_says_what_to_do_and_keeps_what_is_done(
     assert run(["data", "probe", str(cluster.hostfile), "x.csv", "--python", "python3"]) == 2
 
 
+@pytest.mark.slow
 def test_over_real_ssh_the_bytes_are_the_same_and_no_process_is_left(
     cluster, clips, tmp_path, want
 ):
