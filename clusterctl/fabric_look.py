@@ -59,13 +59,16 @@ def look_at_fabric(
 
 
 def suggestions(
-    nodes: Sequence[Node], facts: Sequence[NodeFacts], device: str = "auto"
+    nodes: Sequence[Node],
+    facts: Sequence[NodeFacts],
+    device: str = "auto",
+    ranks: int | None = None,
 ) -> tuple[Suggestion, ...]:
-    """The environment that fits these nodes; `device` as for a launch."""
+    """The environment that fits these nodes; `device` and `ranks` a node as for a launch."""
     from clusterctl.launch.start import choose_device, choose_slots
 
     chosen = choose_device(device, facts)
-    slots = choose_slots(nodes, facts, None, chosen)
+    slots = choose_slots(nodes, facts, ranks, chosen)
     return suggest(fleet_for(facts, chosen), slots=slots, addresses=addresses_of(nodes))
 
 

@@ -136,7 +136,10 @@ def _weights(name: str, workdir: Path, env: Mapping[str, str]) -> str:
 
 
 def kept_environment(
-    assignments: Iterable[str], preset: str, device: str = "auto"
+    assignments: Iterable[str],
+    preset: str,
+    device: str = "auto",
+    facts: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The ranks' variables that checks look at, as `clusterctl launch` would set them.
 
@@ -145,8 +148,9 @@ def kept_environment(
     from clusterctl.launch import environment
 
     built = environment.build(
-        os.environ, assignments=assignments, preset=preset, device=device, run_dir=Path("outputs")
-    ).values()
+        os.environ, assignments=assignments, preset=preset, facts=facts, device=device,
+        run_dir=Path("outputs"),
+    ).values()  # fmt: skip
     kept = {name: value for name, value in built.items() if name.startswith(KEPT)}
     if built.get("WANDB_API_KEY"):
         kept["WANDB_API_KEY"] = environment.HIDDEN

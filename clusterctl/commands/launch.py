@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.errors import Declined
+from clusterctl.errors import CouldNotFindOut, Declined
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 from clusterctl.trailing import PassingCommand
@@ -23,8 +23,9 @@ from clusterctl.trailing import PassingCommand
 if TYPE_CHECKING:
     from checks.finding import Report
     from clusterctl.launch.plan import LaunchPlan
-    from clusterctl.launch.start import Prepared
+    from clusterctl.launch.start import LaunchOptions, Prepared
     from clusterctl.launch.state import RunResult
+    from clusterctl.nodes import Node
 
 _OPTIONS = (
     click.option("--nproc_per_node", "--nproc-per-node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else its GPUs, else 1."),
@@ -35,6 +36,7 @@ _OPTIONS = (
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="auto: cuda where any node has a GPU."),
     click.option("--env", "env", multiple=True, metavar="K=V", help="A variable for every rank; repeat it for more."),
     click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment: h100-ib, ethernet, none."),
+    click.option("--env-from-facts", is_flag=True, help="Work the NCCL environment out from the nodes, as clusterctl env prints it."),
     click.option("--python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter on the nodes."),
     click.option("--workdir", type=click.Path(path_type=Path), default=Path(), help="Folder that ranks start in. Default: this one."),
     click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
@@ -100,6 +102,9 @@ def command(
         timing=Timing(start_s=options["start_timeout"], grace_s=options["grace"]),
     )
     nodes, transport = settings.nodes(), settings.transport()
+    if options["env_from_facts"]:
+        found = _environment_from_facts(output, settings, nodes, transport, wanted)
+        wanted = replace(wanted, facts_env=found)
     if options["dry_run"] and options["skip_preflight"]:
         device = "cpu" if wanted.device == "auto" else wanted.device
         prepared = Prepared(device, choose_slots(nodes, (), wanted.ranks, device), None)
@@ -120,6 +125,29 @@ def command(
     result = run_plan(plan, settings, transport, output)
     _report(output, plan, result)
     return result.exit_code
+
+
+def _environment_from_facts(
+    output: Output, settings: Settings, nodes: list[Node], transport: Any, wanted: LaunchOptions
+) -> dict[str, str]:
+    """What `clusterctl env` would print; says which nodes disagree. Raises `CouldNotFindOut`."""
+    from checks.suggest import chosen_values
+    from clusterctl.fabric_look import look_at_fabric, suggestions
+    from clusterctl.fabric_report import suggestion_lines, unsure_lines
+
+    facts, results = look_at_fabric(
+        nodes, transport, settings.limits, width=settings.width, growth_s=0.0, sweep=output.sweep
+    )
+    suggested = suggestions(nodes, facts, wanted.device, wanted.ranks)
+    if not suggested:
+        output.unreachable(results)
+        raise CouldNotFindOut("no node answered: there is nothing to work an environment out from")
+    odd = [one for one in suggested if one.odd]
+    for line, _ in suggestion_lines(suggested if output.verbose else odd):
+        output.warn(line)
+    for line in unsure_lines(suggested):
+        output.warn(line)
+    return chosen_values(suggested)
 
 
 def _show_plan(output: Output, plan: LaunchPlan, *, commands: bool) -> None:

@@ -65,7 +65,7 @@ class Variable:
 
     name: str
     value: str
-    origin: str  # "default", "preset NAME", "your environment" or "--env"
+    origin: str  # "default", "preset NAME", "facts", "your environment" or "--env"
 
     @property
     def shown(self) -> str:
@@ -145,10 +145,13 @@ def build(
     *,
     assignments: Iterable[str] = (),
     preset: str = "none",
+    facts: Mapping[str, str] | None = None,
     device: str = "auto",
     run_dir: Path,
 ) -> Environment:
-    """Variables in order of name. Who wins: --env, then the head's environment, preset, default.
+    """Variables in order of name. Who wins: --env, the head's environment, facts, preset, default.
+
+    `facts` is what `clusterctl env` works out from the nodes themselves.
 
     The head's environment stands over the preset because `NCCL_SOCKET_IFNAME=eno2 clusterctl
     launch --nccl h100-ib` can only mean the correction of one value; the plan shows each origin.
@@ -163,6 +166,7 @@ def build(
 
     take(_defaults(device, run_dir), "default")
     take(PRESETS[preset], f"preset {preset}")
+    take(facts or {}, "facts")
     take({name: value for name, value in head.items() if is_passed(name)}, "your environment")
     if device == "cpu":
         take({"CUDA_VISIBLE_DEVICES": ""}, "--device cpu")

@@ -44,6 +44,7 @@ class LaunchOptions:
     master_port: int | None = None
     env: tuple[str, ...] = ()
     nccl: str = "none"
+    facts_env: Mapping[str, str] = field(default_factory=dict)  # of --env-from-facts
     min_free_bytes: int = 20 << 30
     timing: Timing = field(default_factory=Timing)
 
@@ -73,7 +74,7 @@ def prepare(
     begun = time.monotonic()
     port = options.master_port or PORT_RANGE[0]
     workdir = options.workdir.absolute()
-    env = kept_environment(options.env, options.nccl)
+    env = kept_environment(options.env, options.nccl, facts=options.facts_env)
     line = read_words(options.config, options.overrides, workdir=workdir, env=env)
     args = {
         "tool_timeout_s": tool_timeout(limits),
@@ -161,6 +162,7 @@ def plan_launch(
                 os.environ,
                 assignments=options.env,
                 preset=options.nccl,
+                facts=options.facts_env,
                 device=prepared.device,
                 run_dir=run_dir,
             ),

@@ -64,6 +64,26 @@ def test_env_gives_the_shell_the_ports_and_the_interface(nodes: Lab, tmp_path: P
     assert "node-3: there it would be" in done.stderr
 
 
+def test_launch_takes_the_environment_from_facts_and_the_users_word_over_it(
+    nodes: Lab, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "clusterctl", "launch", "demo", str(nodes.hostfile), "--env-from-facts",
+            "--env", "NCCL_DEBUG=INFO", "--dry-run", "--skip-preflight", "--device", "cuda", "--json",
+            "--outputs", str(tmp_path / "outputs"), "--nproc_per_node", "8",
+        ],
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "node-3: there it would be" in done.stderr
+    env = json.loads(done.stdout)["plan"]["environment"]
+    assert env["NCCL_IB_HCA"].startswith("=mlx5_0,mlx5_1,mlx5_4")
+    assert env["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert env["NCCL_DEBUG"] == "INFO"
+    assert not (tmp_path / "outputs").exists()
+
+
 def test_clock_over_sshd_tells_the_shifted_node_from_the_others(nodes: Lab, tmp_path: Path) -> None:
     Shift(nodes, "node-2", 0.25)
     done = ask(nodes, tmp_path, "clock", "--json")

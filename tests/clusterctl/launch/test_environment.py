@@ -26,6 +26,19 @@ def test_who_wins_and_who_is_named() -> None:
     assert "PATH" not in origins
 
 
+def test_facts_stand_over_the_preset_and_below_what_the_user_says() -> None:
+    facts = {"NCCL_SOCKET_IFNAME": "=ens5", "NCCL_IB_HCA": "=mlx5_0", "NCCL_DEBUG": "WARN"}
+    found = build(
+        {"NCCL_IB_HCA": "=mlx5_9"}, assignments=["NCCL_DEBUG=INFO"], preset="h100-ib", facts=facts,
+        run_dir=RUN_DIR,
+    )  # fmt: skip
+    origins = {one.name: (one.value, one.origin) for one in found.variables}
+    assert origins["NCCL_SOCKET_IFNAME"] == ("=ens5", "facts")
+    assert origins["NCCL_IB_HCA"] == ("=mlx5_9", "your environment")
+    assert origins["NCCL_DEBUG"] == ("INFO", "--env")
+    assert origins["NCCL_P2P_LEVEL"] == ("NVL", "preset h100-ib")
+
+
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "MY_PASSWORD", "aws-secret"])
 def test_secrets_by_name(name: str) -> None:
     assert is_secret(name)
