@@ -6,24 +6,18 @@ limit, and MIG or a broken card prints [N/A] or words where a number belongs.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from checks.facts import (
     NOT_ASKED,
-    Gpu,
-    GpuFacts,
     GpuHealth,
-    GpuProcess,
     Maybe,
     NvLinks,
     Section,
     Unknown,
 )
-from checks.parse.nvidia_smi import parse_owners, parse_quantity
+from checks.parse.nvidia_smi import parse_quantity
 
 REASONS = {
     "Idle": "idle", "Applications Clocks Setting": "applications clocks", "SW Power Cap": "power cap",
@@ -33,12 +27,6 @@ REASONS = {
     "Display Clock Setting": "display clock",
 }  # fmt: skip
 """Names of nvidia-smi for the bits of clocks_event_reasons, and ours."""
-
-REASON_BITS = {
-    0x1: "idle", 0x2: "applications clocks", 0x4: "power cap", 0x8: "hw slowdown",
-    0x10: "sync boost", 0x20: "sw thermal", 0x40: "hw thermal", 0x80: "power brake",
-    0x100: "display clock",
-}  # fmt: skip
 
 
 def parse_details(section: Section | None) -> Maybe[Mapping[str, GpuHealth]]:
@@ -265,150 +253,3 @@ def read_topology(text: str) -> Maybe[Mapping[str, str]]:
     if not columns:
         return Unknown("no matrix in it" if text.strip() else "empty")
     return pairs
-
-
-def parse_nvml(section: Section | None, owners: Section | None = None) -> GpuFacts | None:
-    """Facts of the census's NVML child; None where NVML does not answer and nvidia-smi must."""
-    if section is None or section.state != "ended" or section.rc != 0:
-        return None
-    try:
-        data = json.loads(section.out.strip().splitlines()[-1])
-        rows = data["gpus"]
-        if not isinstance(rows, list) or not isinstance(data, dict):
-            return None
-    except (ValueError, IndexError, KeyError, TypeError, RecursionError):
-        return None
-    common = {"driver": data.get("driver"), "cuda": data.get("cuda")}
-    gpus = tuple(_nvml_gpu({**common, **row}) for row in rows if isinstance(row, dict))
-    if not gpus:
-        return None  # nvidia-smi says in words why there is none
-    lost = [str(row["lost"]) for row in rows if isinstance(row, dict) and row.get("lost")]
-    text = owners.out if owners is not None and owners.state == "ended" else ""
-    return GpuFacts(
-        "partial" if lost else "ok",
-        "\n".join(lost),
-        tuple(gpu for gpu, row in zip(gpus, rows, strict=False) if not row.get("lost")),
-        _nvml_processes(rows, text),
-        nvlinks=_nvml_links(rows),
-    )
-
-
-class _Values:
-    """Values of one GPU in NVML's answer: {name: number, text, or {"error": why}}."""
-
-    def __init__(self, row: Mapping[str, Any]) -> None:
-        self._row = row
-
-    def _raw(self, name: str) -> Any:
-        value = self._row.get(name)
-        if isinstance(value, dict):
-            return Unknown(str(value.get("error", "no value"))[:120])
-        return Unknown(f"no {name}") if value is None else value
-
-    def text(self, name: str) -> Maybe[str]:
-        value = self._raw(name)
-        return value if isinstance(value, Unknown) else str(value)
-
-    def number(self, name: str, scale: float = 1) -> Maybe[float]:
-        value = self._raw(name)
-        if isinstance(value, Unknown):
-            return value
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value * scale)
-        return Unknown(f"cannot read {str(value)[:40]!r}")
-
-    def whole(self, name: str) -> Maybe[int]:
-        value = self.number(name)
-        return value if isinstance(value, Unknown) else int(value)
-
-    def flag(self, name: str) -> Maybe[bool]:
-        value = self._raw(name)
-        if isinstance(value, Unknown):
-            return value
-        return bool(value) if value in (0, 1) else Unknown(f"cannot read {str(value)[:40]!r}")
-
-
-_COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
-_RECOVERY_WORDS = (
-    "None", "Reset", "Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain", "Bus Reset",
-    "System Reboot",
-)  # fmt: skip
-_RECOVERY = dict(enumerate(_RECOVERY_WORDS))
-
-
-def _nvml_gpu(row: Mapping[str, Any]) -> Gpu:
-    get = _Values(row)
-    mode, action, mask = get.whole("compute_mode"), get.whole("recovery"), get.whole("throttle")
-    return Gpu(
-        index=get.whole("index"),
-        uuid=get.text("uuid"),
-        name=get.text("name"),
-        driver=get.text("driver"),
-        bus_id=get.text("bus_id"),
-        power_w=get.number("power_mw", 1e-3),
-        power_limit_w=get.number("power_limit_mw", 1e-3),
-        memory_used_bytes=get.whole("memory_used"),
-        memory_total_bytes=get.whole("memory_total"),
-        utilization_percent=get.number("utilization"),
-        temperature_c=get.number("temperature"),
-        health=GpuHealth(
-            cuda=get.text("cuda"),
-            vbios=get.text("vbios"),
-            inforom=get.text("inforom"),
-            gsp=get.text("gsp"),
-            persistence=get.flag("persistence"),
-            mig=get.flag("mig"),
-            compute_mode=mode if isinstance(mode, Unknown) else _COMPUTE_MODES.get(mode, str(mode)),
-            ecc=get.flag("ecc"),
-            corrected_volatile=get.whole("corrected_volatile"),
-            uncorrected_volatile=get.whole("uncorrected_volatile"),
-            sram_uncorrected_aggregate=get.whole("sram_uncorrected_aggregate"),
-            sram_threshold_exceeded=get.flag("sram_threshold"),
-            remapped_uncorrectable=get.whole("remapped_uncorrectable"),
-            remap_pending=get.flag("remap_pending"),
-            remap_failure=get.flag("remap_failure"),
-            recovery_action=action
-            if isinstance(action, Unknown)
-            else _RECOVERY.get(action, f"action {action}"),
-            throttle=mask
-            if isinstance(mask, Unknown)
-            else tuple(word for bit, word in REASON_BITS.items() if mask & bit),
-            margin_c=get.number("margin_c"),
-            power_default_w=get.number("power_default_mw", 1e-3),
-            pcie_width=get.whole("pcie_width"),
-            pcie_width_max=get.whole("pcie_width_max"),
-            pcie_gen=get.whole("pcie_gen"),
-            pcie_gen_max=get.whole("pcie_gen_max"),
-            max_sm_mhz=get.number("max_sm_mhz"),
-            fabric_state=get.text("fabric_state"),
-            fabric_status=get.text("fabric_status"),
-        ),
-    )
-
-
-def _nvml_links(rows: list[Any]) -> Maybe[tuple[NvLinks, ...]]:
-    found = []
-    for position, row in enumerate(rows):
-        links = row.get("links") if isinstance(row, dict) else None
-        if isinstance(links, list) and links:
-            off = tuple(number for number, up in enumerate(links) if up != 1)
-            found.append(NvLinks(position, len(links) - len(off), off))
-    return tuple(found)
-
-
-def _nvml_processes(rows: list[Any], owners: str) -> Maybe[tuple[GpuProcess, ...]]:
-    known = parse_owners(owners)
-    found = []
-    for row in rows:
-        listed = row.get("processes") if isinstance(row, dict) else None
-        if isinstance(listed, dict):
-            return Unknown(str(listed.get("error", "no list of processes")))
-        for one in listed if isinstance(listed, list) else ():
-            if not isinstance(one, list) or len(one) != 2 or not isinstance(one[0], int):
-                continue
-            unseen = Unknown("no such process in /proc: another container, or it has ended")
-            user, age_s, command = known.get(one[0], (unseen, unseen, unseen))
-            name = command.split(" ")[0] if isinstance(command, str) else ""
-            used = one[1] if isinstance(one[1], int) else Unknown("not said")
-            found.append(GpuProcess(one[0], str(row.get("uuid")), used, name, user, age_s, command))
-    return tuple(found)

@@ -27,7 +27,6 @@ from checks.parse.gpu_health import (
     bus_key,
     parse_details,
     parse_nvlinks,
-    parse_nvml,
     parse_topology,
 )
 from checks.parse.infiniband import parse_fabric
@@ -47,6 +46,7 @@ from checks.parse.machine import (
     text_of,
 )
 from checks.parse.nvidia_smi import count_on_pci, parse_gpus, parse_quantity
+from checks.parse.nvml import parse_nvml
 
 
 def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = False) -> NodeFacts:

@@ -9,6 +9,7 @@ import pytest
 from checks.facts import GpuHealth, Unknown
 from checks.parse import gpu_health as parse
 from checks.parse.host import parse_all_gpus
+from checks.parse.nvml import parse_nvml
 from checks.parse.rocm_smi import read_rocm_smi
 from tests.captures import fake_nvidia_smi as fake
 from tests.checks.captures import recorded
@@ -125,7 +126,7 @@ def test_nvml_answer_becomes_the_same_facts() -> None:
     }  # fmt: skip
     text = json.dumps({"driver": "565.57.01", "cuda": "12.7", "gpus": [row]})
     owners = ended("77\t1000\talice\t60\tpython train.py")
-    facts = parse.parse_nvml(ended(text), owners)
+    facts = parse_nvml(ended(text), owners)
     assert facts is not None
     (gpu,) = facts.gpus
     assert (gpu.power_w, gpu.driver, facts.state) == (100.89, "565.57.01", "ok")
@@ -147,7 +148,7 @@ def test_nvidia_smi_speaks_where_nvml_does_not() -> None:
         ended("{}"),
         ended('{"gpus": []}'),
     ):
-        assert parse.parse_nvml(nvml) is None
+        assert parse_nvml(nvml) is None
     sections = {
         "nvml": ended("", 1), "gpus": ended(fake.h100(2)), "gpu_details": ended(fake.details(fake.h100(2))),
         "nvlink": ended(fake.nvlinks(fake.h100(2))), "fabric_manager": ended("inactive\n", 3),

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from checks.facts import Fleet, GpuHealth, Unknown
-from checks.parse.gpu_health import parse_nvml
+from checks.parse.nvml import parse_nvml
 from checks.runner import run_checks
 from clusterctl.payload import gpu_looks
 from tests.checks.sections import ended, node
