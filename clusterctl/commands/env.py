@@ -18,6 +18,7 @@ from clusterctl.settings import Settings, cluster_options, output_options
     "env",
     epilog="""\b
 Examples:
+  clusterctl env nodes.txt
   eval "$(clusterctl env nodes.txt)"
   clusterctl launch stage1 nodes.txt --env-from-facts""",
 )

@@ -55,6 +55,7 @@ def write(tmp_path: Path):
         ("# comment\n\nnonsense\n|1|bad|x ssh-rsa\n@strange node x y", "node", 22, "unknown"),
         (f"|1|%%%|%%% {ED} {KEY}\n|2|a|b {ED} {KEY}", "node", 22, "unknown"),
     ],
+    ids=range(19),  # keys are random; a name must be the same in every process
 )
 def test_lines_are_understood(write, line: str, host: str, port: int, state: str) -> None:
     assert write(line).check(host, port, ED, KEY).state == state
