@@ -143,7 +143,7 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
     reached = [node for node in fleet.reached if not node.loopback]
     if not reached:
         return Suggestion(name, None, "all nodes are this machine")
-    if fleet.one_machine:
+    if fleet.one_machine and len({_namespaces(node) for node in reached}) == 1:
         return Suggestion(name, None, "all nodes are one machine")
     own: dict[str, Interface] = {}
 
@@ -177,6 +177,11 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
         return Suggestion(name, every, f"{where}: {who}", elsewhere, unsure)
     odd = tuple((node, f"there it is {one}") for node, one in values.items() if one != best)
     return Suggestion(name, f"={best}", where, odd, unsure)
+
+
+def _namespaces(node: NodeFacts) -> str:
+    """Differs between containers of one machine, each of which has a network of its own."""
+    return "" if isinstance(node.machine, Unknown) else node.machine.namespaces
 
 
 def _count(node: NodeFacts, value: str) -> int:

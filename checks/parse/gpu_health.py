@@ -1,4 +1,4 @@
-"""`nvidia-smi -q`, `nvidia-smi nvlink -s`, `topo -m` and NVML's answers to facts about each GPU.
+"""`nvidia-smi -q`, `nvidia-smi nvlink -s` and `topo -m` to facts about each GPU.
 
 Two traps stand in the captures: Hopper prints `T.Limit`, the degrees that are left and not a
 limit, and MIG or a broken card prints [N/A] or words where a number belongs.

@@ -1,4 +1,4 @@
-"""GPUs one by one: memory errors, remapped rows, throttling, heat, links, modes.
+"""GPUs one by one: memory errors, remapped rows, what the driver asks for, throttling, heat.
 
 A card that has no such thing (a GPU without ECC or NVLink) is left out; a value that the driver
 cannot read although it should is UNKNOWN.

@@ -1,0 +1,76 @@
+"""What preflight costs: CPU of a node's look, and wall time of many nodes. `python -m tests.bench.preflight`.
+
+The nodes are loopback addresses of one private sshd (root needed), so their CPU is this machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from clusterctl.payload import ship
+from tests.bench.fanout import sshd
+from tests.captures import fake_nvidia_smi as fake
+from tests.clusterctl.payload.local import LocalConnection
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "gpus alone": {},
+    "everything": {"everything": True, "names": ["@"], "nvml": True},
+    "everything and an interpreter": {
+        "everything": True, "names": ["@"], "nvml": True, "python": sys.executable, "paths": ["/tmp"],
+    },
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=192)
+    parser.add_argument("--times", type=int, default=5)
+    options = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        env = fake.install(folder / "bin", fake.h100(8))
+        for words, args in LOOKS.items():
+            costs = sorted(_look(env, args) for _ in range(options.times))
+            print(f"payload, {words}: {costs[0]:.3f} to {costs[-1]:.3f} CPU s")
+        with sshd(folder, options.nodes):
+            wall_s, said = _preflight(folder)
+        print(f"{options.nodes} nodes: {wall_s:.1f} s wall; {said}")
+    return 0
+
+
+def _look(env: dict[str, str], args: dict[str, Any]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ship.probe(LocalConnection(env), "census", args, 60, nvml=bool(args))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _preflight(folder: Path) -> tuple[float, str]:
+    command = [
+        sys.executable, "-m", "clusterctl", "preflight", "--device", "cpu", "--min-free", "0",
+        "--outputs", str(folder), "--workdir", str(folder), "--command-timeout", "120", str(folder / "nodes.txt"),
+    ]  # fmt: skip
+    begun = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False,
+        env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
+    )  # fmt: skip
+    wall_s = time.monotonic() - begun
+    cost = re.search(r"[\d.]+ CPU s per node", done.stderr)
+    last = done.stdout.splitlines()[-1] if done.stdout else done.stderr[-300:]
+    return wall_s, f"{cost[0] if cost else 'no cost said'}; {last}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
