@@ -1,5 +1,6 @@
 #!/bin/sh
-# What lab nodes need beyond Python: sshd, ip, unshare, nsenter. Debian and Ubuntu, as root.
+# What lab nodes need beyond Python: sshd, ip, unshare, nsenter; for tests of time chronyd and
+# faketime. Debian and Ubuntu, as root.
 # Exit 0 when all is there. Otherwise the tests still run, on loopback nodes, and say so.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
@@ -8,6 +9,8 @@ missing=
 command -v ssh >/dev/null || missing="$missing openssh-client"
 command -v ip >/dev/null || missing="$missing iproute2"
 command -v nsenter >/dev/null && command -v unshare >/dev/null || missing="$missing util-linux"
+command -v chronyd >/dev/null || missing="$missing chrony"
+command -v faketime >/dev/null || missing="$missing faketime"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ]; then
     echo "lab nodes need$missing and root; without them the ssh tests use loopback nodes" >&2
