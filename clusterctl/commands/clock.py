@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clusterctl.errors import UsageError
 from clusterctl.render import Cell, Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -70,6 +71,10 @@ def command(settings: Settings, output: Output, **options: Any) -> int:  # fmt: 
 
     from checks.profile import Profile
 
+    if options["for_s"] and not options["watch"]:
+        raise UsageError("--for goes with --watch")
+    if options["watch"] and options["pairs"]:
+        raise UsageError("--pairs is for a single look: leave --watch or --pairs out")
     limits = replace(Profile(), clock_skew_warn_s=options["limit_ms"] / 1000)
     if options["watch"]:
         from clusterctl.clock_watch import show

@@ -155,6 +155,11 @@ def test_quiet_is_one_line(nodes: LocalCluster, capsys) -> None:
     assert err == ""
 
 
+def test_options_that_do_not_go_together_are_refused(nodes: LocalCluster) -> None:
+    assert ask(nodes, "--for", "3") == 2
+    assert ask(nodes, "--watch", "--pairs") == 2
+
+
 def test_watch_shows_each_node_and_ends_in_time(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n3")
     assert ask(nodes, "--watch", "--for", "2", "--interval", "0.2") == 3
