@@ -146,6 +146,13 @@ def test_a_fresh_models_temporal_blocks_do_nothing() -> None:
     assert not torch.equal(model.spatial_blocks[0](x, text, None, t, None), x)
 
 
+def test_frames_too_large_for_one_launch_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = small_model(), batch()
+    want = run(model, inputs)
+    monkeypatch.setattr(layers, "MOST_HEADS", 17)
+    torch.testing.assert_close(run(model, inputs), want, rtol=1e-6, atol=1e-6)
+
+
 def test_freezing() -> None:
     temporal = small_model(only_train_temporal=True)
     trained = {name.split(".")[0] for name, p in temporal.named_parameters() if p.requires_grad}

@@ -17,7 +17,10 @@ from trainer.models.fused import Rotation, gelu_tanh, rms_norm, split_heads
 from trainer.models.positions import sinusoid
 
 # B batch · A any batch of sequences · T frames · S tokens of a frame · L text tokens
-# D model width · N heads · E width of a head · C channels · J rotated pairs of a head, E/2
+# D model width · N heads · E width of a head · C channels
+MOST_HEADS = (
+    65_535  # that a CUDA grid's last axis takes; XL/2 has 57,600 of places and heads at 720p
+)
 
 
 class HeadNorm(nn.Module):
@@ -50,14 +53,16 @@ class SelfAttention(nn.Module):
         if self.qk_norm:
             norms = (self.q_norm.get_parameter("weight"), self.k_norm.get_parameter("weight"))
         parts = split_heads(self.qkv(x_BTSD), self.heads, norms, rotation)
-        if across_frames:
-            # Places stand beside the heads: no activation is moved to bring frames together.
-            q, k, v = (rearrange(part, "b t s n e -> b (s n) t e") for part in parts)
-        else:
-            q, k, v = (rearrange(part, "b t s n e -> (b t) n s e") for part in parts)
-        out = F.scaled_dot_product_attention(q, k, v)
         batch, frames, places, _ = x_BTSD.shape
-        order = "b (s n) t e" if across_frames else "(b t) n s e"
+        if not across_frames:
+            order = "(b t) n s e"
+        elif places * self.heads <= MOST_HEADS:
+            # Places stand beside the heads: no activation is moved to bring frames together.
+            order = "b (s n) t e"
+        else:
+            order = "(b s) n t e"
+        q, k, v = (rearrange(part, f"b t s n e -> {order}") for part in parts)
+        out = F.scaled_dot_product_attention(q, k, v)
         out_BTSD = rearrange(out, f"{order} -> b t s (n e)", b=batch, t=frames, s=places)
         return self.proj(out_BTSD)
 

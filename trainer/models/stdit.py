@@ -265,7 +265,9 @@ class STDiT3(nn.Module):
         num_frames: Tensor | None = None,
         ar: Tensor | None = None,
     ) -> Tensor:
-        """fp32 [B, out_channels, T, H, W]: the velocity, then (pred_sigma) as many unused channels.
+        """[B, out_channels, T, H, W]: the velocity, then (pred_sigma) as many unused channels.
+
+        In fp32, or fp64 of an fp64 model.
 
         x: latents, any T, H, W (padded to the patch inside); timestep: 0 (clean) to 1000 (noise);
         y: text features [B, 1, L, C]; mask: int [B or fewer, L], 1 = real token, fewer rows repeat;
