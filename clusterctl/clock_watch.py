@@ -18,6 +18,7 @@ from checks.profile import Profile
 from clusterctl.clock import away, middle, signed, span, step_words
 from clusterctl.clock_talk import HeadClock, ask_time, start
 from clusterctl.errors import TransportError
+from clusterctl.fanout import WIDTH
 from clusterctl.nodes import Node
 from clusterctl.render import Cell, Output, local_time
 from clusterctl.settings import Settings
@@ -109,11 +110,13 @@ class Watch:
         transport: Transport,
         limits: Limits,
         interval_s: float,
+        width: int = WIDTH,
     ) -> None:
         self.events: queue.SimpleQueue[Sample | Lost] = queue.SimpleQueue()
         self.head = HeadClock()
         self._transport, self._limits, self._interval_s = transport, limits, interval_s
         self._stop = threading.Event()
+        self._logins = threading.BoundedSemaphore(width)
         self._threads = [
             threading.Thread(target=self._follow, args=(node,), name=f"clock-{i}", daemon=True)
             for i, node in enumerate(nodes)
@@ -155,7 +158,8 @@ class Watch:
             self._stop.wait(AGAIN_S[min(tries, len(AGAIN_S)) - 1])
 
     def _ask_forever(self, node: Node, progress: Progress) -> None:
-        connection = self._transport.connect(node, self._limits, progress)
+        with self._logins:  # a thousand handshakes at once would all be too late
+            connection = self._transport.connect(node, self._limits, progress)
         try:
             with start(connection, self._limits) as held:
                 boot = _boot_id(held)
@@ -187,7 +191,8 @@ def show(
     tracks = {node.name: Track(node.name) for node in nodes}
     begun = time.monotonic()
     interrupted = False
-    with Watch(nodes, settings.transport(), settings.limits, interval_s) as watch:
+    transport = settings.transport()
+    with Watch(nodes, transport, settings.limits, interval_s, settings.width) as watch:
         screen = Screen(output, limits, interval_s, watch.head)
         try:
             due = begun + interval_s

@@ -38,8 +38,9 @@ class Output:
     color: str = "auto"
 
     def document(self, command: str, **data: Any) -> None:
-        """The one JSON document of a command, on stdout."""
-        print(json.dumps({"schema": 1, "command": command, **data}, default=str))
+        """The one JSON document of a command, on stdout; a stream has one a line."""
+        document = {"schema": 1, "command": command, **data}
+        print(json.dumps(document, default=str), flush=True)  # of a stream each line counts at once
 
     def line(self, text: str, style: str | None = None) -> None:
         """A line of data on stdout."""

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import cli
+from clusterctl import cli, clock_talk
 from clusterctl.clock_watch import Lost, Sample, Track, Watch
 from clusterctl.nodes import read_hostfile
+from clusterctl.payload.ship import MARKER
 from clusterctl.transport.base import Limits
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
@@ -146,6 +147,18 @@ def test_hanging_chronyc_is_bounded_and_the_clock_is_measured_all_the_same(
     hung = json.loads(capsys.readouterr().out)["nodes"][1]
     assert hung["offset_s"] is not None
     assert "no end in 3 s" in hung["clock"]["unknown"]["tracking"]
+
+
+def test_node_that_stops_answering_is_unknown_and_delays_nobody(
+    nodes: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(clock_talk, "ANSWER_S", 0.5)
+    mute = f"head -c 1 >/dev/null; echo {MARKER}; cat >/dev/null"
+    nodes.nodes["n1"] = LocalConnection(tool(tmp_path / "a", "python3", mute))
+    assert ask(nodes, "--json", *FAR) == 3
+    rows = json.loads(capsys.readouterr().out)["nodes"]
+    assert [row["verdict"] for row in rows] == ["unknown", "good", "good"]
+    assert "no answer to a question for the time in 0.5 s" in rows[0]["flags"][0]
 
 
 def test_quiet_is_one_line(nodes: LocalCluster, capsys) -> None:

@@ -50,6 +50,18 @@ def test_fabric_folds_alike_nodes_and_names_the_one_with_a_port_down(
     assert "node-3  mlx5_4:1" in done.stdout  # -v: a line for each port
 
 
+def test_errors_that_grew_since_the_last_look_are_told(nodes: Lab, tmp_path: Path) -> None:
+    first = json.loads(ask(nodes, tmp_path, "fabric", "--growth", "0", "--json").stdout)
+    assert not [flag for flag in first["nodes"][2]["flags"] if "symbol_error" in flag]
+    # node-3 has a tree of its own: the one with the port that is down.
+    counter = nodes.directory / "class-mlx5_4/mlx5_0/ports/1/counters/symbol_error"
+    counter.write_text(f"{int(counter.read_text()) + 7}\n")
+    second = json.loads(ask(nodes, tmp_path, "fabric", "--growth", "0", "--json").stdout)
+    grown = [flag for flag in second["nodes"][2]["flags"] if "symbol_error +7" in flag]
+    assert grown == ["mlx5_0:1: symbol_error +7 in 0.0 h"]
+    assert not [flag for flag in second["nodes"][0]["flags"] if "symbol_error" in flag]
+
+
 def test_env_gives_the_shell_the_ports_and_the_interface(nodes: Lab, tmp_path: Path) -> None:
     done = ask(nodes, tmp_path, "env")
     assert done.returncode == 1, done.stderr  # node-3 disagrees
