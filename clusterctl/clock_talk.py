@@ -7,6 +7,7 @@ in one interpreter is itself slow to read its clock.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -28,6 +29,8 @@ AT_ONCE = 4
 TURN_S = 1.0  # a node that hangs keeps nobody's turn longer than this
 
 Triple = tuple[float, float, float]
+_numbers = itertools.count(1)
+BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # a Mac has the second only
 
 
 class HeadClock:
@@ -51,9 +54,9 @@ class HeadClock:
     def _wall_minus_boot() -> float:
         best = (math.inf, 0.0)
         for _ in range(3):
-            before = time.clock_gettime(time.CLOCK_BOOTTIME)
+            before = time.clock_gettime(BOOTTIME)
             wall_s = time.time()
-            after = time.clock_gettime(time.CLOCK_BOOTTIME)
+            after = time.clock_gettime(BOOTTIME)
             best = min(best, (after - before, wall_s - (before + after) / 2))
         return best[1]
 
@@ -85,11 +88,13 @@ def ask_time(
         time.monotonic() - begun < budget_s
         and (len(samples) < questions or best_s / 2 > GOOD_ERROR_S)
     ):
+        number = next(_numbers)
         sent_s = now_s()
-        held.send({"op": "time"})
-        reply = held.receive(ANSWER_S)
+        held.send({"op": "time", "id": number})
+        # A late answer to an earlier question would look like a quick one to this.
+        reply = receive_one(held, "id", ANSWER_S, number)
         received_s = now_s()
-        if reply is None or not isinstance(reply.get("time_s"), float):
+        if reply is None:
             if samples:
                 break
             raise TransportError("command", f"no answer to a question for the time in {ANSWER_S:g} s")  # fmt: skip
@@ -97,6 +102,17 @@ def ask_time(
         best_s = min(best_s, received_s - sent_s)
         wall_minus_boot_s = reply["time_s"] - reply["boottime_s"]
     return Answers(tuple(samples), wall_minus_boot_s)
+
+
+def receive_one(
+    held: ship.PayloadStream, key: str, timeout_s: float, value: Any = None
+) -> dict[str, Any] | None:
+    """The first answer with that key (and value, if any); others are dropped. None: not in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        reply = held.receive(max(0.0, deadline - time.monotonic()))
+        if reply is None or (key in reply and value in (None, reply[key])):
+            return reply
 
 
 def look_at_clocks(
@@ -149,17 +165,14 @@ def _in_turn(
 
 
 def _ask_state(held: ship.PayloadStream, timeout_s: float) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
     held.send({"op": "state"})
-    while True:
-        try:
-            reply = held.receive(max(0.0, deadline - time.monotonic()))
-        except EOFError:
-            said = held.stderr_tail().strip().splitlines()
-            raise TransportError(
-                "command", f"the clock payload ended: {said[-1] if said else 'no word'}"
-            ) from None
-        if reply is None:
-            raise TransportError("command", f"no answer in {timeout_s:g} s")
-        if "sections" in reply:
-            return reply
+    try:
+        reply = receive_one(held, "sections", timeout_s)
+    except EOFError:
+        said = held.stderr_tail().strip().splitlines()
+        raise TransportError(
+            "command", f"the clock payload ended: {said[-1] if said else 'no word'}"
+        ) from None
+    if reply is None:
+        raise TransportError("command", f"no answer in {timeout_s:g} s")
+    return reply

@@ -16,7 +16,7 @@ from typing import Any
 
 from checks.profile import Profile
 from clusterctl.clock import away, middle, signed, span, step_words
-from clusterctl.clock_talk import HeadClock, ask_time, start
+from clusterctl.clock_talk import HeadClock, ask_time, receive_one, start
 from clusterctl.errors import TransportError
 from clusterctl.fanout import WIDTH
 from clusterctl.nodes import Node
@@ -162,7 +162,7 @@ class Watch:
             connection = self._transport.connect(node, self._limits, progress)
         try:
             with start(connection, self._limits) as held:
-                boot = _boot_id(held)
+                boot = _boot_id(held, self._limits.command_s)
                 while not self._stop.is_set():
                     begun = time.monotonic()
                     said = ask_time(held, self.head.now_s, questions=QUESTIONS, budget_s=0.5)
@@ -177,9 +177,9 @@ class Watch:
             connection.close()
 
 
-def _boot_id(held: Any) -> str:
+def _boot_id(held: Any, timeout_s: float) -> str:
     held.send({"op": "boot"})
-    reply = held.receive(5.0)
+    reply = receive_one(held, "boot_id", timeout_s)
     return str((reply or {}).get("boot_id") or "")
 
 

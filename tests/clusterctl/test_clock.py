@@ -7,7 +7,9 @@ import pytest
 from checks.facts import Clock, Exchange, Machine, NodeFacts, Previous, Unknown, Unreached
 from checks.parse.chrony import read_sources, read_tracking
 from checks.profile import Profile
+from clusterctl import clock_talk
 from clusterctl.clock import HEAD, cells, folded, judge, middle, signed, span, steered_by
+from clusterctl.clock_talk import ask_time
 from clusterctl.clock_watch import Alarm, Lost, Sample, Screen, Track, sparkline
 from clusterctl.render import Output
 from tests.lab.equipment import CAPTURES
@@ -177,6 +179,33 @@ def test_sparkline_shows_a_step_and_calls_a_wobble_flat() -> None:
     assert sparkline([0.0, 0.0001, 0.0]) == "▁▁▁"
     assert sparkline([-1.0, 0.0, 1.0], "_-=") == "_-="
     assert sparkline([]) == ""
+
+
+class _LateAnswers:
+    """A channel on which the answer to a question may come behind the next question."""
+
+    def __init__(self, answers: list[dict | None]) -> None:
+        self.asked: list[int] = []
+        self._answers = answers
+
+    def send(self, message: dict) -> None:
+        self.asked.append(message["id"])
+
+    def receive(self, _timeout_s: float) -> dict | None:
+        answer = self._answers.pop(0)
+        if answer is not None and "back" in answer:
+            return {"id": self.asked[-1 - answer["back"]], "time_s": answer["time_s"], "boottime_s": 0.0}  # fmt: skip
+        return answer
+
+
+def test_late_answer_is_not_taken_for_the_answer_to_the_next_question(monkeypatch) -> None:
+    monkeypatch.setattr(clock_talk, "GOOD_ERROR_S", 1.0)
+    now = iter([0.0, 1.0, 2.0, 2.1])  # head's clock: sent and received of two questions
+    channel = _LateAnswers(
+        [{"back": 0, "time_s": 0.5}, {"back": 1, "time_s": 0.9}, {"back": 0, "time_s": 2.05}]
+    )
+    said = ask_time(channel, lambda: next(now), questions=2, budget_s=60.0)  # type: ignore[arg-type]
+    assert said.samples == ((0.0, 0.5, 1.0), (2.0, 2.05, 2.1))
 
 
 class _Still:
