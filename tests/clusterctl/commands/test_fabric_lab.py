@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.lab import Lab
-from tests.lab.equipment import Equipment
+from tests.lab.equipment import QUIET, Equipment
 
 pytestmark = pytest.mark.lab
 
@@ -22,6 +23,9 @@ def nodes(module_lab) -> Lab:
     for equipment in (Equipment(node) for node in lab.nodes):
         if equipment.node.name == "node-3":
             equipment.cards(down="mlx5_4")
+            a_minute_ago = time.clock_gettime(time.CLOCK_BOOTTIME) - 60
+            flap = f"[{a_minute_ago:12.6f}] mlx5_core 0000:0c:00.0 ib6: Link {{}}\n"
+            equipment.gpus(log=QUIET + (flap.format("down") + flap.format("up")) * 3)
     return lab
 
 
@@ -43,6 +47,7 @@ def test_fabric_folds_alike_nodes_and_names_the_one_with_a_port_down(
     assert [word.rstrip("?") for word in lines[1].split()[:2]] == ["node-[1-2]", "9/9"]
     assert lines[2].split()[:2] == ["node-3", "8/9!"]
     assert "mlx5_4:1 is DOWN/Polling" in lines[2]
+    assert "ib6 lost its link 3 times in 24 h" in lines[2]
     hca = next(line for line in lines if line.startswith("NCCL_IB_HCA="))
     assert hca.startswith("NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_4,mlx5_5,mlx5_6,mlx5_7,mlx5_8,mlx5_9")
     assert "node-3: there it would be =mlx5_0,mlx5_1,mlx5_5" in done.stdout
