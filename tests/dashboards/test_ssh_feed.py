@@ -163,7 +163,8 @@ def test_broken_node_is_told_and_disturbs_nobody(
             yield GOOD
             yield None
 
-    monkeypatch.setattr(ship.stream, "__kwdefaults__", {"nvml": False, "start_timeout_s": 0.3})
+    soon = {**(ship.stream.__kwdefaults__ or {}), "start_timeout_s": 0.3}
+    monkeypatch.setattr(ship.stream, "__kwdefaults__", soon)
     transport = Scripts(good=ticking, bad=broken)
     with watching([Node("bad"), Node("good")], transport) as (_, look):  # type: ignore[arg-type]
         until(lambda: isinstance(look().get("bad"), NodeDown), 5)
