@@ -3,6 +3,7 @@
 
 py := .venv/bin/python
 tests ?= tests
+workers ?= 2# most tests wait for processes and networks; two share a core without minding
 export OMP_NUM_THREADS ?= 1
 
 help:
@@ -33,7 +34,7 @@ format: venv
 	$(py) -m ruff format .
 
 test: lint
-	$(py) -m pytest $(tests)
+	$(py) -m pytest -n $(workers) --dist loadfile $(tests)
 
 lab-tools:
 	@tests/lab/install.sh
