@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -207,7 +206,7 @@ def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Outpu
     from clusterctl.launch.supervise import supervise
 
     progress = Progress(output)
-    stop, kill = threading.Event(), threading.Event()
+    stop, kill = _Flag(), _Flag()
     with _signals(stop, kill, output):
         try:
             return supervise(
@@ -222,13 +221,26 @@ def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Outpu
             progress.close()
 
 
+class _Flag:
+    """An Event without its lock: two signals at once would take that twice, and wait for ever."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
 @contextmanager
-def _signals(stop: threading.Event, kill: threading.Event, output: Output) -> Iterator[None]:
+def _signals(stop: _Flag, kill: _Flag, output: Output) -> Iterator[None]:
     def ask(_number: int, _frame: object) -> None:
         is_second = stop.is_set()
         (kill if is_second else stop).set()  # first: a terminal that has closed cannot be told
         if not is_second:
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):  # the second: it came in the middle of a print
                 output.warn("\nstopping on all nodes; once more to kill at once")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

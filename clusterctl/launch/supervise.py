@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from clusterctl.fanout import WIDTH, in_order
 from clusterctl.launch import journal
@@ -28,14 +28,20 @@ ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (traine
 REAP_S = 15.0  # for the proof: TERM, KILL and a look on each node
 
 
+class Flag(Protocol):
+    """What a signal's handler raises."""
+
+    def is_set(self) -> bool: ...
+
+
 def supervise(
     plan: LaunchPlan,
     transport: Transport,
     *,
     on_update: Callable[[RunState], None],
-    stop: threading.Event,
+    stop: Flag,
     limits: Limits,
-    kill: threading.Event | None = None,
+    kill: Flag | None = None,
 ) -> RunResult:
     """Run the plan to its end. Set `stop` for an orderly stop, `kill` to cut its grace short.
 
@@ -50,8 +56,8 @@ class _Supervisor:
         plan: LaunchPlan,
         transport: Transport,
         on_update: Callable[[RunState], None],
-        stop: threading.Event,
-        kill: threading.Event,
+        stop: Flag,
+        kill: Flag,
         limits: Limits,
     ) -> None:
         self.plan, self.transport, self.limits = plan, transport, limits

@@ -320,8 +320,8 @@ def serve(config_path: Path) -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    stopping: list[bool] = []  # no Event: its lock is not one that a handler may take a second time
+    signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # only to be woken by it
     node = Node(config)
     os.chdir(node.environment["HOME"])
@@ -330,7 +330,7 @@ def serve(config_path: Path) -> None:
     selector = selectors.DefaultSelector()
     for source in (listener, woken, sys.stdin.buffer):
         selector.register(source, selectors.EVENT_READ)
-    while not stopping.is_set():
+    while not stopping:
         for key, _ in selector.select():
             if key.fileobj is listener:
                 connection, _address = listener.accept()
@@ -339,7 +339,7 @@ def serve(config_path: Path) -> None:
                 os.read(woken, 4096)
                 node.reap()
             elif not os.read(sys.stdin.fileno(), 4096):
-                stopping.set()
+                stopping.append(True)
     listener.close()
     node.stop()
     os._exit(0)  # paramiko's sftp threads are no daemons; nothing of ours is left to flush

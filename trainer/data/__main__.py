@@ -74,9 +74,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _interrupt(number: int, _frame: object) -> None:
+    for other in (signal.SIGINT, signal.SIGTERM):
+        # A second one must not fall into the farewell. Not SIG_IGN: Python prints a traceback for
+        # one that has arrived already.
+        signal.signal(other, lambda *_: None)
     raise KeyboardInterrupt(f"signal {number}")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    for interrupt in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(interrupt, _interrupt)
     sys.exit(main())
