@@ -38,21 +38,21 @@ def clusterctl(lab: Lab, *words: str, timeout_s: float = 120) -> subprocess.Comp
 def plant(
     node: LabNode, rank: int, world: int, run_id: str, workers: int, *more: str, user: str = ""
 ) -> None:
-    """Start a farm on a node; it stays when this returns."""
+    """Start a crew on a node; it stays when this returns."""
     variables = (
         f"CLUSTERCTL_RUN={run_id} CLUSTERCTL_NODE={node.name} RANK={rank} WORLD_SIZE={world}"
     )
     as_user = f"setpriv --reuid={user} --regid={user} --clear-groups " if user else ""
-    log = f"/tmp/farm-{run_id}-{rank}"
+    log = f"/tmp/job-{run_id}-{rank}"
     script = (
-        f"cd /; {variables} setsid {as_user}{sys.executable} {HERE / 'farm.py'} {workers} {' '.join(more)} "
+        f"cd /; {variables} setsid {as_user}{sys.executable} {HERE / 'crew.py'} {workers} {' '.join(more)} "
         f"</dev/null >{log} 2>&1 & for i in $(seq 3000); do grep -q up {log} && exit 0; sleep 0.01; done; cat {log}; exit 1"
     )
     done = node.exec(["sh", "-c", script], timeout_s=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def farmers(node: LabNode, run_id: str) -> list[int]:
+def crew_of(node: LabNode, run_id: str) -> list[int]:
     found = []
     for pid in node.processes():
         try:
@@ -64,18 +64,18 @@ def farmers(node: LabNode, run_id: str) -> list[int]:
 
 
 def counts(lab: Lab, run_id: str) -> list[int]:
-    return [len(farmers(node, run_id)) for node in lab.nodes]
+    return [len(crew_of(node, run_id)) for node in lab.nodes]
 
 
 def test_culprit_is_named_then_only_that_run_dies(nodes: Lab) -> None:
     for rank, node in enumerate(nodes.nodes):
         plant(node, rank, 3, "guilty", 2, *(["stuck", "1"] if rank == 1 else []))
         plant(node, rank, 3, "other", 1, user="64200")
-    words = ("--run", "guilty", "--interval", "0.5", "--dump-timeout", "20", "--sites", str(HERE / "farm.toml"))  # fmt: skip
+    words = ("--run", "guilty", "--interval", "0.5", "--dump-timeout", "20", "--sites", str(HERE / "crew.toml"))  # fmt: skip
     done = clusterctl(nodes, "dump-stacks", *words)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "rank 1 waits for data; its loader 1 (node-2) has not moved" in done.stdout
-    assert "_read_from_stream farm.py" in done.stdout
+    assert "_read_from_stream crew.py" in done.stdout
     assert counts(nodes, "guilty") == [3, 3, 3]
 
     # Without a name it is not guessed: another user's run is there, too.
@@ -119,7 +119,7 @@ def test_eight_nodes_of_seventeen_processes(lab) -> None:
     for rank, node in enumerate(big.nodes):
         plant(node, rank, 8, "big", 16, *(["stuck", "7"] if rank == 5 else []))
     begun = time.monotonic()
-    done = clusterctl(big, "dump-stacks", "--run", "big", "--sites", str(HERE / "farm.toml"))
+    done = clusterctl(big, "dump-stacks", "--run", "big", "--sites", str(HERE / "crew.toml"))
     dumped_s = time.monotonic() - begun
     assert done.returncode == 1, done.stdout + done.stderr
     assert "its loader 7 (node-6) has not moved" in done.stdout

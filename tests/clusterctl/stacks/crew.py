@@ -1,4 +1,4 @@
-"""A trainer without torch and its workers: `farm.py COUNT [stuck INDEX]`. Light, so that eight nodes fit a small machine."""
+"""A trainer without torch and its workers: `crew.py COUNT [stuck INDEX]`. Light, so that eight nodes fit a small machine."""
 
 import os
 import sys
