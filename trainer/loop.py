@@ -282,10 +282,25 @@ def save(run: Run) -> None:
     """Begin a checkpoint of this moment, unless it is there already (collective)."""
     if run.saved_at == run.step:
         return
-    engine, cursor, is_first = run.engine, run.loader.cursor, run.engine.rank == 0
-    documents = {
+    engine = run.engine
+    with run.clock.phase("checkpoint", run.step):
+        done = run.saver.save(
+            checkpoint.Position(run.loader.cursor.epoch, run.step),
+            engine.state(),
+            engine.weights(),
+            engine.flat_parts(run.ema.state_dict().items()),
+            _documents(run) if engine.rank == 0 else {},
+        )
+    run.saved_at = run.step
+    _tell(run, done)
+
+
+def _documents(run: Run) -> dict[str, Any]:
+    """What a checkpoint holds beside tensors; costs a pass over the epoch so far, so rank 0 alone."""
+    cursor, world = run.loader.cursor, run.engine.world
+    return {
         checkpoint.SCHEDULE: run.schedule.state_dict(),
-        checkpoint.SAMPLER: data_state.take(run.plan, cursor, engine.world),
+        checkpoint.SAMPLER: data_state.take(run.plan, cursor, world),
         checkpoint.SEEN: data_state.seen(run.plan, cursor),
         checkpoint.RUNNING: {
             "schema": 1,
@@ -294,19 +309,9 @@ def save(run: Run) -> None:
             "samples": run.samples,
             "bad_samples": run.bad_samples,
             "ema_updates": run.ema.updates,
-            "world": engine.world,
+            "world": world,
         },
     }
-    with run.clock.phase("checkpoint", run.step):
-        done = run.saver.save(
-            checkpoint.Position(cursor.epoch, run.step),
-            engine.state(),
-            engine.weights(),
-            engine.flat_parts(run.ema.state_dict().items()),
-            documents if is_first else {},
-        )
-    run.saved_at = run.step
-    _tell(run, done)
 
 
 def _finish(run: Run) -> None:

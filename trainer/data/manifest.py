@@ -86,8 +86,14 @@ class Manifest:
 
         Without `stride` one is chosen that gives at most 512 marks (4 KB in a state file).
         """
-        stride = stride or max(1, math.ceil(len(self) / _MARKS))
+        if stride is None:
+            return self._own_marks
         return stride, [mark[:8] for mark in _digest_to(self, stride)]
+
+    @cached_property
+    def _own_marks(self) -> tuple[int, list[str]]:
+        """Kept: every checkpoint states them, and they take a pass over all rows."""
+        return self.marks(max(1, math.ceil(len(self) / _MARKS)))
 
 
 def _digest_to(manifest: Manifest, stride: int) -> list[str]:
