@@ -66,8 +66,13 @@ class FabricReport:
         """`24 nodes, 192 of 192 ports active`."""
         count = len(self.rows)
         words = [f"{count} node{'s' * (count != 1)}"]
-        active, ports = sum(row.active or 0 for row in self.rows), sum(r.ports for r in self.rows)
-        words.append(f"{active} of {ports} ports active" if ports else "no InfiniBand or RoCE card")
+        known = [row for row in self.rows if row.active is not None]
+        active, ports = sum(row.active or 0 for row in known), sum(row.ports for row in self.rows)
+        if ports:
+            words.append(f"{active} of {ports} ports active")
+        elif known:
+            where = "" if len(known) == count else " where that could be read"
+            words.append(f"no InfiniBand or RoCE card{where}")
         for verdict in ("bad", "unknown"):
             named = [row.node for row in self.rows if row.verdict == verdict]
             words += [f"{verdict}: {fold(named)}"] if named else []

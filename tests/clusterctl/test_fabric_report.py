@@ -74,6 +74,15 @@ def test_no_card_anywhere_is_a_fact() -> None:
     assert report.summary() == "2 nodes, no InfiniBand or RoCE card"
 
 
+def test_nodes_that_were_not_seen_are_never_said_to_have_no_card() -> None:
+    dead = NodeFacts("n2", unreached=Unreached("tcp", 3.0, "no answer"))
+    assert report_fabric((dead,), ()).summary() == "1 node, unknown: n2"
+    one = report_fabric((full("n1", fabric=Fabric()), dead), ())
+    assert one.summary().startswith(
+        "2 nodes, no InfiniBand or RoCE card where that could be read, unk"
+    )
+
+
 def test_nodes_that_disagree_make_exit_1_and_are_folded_by_what_they_say() -> None:
     one = Suggestion(
         "NCCL_IB_HCA", "=mlx5_0", "why", (("n1", "x"), ("n2", "x"), ("n3", "y")), (("n4", "no"),)
