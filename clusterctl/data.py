@@ -64,7 +64,7 @@ class Spread:
         self._job, self._nodes, self._transport, self._limits = job, nodes, transport, limits
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lines: dict[str, Line] = {}
-        self._handout = Handout()
+        self._handout = Handout(node.name for node in nodes)
         self._lost: dict[str, str] = {}
         self._heard: dict[str, float] = {}
 

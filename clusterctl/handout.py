@@ -3,11 +3,13 @@
 A node gets as many questions as it has room for, new ones as it answers. Questions of a lost node go to
 others. An answer that a file cannot be read is doubted: another node is asked before it counts, since
 one node's missing mount must not make good clips bad; a node that is often wrong in this is left out.
+A node that still starts counts as another: its answer is waited for until it joins or is lost.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +39,9 @@ class Worker:
 class Handout:
     """All questions and nodes of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Iterable[str] = ()) -> None:
+        """`nodes` are expected: each will join or be lost."""
+        self._expected = set(nodes)
         self.workers: dict[str, Worker] = {}
         self.gone: dict[str, Worker] = {}
         self._waiting: deque[Ask] = deque()
@@ -57,11 +61,13 @@ class Handout:
 
     def join(self, node: str, room: int) -> None:
         """A node can have `room` questions at a time."""
+        self._expected.discard(node)
         self.workers[node] = Worker(room)
         self._turns[node] = None
 
     def lose(self, node: str) -> None:
         """A node answers no more; what it had goes to the front. Idempotent."""
+        self._expected.discard(node)
         worker = self.workers.pop(node, None)
         if worker is None:
             return
@@ -130,4 +136,5 @@ class Handout:
         return self._unsound
 
     def _has_others(self, ask: Ask) -> bool:
-        return len(ask.tried) < 2 and any(name not in ask.tried for name in self.workers)
+        others = (self.workers.keys() | self._expected) - ask.tried.keys()
+        return len(ask.tried) < 2 and bool(others)

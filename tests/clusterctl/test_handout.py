@@ -83,6 +83,32 @@ def test_doubt_ends_when_nobody_else_is_left():
     assert made.unanswered == 0
 
 
+def test_a_node_that_still_starts_is_waited_for_before_a_doubt_counts():
+    made = Handout(["quick", "slow", "never"])
+    made.add(question(0))
+    made.join("quick", 1)
+    made.give()
+    bad = {"id": 0, "error": "No such file"}
+    assert made.answer("quick", bad) == []
+    assert made.settled() == []
+    made.lose("never")
+    assert made.settled() == []
+    made.join("slow", 1)
+    assert ids(made.give()) == {"slow": [0]}
+    assert made.answer("slow", {"id": 0, "frames": 9}) == [{"id": 0, "frames": 9}]
+
+
+def test_a_doubt_counts_once_the_last_expected_node_is_lost():
+    made = Handout(["quick", "never"])
+    made.add(question(0))
+    made.join("quick", 1)
+    made.give()
+    bad = {"id": 0, "error": "No such file"}
+    assert made.answer("quick", bad) == []
+    made.lose("never")
+    assert made.settled() == [bad]
+
+
 def test_a_node_that_is_often_wrong_is_named():
     made = handout(MAX_MISTAKES, a=MAX_MISTAKES)
     made.give()
