@@ -25,6 +25,9 @@ class Gpu:
     temperature_c: float | None = None
     sm_mhz: float | None = None
     error: str = ""
+    throttle: str | None = None  # why its clocks are held down; "" they are not
+    ecc_errors: int | None = None  # uncorrected, since the driver was loaded
+    nvlinks: tuple[int, int] | None = None  # (active, present)
 
     @property
     def memory(self) -> float | None:
@@ -33,8 +36,60 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """A process that holds memory of a GPU; `run` and `rank` as its environment tells them."""
+
+    pid: int
+    user: str
+    name: str
+    gpu: int | None = None  # None: the driver does not say which
+    memory_bytes: float | None = None
+    run: str = ""  # tag of the launcher; "" none, or not allowed to read it
+    rank: int | None = None
+    age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A port of the network between nodes, with what went through it since the last reading."""
+
+    name: str  # mlx5_1/1, eth0
+    kind: str  # "ib" or "eth"
+    state: str  # Active, Down, up: the kernel's word
+    rate_gbps: float | None = None  # what it is trained to
+    rx_bytes_s: float | None = None
+    tx_bytes_s: float | None = None
+    errors_min: float | None = None  # new errors in the last minute
+    downs: int | None = None  # how often it was lost since boot
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A file system; None of both figures when it does not answer (a mount that hangs)."""
+
+    path: str
+    used_bytes: float | None = None
+    total_bytes: float | None = None
+
+    @property
+    def full(self) -> float | None:
+        """Share of it that is used."""
+        return share(self.used_bytes, self.total_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An error that the NVIDIA driver wrote into the kernel's log."""
+
+    at_s: float  # head's clock
+    gpu: int | None
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSample:
-    """What one node said about itself."""
+    """What one node said about itself. None where the node could not find out."""
 
     node: str
     at_s: float
@@ -46,6 +101,15 @@ class NodeSample:
     network_bytes_s: float | None = None  # received and sent, without loopback
     gpus: tuple[Gpu, ...] | None = ()  # () there are none; None could not find out
     gpu_error: str = ""  # why None
+    processes: tuple[Process, ...] | None = None  # on its GPUs
+    links: tuple[Link, ...] | None = None
+    disks: tuple[Disk, ...] | None = None
+    clock_offset_s: float | None = None  # node minus head, by the stream's round trip
+    clock_bound_s: float | None = None  # the offset may be off by this much
+    clock_step_s: float | None = None  # wall against monotonic clock since the last reading
+    up_s: float | None = None
+    driver: str = ""
+    xids: tuple[Xid, ...] | None = None  # since the watch began and shortly before, oldest first
 
     @property
     def memory(self) -> float | None:
