@@ -1,0 +1,131 @@
+"""The GPUs of a node, as their driver describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealth:
+    """What a driver knows about the state of one GPU beyond its load (`nvidia-smi -q`, NVML)."""
+
+    cuda: Maybe[str] = NOT_ASKED  # newest CUDA that the driver serves
+    vbios: Maybe[str] = NOT_ASKED
+    inforom: Maybe[str] = NOT_ASKED
+    gsp: Maybe[str] = NOT_ASKED
+    persistence: Maybe[bool] = NOT_ASKED
+    mig: Maybe[bool] = NOT_ASKED
+    compute_mode: Maybe[str] = NOT_ASKED  # Default, Exclusive_Process, Prohibited
+    ecc: Maybe[bool] = NOT_ASKED
+    corrected_volatile: Maybe[int] = NOT_ASKED  # since the driver was loaded
+    uncorrected_volatile: Maybe[int] = NOT_ASKED
+    sram_uncorrected_aggregate: Maybe[int] = NOT_ASKED  # in the GPU's life
+    sram_threshold_exceeded: Maybe[bool] = NOT_ASKED
+    remapped_uncorrectable: Maybe[int] = NOT_ASKED  # rows
+    remap_pending: Maybe[bool] = NOT_ASKED
+    remap_failure: Maybe[bool] = NOT_ASKED
+    pages_pending: Maybe[bool] = NOT_ASKED  # retired pages, V100 and older
+    recovery_action: Maybe[str] = NOT_ASKED  # None, Reset, Reboot, Drain P2P, Drain and Reset
+    reset_required: Maybe[bool] = NOT_ASKED
+    throttle: Maybe[tuple[str, ...]] = NOT_ASKED  # active reasons, names of checks.parse.gpu_health
+    margin_c: Maybe[float] = NOT_ASKED  # degrees left to the slowdown
+    power_default_w: Maybe[float] = NOT_ASKED
+    pcie_width: Maybe[int] = NOT_ASKED
+    pcie_width_max: Maybe[int] = NOT_ASKED
+    pcie_gen: Maybe[int] = NOT_ASKED
+    pcie_gen_max: Maybe[int] = NOT_ASKED
+    max_sm_mhz: Maybe[float] = NOT_ASKED
+    fabric_state: Maybe[str] = NOT_ASKED  # Completed, In Progress; only with NVSwitch
+    fabric_status: Maybe[str] = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinks:
+    """The NVLinks of one GPU; links that are off are named by number."""
+
+    gpu: int
+    active: int
+    inactive: tuple[int, ...]
+    speed_gbytes: Maybe[float] = NOT_ASKED  # of one link
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as its driver describes it."""
+
+    index: Maybe[int]
+    uuid: Maybe[str]
+    name: Maybe[str]
+    driver: Maybe[str]
+    bus_id: Maybe[str]
+    power_w: Maybe[float]
+    power_limit_w: Maybe[float]
+    memory_used_bytes: Maybe[int]
+    memory_total_bytes: Maybe[int]
+    utilization_percent: Maybe[float]
+    temperature_c: Maybe[float]
+    health: Maybe[GpuHealth] = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds a GPU. Owner and age are unknown where /proc does not show it."""
+
+    pid: int
+    gpu_uuid: str
+    used_bytes: Maybe[int]
+    name: str
+    user: Maybe[str]
+    age_s: Maybe[float]
+    command: Maybe[str]
+
+
+GpuState = Literal[
+    "ok",
+    "partial",  # some GPUs answered, and there was an error text beside them
+    "none",  # the driver works and has no device
+    "no-tool",  # no nvidia-smi on the node
+    "failed",  # nvidia-smi says in words why it cannot
+    "hung",  # no answer before its deadline
+    "unreadable",  # an answer that is none
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """The GPUs of a node, or what nvidia-smi said instead; `message` is its text, complete."""
+
+    state: GpuState
+    message: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    processes: Maybe[tuple[GpuProcess, ...]] = NOT_ASKED
+    on_pci: Maybe[int] = NOT_ASKED  # NVIDIA devices that the kernel sees on PCI, driver or not
+    nvswitches: Maybe[int] = NOT_ASKED  # NVSwitch chips on PCI
+    nvlinks: Maybe[tuple[NvLinks, ...]] = NOT_ASKED
+    fabric_manager: Maybe[str] = NOT_ASKED  # what systemctl says: active, inactive, failed
+    pairs: Maybe[Mapping[str, str]] = NOT_ASKED  # "0-1" -> NV18, PIX, ... of topo -m
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the message."""
+        return self.message.split("\n", 1)[0].split(". ", 1)[0]
+
+    @property
+    def has_hardware(self) -> bool:
+        """Whether anything speaks for an NVIDIA GPU in the machine, be it broken."""
+        if self.state in ("ok", "partial", "failed", "hung"):
+            return True
+        return not isinstance(self.on_pci, Unknown) and self.on_pci > 0
+
+    @property
+    def count(self) -> Maybe[int]:
+        """GPUs that answer. No tool and no device is 0; a driver that fails is unknown."""
+        if self.state in ("ok", "partial"):
+            return len(self.gpus)
+        if self.state in ("none", "no-tool"):
+            return 0
+        return Unknown(self.summary or self.state)

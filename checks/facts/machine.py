@@ -1,0 +1,83 @@
+"""The machine under a node: kernel, memory, limits, processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from checks.facts.unknown import NOT_ASKED, Maybe
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    total_bytes: int
+    available_bytes: int
+    swap_total_bytes: int
+    swap_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Tells two machines apart: `boot_id` is new with every boot, machine-id survives cloning."""
+
+    boot_id: Maybe[str]
+    machine_id: Maybe[str]
+    kernel: Maybe[str]
+    cpus: Maybe[int]
+    namespaces: str  # differs between containers of one machine
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """A line of the kernel's log that means something. `kind` is a word of checks.parse.kernel_log."""
+
+    kind: str
+    line: str
+    age_s: Maybe[float]
+    subject: str = ""  # GPU's PCI address, network interface, mount, process
+    xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLog:
+    """What the kernel said since boot, as far as its buffer reaches."""
+
+    events: tuple[KernelEvent, ...]
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShellLimits:
+    """Limits of a session without a terminal, which is what ranks get; None: unlimited."""
+
+    open_files: int | None
+    processes: int | None
+    memlock_bytes: int | None
+    shm_bytes: Maybe[int] = NOT_ASKED  # size of /dev/shm
+    shm_free_bytes: Maybe[int] = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A process that sleeps in the kernel and cannot be killed (state D in two looks)."""
+
+    pid: int
+    name: str
+    where: str  # kernel function
+    since_s: Maybe[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTable:
+    zombies: tuple[str, ...]
+    blocked: tuple[Blocked, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The kind of machine and how its processors are set."""
+
+    distribution: Maybe[str]
+    governors: Maybe[tuple[str, ...]] = NOT_ASKED
+    environ: Mapping[str, str] = field(default_factory=dict)  # variables that change how CUDA runs

@@ -1,0 +1,72 @@
+"""All that is known about one node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from checks.facts.clock import Clock
+from checks.facts.gpu import GpuFacts
+from checks.facts.machine import KernelLog, Machine, Memory, ProcessTable, ShellLimits, System
+from checks.facts.network import Fabric, Network, Port
+from checks.facts.software import GitState, Interpreter, PythonEnv
+from checks.facts.storage import Disk, FileSeen, Mount
+from checks.facts.unknown import NOT_ASKED, Maybe
+
+GPUS_NOT_ASKED = GpuFacts("unreadable", NOT_ASKED.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The last look at this node, as the head remembers it."""
+
+    boot_id: str
+    wall_minus_boot_s: Maybe[float]
+    counters: Mapping[str, Mapping[str, int]]  # port name -> counter -> value
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """The node gave no answer: phase of the connection, seconds in it, why, what to do."""
+
+    phase: str
+    seconds: float
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """All that is known about one node."""
+
+    name: str
+    unreached: Unreached | None = None
+    loopback: bool = False  # the hostfile's address is this machine itself
+    noise: str = ""  # what the login shell printed before our payload
+    hostname: Maybe[str] = NOT_ASKED
+    user: Maybe[str] = NOT_ASKED
+    python: Maybe[str] = NOT_ASKED  # the interpreter that payloads run on
+    gpus: GpuFacts = GPUS_NOT_ASKED
+    machine: Maybe[Machine] = NOT_ASKED
+    memory: Maybe[Memory] = NOT_ASKED
+    load_1min: Maybe[float] = NOT_ASKED
+    software: Maybe[PythonEnv] = NOT_ASKED  # the interpreter that training runs on
+    interpreter: Interpreter = "unknown"  # that same one: is it there at all
+    disks: Mapping[str, Maybe[Disk]] = field(default_factory=dict)
+    ports: Mapping[int, Maybe[Port]] = field(default_factory=dict)
+    connect_s: Maybe[float] = NOT_ASKED  # from the first packet to the login
+    fabric: Maybe[Fabric] = NOT_ASKED
+    clock: Maybe[Clock] = NOT_ASKED
+    kernel_log: Maybe[KernelLog] = NOT_ASKED
+    shell_limits: Maybe[ShellLimits] = NOT_ASKED
+    mounts: Maybe[tuple[Mount, ...]] = NOT_ASKED
+    network: Maybe[Network] = NOT_ASKED
+    processes: Maybe[ProcessTable] = NOT_ASKED
+    system: Maybe[System] = NOT_ASKED
+    git: Maybe[GitState] = NOT_ASKED
+    files: Mapping[str, Maybe[FileSeen]] = field(default_factory=dict)
+    token: Maybe[str] = NOT_ASKED  # what the node reads in the shared folder's token file
+    token_s: Maybe[float] = NOT_ASKED
+    wandb: Maybe[bool] = NOT_ASKED  # a login is there; the key itself never leaves the node
+    previous: Maybe[Previous] = NOT_ASKED

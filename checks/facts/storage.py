@@ -1,0 +1,49 @@
+"""File systems of a node, and the files in them that a launch names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checks.facts.unknown import Maybe
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system that holds `asked`; `path` is the nearest folder that exists already."""
+
+    asked: str
+    path: str
+    free_bytes: int
+    total_bytes: int
+    inodes_free: int
+    inodes_total: int
+    writable: bool
+    is_folder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system; `room` is Unknown where statfs gave no answer in time."""
+
+    path: str
+    kind: str  # ext4, nfs4, fuse.sshfs
+    source: str
+    read_only: bool
+    room: Maybe[Disk]
+
+    @property
+    def is_network(self) -> bool:
+        kind = self.kind.lower()
+        return kind.startswith(("nfs", "fuse", "cifs", "smb", "ceph", "9p")) or kind in (
+            "lustre", "beegfs", "gpfs", "wekafs", "glusterfs", "virtiofs",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeen:
+    """A file or folder that the launch names; of a folder all files together."""
+
+    exists: bool
+    is_folder: bool = False
+    size_bytes: int = 0
+    files: int = 1

@@ -1,0 +1,61 @@
+"""A value that could not be had, with its reason; and the raw text that values are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Could not find out, and why."""
+
+    reason: str
+
+
+Maybe = Union[T, Unknown]  # noqa: UP007 - a generic alias of 3.10 needs Union
+
+NOT_ASKED = Unknown("not asked")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one tool or file on a node gave: raw text, not yet understood."""
+
+    state: Literal["ended", "missing", "timeout", "error"]
+    rc: int | None
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def why_not(self) -> str:
+        """One line for a section that gave no usable text."""
+        said = [line.strip() for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
+        if self.state == "ended":
+            return f"exit {self.rc}: {said[0]}" if said else f"exit {self.rc} without a word"
+        return said[-1] if said else self.state
+
+
+def to_json(value: Any) -> Any:
+    """Plain data of facts: an unknown value is null, its reason stands in `unknown` beside it."""
+    if isinstance(value, Unknown):
+        return None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        data: dict[str, Any] = {}
+        reasons = {}
+        for item in dataclasses.fields(value):
+            content = getattr(value, item.name)
+            data[item.name] = to_json(content)
+            if isinstance(content, Unknown):
+                reasons[item.name] = content.reason
+        return {**data, "unknown": reasons} if reasons else data
+    if isinstance(value, Mapping):
+        return {str(key): to_json(content) for key, content in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(content) for content in value]
+    return value
