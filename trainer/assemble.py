@@ -116,6 +116,8 @@ def assemble(
         keep_every=config.keep_every,
         background=config.async_io,
     )
+    if config.ckpt_every:
+        saver.prepare(engine.module.state_dict())
     fresh = config.start_from_scratch
     return Run(
         config=config, engine=engine, parts=parts, plan=plan, loader=loader, ema=ema,

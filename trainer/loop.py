@@ -11,7 +11,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,8 +130,9 @@ def _steps(run: Run) -> bool:
     while not run.is_over and not stopped:
         stopped = _step(run, batches)
         every = run.config.ckpt_every
-        if stopped or run.is_over or (every and run.step % every == 0):
-            save(run)
+        ends = stopped or run.is_over
+        if ends or (every and run.step % every == 0):
+            save(run, background=not ends)
     return stopped
 
 
@@ -167,6 +168,9 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     waited, share, each = engine.waited_s, Share(), run.config.accumulation_steps
     for left in range(each - 1, -1, -1):
         _microbatch(run, next(batches), share, left)
+    if run.saver.is_copying:
+        with clock.phase("checkpoint", number):
+            run.saver.hold()
     with clock.phase("optimizer", number):
         lr = run.schedule.lr
         grad_norm = engine.step()
@@ -278,7 +282,7 @@ def _seed(*words: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def save(run: Run) -> None:
+def save(run: Run, *, background: bool = True) -> None:
     """Begin a checkpoint of this moment, unless it is there already (collective)."""
     if run.saved_at == run.step:
         return
@@ -289,19 +293,21 @@ def save(run: Run) -> None:
             engine.state(),
             engine.weights(),
             engine.flat_parts(run.ema.state_dict().items()),
-            _documents(run) if engine.rank == 0 else {},
+            _documents(run),
+            background=background,
         )
     run.saved_at = run.step
     _tell(run, done)
 
 
-def _documents(run: Run) -> dict[str, Any]:
-    """What a checkpoint holds beside tensors; costs a pass over the epoch so far, so rank 0 alone."""
-    cursor, world = run.loader.cursor, run.engine.world
-    return {
-        checkpoint.SCHEDULE: run.schedule.state_dict(),
-        checkpoint.SAMPLER: data_state.take(run.plan, cursor, world),
-        checkpoint.SEEN: data_state.seen(run.plan, cursor),
+def _documents(run: Run) -> Callable[[], dict[str, Any]]:
+    """What a checkpoint holds beside tensors; the saver of rank 0 asks for it, on its thread.
+
+    It costs a pass over the epoch so far, the first one over the whole manifest.
+    """
+    cursor, world, plan, schedule = run.loader.cursor, run.engine.world, run.plan, run.schedule
+    now = {
+        checkpoint.SCHEDULE: schedule.state_dict(),
         checkpoint.RUNNING: {
             "schema": 1,
             "epoch": cursor.epoch,
@@ -311,6 +317,11 @@ def _documents(run: Run) -> dict[str, Any]:
             "ema_updates": run.ema.updates,
             "world": world,
         },
+    }
+    return lambda: {
+        **now,
+        checkpoint.SAMPLER: data_state.take(plan, cursor, world),
+        checkpoint.SEEN: data_state.seen(plan, cursor),
     }
 
 

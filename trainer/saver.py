@@ -1,20 +1,21 @@
 """Saving while training goes on: a copy is taken, and threads write it.
 
-A save begins on all ranks at one step. Each rank copies its state aside (the only time the step
-waits), writes its own part on a thread and hashes it. That all parts are there is agreed on in the
-numbers that ranks exchange every step anyway; then rank 0 puts the averaged weights together from the
-parts, seals the checkpoint and renames it. Whatever fails on any rank is raised on all of them, at the
-same step. Only the threads touch files, only the loop's thread talks to other ranks.
+A save begins on all ranks at one step. A thread of each rank copies the rank's state aside, writes it
+and hashes it. Forward and backward passes change none of that state, so the next step goes on meanwhile
+and only waits before it updates the weights (`hold`), if the copy is not done by then. That all parts are
+there is agreed on in the numbers that ranks exchange every step anyway; then rank 0 puts the averaged
+weights together from the parts, seals the checkpoint and renames it. Whatever fails on any rank is
+raised on all of them, at the same step. Only the threads touch files, only the loop's thread talks to
+other ranks.
 """
 
 from __future__ import annotations
 
-import functools
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,21 @@ import torch
 from torch import Tensor
 
 from trainer import checkpoint
+from trainer.aside import Aside, Ready
 from trainer.checkpoint import Entries, Position
 from trainer.engine.base import Engine, EngineState
-from trainer.engine.shards import Shards, write
+from trainer.engine.shards import Shards, part_length, write
 from trainer.errors import CheckpointError
 from trainer.weights import EMA, MODEL
 
 _IDLE, _WORKING, _WRITTEN, _SEALED, _FAILED = range(5)
 _LOOK_S = 0.2  # how often `finish` asks the other ranks
 _LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
+_KINDS = ("master", "exp_avg", "exp_avg_sq")
 _ROOM = 64 << 20  # bytes beside the tensors: documents, indexes, the filesystem's own
+
+
+Documents = Callable[[], Mapping[str, Any]]  # called on a thread, with what it needs bound to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class _Save:
     """The one that is under way, as this rank sees it."""
 
     position: Position
-    documents: Mapping[str, Any]
+    documents: Documents
     shapes: Mapping[str, torch.Size]
     began: float
     stall_s: float = 0.0
@@ -58,6 +64,7 @@ class _Save:
     entries: Entries | None = None  # of this rank's files
     failure: str | None = None
     thread: threading.Thread | None = None
+    copied: threading.Event = field(default_factory=threading.Event)  # or failed to
 
 
 class Saver:
@@ -76,7 +83,25 @@ class Saver:
         self._run_dir, self._engine = run_dir, engine
         self._keep, self._keep_every, self._background = keep, keep_every, background
         self._save: _Save | None = None
-        self._aside: dict[str, Tensor] = {}  # copies, kept: fresh memory costs four times the copy
+        self._aside = Aside()
+
+    def prepare(self, weights: Mapping[str, Tensor]) -> None:
+        """Get the memory for copies on a thread, now, so that the first save does not wait for it.
+
+        `weights` is the module's state, for sizes and names of what rank 0 writes. Not collective.
+        """
+        engine = self._engine
+        if not self._background or not (engine.is_sharded or engine.rank == 0):
+            return
+        world = engine.world if engine.is_sharded else 1
+        trained = [name for name, _ in engine.masters()]
+        sizes: dict[str, int] = {}
+        for name in trained:
+            part = 4 * part_length(weights[name].numel(), world)  # fp32
+            sizes |= {f"state/{name}/{kind}": part for kind in _KINDS} | {f"average/{name}": part}
+        if engine.rank == 0:
+            sizes |= {f"weights/{k}": v.numel() * v.element_size() for k, v in weights.items()}
+        self._aside.prepare(sizes, pinned=any(value.is_cuda for value in weights.values()))
 
     @property
     def status(self) -> float:
@@ -89,12 +114,15 @@ class Saver:
         state: EngineState | None,
         weights: Mapping[str, Tensor] | None,
         average: Mapping[str, Tensor],
-        documents: Mapping[str, Any],
+        documents: Documents,
+        *,
+        background: bool = True,
     ) -> list[Saved]:
         """Begin a checkpoint; returns those that were complete by now.
 
         `state` and `average` (the EMA under the model's names) are this rank's parts, `weights` rank
-        0's. Training may go on at once. Raises `CheckpointError` on all ranks when there is no room.
+        0's; they must not change before `hold` has returned. `background=False` waits until all is
+        written, which needs no copy. Raises `CheckpointError` on all ranks when there is no room.
         """
         done = self.finish()
         began = time.perf_counter()
@@ -112,16 +140,37 @@ class Saver:
         tensors = {f"state/{key}": value for key, value in (state.tensors if state else {}).items()}
         tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
         tensors |= {f"weights/{key}": value for key, value in (weights or {}).items()}
-        if self._background:
-            copy = functools.partial(self._copy, tensors)
-            checkpoint.together(self._engine, copy, part=part)
-            tensors = self._aside
+        background = background and self._background
+        ready = Ready(tensors)
         self._save = save
+
+        def work() -> None:
+            held = self._aside.copy(ready) if background else tensors
+            save.copied.set()
+            self._write_part(save, part, state, held)
+
+        self._start(work)
         save.stall_s = time.perf_counter() - began
-        self._start(lambda: self._write_part(save, part, state, tensors))
-        if not self._background:
+        if not background:
             done += self.finish()
         return done
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the state must not change yet."""
+        return self._save is not None and not self._save.copied.is_set()
+
+    def hold(self) -> None:
+        """Wait until the state may change again: call before each update. Not collective.
+
+        A failure to copy ends the wait, too; `advance` raises it on all ranks.
+        """
+        save, began = self._save, time.perf_counter()
+        if save is None or save.copied.is_set():
+            return
+        if not save.copied.wait(_LIMIT_S):
+            raise CheckpointError(f"{save.position.name} was not copied aside in {_LIMIT_S:g} s")
+        save.stall_s += time.perf_counter() - began
 
     def advance(self, statuses: Iterable[float]) -> list[Saved]:
         """Given every rank's `status` of one moment: the checkpoint that became complete, if one did.
@@ -175,6 +224,8 @@ class Saver:
             except Exception as error:  # noqa: BLE001 - thread boundary: raised by `advance` on all ranks
                 save.failure = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"  # fmt: skip
                 save.state = _FAILED
+            finally:
+                save.copied.set()
 
         # No daemon: the interpreter waits for what is being written.
         save.thread = threading.Thread(target=guarded, name="checkpoint")
@@ -207,7 +258,7 @@ class Saver:
         written = checkpoint.write_weights(part / EMA, average)
         del average, parts
         shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
-        written += checkpoint.write_documents(part, save.documents)
+        written += checkpoint.write_documents(part, save.documents())
         final = self._run_dir / save.position.name
         checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
         checkpoint.forget_old(final, self._keep, self._keep_every)
@@ -217,21 +268,6 @@ class Saver:
 
     def _part(self, position: Position) -> Path:
         return self._run_dir / f".tmp-{position.name}"
-
-    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a copy of them into `_aside`."""
-        held = {}
-        for key, value in tensors.items():
-            before = self._aside.get(key)
-            if before is None or before.shape != value.shape or before.dtype != value.dtype:
-                before = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            held[key] = before
-        if held:
-            values = [value.detach() for value in tensors.values()]
-            torch._foreach_copy_(list(held.values()), values, non_blocking=True)
-        if any(value.is_cuda for value in tensors.values()):
-            torch.cuda.synchronize()
-        self._aside = held
 
     def _abandon(self, save: _Save) -> None:
         """Give the room back; no thread writes any more when the folder goes."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from trainer import checkpoint
+from trainer.aside import Aside
 from trainer.checkpoint import Position
 from trainer.engine.base import EngineState
 from trainer.engine.shards import part_of
@@ -62,6 +63,11 @@ class Rank:
     def barrier(self) -> None:
         self.gather_objects(None)
 
+    is_sharded = True
+
+    def masters(self) -> list[tuple[str, Tensor]]:
+        return list(self.average().items())
+
     def state(self) -> EngineState:
         tensors = {"w/exp_avg": torch.zeros(self.size // 4)}
         facts, shapes = {"steps": {}}, {"w": torch.Size([1000])}
@@ -84,9 +90,10 @@ def save(run_dir: Path, step: int, *, sizes: tuple[int, ...] = (1000,), model: C
         engine = Rank(group, rank, sizes[rank])
         saver = Saver(run_dir, engine, **options)  # type: ignore[arg-type]
         try:
-            first = {"a.json": {"n": step}} if rank == 0 else {}
             whole = model() if rank == 0 else None
-            done = saver.save(Position(0, step), engine.state(), whole, engine.average(), first)
+            done = saver.save(
+                Position(0, step), engine.state(), whole, engine.average(), lambda: {"a.json": step}
+            )
             (saved,) = [*done, *saver.finish()]
             results[rank] = saved.path
         except CheckpointError as error:
@@ -276,22 +283,37 @@ def test_room_is_looked_for_before_anything_is_written(tmp_path: Path) -> None:
         checkpoint.verify(first)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(
+def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write = threading.Event()
-    write = checkpoint.write_weights
+    may_copy, may_write = threading.Event(), threading.Event()
+    copy, write = Aside.copy, checkpoint.write_weights
 
-    def held_up(*args: Any) -> Any:
+    def copied_late(self: Aside, *args: Any) -> Any:
+        assert may_copy.wait(30)
+        return copy(self, *args)
+
+    def written_late(*args: Any) -> Any:
         assert may_write.wait(30)
         return write(*args)
 
-    monkeypatch.setattr(checkpoint, "write_weights", held_up)
+    monkeypatch.setattr(Aside, "copy", copied_late)
+    monkeypatch.setattr(checkpoint, "write_weights", written_late)
     engine = Rank(Together(1), 0)
     saver = Saver(tmp_path, engine)  # type: ignore[arg-type]
     model, average = {"w": torch.zeros(1000)}, engine.average()
-    assert saver.save(Position(0, 1), engine.state(), model, average, {"a.json": 1}) == []
-    model["w"] += 1  # a step
+    saver.hold()  # nothing to wait for
+    saver.prepare(model)
+    assert saver.save(Position(0, 1), engine.state(), model, average, lambda: {"a.json": 1}) == []
+    assert saver.is_copying  # forward and backward pass
+    held = threading.Thread(target=saver.hold)
+    held.start()
+    assert held.is_alive()
+    may_copy.set()
+    held.join(30)
+    assert not held.is_alive()
+    assert not saver.is_copying
+    model["w"] += 1  # the update
     average["w"] += 1
     assert saver.advance([saver.status]) == []
     assert checkpoint.complete(tmp_path) == []
@@ -301,6 +323,24 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert read_weights(saved.path / "model")["w"].sum() == 0
     assert torch.equal(read_weights(saved.path / "ema")["w"], torch.arange(1000.0))
     assert saver.finish() == []
+
+
+@pytest.mark.parametrize("broken", ["copy", "documents", "write"])
+def test_a_save_that_fails_behind_the_step_is_raised_on_all_ranks_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    (first, _) = save(tmp_path, 1, sizes=(10, 10))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no pages left")
+
+    where = {"copy": (Aside, "copy"), "documents": (checkpoint, "write_documents"), "write": (checkpoint, "write_weights")}  # fmt: skip
+    monkeypatch.setattr(*where[broken], fails)
+    results = save(tmp_path, 2, sizes=(10, 10))
+    assert [type(result) for result in results] == [CheckpointError, CheckpointError]
+    assert "MemoryError: no pages left" in str(results[0])
+    assert str(results[0]) == str(results[1])
+    assert names(tmp_path) == [first.name, "latest"]
 
 
 def test_every_nth_is_kept_beside_the_newest(tmp_path: Path) -> None:
@@ -325,7 +365,7 @@ step = int(sys.argv[2])
 while True:
     step += 1
     model = {{"w": torch.full((500_000,), float(step))}}
-    saver.save(Position(0, step), engine.state(), model, engine.average(), {{"a.json": step}})
+    saver.save(Position(0, step), engine.state(), model, engine.average(), lambda: {{"a.json": step}})
     for saved in saver.finish():
         print(saved.step, flush=True)
 """

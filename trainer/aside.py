@@ -1,0 +1,74 @@
+"""Memory where a copy of a rank's state waits until it is written.
+
+It is kept from save to save: fresh memory costs four to twenty times the copy (1 GB here: 0.15 s into
+memory that is there, 3.4 s into new pages).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Ready:
+    """Tensors as they are now, for another thread: on an accelerator after what was asked of it so far."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {key: value.detach() for key, value in tensors.items()}
+        on_gpu = [value.device for value in self.tensors.values() if value.is_cuda]
+        self._device = on_gpu[0] if on_gpu else None
+        if self._device is not None:
+            self._now = torch.cuda.Event()
+            self._now.record(torch.cuda.current_stream(self._device))
+
+    def copy_to(self, held: list[Tensor]) -> None:
+        """Returns when it is done. On an accelerator beside what it computes meanwhile."""
+        values = list(self.tensors.values())
+        if self._device is None:
+            torch._foreach_copy_(held, values)
+            return
+        beside = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(beside):
+            beside.wait_event(self._now)
+            torch._foreach_copy_(held, values, non_blocking=True)
+        beside.synchronize()
+
+
+class Aside:
+    """Bytes by name. Only one thread at a time uses it; `prepare` is over when `copy` begins."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Tensor] = {}
+        self._preparing: threading.Thread | None = None
+
+    def prepare(self, sizes: Mapping[str, int], *, pinned: bool) -> None:
+        """Get room of these bytes on a thread, now, so that the first save does not wait for it."""
+
+        def get() -> None:
+            for key, size in sizes.items():
+                self._rooms[key] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).zero_()
+
+        self._preparing = threading.Thread(target=get, name="checkpoint memory")
+        self._preparing.start()
+
+    def copy(self, ready: Ready) -> dict[str, Tensor]:
+        """A copy of the tensors by name; the next one overwrites it."""
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+        held = {}
+        for key, value in ready.tensors.items():
+            size = value.numel() * value.element_size()
+            room = self._rooms.get(key)
+            if room is None or len(room) != size:
+                room = torch.empty(size, dtype=torch.uint8, pin_memory=value.is_cuda)
+                self._rooms[key] = room
+            held[key] = room.view(value.dtype).view(value.shape)
+        for key in self._rooms.keys() - held.keys():
+            del self._rooms[key]
+        if held:
+            ready.copy_to(list(held.values()))
+        return held
