@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dashboards.alerts import AlertBook, after
 from dashboards.columns import FLEET_COLUMNS, GPU_COLUMNS, NODE_COLUMNS
 from dashboards.fleet import fleet_row, odd_gpus
 from dashboards.ring import NAN, Ring
@@ -91,6 +92,7 @@ class State:
     fleet_s: float | None = None
     history_step_s: float = 1.0  # seconds between rows of every history
     odd: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (node, GPU) -> why
+    alerts: AlertBook = field(default_factory=AlertBook)
     watches: bool = True  # False: nodes are known from the run's plan only, nobody asks them
 
     @property
@@ -272,6 +274,7 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
 def _after_tick(state: State, tick: Tick) -> State:
     state = replace(state, now_s=tick.now_s)
     state = replace(state, odd=odd_gpus(state))
+    state = replace(state, alerts=after(state.alerts, state))
     if state.fleet_s is not None:
         rows = round((tick.now_s - state.fleet_s) / state.history_step_s)
         if rows <= 0:

@@ -1,0 +1,194 @@
+"""Rules about GPUs: idle among busy ones, slowed down, hot, broken, gone, full."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from checks.finding import Verdict
+from checks.xid import grade
+from dashboards import units
+from dashboards.rules.rule import (
+    FAIL,
+    WARN,
+    Look,
+    Rule,
+    Sign,
+    Unit,
+    gpu_known,
+    gpu_part,
+    node_known,
+    read,
+)
+from dashboards.samples import Gpu, NodeSample, Xid
+
+
+def idle(look: Look) -> Iterable[Sign]:
+    """A GPU that draws less than half of what the others draw, while the fleet is busy."""
+    limits = look.limits
+    part = [
+        (name, gpu, gpu.power_w)
+        for name, gpu in look.gpus
+        if gpu.power_w is not None and not gpu.error and _takes_part(look, name, gpu)
+    ]
+    if len(part) < limits.idle_peers:
+        return
+    middle = statistics.median(power for _, _, power in part)
+    for name, gpu, power in part:
+        busy_w = limits.busy_share * gpu.power_limit_w if gpu.power_limit_w else limits.busy_w
+        if power < limits.idle_share * middle and middle > busy_w:
+            yield Sign((name, gpu_part(gpu.index)), f"{power:.0f} W, the others {middle:.0f} W")
+
+
+def _takes_part(look: Look, name: str, gpu: Gpu) -> bool:
+    """A GPU without a process is idle by right; a rank that hangs keeps its memory."""
+    run = look.run
+    if run is not None and run.planned and not run.ended and name not in run.planned:
+        return False
+    used = gpu.memory_used_bytes
+    return used is None or used > look.limits.used_bytes
+
+
+# What the driver calls it: hardware slowdown and power brake come from the board, the rest is warm.
+_HARD = ("hw", "hardware", "brake")
+_USUAL = ("idle", "power cap", "applications clocks", "sync boost", "display")
+
+
+def throttle(look: Look) -> Iterable[Sign]:
+    """Clocks held down for heat or by the power supply; one such GPU slows the whole run."""
+    for name, gpu in look.gpus:
+        words = gpu.throttle
+        if not words:
+            continue
+        bad = [word for word in words.split(", ") if not word.lower().startswith(_USUAL)]
+        if not bad:
+            continue
+        said = f"{', '.join(bad)}: {gpu.sm_mhz:,.0f} MHz" if gpu.sm_mhz else ", ".join(bad)
+        said += f", {gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
+        hard = any(mark in word.lower() for word in bad for mark in _HARD)
+        yield Sign((name, gpu_part(gpu.index)), said, FAIL if hard else WARN)
+
+
+def hot(look: Look) -> Iterable[Sign]:
+    limit = look.limits.hot_c
+    for name, gpu in look.gpus:
+        if gpu.temperature_c is not None and gpu.temperature_c >= limit:
+            yield Sign((name, gpu_part(gpu.index)), f"{gpu.temperature_c:.0f} °C (limit {limit:.0f})")  # fmt: skip
+
+
+def ecc(look: Look) -> Iterable[Sign]:
+    for name, gpu in look.gpus:
+        if gpu.ecc_errors:
+            count = f"{gpu.ecc_errors} uncorrected memory error{'s' * (gpu.ecc_errors != 1)}"
+            yield Sign((name, gpu_part(gpu.index)), count + " since the driver was loaded")
+
+
+def xid(look: Look) -> Iterable[Sign]:
+    """The worst Xid of the last hour on each GPU; clean-up after another one is left out."""
+    for name, node in look.live.items():
+        worst: dict[Unit, tuple[int, Xid, str]] = {}
+        for line in node.xids or ():
+            age_s = look.now_s - line.at_s
+            found = grade(line.code, line.text)
+            if found.verdict is Verdict.PASS or age_s > look.limits.recent_s:
+                continue
+            unit = (name, gpu_part(line.gpu) if line.gpu is not None else "")
+            rank = 2 if found.verdict is Verdict.FAIL else 1
+            if unit not in worst or rank >= worst[unit][0]:
+                worst[unit] = (rank, line, found.meaning)
+        for unit, (rank, line, meaning) in worst.items():
+            yield Sign(unit, f"Xid {line.code}: {meaning}", FAIL if rank == 2 else WARN)
+
+
+def missing(look: Look) -> Iterable[Sign]:
+    """A GPU that the node had and does not show any more, or that refuses to answer."""
+    for name, node in look.live.items():
+        if node.gpus is None:
+            continue
+        there = {gpu.index: gpu.error for gpu in node.gpus}
+        for index in range(look.state.nodes[name].gpus_seen):
+            error = there.get(index, "not there any more")
+            if error:
+                yield Sign((name, gpu_part(index)), error)
+
+
+def _missing_known(look: Look, unit: Unit) -> bool:
+    node = look.live.get(unit[0])
+    return node is not None and node.gpus is not None
+
+
+def unread(look: Look) -> Iterable[Sign]:
+    """The node answers, its driver does not: nothing is known of its GPUs."""
+    for name, node in look.live.items():
+        if node.gpus is None:
+            yield Sign((name, ""), node.gpu_error or "nothing is known of its GPUs")
+
+
+def memory(look: Look) -> Iterable[Sign]:
+    limit = look.limits.gpu_memory_share
+    for name, gpu in look.gpus:
+        if read(gpu.memory) >= limit:
+            used, total = units.gib(gpu.memory_used_bytes), units.gib(gpu.memory_total_bytes)
+            yield Sign((name, gpu_part(gpu.index)), f"{used} of {total} GiB in use")
+
+
+def nvlink(look: Look) -> Iterable[Sign]:
+    for name, gpu in look.gpus:
+        if gpu.nvlinks is not None and gpu.nvlinks[0] < gpu.nvlinks[1]:
+            active, present = gpu.nvlinks
+            yield Sign((name, gpu_part(gpu.index)), f"{active} of {present} NVLinks active")
+
+
+def _xid_known(look: Look, unit: Unit) -> bool:
+    node: NodeSample | None = look.live.get(unit[0])
+    return node is not None and node.xids is not None
+
+
+RULES = (
+    Rule(
+        "gpu.xid", FAIL, "The driver reported an error of a GPU (Xid); its number says what the machine needs.",
+        xid, _xid_known, 0, 0, "clusterctl preflight {hosts} {nodes} --check gpu",
+        "any of the last hour; fail or warn by checks/xid.py",
+    ),
+    Rule(
+        "gpu.missing", FAIL, "A GPU that was there is gone or refuses to answer; its rank is lost.",
+        missing, _missing_known, 5, 10, "clusterctl preflight {hosts} {nodes} --check gpu",
+        "fewer than the node has shown, or an error in place of a reading", joins=("gpu.xid",),
+    ),
+    Rule(
+        "gpu.ecc", FAIL, "Memory of a GPU lost data; a reset maps the row out, more of it is a service case.",
+        ecc, gpu_known("ecc_errors"), 3, 30, "clusterctl preflight {hosts} {nodes} --check gpu",
+        "any uncorrected error since the driver was loaded", joins=("gpu.xid",),
+    ),
+    Rule(
+        "gpu.throttle", FAIL, "Clocks are held down by heat or the power supply: all ranks wait for this one.",
+        throttle, gpu_known("throttle"), 10, 60, "clusterctl preflight {hosts} {nodes} --check gpu",
+        "hardware slowdown, hardware thermal, power brake: fail; software thermal: warn",
+    ),
+    Rule(
+        "gpu.hot", WARN, "About to slow itself down.",
+        hot, gpu_known("temperature_c"), 30, 60, "clusterctl gpus {hosts} {nodes}",
+        "87 °C", joins=("gpu.throttle",),
+    ),
+    Rule(
+        "gpu.idle", FAIL, "One GPU rests while the others compute or wait: its rank hangs, or its data does not come.",
+        idle, gpu_known("power_w"), 20, 15, "clusterctl dump-stacks {hosts}",
+        "under half of the median power of GPUs in use, while that is over 35 % of the limit",
+        joins=("gpu.throttle", "gpu.xid"), at_once=False,
+    ),
+    Rule(
+        "gpu.nvlink", FAIL, "Traffic between the GPUs of a node goes over fewer links, or over PCIe.",
+        nvlink, gpu_known("nvlinks"), 10, 30, "clusterctl preflight {hosts} {nodes} --check gpu",
+        "fewer links active than present", joins=("gpu.xid",),
+    ),
+    Rule(
+        "gpu.memory", WARN, "The next larger bucket ends in out of memory.",
+        memory, gpu_known("memory"), 60, 60, "clusterctl gpus {hosts} {nodes}",
+        "98.5 % in use (torch keeps what it once had: 95 % are usual)",
+    ),
+    Rule(
+        "gpu.unread", WARN, "The driver does not answer: what its GPUs do is not known.",
+        unread, node_known, 30, 10, "clusterctl preflight {hosts} {nodes} --check gpu",
+        "no answer of NVML or nvidia-smi", could_not_ask=True,
+    ),
+)  # fmt: skip
