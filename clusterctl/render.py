@@ -61,8 +61,12 @@ class Output:
         columns: Sequence[str],
         rows: Sequence[Sequence[str | Cell]],
         right: Sequence[str] = (),
+        width: int | None = None,
     ) -> None:
-        """Aligned columns without boxes, the same on a terminal and in a pipe; `right` are numbers."""
+        """Aligned columns without boxes, the same on a terminal and in a pipe; `right` are numbers.
+
+        With `width` lines are cut there, so that a page keeps its height.
+        """
         cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
         widths = [
             max(len(name), *(len(row[i].text) for row in cells)) if cells else len(name)
@@ -70,12 +74,27 @@ class Output:
         ]
         header = [Cell(name, "bold") for name in columns]
         for row in [header, *cells]:
-            parts = []
-            for name, cell, width in zip(columns, row, widths, strict=True):
-                gap = " " * (width - len(cell.text))
-                text = self._paint(cell.text, cell.style, sys.stdout)
+            parts, begin = [], 0
+            for name, cell, wide in zip(columns, row, widths, strict=True):
+                gap = " " * (wide - len(cell.text))
+                begin += len(gap) if name in right else 0
+                room = len(cell.text) if width is None else max(0, width - begin)
+                text = self._paint(_cut(cell.text, room), cell.style, sys.stdout)
                 parts.append(gap + text if name in right else text + gap)
+                begin += wide + 2 - (len(gap) if name in right else 0)
             print("  ".join(parts).rstrip())
+
+    def columns(self) -> int | None:
+        """Width of the terminal that stdout is; None for a pipe or a file, which have no edge."""
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+    def rows(self) -> int | None:
+        """As `columns`, lines of a page."""
+        return shutil.get_terminal_size().lines if sys.stdout.isatty() else None
+
+    def flush(self) -> None:
+        """What was printed so far counts now: of a stream each block does."""
+        sys.stdout.flush()
 
     def can_repaint(self) -> bool:
         """Whether stdout is a terminal whose page may be drawn anew."""
@@ -138,6 +157,10 @@ class Output:
         if os.environ.get("FORCE_COLOR"):
             return True
         return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 3] + "..." if room > 6 else text[:room]
 
 
 def _waiting_line(fanout: Fanout[Any], done: int, total: int) -> str:

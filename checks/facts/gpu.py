@@ -82,6 +82,8 @@ class GpuProcess:
     user: Maybe[str]
     age_s: Maybe[float]
     command: Maybe[str]
+    run: Maybe[str | None] = NOT_ASKED  # CLUSTERCTL_RUN of its environment; None: not one of ours
+    rank: Maybe[int | None] = NOT_ASKED
 
 
 GpuState = Literal[

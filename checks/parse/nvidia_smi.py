@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from checks.facts import NOT_ASKED, Gpu, GpuFacts, GpuProcess, GpuState, Maybe, Section, Unknown
 
@@ -163,31 +164,52 @@ def parse_processes(
         if isinstance(pid, Unknown):
             continue
         used = parse_quantity(row.get("used_gpu_memory", row.get("used_memory", "")))
-        unseen = Unknown("no such process in /proc: another container, or it has ended")
-        user, age_s, command = known.get(int(pid), (unseen, unseen, unseen))
+        owner = known.get(int(pid), Owner())
         found.append(
             GpuProcess(
-                pid=int(pid),
-                gpu_uuid=row.get("gpu_uuid", ""),
-                used_bytes=used if isinstance(used, Unknown) else int(used),
-                name=row.get("process_name", ""),
-                user=user,
-                age_s=age_s,
-                command=command,
+                int(pid),
+                row.get("gpu_uuid", ""),
+                used if isinstance(used, Unknown) else int(used),
+                row.get("process_name", ""),
+                *owner,
             )
         )
     return tuple(found)
 
 
-def parse_owners(text: str) -> dict[int, tuple[str, float, str]]:
-    """`pid, uid, user, age, command` lines of the census payload."""
+UNSEEN = Unknown("no such process in /proc: another container, or it has ended")
+
+
+class Owner(NamedTuple):
+    """What /proc says of a process: the last fields of `GpuProcess`, in their order."""
+
+    user: Maybe[str] = UNSEEN
+    age_s: Maybe[float] = UNSEEN
+    command: Maybe[str] = UNSEEN
+    run: Maybe[str | None] = UNSEEN
+    rank: Maybe[int | None] = UNSEEN
+
+
+def parse_owners(text: str) -> dict[int, Owner]:
+    """`pid, uid, user, age, command, run, rank` lines of the census payload; the last two are newer."""
     known = {}
     for line in text.splitlines():
         cells = line.split("\t")
-        if len(cells) == 5 and cells[0].isdecimal():
-            age_s = parse_quantity(cells[3])
-            if not isinstance(age_s, Unknown):
-                known[int(cells[0])] = (cells[2], age_s, cells[4])
+        if len(cells) not in (5, 7) or not cells[0].isdecimal() or len(cells[0]) > 10:
+            continue
+        age_s = parse_quantity(cells[3])
+        if isinstance(age_s, Unknown):
+            continue
+        run, rank = cells[5:] or ("?", "?")
+        hidden = Unknown("its environment cannot be read")
+        number = int(rank) if rank.isdecimal() and len(rank) < 9 else None
+        known[int(cells[0])] = Owner(
+            cells[2],
+            age_s,
+            cells[4],
+            hidden if run == "?" else None if run == "-" else run,
+            hidden if rank == "?" else number,
+        )
     return known
 
 

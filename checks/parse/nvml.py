@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checks.facts import Gpu, GpuFacts, GpuHealth, GpuProcess, Maybe, NvLinks, Section, Unknown
-from checks.parse.nvidia_smi import parse_owners
+from checks.parse.nvidia_smi import Owner, parse_owners
 
 REASON_BITS = {
     0x1: "idle", 0x2: "applications clocks", 0x4: "power cap", 0x8: "hw slowdown",
@@ -156,9 +156,8 @@ def _nvml_processes(rows: list[Any], owners: str) -> Maybe[tuple[GpuProcess, ...
         for one in listed if isinstance(listed, list) else ():
             if not isinstance(one, list) or len(one) != 2 or not isinstance(one[0], int):
                 continue
-            unseen = Unknown("no such process in /proc: another container, or it has ended")
-            user, age_s, command = known.get(one[0], (unseen, unseen, unseen))
-            name = command.split(" ")[0] if isinstance(command, str) else ""
+            owner = known.get(one[0], Owner())
+            name = owner.command.split(" ")[0] if isinstance(owner.command, str) else ""
             used = one[1] if isinstance(one[1], int) else Unknown("not said")
-            found.append(GpuProcess(one[0], str(row.get("uuid")), used, name, user, age_s, command))
+            found.append(GpuProcess(one[0], str(row.get("uuid")), used, name, *owner))
     return tuple(found)

@@ -36,8 +36,14 @@ def look_at_gpus(timeout_s, nvml=None, deep=False):
         section("topology", ["nvidia-smi", "topo", "-m"], timeout_s)
 
 
+SECRET = re.compile(r"(?i)(api.?key|token|password|passwd|secret)")
+
+
 def describe_processes(text):
-    """pid, uid, user, age in seconds, command line of each number in `text` that is a process."""
+    """pid, uid, user, age in seconds, command line, run and rank of each number in `text` that is a process.
+
+    Run and rank are "-" where the environment has none, "?" where it cannot be read.
+    """
     ticks = os.sysconf("SC_CLK_TCK")
     uptime_s = float(read_text("/proc/uptime").split()[0])
     lines = []
@@ -49,9 +55,41 @@ def describe_processes(text):
         except (OSError, IndexError):
             continue  # a number that is no process (memory), or one that has just ended
         age_s = uptime_s - int(stat[19]) / ticks
-        command = " ".join(words).strip().replace("\n", " ").replace("\t", " ")
-        lines.append("%d\t%d\t%s\t%.0f\t%s" % (pid, uid, user_name(uid), age_s, command[:200]))
+        command = " ".join(without_secrets(words)).strip()
+        command = command.replace("\n", " ").replace("\t", " ")[:200]
+        facts = (pid, uid, user_name(uid), age_s, command) + run_and_rank(pid)
+        lines.append("%d\t%d\t%s\t%.0f\t%s\t%s\t%s" % facts)
     return "\n".join(lines)
+
+
+def without_secrets(words):
+    """Arguments with what stands behind --api-key and the like blotted out."""
+    kept, is_secret = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_secret and not word.startswith("-"):
+            word, is_secret = "***", False
+        else:
+            is_secret = word.startswith("-") and bool(SECRET.search(name)) and not equals
+            if equals and SECRET.search(name):
+                word = name + "=***"
+        kept.append(word)
+    return kept
+
+
+def run_and_rank(pid):
+    """What our launcher, or torchrun, wrote into a process's environment."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            text = b"\0" + file.read(1 << 20)
+    except OSError:
+        return ("?", "?")  # of another user
+    found = []
+    for name in (b"CLUSTERCTL_RUN", b"RANK"):
+        _, known, rest = text.partition(b"\0" + name + b"=")
+        value = rest.split(b"\0", 1)[0].decode("utf-8", "replace") if known else "-"
+        found.append("".join(value.split())[:100] or "-")
+    return tuple(found)
 
 
 def list_nvidia_pci():

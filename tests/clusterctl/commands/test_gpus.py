@@ -13,7 +13,7 @@ from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from tests.clusterctl.payload.local import LocalConnection
 
-HEADER = ["NODE", "GPUS", "PROC", "POWER", "UTIL", "MEM", "FLAGS"]
+HEADER = ["NODE", "GPUS", "PROC", "POWER", "W/GPU", "UTIL", "MEM", "TEMP", "FLAGS"]
 needs_no_driver = pytest.mark.skipif(
     shutil.which("nvidia-smi") is not None, reason="this machine has a nvidia-smi of its own"
 )
@@ -46,15 +46,17 @@ def test_healthy_nodes_fold_into_one_row(nodes: LocalCluster, capsys) -> None:
     assert show(nodes) == 0
     out, err = capsys.readouterr()
     assert [line.split() for line in out.splitlines()] == [
-        HEADER, ["n[1-3]", "8", "0", "86", "W", "0%", "0%"],
+        HEADER, ["n[1-3]", "8", "0", "687", "W", "86", "0%", "0%", "31", "C"],
     ]  # fmt: skip
-    assert err.strip() == "3 nodes, 24 GPUs, 2.1 kW"
+    assert err.splitlines() == [
+        "3 nodes, 24 GPUs, 2.06 kW", "coldest n1/4 28 C 85 W, hottest n1/2 31 C 86 W",
+    ]  # fmt: skip
 
 
 def test_busy_node_shows_processes_power_and_memory(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n2", fake.h100(8, busy=True), fake.capture("h100-sxm-x8.apps.csv"))
     assert show(nodes) == 0
-    assert rows(capsys)["n2"] == ["8", "8", "698", "W", "100%", "87%"]
+    assert rows(capsys)["n2"] == ["8", "8", "5.59", "kW", "698", "100%", "87%", "31", "C"]
 
 
 def test_missing_gpu_is_named_and_exit_1(nodes: LocalCluster, capsys) -> None:
@@ -72,27 +74,15 @@ def test_unreadable_power_is_shown_and_the_row_is_kept(nodes: LocalCluster, caps
     lines[4] = lines[4].replace("85.48 W", "[N/A]")
     equip(nodes, "n3", "\n".join(lines) + "\n")
     assert show(nodes) == 0
-    assert rows(capsys)["n3"] == [
-        "8",
-        "0",
-        "86",
-        "W",
-        "0%",
-        "0%",
-        "power",
-        "[N/A]",
-        "on",
-        "GPU",
-        "3",
-    ]
+    assert " ".join(rows(capsys)["n3"]).startswith("8 0 601 W 86 0% 0% 31 C power [N/A] on GPU 3")
 
 
 def test_broken_driver_shows_its_text_and_exit_1(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.capture("driver-failed.txt"), rc=9)
     assert show(nodes) == 1
     row = rows(capsys)["n3"]
-    assert row[:5] == ["-!", "-", "-", "-", "-"]
-    assert " ".join(row[5:]) == (
+    assert row[:7] == ["-!", "-", "-", "-", "-", "-", "-"]
+    assert " ".join(row[7:]) == (
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"
     )
     assert show(nodes, "-v") == 1
@@ -103,7 +93,7 @@ def test_one_lost_gpu_keeps_the_other_seven(nodes: LocalCluster, capsys) -> None
     equip(nodes, "n3", fake.capture("lost-gpu.txt"), rc=15)
     assert show(nodes) == 1
     row = " ".join(rows(capsys)["n3"])
-    assert row.startswith("7! - 86 W")
+    assert row.startswith("7! - 601 W 86 ")
     assert "1 missing" in row
     assert "GPU0000:5D:00.0: Unknown Error" in row
 
@@ -111,7 +101,7 @@ def test_one_lost_gpu_keeps_the_other_seven(nodes: LocalCluster, capsys) -> None
 def test_hung_nvidia_smi_is_bounded_and_exit_3(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", "", hang=True)
     assert show(nodes, "--command-timeout", "3") == 3
-    assert " ".join(rows(capsys)["n3"]) == "- - - - - nvidia-smi: no end in 1 s, killed"
+    assert " ".join(rows(capsys)["n3"]) == "- - - - - - - nvidia-smi: no end in 1 s, killed"
 
 
 def test_dead_node_has_its_row_and_exit_3(nodes: LocalCluster, capsys) -> None:
@@ -134,20 +124,20 @@ def test_no_nvidia_smi_anywhere_is_a_fact_and_exit_0(nodes: LocalCluster, capsys
     for name in nodes.nodes:
         nodes.nodes[name] = LocalConnection()
     assert show(nodes) == 0
-    assert " ".join(rows(capsys)["n[1-3]"]) == "0 - - - - no nvidia-smi"
+    assert " ".join(rows(capsys)["n[1-3]"]) == "0 - - - - - - no nvidia-smi"
 
 
 @needs_no_driver
 def test_no_nvidia_smi_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:
     nodes.nodes["n2"] = LocalConnection()
     assert show(nodes) == 1
-    assert " ".join(rows(capsys)["n2"]) == "0! - - - - no nvidia-smi"
+    assert " ".join(rows(capsys)["n2"]) == "0! - - - - - - no nvidia-smi"
 
 
 def test_no_gpu_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.capture("no-devices.txt"), rc=6)
     assert show(nodes) == 1
-    assert " ".join(rows(capsys)["n3"]) == "0! - - - - no GPU"
+    assert " ".join(rows(capsys)["n3"]) == "0! - - - - - - no GPU"
 
 
 def test_one_rank_that_waits_among_busy_ones_is_not_hidden_by_the_mean(
@@ -157,7 +147,9 @@ def test_one_rank_that_waits_among_busy_ones_is_not_hidden_by_the_mean(
     lines[6] = lines[6].replace("698.30 W", "101.00 W")
     equip(nodes, "n3", "\n".join(lines) + "\n")
     assert show(nodes) == 0
-    assert " ".join(rows(capsys)["n3"]).endswith("GPU 5 at 101 W")
+    out, err = capsys.readouterr()
+    assert "GPU 5 idle at 101 W, the others at 698 W" in out
+    assert "idle among busy: n3/5" in err
 
 
 def test_json_has_all_data_of_each_gpu(nodes: LocalCluster, capsys) -> None:
@@ -174,7 +166,7 @@ def test_json_has_all_data_of_each_gpu(nodes: LocalCluster, capsys) -> None:
 
 def test_quiet_is_the_summary_alone(nodes: LocalCluster, capsys) -> None:
     assert show(nodes, "-q") == 0
-    assert capsys.readouterr() == ("3 nodes, 24 GPUs, 2.1 kW\n", "")
+    assert capsys.readouterr() == ("3 nodes, 24 GPUs, 2.06 kW\n", "")
 
 
 def test_no_colour_codes_in_a_pipe(nodes: LocalCluster, capsys, monkeypatch) -> None:
