@@ -174,6 +174,12 @@ def _split_parts(text: str) -> list[str]:
     return [part for part in [*parts, current] if part.strip()]
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 node`, `24 nodes`, `3,264 processes`."""
+    many = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else many}"
+
+
 def fold(names: Iterable[str]) -> str:
     """Names as one short node set: n1, n2, n3 become n[1-3]."""
     names = list(names)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import CouldNotFindOut, Declined
+from clusterctl.nodes import counted
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 from clusterctl.trailing import PassingCommand
@@ -41,6 +42,8 @@ _OPTIONS = (
     click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
     click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: room for a checkpoint."),
     click.option("--start-timeout", type=click.FloatRange(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
+    click.option("--hang-timeout", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late) until the run is stopped; 0 is no limit."),
+    click.option("--look", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
     click.option("--min-free", "min_free_gib", type=click.FloatRange(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),
     click.option("--yes", is_flag=True, help="Start although others use the GPUs, without asking."),
@@ -98,7 +101,12 @@ def command(
         env=options["env"],
         nccl=options["nccl"],
         min_free_bytes=int(options["min_free_gib"] * (1 << 30)),
-        timing=Timing(start_s=options["start_timeout"], grace_s=options["grace"]),
+        timing=Timing(
+            start_s=options["start_timeout"],
+            hang_s=options["hang_timeout"],
+            look_s=options["look"],
+            grace_s=options["grace"],
+        ),
     )
     nodes, transport = settings.nodes(), settings.transport()
     if options["env_from_facts"]:
@@ -257,7 +265,8 @@ def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
         output.document(
             "launch", run_id=plan.run_id, run_dir=str(plan.run_dir), ok=result.ok, reason=result.reason,
             exit_code=result.exit_code, hint=result.hint,
-            failed_rank=result.failed_rank, last_lines=result.last_lines,
+            failed_rank=result.failed_rank, last_lines=result.last_lines, verdict=result.verdict,
+            stacks=result.stacks,
             leftovers=result.leftovers, unconfirmed=result.unconfirmed,
         )  # fmt: skip
         return
@@ -267,6 +276,10 @@ def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
         output.warn(f"error: {result.reason}", "bad")
         for line in result.last_lines:
             output.warn(f"  | {line}")
+        if result.verdict and output.quiet:  # else it stood there as soon as it was known
+            output.warn(f"  {result.verdict}", "bad")
+        if result.stacks:
+            output.warn(f"  stacks: {result.stacks}/index.html")
         if result.hint:
             output.warn(f"  hint: {result.hint}")
         output.warn(f"  logs: {plan.run_dir}/ranks/")
@@ -275,4 +288,4 @@ def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
     for name in result.unconfirmed:
         output.warn(f"NOT CONFIRMED: {name}", "bad")
     if not result.leftovers and not result.unconfirmed:
-        output.note(f"nothing of it is left running on {len(plan.shares)} nodes")
+        output.note(f"nothing of it is left running on {counted(len(plan.shares), 'node')}")

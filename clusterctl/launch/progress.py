@@ -9,6 +9,11 @@ from clusterctl.nodes import fold
 from clusterctl.render import Live, Output, clock
 
 PLAIN_EVERY_S = 10.0
+SHOWN = {
+    **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped"), "dim"),
+    **dict.fromkeys(("hang", "goes-on"), "warn"),
+    "verdict": "bad",
+}  # event -> style
 
 
 class Progress:
@@ -24,9 +29,9 @@ class Progress:
 
     def update(self, state: RunState) -> None:
         for event in state.events[self._events :]:
-            if event.name in ("checkpoint", "start", "note", "done", "stopped"):
+            if event.name in SHOWN:
                 self._live.clear()
-                self._output.note(f"  {event.name}: {event.text}", "dim")
+                self._output.note(f"  {event.name}: {event.text}", SHOWN[event.name])
         self._events = len(state.events)
         now = time.monotonic()
         if self._live.is_on:

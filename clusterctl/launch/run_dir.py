@@ -106,6 +106,14 @@ def next_run_dir(outputs: Path, label: str) -> Path:
     return outputs / f"{max(numbers) + 1:03d}-{label}"
 
 
+def next_place(folder: Path, label: str) -> Path:
+    """The first of `label`-1, `label`-2, … that is not in `folder`; makes nothing."""
+    number = 1
+    while (folder / f"{label}-{number}").exists():
+        number += 1
+    return folder / f"{label}-{number}"
+
+
 def claim_run_dir(outputs: Path, label: str) -> Path:
     """Make and own the next free directory; launches at the same time get different numbers.
 

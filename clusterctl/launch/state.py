@@ -47,6 +47,8 @@ class RunResult:
     leftovers: tuple[str, ...] = ()  # "node: pid 123 (python3, state D)"
     unconfirmed: tuple[str, ...] = ()  # nodes where nobody could look
     hint: str | None = None
+    verdict: str | None = None  # of a run that took no step: who is waited for, in one line
+    stacks: str | None = None  # the folder of its stacks
 
     @property
     def ok(self) -> bool:

@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
-from clusterctl.fanout import WIDTH, in_order
-from clusterctl.launch import journal
+from clusterctl.fanout import in_order
+from clusterctl.launch import incidents, journal
+from clusterctl.launch.ending import prove_gone
+from clusterctl.launch.hang import Look, StepClock
 from clusterctl.launch.meeting import candidates, choose_address
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.run_dir import furnish
 from clusterctl.launch.state import Death, NodeState, RunFailed, RunResult, RunState, cause
 from clusterctl.launch.wires import Wires
 from clusterctl.nodes import fold
-from clusterctl.payload.ask import ask
 from clusterctl.transport.base import Limits, Transport
 from trainer import telemetry
 
@@ -25,7 +26,6 @@ TICK_S = 0.2
 PING_S = 5.0
 SLEPT_S = 3.0  # between two looks: longer only when the head itself did not run
 ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
-REAP_S = 15.0  # for the proof: TERM, KILL and a look on each node
 
 
 class Flag(Protocol):
@@ -68,6 +68,8 @@ class _Supervisor:
         self.knocks: dict[str, dict[str, str | None]] = {}
         self.deaths: list[Death] = []
         self.started = False
+        self.clock = StepClock(plan.timing, time.monotonic())
+        self.look: Look | None = None  # at ranks that take no step, before they are stopped
         self.full = False  # something could not be written on the head
 
     def run(self) -> RunResult:
@@ -88,6 +90,8 @@ class _Supervisor:
             self._end_all(self.plan.timing.fail_grace_s)
             self._prove()
             raise
+        if self.look is not None:
+            self.look.close()
         self.state.failure = None if code == 0 else reason
         if code:
             self.journal.write("failure", reason)
@@ -188,7 +192,7 @@ class _Supervisor:
 
     def _watch(self) -> None:
         timing = self.plan.timing
-        began = pinged = looked = time.monotonic()
+        pinged = looked = self.clock.since_s = time.monotonic()
         while not all(node.is_over for node in self.state.nodes.values()):
             self._turn()
             self._refuse_stop()
@@ -198,6 +202,7 @@ class _Supervisor:
                 # meanwhile is still on its way to the inbox.
                 for node in self.state.nodes.values():
                     node.heard_s += now - looked
+                self.clock.slept(now - looked)
             looked = now
             if now - pinged > min(PING_S, timing.lease_s / 4):
                 pinged = now
@@ -210,11 +215,47 @@ class _Supervisor:
             death = cause(self.deaths, now)
             if death is not None:
                 self._fail_of(death)
-            if timing.start_s and self.state.step is None and now - began > timing.start_s:
-                raise RunFailed(
-                    1, f"no step within {timing.start_s:g} s of the start{self._laggards()}",
-                    hint="--start-timeout SECONDS allows more",
-                )  # fmt: skip
+            self._mind_the_steps(now)
+
+    def _mind_the_steps(self, now: float) -> None:
+        """A run that takes no step is looked at and then stopped; while it is, all else goes on."""
+        look, is_late = self.look, self.clock.is_late(now)
+        if look is None and is_late:
+            why, limit_s = self.clock.sentence() + self._laggards(), self.plan.timing.look_s
+            if not limit_s:
+                raise RunFailed(1, why, hint=self.clock.hint)
+            self._tell("hang", f"{why}: looking at all ranks, {limit_s:g} s at most")
+            self.look = Look(self.plan, self.transport, self.limits)
+        elif look is not None and not is_late:
+            look.close()
+            self.look = None
+            self._tell("goes-on", "a step came, the run is not stopped")
+        elif look is not None and look.is_over(now):
+            look.close()
+            self._hung(look)
+
+    def _hung(self, look: Look) -> NoReturn:
+        """Say and record what was found; the stop follows, whatever that was."""
+        why, run_dir = self.clock.sentence() + self._laggards(), self.plan.run_dir
+        headline = self.plan.environment.redact(look.headline)
+        step = self.clock.step.step if self.clock.step else None
+        found = look.to_json(run_dir)
+        incident = {"incident": "hang", "text": why, "time_s": time.time(), "step": step, **found}
+        self._tell("verdict", headline, stacks=found["stacks"], error=look.error)
+        try:
+            incidents.record(run_dir, incident)
+        except OSError as error:
+            self.journal.write("error", f"{incidents.FILE}: {error}")
+        raise RunFailed(
+            1, why, hint=None if look.is_sure else self.clock.hint, failed_rank=look.culprit, verdict=headline,
+            stacks=str(look.folder) if look.folder else None,
+        )  # fmt: skip
+
+    def _tell(self, name: str, text: str, **data: Any) -> None:
+        """To the journal, and to whoever watches now."""
+        self.journal.write(name, text, **data)
+        self.state.events.append(telemetry.Event(name, text, data, time_s=time.time()))
+        self.on_update(self.state)
 
     def _laggards(self) -> str:
         """Which ranks have not shown a heartbeat, as the end of a sentence."""
@@ -283,6 +324,8 @@ class _Supervisor:
             self._append(telemetry.FILE, text)
         for line in text.splitlines():
             record = telemetry.decode(line)
+            if record is not None:
+                self.clock.heard(record, time.monotonic())
             if isinstance(record, telemetry.StepRecord):
                 self.state.step = record
             elif record is not None:
@@ -351,33 +394,6 @@ class _Supervisor:
         self.wires.close()
 
     def _prove(self) -> tuple[list[str], list[str]]:
-        """Look at every node anew, end what is left, and say what could not be ended or seen."""
         if not self.started:
             return [], []
-        args = {"run": self.plan.run_id, "kill": True, "grace_s": self.plan.timing.fail_grace_s}
-        leftovers, unconfirmed = [], []
-        nodes = self.plan.nodes
-        sweep = list(
-            ask(
-                nodes,
-                self.transport,
-                "reap",
-                args,
-                limits=self.limits,
-                width=WIDTH,
-                timeout_s=REAP_S,
-            )
-        )
-        for result in in_order(nodes, sweep):
-            if result.value is None:
-                assert result.unreachable is not None
-                unconfirmed.append(
-                    f"{result.node.name}: {result.unreachable.sentence()}; if its agent lives, it "
-                    f"ends the ranks {self.plan.timing.lease_s:g} s after it last heard from here"
-                )
-                continue
-            leftovers += [
-                f"{result.node.name}: pid {left['pid']} ({left['command']}, state {left['state']})"
-                for left in result.value["left"]
-            ]
-        return leftovers, unconfirmed
+        return prove_gone(self.plan, self.transport, self.limits)

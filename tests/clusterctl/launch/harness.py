@@ -98,6 +98,7 @@ class Bench:
         run_dir: Path | None = None,
         config: str | None = None,
         ports: Sequence[int] = tuple(range(29500, 29520)),
+        python: str = PYTHON,
         **more: Any,
     ) -> LaunchPlan:
         """A plan whose ranks run the Python text `program` with `arguments`."""
@@ -115,7 +116,7 @@ class Bench:
             overrides=(),
             run_dir=run_dir,
             workdir=REPO,
-            python=PYTHON,
+            python=python,
             device="cpu",
             environment=environment.build(
                 head_env or {}, assignments=env, device="cpu", run_dir=run_dir

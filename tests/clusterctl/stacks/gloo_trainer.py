@@ -2,6 +2,7 @@
 
 `gloo_trainer.py FOLDER`: each step all ranks read the word in FOLDER/order, agreed by a broadcast:
 `go`, or `FAULT RANK`. A fault lasts until FOLDER/release is there, where it can be ended at all.
+Under a launcher rank 0 writes a record of each step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.telemetry import Heartbeat
+from trainer.telemetry import Heartbeat, StepRecord, Writer
 
 FOLDER = Path(sys.argv[1])
 WORKERS = int(os.environ.get("WORKERS", "2"))
@@ -98,6 +99,8 @@ def main() -> None:
     rank = dist.get_rank()
     beat = Heartbeat.from_environment(rank)
     assert beat is not None
+    run_dir = os.environ.get("CLUSTERCTL_RUN_DIR")
+    writer = Writer(Path(run_dir)) if run_dir and rank == 0 else None
     data = iter(DataLoader(Clips(), batch_size=2, num_workers=WORKERS, prefetch_factor=1))
     number = 0
     while True:
@@ -108,6 +111,8 @@ def main() -> None:
             return
         number += 1
         step(beat, number, data, fault if who == str(rank) else "")
+        if writer is not None:
+            writer.write(StepRecord(number, 10**6, 0, 2, 8, 0.5, 1.0, 1e-3, 0.01))
         if number == 3:
             (FOLDER / f"up-{rank}").touch()
 

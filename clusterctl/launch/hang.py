@@ -1,0 +1,154 @@
+"""A run that takes no step: when that is so, and whom it waits for, found out before it is stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl.fanout import WIDTH
+from clusterctl.job import Pick
+from clusterctl.launch.plan import LaunchPlan, Timing
+from clusterctl.launch.run_dir import next_place
+from clusterctl.stacks.collect import Looks
+from clusterctl.stacks.diagnose import Diagnosis, diagnose
+from clusterctl.stacks.verdict import ALL_SAME, DATA, DESYNC, HANG
+from clusterctl.transport.base import Limits, Transport
+from trainer import telemetry
+
+RECENT = 100  # steps whose longest one says what is long for this run
+PATIENCE = 5.0  # times that: the safety factor of nvidia-resiliency-ext over what it has seen
+HANGS = (HANG, DESYNC, ALL_SAME, DATA)
+SPARE_S = 1.0  # of the limit: for judging and writing what has come home
+
+
+@dataclass(slots=True)
+class StepClock:
+    """How long a run has been without a sign of a step. Pure; times are monotonic seconds.
+
+    Signs are what rank 0 writes: steps, and events such as a checkpoint. Heartbeats are none: a
+    rank that beats while the others wait for it takes no step.
+    """
+
+    timing: Timing
+    since_s: float  # of the start, later of the newest sign
+    step: telemetry.StepRecord | None = None
+    lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def heard(self, record: telemetry.Record, now: float) -> None:
+        """Take in a record of the run's telemetry."""
+        if isinstance(record, telemetry.StepRecord):
+            if self.step is not None:
+                self.lengths.append(now - self.since_s)
+            self.step = record
+        if self.step is not None:  # the limit to the first step is one for all that is before it
+            self.since_s = now
+
+    def slept(self, seconds: float) -> None:
+        """The head itself stood still: what was said meanwhile has not been heard yet."""
+        self.since_s += seconds
+
+    @property
+    def limit_s(self) -> float:
+        """0: none."""
+        if self.step is None:
+            return self.timing.start_s
+        if not self.timing.hang_s:
+            return 0.0
+        return max(self.timing.hang_s, PATIENCE * max(self.lengths, default=0.0))
+
+    def is_late(self, now: float) -> bool:
+        return 0 < self.limit_s < now - self.since_s
+
+    def sentence(self) -> str:
+        """Why the run is taken to hang."""
+        if self.step is None:
+            return f"no step within {self.limit_s:g} s of the start"
+        return f"no step for {self.limit_s:.0f} s; the last was {self.step.step} of {self.step.steps_total}"
+
+    @property
+    def hint(self) -> str:
+        option = "--start-timeout" if self.step is None else "--hang-timeout"
+        return f"{option} SECONDS allows more"
+
+
+class Look:
+    """Stacks of all ranks, judged and written, in a thread of their own.
+
+    Whatever holds it up, nobody waits for it longer than `limit_s`: a fault that hangs a run may
+    hang the look at it, too. Its parts are read when `is_over`; what is not there is None.
+    """
+
+    def __init__(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
+        self.limit_s = plan.timing.look_s
+        self.diagnosis: Diagnosis | None = None
+        self.folder: Path | None = None  # where all stacks lie
+        self.error: str | None = None
+        self.began_s = time.monotonic()
+        self._done, self._unwanted = threading.Event(), threading.Event()
+        arguments = (plan, transport, limits)
+        threading.Thread(target=self._work, args=arguments, name="look", daemon=True).start()
+
+    def _work(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
+        try:
+            found = self.diagnosis = diagnose(
+                plan.nodes, transport, Pick((plan.run_id,)), Looks(),
+                limits=self._limits(limits), width=WIDTH,
+            )  # fmt: skip
+            if not self._unwanted.is_set():
+                folder = next_place(plan.run_dir / "stacks", "hang")
+                found.write(folder)
+                self.folder = folder
+        except Exception as error:  # noqa: BLE001 - thread boundary: the stop goes on and says this
+            self.error = f"{type(error).__name__}: {error}"
+        self._done.set()
+
+    def _limits(self, limits: Limits) -> Limits:
+        """Nodes get half of the time for their dumps, and answer or are silent before its end."""
+        half_s = min(limits.command_s, self.limit_s / 2)
+        return replace(limits, command_s=half_s, run_s=max(0.5, self.limit_s - SPARE_S))
+
+    def is_over(self, now: float) -> bool:
+        return self._done.is_set() or now - self.began_s >= self.limit_s
+
+    def close(self) -> None:
+        """What it still finds is not wanted. The thread ends by its own limits."""
+        self._unwanted.set()
+        if not self._done.is_set() and self.error is None:
+            what = "no verdict" if self.diagnosis is None else "stacks not written"
+            self.error = f"{what} within {self.limit_s:g} s"
+
+    @property
+    def headline(self) -> str:
+        """One line: who is waited for, or why nobody knows."""
+        if self.diagnosis is None:
+            return f"UNKNOWN: the ranks could not be looked at ({self.error})"
+        verdict = self.diagnosis.verdict
+        return f"{verdict.headline} ({verdict.confidence} confidence)"
+
+    @property
+    def culprit(self) -> int | None:
+        """The first suspect's rank."""
+        suspects = self.diagnosis.verdict.suspects if self.diagnosis else []
+        return suspects[0].rank if suspects else None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether somebody hangs, rather than takes long; then more patience would not help."""
+        return self.diagnosis is not None and self.diagnosis.verdict.kind in HANGS
+
+    def to_json(self, run_dir: Path) -> dict[str, Any]:
+        """What incidents.jsonl keeps of it; paths as seen from the run directory."""
+        found = self.diagnosis
+        return {
+            "headline": self.headline,
+            "verdict": found.verdict.to_json() if found else None,
+            "clues": [clue.to_json() for clue in found.clues] if found else [],
+            "silent": [node.name for node in found.picture.silent] if found else [],
+            "stacks": str(self.folder.relative_to(run_dir)) if self.folder else None,
+            "error": self.error,
+            "seconds": round(time.monotonic() - self.began_s, 3),
+        }
