@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.fanout import NodeResult, in_order
 from clusterctl.job import NodeJob, Pick
-from clusterctl.nodes import Node
+from clusterctl.nodes import Node, counted
 from clusterctl.payload.ask import ask
 from clusterctl.settings import Settings
 from clusterctl.transport.base import Transport
@@ -116,7 +116,7 @@ def report_lines(ended: Sequence[Ended]) -> tuple[str, list[str]]:
     nodes = sum(one.ended > 0 for one in ended)
     forced = sum(one.answer["forced"] for one in ended if one.answer)
     zombies = sum(len(one.answer["zombies"]) for one in ended if one.answer)
-    good = f"gone: {count} processes on {nodes} node{'s' * (nodes != 1)}"
+    good = f"gone: {counted(count, 'process')} on {counted(nodes, 'node')}"
     if forced:
         good += f", {forced} of them by SIGKILL"
     if zombies:

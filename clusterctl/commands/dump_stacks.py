@@ -15,6 +15,7 @@ import click
 
 from clusterctl.commands.kill import make_pick, pick_options
 from clusterctl.errors import CouldNotFindOut, UsageError
+from clusterctl.nodes import counted
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -118,7 +119,9 @@ def _refuse_nothing(picture: Picture, pick: Pick) -> None:
     hint = "--match finds jobs by their command lines, --run by the name of the run"
     if others:
         hint = f"{others} processes of other users fit: --user NAME, with --sudo"
-    raise CouldNotFindOut(f"nothing found on {len(picture.nodes)} nodes: {pick.words()}", hint=hint)
+    raise CouldNotFindOut(
+        f"nothing found on {counted(len(picture.nodes), 'node')}: {pick.words()}", hint=hint
+    )
 
 
 def _native(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import Declined, UsageError
+from clusterctl.nodes import counted
 from clusterctl.render import Output, clock
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -113,7 +114,11 @@ def command(
     ways = results
     if count and not dry_run:
         nodes = sum(bool(job.processes) for job in jobs)
-        confirm(f"End {count} processes on {nodes} nodes ({order.words()})?", yes, output)
+        confirm(
+            f"End {counted(count, 'process')} on {counted(nodes, 'node')} ({order.words()})?",
+            yes,
+            output,
+        )
     if not dry_run:
         ended, more = end(
             jobs, pick, order, settings, transport, sudo=options["sudo"], sweep=output.sweep

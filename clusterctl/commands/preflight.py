@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import UsageError
+from clusterctl.nodes import counted
 from clusterctl.render import Cell, Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -87,11 +88,11 @@ def command(settings: Settings, output: Output, **options: Any) -> int:
         write(options["record"], profile_text(record(report)))
     _show(output, report)
     if options["write_good"] is not None:
-        output.note(f"{len(report.good_nodes)} nodes written to {options['write_good']}")
+        output.note(f"{counted(len(report.good_nodes), 'node')} written to {options['write_good']}")
     if options["record"] is not None:
         output.note(f"profile written to {options['record']}")
     cost = "" if report.node_cpu_s is None else f", {report.node_cpu_s:.2f} CPU s per node"
-    output.note(f"{len(report.nodes)} nodes in {report.seconds:.1f} s{cost}", "dim")
+    output.note(f"{counted(len(report.nodes), 'node')} in {report.seconds:.1f} s{cost}", "dim")
     return report.exit_code
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from clusterctl.commands.kill import confirm, every_option, make_pick, pick_options, show_plan
+from clusterctl.nodes import counted
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -55,7 +56,11 @@ def command(
         refuse_deaf(jobs)
     if ranks and not dry_run:
         nodes = sum(bool(trainers(job)) for job in jobs)
-        confirm(f"Ask {ranks} ranks on {nodes} nodes to save and end?", yes, output)
+        confirm(
+            f"Ask {counted(ranks, 'rank')} on {counted(nodes, 'node')} to save and end?",
+            yes,
+            output,
+        )
         answers = request(
             jobs, pick, wait_s, settings, transport, sudo=options["sudo"], sweep=output.sweep
         )
@@ -78,7 +83,9 @@ def command(
     elif not dry_run and not left:
         seconds = max((a.value["seconds"] for a in answers if a.value), default=0.0)
         ended = sum(len(a.value["left"]) == 0 for a in answers if a.value)
-        output.line(f"stopped on {ended} nodes after {seconds:.1f} s", None if code else "good")
+        output.line(
+            f"stopped on {counted(ended, 'node')} after {seconds:.1f} s", None if code else "good"
+        )
     for path in saved:
         output.line(f"saved {path}")
     if ranks and not dry_run and not saved:

@@ -14,9 +14,10 @@ from clusterctl.nodes import Node
 from clusterctl.stacks.collect import Looks, collect
 from clusterctl.stacks.evidence import Clue, clues
 from clusterctl.stacks.files import write_folder
+from clusterctl.stacks.judge import judge
 from clusterctl.stacks.model import Picture, read_picture
 from clusterctl.stacks.sites import Sites
-from clusterctl.stacks.verdict import Verdict, judge
+from clusterctl.stacks.verdict import Verdict
 from clusterctl.transport.base import Limits, Transport
 
 Sweep = Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]]

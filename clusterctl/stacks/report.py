@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusterctl.job import fold_ranks
-from clusterctl.nodes import fold
+from clusterctl.nodes import counted, fold
 from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull, shown_threads
 from clusterctl.stacks.evidence import Clue
 from clusterctl.stacks.model import GONE, MOVING, Picture, Proc
@@ -19,14 +19,13 @@ MAX_CLASSES = 8
 def header(picture: Picture) -> str:
     """`192 ranks on 24 nodes, 3264 processes, 2 samples 2.0 s apart, 4.1 s; 0 nodes silent`."""
     ranks = len({p.rank for p in picture.trainers if p.rank is not None and p.progress != GONE})
-    count = len(picture.nodes)
-    silent = len(picture.silent)
     words = [
-        f"{ranks or len(picture.trainers)} ranks on {count} nodes, {len(picture.procs)} processes",
-        f"{picture.samples} samples {picture.interval_s:.1f} s apart",
+        f"{counted(ranks or len(picture.trainers), 'rank')} on {counted(len(picture.nodes), 'node')}",
+        counted(len(picture.procs), "process"),
+        f"{counted(picture.samples, 'sample')} {picture.interval_s:.1f} s apart",
         f"{picture.seconds:.1f} s",
     ]
-    return f"{', '.join(words)}; {silent} node{'s' * (silent != 1)} silent"
+    return f"{', '.join(words)}; {counted(len(picture.silent), 'node')} silent"
 
 
 def lines(
@@ -62,7 +61,7 @@ def lines(
                 yield f"       {name or 'thread'}: {stack}", "dim"
     if more:
         yield (
-            f"   and {len(more)} more classes of {sum(len(one.procs) for one in more)} processes (--all)",
+            f"   and {counted(len(more), 'more class')} of {counted(sum(len(one.procs) for one in more), 'process')} (--all)",
             "dim",
         )
     hidden = hidden_line(dull, picture)

@@ -165,7 +165,7 @@ def test_gpu_memory_that_stays_is_told(tmp_path: Path, run_id: str) -> None:
         answer = kill(Pick((run_id,)), ours.keys, env=env, gpu=True, gpu_s=0.3)
         assert (answer["left"], ours.alive()) == ([], [])
     good, bad = report_lines([Ended(NodeJob(HERE), answer)])
-    assert good.startswith("gone: 1 processes")
+    assert good.startswith("gone: 1 process on 1 node")
     assert "2.0 GiB of GPU memory" in bad[0]
     assert exit_code([Ended(NodeJob(HERE), answer)]) == 1
 

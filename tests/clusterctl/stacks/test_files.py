@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterctl.stacks.files import compare_reports, read_report, write_folder, write_speedscope
 from clusterctl.stacks.frames import parse_faulthandler
-from clusterctl.stacks.verdict import judge
+from clusterctl.stacks.judge import judge
 from tests.clusterctl.stacks.made import ALL_REDUCE, FORWARD, Made, cluster, picture
 
 CAPTURES = Path(__file__).parents[2] / "captures/py-spy"
