@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.engine.base import Engine
 from trainer.errors import CheckpointError
+from trainer.weights.write import write_file
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -111,11 +111,13 @@ def seal(part: Path, final: Path, files: Entries) -> None:
     _sync(final.parent)
 
 
-def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> list[Path]:
-    """Whole weights as safetensors with an index."""
+def write_weights(
+    folder: Path, weights: Mapping[str, Tensor], read: Callable[[str], Tensor] | None = None
+) -> list[Path]:
+    """Whole weights as safetensors with an index; see `write_file` for `read`."""
     folder.mkdir()
     file = folder / "model.safetensors"
-    save_file({key: value.detach().contiguous().cpu() for key, value in weights.items()}, file)
+    write_file(file, weights, read=read)
     total = sum(value.numel() * value.element_size() for value in weights.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(weights, file.name)}
     beside = folder / f"{file.name}.index.json"

@@ -249,20 +249,24 @@ class Saver:
 
     def _seal(self, save: _Save, files: Entries) -> None:
         part = self._part(save.position)
-        parts = Shards(part / checkpoint.AVERAGE_PARTS)
-        average = {
-            name: parts.read(name, shape.numel(), 0, 1).view(shape)
-            for name, shape in save.shapes.items()
-            if parts.has(name)
-        }
-        written = checkpoint.write_weights(part / EMA, average)
-        del average, parts
+        written = self._write_average(save, part)
+        # No file of them is open any more: NFS would keep it under another name, and the folder with it.
         shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
         written += checkpoint.write_documents(part, save.documents())
         final = self._run_dir / save.position.name
         checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
         checkpoint.forget_old(final, self._keep, self._keep_every)
         save.state = _SEALED
+
+    def _write_average(self, save: _Save, part: Path) -> list[Path]:
+        parts = Shards(part / checkpoint.AVERAGE_PARTS)
+        shapes = {name: shape for name, shape in save.shapes.items() if parts.has(name)}
+
+        def whole(name: str) -> Tensor:  # one at a time: rank 0 never holds the whole average
+            return parts.read(name, shapes[name].numel(), 0, 1).view(shapes[name])
+
+        average = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        return checkpoint.write_weights(part / EMA, average, whole)
 
     # --- small things ---
 

@@ -6,6 +6,7 @@ writes what they did to a file, and many assertions share them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 400  # a guard, not a measure: machines may be busy
@@ -32,13 +34,17 @@ log_every = 1
 
 @dataclass(frozen=True)
 class Done:
-    """One run of one rank: exit code, rows of each step in order, what was printed."""
+    """One run of one rank: exit code, rows of each step in order, what was printed.
+
+    `tensors` has SHA-256 over all that a batch gives to the model, pixels and captions.
+    """
 
     code: int
     rows: list[list[int]]
     seen: list[tuple[int, int]]  # cursor (epoch, consumed) after each batch
     out: str
     err: str
+    tensors: list[str]
 
 
 def free_port() -> int:
@@ -82,11 +88,13 @@ def start(
     return processes
 
 
-def finish(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[list[Done]]:
+def finish(
+    processes: list[subprocess.Popen[bytes]], folder: Path, limit_s: float = LIMIT_S
+) -> list[list[Done]]:
     """Per run, per rank. Fails with the logs when a process does not end well."""
     try:
         for process in processes:
-            process.wait(LIMIT_S)
+            process.wait(limit_s)
     except subprocess.TimeoutExpired:
         raise AssertionError(_logs(folder, len(processes))) from None
     finally:
@@ -100,13 +108,24 @@ def finish(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[list[
 
 
 def train(
-    runs: Sequence[Sequence[str]], world: int, folder: Path, env: Mapping[str, str] | None = None
+    runs: Sequence[Sequence[str]],
+    world: int,
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    limit_s: float = LIMIT_S,
 ) -> list[list[Done]]:
-    return finish(start(runs, world, folder, env), folder)
+    return finish(start(runs, world, folder, env), folder, limit_s)
 
 
 def _logs(folder: Path, world: int) -> str:
     return "\n".join((folder / f"{r}.log").read_text(errors="replace") for r in range(world))
+
+
+def _digest(batch: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(repr(batch["text"]).encode())
+    for name in ("video", "fps", "height", "width", "num_frames"):
+        digest.update(batch[name].numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _main(folder: Path) -> None:
@@ -117,19 +136,20 @@ def _main(folder: Path) -> None:
     from trainer import train as command
     from trainer.data import dataset
 
-    done, rows, seen = [], [], []
+    done, rows, seen, tensors = [], [], [], []
     plain = dataset.Loader.__iter__
 
     def recorded(self: dataset.Loader) -> Iterator[dataset.Batch]:
         for batch in plain(self):
             rows.append([int(row) for row in batch["rows"]])
             seen.append((self.cursor.epoch, self.cursor.consumed))
+            tensors.append(_digest(batch))
             yield batch
 
     dataset.Loader.__iter__ = recorded  # type: ignore[method-assign]
     for words, port in json.loads((folder / "runs.json").read_text()):
         os.environ["MASTER_PORT"] = str(port)
-        rows, seen = [], []
+        rows, seen, tensors = [], [], []
         paths = [folder / f"{os.environ['RANK']}.{kind}" for kind in ("out", "err")]
         with (
             paths[0].open("w") as out,
@@ -139,7 +159,7 @@ def _main(folder: Path) -> None:
         ):
             code = command.main(words)
         said = [path.read_text() for path in paths]
-        done.append({"code": code, "rows": rows, "seen": seen, "out": said[0], "err": said[1]})
+        done.append({"code": code, "rows": rows, "seen": seen, "tensors": tensors, "out": said[0], "err": said[1]})  # fmt: skip
         print(words, code, said[1], flush=True)
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(done))
 

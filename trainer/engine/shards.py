@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.weights.write import write_file
 
 _NAME = re.compile(r"rank-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -41,12 +41,7 @@ def write(
 ) -> Path:
     """Write one rank's file. `facts` is small JSON beside the tensors (step counts, sizes)."""
     path = directory / f"rank-{rank:05d}-of-{world:05d}.safetensors"
-    save_file(
-        {key: value.detach().contiguous().cpu() for key, value in state.items()},
-        path,
-        # One key: with two safetensors writes them in any order, and equal states would differ in bytes.
-        metadata={"facts": json.dumps({"schema": 1, **facts})},
-    )
+    write_file(path, state, metadata={"facts": json.dumps({"schema": 1, **facts})})
     return path
 
 

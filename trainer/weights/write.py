@@ -72,9 +72,14 @@ def write_file(
     tensors: Mapping[str, Tensor],
     dtypes: Mapping[str, torch.dtype] | None = None,
     wrote: Callable[[int], None] = lambda count: None,
+    metadata: Mapping[str, str] | None = None,
+    read: Callable[[str], Tensor] | None = None,
 ) -> None:
-    """One .safetensors file, synced to disk; tensors named in `dtypes` become what it says."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    """One .safetensors file, synced to disk; tensors named in `dtypes` become what it says.
+
+    With `read` the tensors tell only shape and dtype (on the meta device), and it gives their data.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     offset = 0
     for name, tensor in tensors.items():
         kind = (dtypes or {}).get(name, tensor.dtype)
@@ -91,7 +96,8 @@ def write_file(
         file.write(struct.pack("<Q", len(text)) + text)
         for name, tensor in tensors.items():
             kind = (dtypes or {}).get(name, tensor.dtype)
-            ready = tensor.detach().to("cpu", kind).contiguous()
+            found = read(name) if read is not None else tensor
+            ready = found.detach().to("cpu", kind).contiguous()
             file.write(ready.reshape(-1).view(torch.uint8).numpy().data)
             wrote(tensor.numel() * kind.itemsize)
         file.flush()
