@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
 from clusterctl.render import Output
@@ -13,6 +14,9 @@ from dashboards import once as look
 from dashboards.demo_feed import DemoFeed
 from dashboards.feeds import Feed, ReplayFeed, RunDirFeed, Together, newest_run, steady_clock
 from trainer.telemetry import FILE
+
+if TYPE_CHECKING:
+    from dashboards.actions import Actions
 
 OUTPUTS = Path("outputs")
 
@@ -27,6 +31,8 @@ def top(
     demo: bool,
     interval: float,
     once: bool,
+    readonly: bool,
+    theme: str | None,
 ) -> int:
     """Show the screens until the user leaves, or take one look; returns the exit code.
 
@@ -44,11 +50,33 @@ def top(
     # Only here: one look as text must not load textual.
     from dashboards.app import main
 
-    main(feed, interval_s=interval, first=first)
+    actions = _actions(settings, feed, demo=demo, is_replay=replay_dir is not None)
+    readonly = readonly or replay_dir is not None or in_browser()
+    main(feed, interval_s=interval, first=first, actions=actions, readonly=readonly, theme=theme)
     return 0
 
 
+def in_browser() -> bool:
+    """Whether textual-serve started this process for a page."""
+    return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
+
+
+def _actions(settings: Settings, feed: Feed, *, demo: bool, is_replay: bool) -> Actions | None:
+    """Who carries out what the screens offer; None where there are no nodes."""
+    from dashboards.actions import ClusterActions, LocalActions
+
+    if demo:
+        from dashboards.demo_actions import DemoActions
+
+        return DemoActions(feed.nodes)
+    if is_replay or not settings.hostfile.exists():
+        return LocalActions()
+    return ClusterActions(settings)
+
+
 def _has_terminal() -> bool:
+    if in_browser():
+        return True
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 

@@ -218,6 +218,26 @@ def _low_for_long(node: NodeState, index: int, limit_w: float) -> bool:
     return len(past) >= ODD_ROWS and all(value < limit_w for value in past if value == value)
 
 
+# Of a normal spread 1 of 16,000 lies further out; the floor keeps a calm fleet from being all odd.
+RANGE_SIGMAS, RANGE_FLOOR = 4.0, 0.04
+
+
+def usual_range(state: State, metric: Metric) -> tuple[float, float] | None:
+    """Where nearly all GPUs (nodes) lie: median and its absolute deviation. None for too few."""
+    samples = fresh(state.nodes.values(), state)
+    if metric.of_gpu:
+        found = [metric.read(gpu) for sample in samples for gpu in sample.gpus or ()]
+    else:
+        found = [metric.read(sample) for sample in samples]
+    values = [value for value in found if value is not None]
+    if len(values) < ODD_PEERS:
+        return None
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    reach = max(RANGE_SIGMAS * spread, RANGE_FLOOR * (metric.full_scale or abs(middle)))
+    return middle - reach, middle + reach
+
+
 def node_value(sample: NodeSample, metric: Metric) -> float | None:
     """A node's one number: total power, mean share, highest temperature."""
     if metric.of_gpu:
@@ -251,7 +271,7 @@ def fleet_row(state: State) -> list[float | None]:
     return row
 
 
-ORDERS = ("hostfile", "value", "state")
+ORDERS = ("hostfile", "value", "state", "outliers")
 
 
 def arranged(state: State, metric: Metric, order: str, wanted: str) -> list[NodeState]:
@@ -268,7 +288,22 @@ def arranged(state: State, metric: Metric, order: str, wanted: str) -> list[Node
     elif order == "state":
         rank = {MISSING: 0, ALARM: 1, UNKNOWN: 2, STALE: 3, "": 4}
         nodes.sort(key=lambda node: rank[node_mark(node, state)[0]])
+    elif order == "outliers":
+        usual = usual_range(state, metric)
+        nodes.sort(key=lambda node: -_distance(node, metric, usual))
     return nodes
+
+
+def _distance(node: NodeState, metric: Metric, usual: tuple[float, float] | None) -> float:
+    """How far its oddest GPU stands from the fleet's middle."""
+    if usual is None or node.sample is None or node.down is not None:
+        return -1.0
+    middle = sum(usual) / 2
+    parts = (node.sample.gpus or ()) if metric.of_gpu else (node.sample,)
+    return max(
+        (abs(value - middle) for value in map(metric.read, parts) if value is not None),
+        default=-1.0,
+    )
 
 
 def _matches(node: NodeState, state: State, wanted: str) -> bool:

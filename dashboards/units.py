@@ -26,6 +26,25 @@ def gib(count: float | None) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
+def size(count: float | None) -> str:
+    """Bytes with a binary unit: 812 MiB, 71 GiB, 3.5 TiB."""
+    if count is None or not math.isfinite(count):
+        return UNKNOWN
+    value = count / 2**20
+    for unit in ("MiB", "GiB", "TiB"):
+        if value < 1000 or unit == "TiB":
+            return f"{value:.1f} {unit}" if value < 10 and unit != "MiB" else f"{value:,.0f} {unit}"
+        value /= 1024
+    return UNKNOWN
+
+
+def offset(value: float | None) -> str:
+    """A clock's offset with its sign: +0.4 ms, -2.51 s."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value * 1000:+.1f} ms" if abs(value) < 0.0995 else f"{value:+.2f} s"
+
+
 def rate(bytes_s: float | None) -> str:
     """12 kB/s, 1.4 MB/s, 48 GB/s: decimal, as network speeds are."""
     if bytes_s is None or not math.isfinite(bytes_s):

@@ -52,6 +52,16 @@ Examples:
     help="Seconds between readings.",
 )
 @click.option("--once", is_flag=True, help="One look as text, then exit.")
+@click.option(
+    "--readonly",
+    is_flag=True,
+    help="Take away what ends processes. Always so in a replay and a browser.",
+)
+@click.option(
+    "--theme",
+    metavar="NAME",
+    help="Colours: clusterctl, clusterctl-blue-orange (for colour-blind eyes), clusterctl-day, or one of textual's.",
+)
 @cluster_options
 @output_options
 def command(settings: Settings, output: Output, **options: Any) -> int:

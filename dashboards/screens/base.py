@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from textual.app import ComposeResult
+from textual.app import ComposeResult, SystemCommand
 from textual.events import Resize
 from textual.screen import Screen
 from textual.widget import Widget
@@ -14,19 +14,34 @@ from textual.widgets import Static
 from dashboards.state import State
 from dashboards.widgets.bars import KeyBar, TopBar
 from dashboards.widgets.panel import Panel
+from dashboards.widgets.replay_bar import ReplayBar
 
 if TYPE_CHECKING:
     from dashboards.app import TopApp
 
 SMALLEST = (60, 16)  # columns, rows
+Keys = Sequence[tuple[str, str, str]]  # (key, word, action), for the bar below
+TABS: Keys = (
+    ("1", "Cluster", "app.switch_mode('cluster')"),
+    ("2", "Node", "app.switch_mode('node')"),
+    ("3", "Run", "app.switch_mode('run')"),
+    ("4", "Alerts", "app.switch_mode('alerts')"),
+    ("5", "Stacks", "app.switch_mode('stacks')"),
+)
+HELP: Keys = (("?", "help", "app.help"),)
+ALWAYS: Keys = (
+    ("q", "quit", "app.quit"),
+    ("w", "picture", "app.picture"),
+)
 
 
 class TopScreen(Screen[None]):
     """A screen made of panels that show one state."""
 
     RUN_ABOVE: ClassVar[bool] = False  # the top bar tells of the run: nothing else here does
+    TAB: ClassVar[str] = ""  # its key in TABS; "" for a screen above another
+    KEYS: ClassVar[Keys] = ()
     _composed = False
-    KEYS: ClassVar[Sequence[tuple[str, str, str]]] = ()  # (key, word, action), for the bar below
 
     def body(self) -> Iterable[Widget]:
         """The widgets between the bars."""
@@ -35,7 +50,8 @@ class TopScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield TopBar(with_run=self.RUN_ABOVE, id="top")
         yield from self.body()
-        yield KeyBar(self.KEYS, id="keys")
+        yield ReplayBar(self.top.replay, id="replay")
+        yield KeyBar(TABS if self.TAB else (), self.TAB, (*HELP, *self.KEYS, *ALWAYS), id="keys")
         yield Static("", id="too-small", markup=False)
 
     @property
@@ -58,8 +74,24 @@ class TopScreen(Screen[None]):
         """Show the same state after a change of cursor, metric or size."""
         self.show(self.top.state)
 
+    def commands(self) -> Iterable[SystemCommand]:
+        """What the palette offers here beside what it always does."""
+        return ()
+
+    def to_copy(self) -> str:
+        """What `e` puts on the clipboard; "" when there is nothing."""
+        return ""
+
+    def action_copy(self) -> None:
+        text = self.to_copy()
+        if text:
+            self.app.copy_to_clipboard(text)
+            first = text.splitlines()[0]
+            self.notify(f"copied: {first[:60]}", timeout=3)
+
     def on_mount(self) -> None:
         self._composed = True
+        self.query_one(ReplayBar).set_class(self.top.replay is None, "-off")
 
     def on_screen_resume(self) -> None:
         self.again()
@@ -70,7 +102,8 @@ class TopScreen(Screen[None]):
         self.set_class(small, "-too-small")
         if small:
             text = f"{columns}x{rows} is too small, {SMALLEST[0]}x{SMALLEST[1]} is needed"
-            self.query_one("#too-small", Static).update(text[: max(1, columns)])
-        self.set_class(columns >= 110, "-wide")
+            self.query_one("#too-small", Static).update(text[:columns])
+            return
         self.set_class(rows >= 32, "-tall")
+        self.set_class(columns >= 110, "-wide")
         self.call_after_refresh(self.again)

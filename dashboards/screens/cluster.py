@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
@@ -12,7 +13,7 @@ from textual.widgets import Input
 
 from dashboards.fleet import ORDERS
 from dashboards.screens.base import TopScreen
-from dashboards.screens.node import NodeScreen
+from dashboards.screens.log import LogScreen
 from dashboards.state import State
 from dashboards.widgets.bars import RunStrip
 from dashboards.widgets.gpu_grid import GpuGrid
@@ -24,16 +25,13 @@ from dashboards.widgets.run_panels import Events, LossCurve
 class ClusterScreen(TopScreen):
     """Rows are nodes, cells are GPUs."""
 
+    TAB = "1"
     KEYS = (
-        ("1", "Cluster", "app.switch_mode('cluster')"),
-        ("2", "Run", "app.switch_mode('run')"),
         ("/", "filter", "screen.filter"),
         ("s", "sort", "screen.sort"),
         ("p", "metric", "screen.metric"),
+        ("o", "odd", "screen.outliers"),
         ("enter", "node", "screen.enter"),
-        ("?", "help", "app.help"),
-        ("q", "quit", "app.quit"),
-        ("w", "screenshot", "app.picture"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1,0)", "up", show=False),
@@ -46,6 +44,11 @@ class ClusterScreen(TopScreen):
         Binding("slash", "filter", "filter nodes"),
         Binding("s", "sort", "change the order"),
         Binding("p", "metric", "change the metric"),
+        Binding("o", "outliers", "who stands out of the fleet"),
+        Binding("L", "log", "logs of the node"),
+        Binding("S", "stacks", "stacks of all processes"),
+        Binding("K", "kill", "end the run on all nodes"),
+        Binding("e", "copy", "copy the node's name"),
         Binding("escape", "leave", "drop the filter"),
     ]
 
@@ -77,7 +80,7 @@ class ClusterScreen(TopScreen):
         if with_charts:
             # The grid takes what it can use, the charts the rest: three lines are bars, a box has
             # two of border, and five lines are the least that a chart can be read in.
-            room = self.size.height - 3
+            room = self.size.height - 3 - (self.top.replay is not None)
             wanted = grid.rows_wanted(state, self.size.width - 2, room - 5 - 2) + 2
             height = max(5, min(20, room - wanted))
             if below.styles.height is None or below.styles.height.value != height:
@@ -87,12 +90,21 @@ class ClusterScreen(TopScreen):
         self.query_one("#run-below").set_class(not with_run, "-off")
         self._point()
 
+    def on_screen_resume(self) -> None:
+        # Another screen may have gone on to another node.
+        if self.top.selected is not None:
+            for grid in self.query(GpuGrid):
+                grid.cursor = self.top.selected
+        super().on_screen_resume()
+
     def _point(self) -> None:
         """Charts follow the grid's metric and cursor."""
         grid = self.grid
         self.query_one(FleetHistory).metric = grid.metric
         selected = self.query_one(Selected)
         selected.metric, selected.cursor = grid.metric, grid.cursor
+        if grid.cursor is not None:
+            self.top.selected = grid.cursor
 
     def on_gpu_grid_moved(self) -> None:
         self._point()
@@ -145,4 +157,33 @@ class ClusterScreen(TopScreen):
     def action_enter(self) -> None:
         node = self.grid.selected()
         if node is not None:
-            self.app.push_screen(NodeScreen(node.name))
+            self.top.open_node(node.name, self.grid.cursor[1] if self.grid.cursor else 0)
+
+    def action_outliers(self) -> None:
+        self.grid.only_outliers = not self.grid.only_outliers
+        self.again()
+
+    def action_log(self) -> None:
+        node = self.grid.selected()
+        if node is not None:
+            self.app.push_screen(LogScreen(node.name, None))
+
+    def action_stacks(self) -> None:
+        self.top.look_at_stacks()
+
+    def action_kill(self) -> None:
+        self.top.ask_to_kill()
+
+    def to_copy(self) -> str:
+        node = self.grid.selected()
+        return node.name if node else ""
+
+    def commands(self) -> Iterable[SystemCommand]:
+        yield SystemCommand("Metric", "the next metric (p)", self.action_metric)
+        yield SystemCommand("Sort", "the next order (s)", self.action_sort)
+        yield SystemCommand("Filter", "by name or mark (/)", self.action_filter)
+        yield SystemCommand("Outliers", "who stands out of the fleet (o)", self.action_outliers)
+        if self.top.actions is not None:
+            yield SystemCommand("Look at stacks", "of all processes, now (S)", self.action_stacks)
+            if not self.top.readonly:
+                yield SystemCommand("Kill", "end the run on all nodes (K)", self.action_kill)

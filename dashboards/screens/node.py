@@ -1,149 +1,167 @@
-"""One machine: every GPU with all its figures and its last minutes."""
+"""One machine: every GPU with all its figures, who uses it, its network, disks, clock and alerts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import ClassVar
 
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
 from textual.widget import Widget
 
-from dashboards import units
-from dashboards.columns import NODE_COLUMNS, gpu_column
-from dashboards.fleet import (
-    METRICS,
-    NODE_METRICS,
-    Metric,
-    level,
-    missing,
-    node_mark,
-    node_past,
-    past,
-)
-from dashboards.plot import Scale, bar, binned, finite, spark
-from dashboards.samples import Gpu
+from dashboards.actions import ranks_of
+from dashboards.fleet import METRICS
 from dashboards.screens.base import TopScreen
-from dashboards.state import NodeState, State
-from dashboards.widgets.history import chart, node_line, reach, ticks
-from dashboards.widgets.palette import Palette
-from dashboards.widgets.panel import Line, Panel, width_of, words
-
-
-class NodeGpus(Panel):
-    """A line for each GPU of one node."""
-
-    def __init__(self, name: str, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._node = name
-        self.metric: Metric = METRICS[0]
-
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        node = state.nodes.get(self._node)
-        if node is None:
-            return [words((f" {self._node} is not watched", colors.warn))]
-        mark, why = node_mark(node, state)
-        self.title(node.name, f"{mark} {why}".strip())
-        lines = [node_line(node, width, colors)]
-        if node.down is not None:
-            lines.append(words((f"{mark} {node.down.phase}: {node.down.message}", colors.warn)))
-        if node.sample is not None and node.sample.gpus is None:
-            lines.append(words((f"- {node.sample.gpu_error}", colors.warn)))
-        if not node.gpus_seen:
-            return [*lines, [], *self._charts(node, state, width, height - len(lines) - 1, colors)]
-        heading = f"{'GPU':>4}  {'power':>6} {'util':>5}  {'memory':^22} {'temp':>6} {'SM':>9}"
-        lines.append(
-            words((f"{heading}  {self.metric.title.split(' ')[0]}, last minutes", colors.dim))
-        )
-        gone = missing(node)
-        by_index = {gpu.index: gpu for gpu in (node.sample.gpus or ())} if node.sample else {}
-        for index in range(node.gpus_seen):
-            lines.append(self._gpu(node, index, by_index.get(index), index in gone, state, width, colors))  # fmt: skip
-        room = height - len(lines) - 2
-        if room >= 4:
-            values = node_past(node, self.metric, reach(node), state)
-            full = max([self.metric.full_scale or 1.0, *finite(values)])
-            lines += [
-                [],
-                words((f" {self.metric.title.split(' ')[0]}, mean of its GPUs", colors.label)),
-            ]
-            lines += chart(state, values, width, room, Scale(0.0, full), self.metric.say, colors)
-        return lines
-
-    def _gpu(
-        self, node: NodeState, index: int, gpu: Gpu | None, gone: bool, state: State, width: int, colors: Palette
-    ) -> Line:  # fmt: skip
-        odd = state.odd.get((node.name, index))
-        mark = "x" if gone else "!" if odd else " "
-        line = words((f"{index:>3}", colors.text), (mark, colors.bad))
-        if gpu is None or gone or node.down is not None:
-            reason = (gpu.error if gpu else "") or ("gone" if gone else "no reading")
-            return line + words((f"  {reason}", colors.bad if gone else colors.dim))
-        filled, empty = bar(gpu.memory, 10)
-        used = f"{units.gib(gpu.memory_used_bytes)}/{units.gib(gpu.memory_total_bytes)}G"
-        temperature = units.UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"
-        clock = units.UNKNOWN if gpu.sm_mhz is None else f"{gpu.sm_mhz:,.0f} MHz"
-        hot = level(gpu.temperature_c, METRICS[3])
-        line += words(
-            (f"  {units.power(gpu.power_w):>6}", colors.alarm if odd else colors.strong),
-            (f" {units.percent(gpu.util):>5}  ", colors.text),
-            (filled, colors.ink(gpu.memory, hot=False)),
-            (empty, colors.dim),
-            (f" {used:<11}", colors.label),
-            (f" {temperature:>6}", colors.ink(hot, hot=True)),
-            (f" {clock:>9}  ", colors.text),
-        )
-        room = min(120, width - width_of(line) - 1)
-        if room >= 6:
-            per = 2
-            values = past(node, gpu_column(index, self.metric.column), 2 * per * room, state)
-            full = self.metric.full_scale or 1.0
-            line += words((spark(binned(values, 2 * room, per, ticks(state)), Scale(0.0, full)), colors.spark))  # fmt: skip
-        return line
-
-    def _charts(
-        self, node: NodeState, state: State, width: int, height: int, colors: Palette
-    ) -> list[Line]:
-        """CPU and memory over each other, for a machine without GPUs."""
-        lines: list[Line] = []
-        for metric in NODE_METRICS[:2]:
-            values = past(node, NODE_COLUMNS.index(metric.column), reach(node), state)
-            lines.append(words((f" {metric.title}", colors.label)))
-            lines += chart(
-                state,
-                values,
-                width,
-                max(1, height // 2 - 1),
-                Scale(0.0, 1.0),
-                metric.say,
-                colors,
-            )
-        return lines
+from dashboards.screens.dialogs import PreflightDialog
+from dashboards.screens.log import LogScreen
+from dashboards.state import State
+from dashboards.widgets.node_panels import (
+    NodeChart,
+    NodeDisks,
+    NodeFacts,
+    NodeGpus,
+    NodeHead,
+    NodeLinks,
+    NodePanel,
+    NodeProcesses,
+)
 
 
 class NodeScreen(TopScreen):
-    """Opened by enter on the cluster screen, left by escape."""
+    """The second screen; enter on the cluster leads here, too."""
 
     RUN_ABOVE = True
+    TAB = "2"
     KEYS = (
-        ("esc", "back", "app.pop_screen"),
+        ("←→", "node", "screen.node(1)"),
         ("p", "metric", "screen.metric"),
-        ("?", "help", "app.help"),
-        ("q", "quit", "app.quit"),
-        ("w", "screenshot", "app.picture"),
+        ("L", "log", "screen.log"),
+        ("S", "stacks", "screen.stacks"),
+        ("P", "preflight", "screen.preflight"),
+        ("K", "kill…", "screen.kill"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "app.pop_screen", "back"),
+        Binding("up,k", "gpu(-1)", "GPU above", show=False),
+        Binding("down,j", "gpu(1)", "GPU below", show=False),
+        Binding("left,h", "node(-1)", "node before", show=False),
+        Binding("right,l", "node(1)", "next node", show=False),
         Binding("p", "metric", "change the metric"),
+        Binding("L", "log", "logs of its ranks"),
+        Binding("S", "stacks", "stacks of its processes"),
+        Binding("P", "preflight", "check it"),
+        Binding("K", "kill", "end the run's processes here"),
+        Binding("e", "copy", "copy its name"),
+        Binding("escape", "app.switch_mode('cluster')", "back"),
     ]
 
-    def __init__(self, node: str) -> None:
-        super().__init__()
-        self._node = node
-
     def body(self) -> Iterable[Widget]:
-        yield NodeGpus(self._node, id="node")
+        yield NodeHead(id="node-head")
+        yield NodeGpus(id="node-gpus")
+        yield NodeFacts(id="node-facts")
+        with Horizontal(id="node-more"):
+            yield NodeProcesses(id="node-processes")
+            yield NodeLinks(id="node-links")
+        yield NodeDisks(id="node-disks")
+        yield NodeChart(id="node-chart")
+
+    @property
+    def gpus(self) -> NodeGpus:
+        return self.query_one(NodeGpus)
+
+    def prepare(self, state: State) -> None:
+        name = self.top.node() or ""
+        for panel in self.query(NodePanel):
+            panel.node = name
+        gpus, chart = self.gpus, self.query_one(NodeChart)
+        node = state.nodes.get(name)
+        seen = node.gpus_seen if node else 0
+        wanted = self.top.selected[1] if self.top.selected and self.top.selected[0] == name else 0
+        gpus.gpu = chart.gpu = max(0, min(wanted, seen - 1))
+        chart.metric = gpus.metric
+        room = self.size.height - 4 - (self.top.replay is not None)
+        height = seen + 3 if seen else 3
+        # Boxes for network, disks and processes where both ways leave room, else lines.
+        sample = node.sample if node else None
+        boxes = 0
+        if sample is not None and self.size.width >= 100:
+            links, found = len(sample.links or ()), len(sample.processes or ())
+            boxes = 3 + max(links, found if found else 0, 1)
+            disks = 2 + max(1, len(sample.disks or ()))
+            if room - height - boxes - disks < 8:
+                boxes = 0
+        self.query_one("#node-more").set_class(not boxes, "-off")
+        self.query_one("#node-disks").set_class(not boxes, "-off")
+        self._height("#node-more", boxes)
+        if boxes:
+            self._height("#node-disks", disks)
+        facts = self.query_one(NodeFacts)
+        facts.with_boxes = bool(boxes)
+        lines = facts.lines_wanted(state)
+        facts.set_class(not lines, "-off")
+        self._height("#node-facts", lines)
+        self._height("#node-gpus", min(height, max(3, room - lines)))
+
+    def _height(self, name: str, rows: int) -> None:
+        widget = self.query_one(name)
+        if widget.styles.height is None or widget.styles.height.value != rows:
+            widget.styles.height = rows
+
+    def to_copy(self) -> str:
+        return self.top.node() or ""
+
+    def on_node_gpus_moved(self) -> None:
+        self._select(self.gpus.gpu)
+
+    def _select(self, gpu: int) -> None:
+        name = self.top.node()
+        if name is not None:
+            self.top.selected = (name, gpu)
+            self.again()
+
+    def action_gpu(self, by: int) -> None:
+        self.gpus.move(by)
+
+    def action_node(self, by: int) -> None:
+        names = list(self.top.state.nodes)
+        name = self.top.node()
+        if name is not None:
+            self.top.selected = (names[(names.index(name) + by) % len(names)], self.gpus.gpu)
+            self.again()
 
     def action_metric(self) -> None:
-        panel = self.query_one(NodeGpus)
-        panel.metric = METRICS[(METRICS.index(panel.metric) + 1) % len(METRICS)]
+        gpus = self.gpus
+        gpus.metric = METRICS[(METRICS.index(gpus.metric) + 1) % len(METRICS)]
         self.again()
+
+    def action_log(self) -> None:
+        """The rank on the GPU under the cursor, where that is known."""
+        run, name = self.top.state.run, self.top.node()
+        ranks = list(ranks_of(run, name)) if run and name else []
+        gpu = self.gpus.gpu
+        self.app.push_screen(LogScreen(name, ranks[gpu] if gpu < len(ranks) else None))
+
+    def action_stacks(self) -> None:
+        name = self.top.node()
+        if name is not None:
+            self.top.look_at_stacks([name])
+
+    def action_preflight(self) -> None:
+        name = self.top.node()
+        if name is not None and self.top.may_act():
+            self.app.push_screen(PreflightDialog(name))
+
+    def action_kill(self) -> None:
+        name = self.top.node()
+        if name is not None:
+            self.top.ask_to_kill([name])
+
+    def commands(self) -> Iterable[SystemCommand]:
+        name = self.top.node()
+        if name is None or self.top.actions is None:
+            return
+        yield SystemCommand("Log", f"of the ranks on {name} (L)", self.action_log)
+        yield SystemCommand("Preflight", f"all checks of {name} (P)", self.action_preflight)
+        yield SystemCommand("Stacks of this node", f"of {name} only (S)", self.action_stacks)
+        if not self.top.readonly:
+            yield SystemCommand("Kill", f"the run's processes on {name} (K)", self.action_kill)

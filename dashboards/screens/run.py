@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
 
-from dashboards.feeds import ReplayFeed
+from dashboards.actions import place_of
+from dashboards.progress import figures
 from dashboards.screens.base import TopScreen
+from dashboards.screens.log import LogScreen
 from dashboards.state import State
 from dashboards.widgets.run_panels import (
     Events,
@@ -26,21 +29,20 @@ from dashboards.widgets.run_panels import (
 class RunScreen(TopScreen):
     """One run, as its directory tells it."""
 
+    TAB = "3"
     KEYS = (
-        ("1", "Cluster", "app.switch_mode('cluster')"),
-        ("2", "Run", "app.switch_mode('run')"),
-        ("?", "help", "app.help"),
-        ("q", "quit", "app.quit"),
-        ("w", "screenshot", "app.picture"),
+        ("L", "log of the slowest", "screen.log"),
+        ("S", "stacks", "screen.stacks"),
+        ("K", "kill…", "screen.kill"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "pause", "pause a replay"),
-        Binding("plus", "faster(2.0)", "replay faster"),
-        Binding("minus", "faster(0.5)", "replay slower"),
-        Binding("left,h", "seek(-0.02)", "replay: back", show=False),
-        Binding("right,l", "seek(0.02)", "replay: forth", show=False),
-        Binding("end", "seek(1.0)", "replay: to the end", show=False),
-        Binding("home", "seek(-1.0)", "replay: to the beginning", show=False),
+        Binding("left,h", "app.scrub(-0.02)", "replay: back", show=False),
+        Binding("right,l", "app.scrub(0.02)", "replay: forth", show=False),
+        Binding("L", "log", "log of the slowest rank"),
+        Binding("S", "stacks", "stacks of all processes"),
+        Binding("K", "kill", "end the run on all nodes"),
+        Binding("e", "copy", "copy the run directory"),
+        Binding("escape", "app.switch_mode('cluster')", "back"),
     ]
 
     def body(self) -> Iterable[Widget]:
@@ -59,26 +61,27 @@ class RunScreen(TopScreen):
         """On the smallest terminals the curves need the room of the events."""
         self.query_one("#lower").set_class(self.size.height < 20, "-off")
 
-    @property
-    def _replay(self) -> ReplayFeed | None:
-        feed = self.top.feed
-        return feed if isinstance(feed, ReplayFeed) else None
+    def to_copy(self) -> str:
+        run = self.top.state.run
+        return run.directory if run else ""
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of a replay do nothing where there is none."""
-        return action not in ("pause", "faster", "seek") or self._replay is not None
+    def action_log(self) -> None:
+        run = self.top.state.run
+        if run is None:
+            return
+        rank = figures(run, self.top.state.now_s).slowest_rank or 0
+        place = place_of(run, rank)
+        self.app.push_screen(LogScreen(place[0] if place else None, rank))
 
-    def action_pause(self) -> None:
-        if self._replay:
-            self._replay.pause()
-            self.top.tick()
+    def action_stacks(self) -> None:
+        self.top.look_at_stacks()
 
-    def action_faster(self, factor: float) -> None:
-        if self._replay:
-            self._replay.faster(factor)
-            self.notify(f"replay x{self._replay.speed:g}", timeout=2)
+    def action_kill(self) -> None:
+        self.top.ask_to_kill()
 
-    def action_seek(self, part: float) -> None:
-        if self._replay:
-            self._replay.seek(part * (self._replay.last_s - self._replay.first_s))
-            self.top.tick()
+    def commands(self) -> Iterable[SystemCommand]:
+        yield SystemCommand("Log", "of the slowest rank (L)", self.action_log)
+        if self.top.actions is not None:
+            yield SystemCommand("Look at stacks", "of all processes, now (S)", self.action_stacks)
+            if not self.top.readonly:
+                yield SystemCommand("Kill", "end the run on all nodes (K)", self.action_kill)

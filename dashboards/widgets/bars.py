@@ -13,8 +13,11 @@ from dashboards.plot import bar, nice_scale, resampled, spark
 from dashboards.progress import Figures, figures
 from dashboards.state import RunState, State
 from dashboards.thin import Thin
+from dashboards.widgets.attention import unheard
 from dashboards.widgets.palette import Palette
-from dashboards.widgets.panel import Line, Panel, spread, width_of, words
+from dashboards.widgets.panel import Line, Panel, crop, spread, width_of, words
+
+UNDERLINED = Style(underline=True)
 
 
 class TopBar(Panel):
@@ -37,8 +40,9 @@ class TopBar(Panel):
         right = words((time.strftime(" %H:%M:%S ", time.localtime(state.now_s)), colors.strong))
         options = [
             words((f"  {state.source}", colors.dim)) if state.source else [],
-            _counts(state, colors),
             _run_words(state, colors) if self._with_run else [],
+            _counts(state, colors),
+            _alert_words(state, colors),
         ]
         # What matters most is added last and dropped last.
         kept: list[Line] = []
@@ -61,6 +65,17 @@ def _counts(state: State, colors: Palette) -> Line:
         if marks.count(mark):
             line += words(("  ", colors.text), (f"{mark}{marks.count(mark)}", style))
     return line
+
+
+def _alert_words(state: State, colors: Palette) -> Line:
+    """How many alerts nobody has acknowledged or muted yet."""
+    open_ones = unheard(state)
+    if not open_ones:
+        return []
+    bad = any(alert.severity == "fail" for alert in open_ones)
+    text = f"{len(open_ones)} alert{'s' * (len(open_ones) != 1)}"
+    click = Style.from_meta({"@click": "app.switch_mode('alerts')"})
+    return words(("  ", colors.text), (f" {text} ", (colors.alarm if bad else colors.warn) + click))
 
 
 def _run_words(state: State, colors: Palette) -> Line:
@@ -140,19 +155,41 @@ def progress_bar(now: Figures, width: int, colors: Palette) -> Line:
 
 
 class KeyBar(Panel):
-    """The keys that work here; each can be clicked too."""
+    """The screens and the keys that work here; each can be clicked too."""
 
-    def __init__(self, keys: Sequence[tuple[str, str, str]], *, id: str | None = None) -> None:
-        """`keys`: (key, word, action); the earlier ones stay when it gets narrow."""
+    def __init__(
+        self,
+        tabs: Sequence[tuple[str, str, str]],
+        current: str,
+        keys: Sequence[tuple[str, str, str]],
+        *,
+        id: str | None = None,
+    ) -> None:
+        """`tabs`, `keys`: (key, word, action); `current` is the key of this screen's tab.
+
+        The earlier ones stay when it gets narrow.
+        """
         super().__init__(id=id)
-        self._keys = keys
+        self._tabs, self._current, self._keys = tabs, current, keys
+
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return ()
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         line: Line = []
+        for key, word, action in self._tabs:
+            click = Style.from_meta({"@click": action})
+            here = key == self._current
+            line += words(
+                (f" {key}", colors.accent + click),
+                (" ", colors.label + click),
+                (word, (colors.strong + UNDERLINED if here else colors.label) + click),
+            )
+        line += words(("  ", colors.text)) if self._tabs else []
         for key, word, action in self._keys:
             click = Style.from_meta({"@click": action})
             part = words((f" {key}", colors.accent + click), (f" {word} ", colors.label + click))
-            if width_of(line) + width_of(part) > width:
+            if width_of(line) + width_of(part) - 1 > width:
                 break
             line += part
-        return [line]
+        return [crop(line, width)]  # the last one's gap may stand over the edge

@@ -24,6 +24,7 @@ from dashboards.fleet import (
     node_past,
     node_value,
     short_names,
+    usual_range,
 )
 from dashboards.plot import SPARKS, Scale, nice_scale, spark
 from dashboards.state import NodeState, State
@@ -84,6 +85,8 @@ class GpuGrid(Panel, can_focus=True):
         self.metric: Metric = METRICS[0]
         self.order = "hostfile"
         self.wanted = ""
+        self.only_outliers = False  # those within the fleet's usual range step back
+        self._usual: tuple[float, float] | None = None
         self.cursor: tuple[str, int] | None = None
         self._listed: list[NodeState] = []
         self._gpus = 0
@@ -108,6 +111,9 @@ class GpuGrid(Panel, can_focus=True):
         self._keep_cursor(height)
         hidden = max(0, shape.rows - (height - 1))
         notes = [f"order: {self.order}"] if self.order != "hostfile" else []
+        if self.only_outliers:
+            self._usual = usual_range(state, self.metric)
+            notes += [self._range_note()]
         notes += [f"filter: {self.wanted} ({len(self._listed)})"] if self.wanted else []
         notes += [f"{hidden * shape.columns} more, scroll"] if hidden else []
         self.title(f"{prefix + '…  ' if prefix else ''}{self._heading_title()}", " · ".join(notes))
@@ -126,6 +132,12 @@ class GpuGrid(Panel, can_focus=True):
                     line += fitted(block, shape.block, colors.text)
             lines.append(line)
         return lines
+
+    def _range_note(self) -> str:
+        if self._usual is None:
+            return "outliers: too few readings"
+        low, high = (self.metric.say(value) for value in self._usual)
+        return f"outliers: not {low} to {high}"
 
     def _heading_title(self) -> str:
         if self._shape.cell >= 5 and self.metric.key == "power":
@@ -202,6 +214,13 @@ class GpuGrid(Panel, can_focus=True):
                 ground = mark_style = colors.alarm
             elif cell.mark == STALE:
                 ground = mark_style = colors.stale
+            elif self.only_outliers and self._usual is not None:
+                low, high = self._usual
+                if low <= cell.value <= high:
+                    ground = mark_style = colors.dim
+                else:
+                    mark = "▾" if cell.value < low else "▴"
+                    ground = mark_style = colors.warn
         if at:
             ground = ground + REVERSED
             mark_style = ground if cell.mark == ALARM else mark_style

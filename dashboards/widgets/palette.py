@@ -19,6 +19,23 @@ _HEAT = ((0.0, "#3560a0"), (0.35, "#2f83a8"), (0.55, "#3fa98a"), (0.72, "#d0b84a
 # The same paths as grounds: dark, because a healthy fleet fills the screen and stays there all day.
 _COOL_GROUND = ((0.0, "#1a2130"), (0.2, "#1c2f4c"), (0.45, "#1b4763"), (0.7, "#1a5d66"), (0.88, "#1f6b55"), (1.0, "#3d8a4c"))  # fmt: skip
 _HEAT_GROUND = ((0.0, "#1c2f4c"), (0.35, "#1b4763"), (0.55, "#226655"), (0.72, "#80702a"), (0.86, "#9c5526"), (1.0, "#ad2f3f"))  # fmt: skip
+_SCHEMES = {  # (grounds of cells, of heat, cells as ink, heat as ink, alarm's ground and text)
+    "": (_COOL_GROUND, _HEAT_GROUND, _COOL, _HEAT, "#c8283f", "#ffffff"),
+    "day": (
+        ((0.0, "#e6ecf3"), (0.2, "#d3e3f2"), (0.45, "#bfdcea"), (0.7, "#b5dfd6"), (0.88, "#a9dcb4"), (1.0, "#8fd08f")),
+        ((0.0, "#d3e3f2"), (0.35, "#bfdcea"), (0.55, "#b8dfcb"), (0.72, "#eedd9a"), (0.86, "#f2bd8c"), (1.0, "#ee9aa0")),
+        ((0.0, "#5a7396"), (0.45, "#256f94"), (0.7, "#1d7d72"), (1.0, "#2b7a35")),
+        ((0.0, "#2f5a99"), (0.55, "#2b7a5e"), (0.72, "#8a6d00"), (0.86, "#a85a12"), (1.0, "#b02335")),
+        "#c8283f", "#ffffff",
+    ),
+    "blue-orange": (
+        ((0.0, "#1a2130"), (0.25, "#182f4d"), (0.6, "#1a4470"), (0.88, "#1f5a99"), (1.0, "#3a7fc4")),
+        ((0.0, "#182f4d"), (0.4, "#1f5a99"), (0.6, "#4d6680"), (0.75, "#806a4a"), (0.88, "#ad6a1e"), (1.0, "#e08214")),
+        ((0.0, "#3a587f"), (0.5, "#4a90d9"), (1.0, "#9ad1ff")),
+        ((0.0, "#4a90d9"), (0.6, "#9db4c8"), (0.8, "#f2c464"), (1.0, "#ff9a3c")),
+        "#f08a1d", "#10141b",
+    ),
+}  # fmt: skip
 _ANSI_COOL = ("blue", "cyan", "cyan", "green", "bright_green")
 _ANSI_HEAT = ("blue", "cyan", "green", "yellow", "red")
 LEVELS = 24
@@ -70,11 +87,13 @@ def palette(app: App[object], ground: Color) -> Palette:
     colors = tuple(variables.get(name, "#888888") for name in names)
     if few or plain or ground.triplet is None:
         return _few_colors(plain)
-    return _many_colors(colors, tuple(ground.triplet))
+    scheme = variables.get("cells", "")
+    return _many_colors(colors, tuple(ground.triplet), scheme if scheme in _SCHEMES else "")
 
 
 @functools.cache
-def _many_colors(colors: tuple[str, ...], ground: tuple[int, ...]) -> Palette:
+def _many_colors(colors: tuple[str, ...], ground: tuple[int, ...], scheme: str) -> Palette:
+    cool_ground, heat_ground, cool, heat, alarm, on_alarm = _SCHEMES[scheme]
     foreground, primary, accent, success, warning, error, secondary = map(_rgb, colors)
     under = (ground[0], ground[1], ground[2])
     behind = Color.from_rgb(*under)
@@ -90,7 +109,7 @@ def _many_colors(colors: tuple[str, ...], ground: tuple[int, ...]) -> Palette:
         accent=ink(accent, bold=True),
         good=ink(success),
         warn=ink(warning, bold=True),
-        alarm=Style(color="#ffffff", bgcolor=Color.from_rgb(*_rgb("#c8283f")), bold=True),
+        alarm=Style(color=on_alarm, bgcolor=Color.from_rgb(*_rgb(alarm)), bold=True),
         bad=ink(error, bold=True),
         stale=ink(foreground, 0.5),
         cursor=ink(accent, bold=True),
@@ -99,10 +118,10 @@ def _many_colors(colors: tuple[str, ...], ground: tuple[int, ...]) -> Palette:
         ),
         spark=ink(_mix(primary, success, 0.5), 0.8),
         faint=ink(primary, 0.75),
-        cool=tuple(_on(color) for color in _ramp(_COOL_GROUND)),
-        heat=tuple(_on(color) for color in _ramp(_HEAT_GROUND)),
-        cool_ink=tuple(ink(color) for color in _ramp(_COOL)),
-        heat_ink=tuple(ink(color) for color in _ramp(_HEAT)),
+        cool=tuple(_on(color) for color in _ramp(cool_ground)),
+        heat=tuple(_on(color) for color in _ramp(heat_ground)),
+        cool_ink=tuple(ink(color) for color in _ramp(cool)),
+        heat_ink=tuple(ink(color) for color in _ramp(heat)),
         bars=tuple(
             ink(color)
             for color in (accent, primary, success, secondary, warning, error, foreground)

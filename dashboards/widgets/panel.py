@@ -133,8 +133,14 @@ def fitted(line: Line, width: int, style: Style) -> Line:
     if have < width:
         return [*line, Segment(" " * (width - have), style)]
     if width < 2:
-        return list(Strip(line, have).crop(0, width))
+        return crop(line, width)
     return [*Strip(line, have).crop(0, width - 1), Segment("…", style)]
+
+
+def crop(line: Line, width: int) -> Line:
+    """At most `width` cells, cut without a sign."""
+    have = width_of(line)
+    return line if have <= width else list(Strip(line, have).crop(0, width))
 
 
 def spread(left: Line, right: Line, width: int, style: Style) -> Line:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dashboards.app import TopApp
+from dashboards.demo_actions import DemoActions
 from dashboards.demo_feed import DemoFeed
 from dashboards.samples import Tick
 from dashboards.state import State, fold, initial_state
@@ -43,7 +44,9 @@ def demo() -> Callable[[], TopApp]:
     """The app over the demo cluster at a time that stands still."""
 
     def make() -> TopApp:
-        app = TopApp(FixedFeed(demo_state().nodes, [], NOW))
+        nodes = demo_state().nodes
+        feed = FixedFeed(nodes, [], NOW)
+        app = TopApp(feed, actions=DemoActions(list(nodes), clock=lambda: NOW))
         app.state = demo_state()
         return app
 

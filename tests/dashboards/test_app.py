@@ -117,7 +117,7 @@ def test_enter_opens_the_node_and_escape_comes_back(demo: Callable[[], TopApp]) 
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("j", "j", "j", "enter")
         assert isinstance(app.screen, NodeScreen)
-        assert "345 MHz" in shown(app, "#node")
+        assert " 345" in shown(app, "#node-gpus")
         await pilot.press("p", "escape")
         assert isinstance(app.screen, ClusterScreen)
 
@@ -126,7 +126,7 @@ def test_enter_opens_the_node_and_escape_comes_back(demo: Callable[[], TopApp]) 
 
 def test_screens_help_and_quit(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
-        await pilot.press("2")
+        await pilot.press("3")
         assert isinstance(app.screen, RunScreen)
         assert "rank 27 (004/3)" in shown(app, "#figures")
         await pilot.press("question_mark")
@@ -151,7 +151,7 @@ def test_mouse_selects_and_double_click_opens(demo: Callable[[], TopApp]) -> Non
 
 def test_keys_below_can_be_clicked(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
-        await pilot.click("#keys", offset=(14, 0))
+        await pilot.click("#keys", offset=(20, 0))
         assert isinstance(app.screen, RunScreen)
 
     play(demo(), story)
@@ -173,7 +173,7 @@ def test_screenshot_is_written_here(
 def test_palette_offers_what_the_keys_do(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         titles = {command.title for command in app.get_system_commands(app.screen)}
-        assert {"Cluster", "Run", "Metric", "Sort", "Filter", "Screenshot", "Theme", "Quit"} <= titles  # fmt: skip
+        assert {"Cluster", "Run", "Alerts", "Stacks", "Metric", "Sort", "Filter", "Picture", "Theme", "Quit"} <= titles  # fmt: skip
         await pilot.press("ctrl+p")
         await pilot.pause()
         assert len(app.screen_stack) == 2
@@ -185,7 +185,7 @@ def test_every_line_is_exactly_as_wide_as_its_place(demo: Callable[[], TopApp]) 
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         for size in ((60, 16), (81, 25), (120, 40), (200, 50)):
             await pilot.resize_terminal(*size)
-            for key in ("enter", "2", "1", "escape"):
+            for key in ("enter", "3", "4", "5", "1", "escape"):
                 await pilot.press(key)
                 await pilot.pause()
                 check(app)
@@ -223,7 +223,7 @@ def test_machines_without_gpus_get_cards_and_their_own_metrics() -> None:
             await pilot.press("p")
         assert seen == ["cpu", "memory", "load", "network"]
         await pilot.press("down", "enter")
-        assert "cpu" in shown(app, "#node")
+        assert "cpu" in shown(app, "#node-head")
 
     play(TopApp(cpu_cluster(NOW)), story, (80, 24))
 
@@ -247,7 +247,7 @@ def test_state_changes_while_it_runs_reach_the_screen() -> None:
 def test_app_without_nodes_and_without_run_says_what_to_do() -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         assert "no nodes are watched" in shown(app, "#cards")
-        await pilot.press("enter", "j", "2")
+        await pilot.press("enter", "j", "3")
         assert "no run is watched" in shown(app, "#head")
 
     play(TopApp(FixedFeed([], [], NOW)), story, (80, 24))

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from dashboards.app import TopApp
+from dashboards.screens.stacks import StacksScreen
 from tests.dashboards.conftest import NOW
 from tests.dashboards.runs import cpu_cluster
 
@@ -21,55 +24,99 @@ PICTURES = Path(__file__).parents[2] / "docs" / "screenshots"
 Compare = Callable[..., bool]
 
 
-def test_cluster_at_80x24(snap_compare: Compare, demo: Callable[[], TopApp]) -> None:
-    assert snap_compare(demo(), terminal_size=(80, 24), press=["j", "j", "j", "l", "l", "l"])
+async def settled(pilot: Pilot[Any]) -> None:
+    """Until the look at stacks that goes on is over."""
+    deadline = time.monotonic() + 30
+    await pilot.pause()
+    screen = pilot.app.screen
+    while isinstance(screen, StacksScreen) and screen.is_looking and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    await pilot.pause()
 
 
-def test_run_at_80x24(snap_compare: Compare, demo: Callable[[], TopApp]) -> None:
-    assert snap_compare(demo(), terminal_size=(80, 24), press=["2"])
+def pressing(*keys: str) -> Callable[[Pilot[Any]], Any]:
+    async def press(pilot: Pilot[Any]) -> None:
+        await pilot.pause()
+        for key in keys:
+            await pilot.press(key)
+            await settled(pilot)
+
+    return press
 
 
-def test_machines_without_gpus_at_80x24(snap_compare: Compare) -> None:
+CURSOR_ON_ODD = ("j", "j", "j", "l", "l", "l")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "keys"),
+    [
+        ("cluster", (80, 24), CURSOR_ON_ODD),
+        ("outliers", (80, 24), (*CURSOR_ON_ODD, "o")),
+        ("temperatures", (200, 50), ("p", "p", "p")),
+        ("node", (80, 24), (*CURSOR_ON_ODD, "enter")),
+        ("node", (160, 50), (*CURSOR_ON_ODD, "enter")),
+        ("run", (80, 24), ("3",)),
+        ("alerts", (80, 24), ("4", "j", "a")),
+        ("stacks", (80, 24), ("5", "enter")),
+        ("stack", (80, 24), ("5", "enter", "enter")),
+        ("small", (50, 14), ()),
+    ],
+    ids=lambda value: (
+        value
+        if isinstance(value, str)
+        else "x".join(map(str, value))
+        if value and isinstance(value[0], int)
+        else ""
+    ),
+)
+def test_screen(
+    name: str, size: tuple[int, int], keys: tuple[str, ...], snap_compare: Compare, demo: Callable[[], TopApp]
+) -> None:  # fmt: skip
+    assert snap_compare(demo(), terminal_size=size, run_before=pressing(*keys))
+
+
+def test_machines_without_gpus(snap_compare: Compare) -> None:
     assert snap_compare(TopApp(cpu_cluster(NOW)), terminal_size=(80, 24))
 
 
-def test_cluster_at_200x50(snap_compare: Compare, demo: Callable[[], TopApp]) -> None:
-    assert snap_compare(demo(), terminal_size=(200, 50), press=["p", "p", "p"])
-
-
-def test_no_color_at_80x24(
+def test_no_color(
     snap_compare: Compare, demo: Callable[[], TopApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     assert snap_compare(demo(), terminal_size=(80, 24), press=["j"])
 
 
-def picture(app: TopApp, size: tuple[int, int], keys: list[str]) -> str:
+def test_colour_blind_theme(snap_compare: Compare, demo: Callable[[], TopApp]) -> None:
+    app = demo()
+    app.theme = "clusterctl-blue-orange"
+    assert snap_compare(app, terminal_size=(80, 24), run_before=pressing(*CURSOR_ON_ODD))
+
+
+def picture(app: TopApp, size: tuple[int, int], keys: tuple[str, ...]) -> str:
     async def take() -> str:
         async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            await pilot.press(*keys)
-            await pilot.pause()
+            await pressing(*keys)(pilot)
             return app.export_screenshot(title="clusterctl top")
 
     return re.sub(r"terminal-\d+-", "terminal-", asyncio.run(take()))
 
 
 @pytest.mark.parametrize(
-    ("name", "keys"),
+    ("name", "height", "keys"),
     [
-        ("cluster", ["j", "j", "j", "l", "l", "l"]),
-        ("run", ["2"]),
-        ("node", ["j", "j", "j", "enter"]),
-        ("demo", []),
+        ("cluster", 34, CURSOR_ON_ODD),
+        ("run", 34, ("3",)),
+        ("node", 34, (*CURSOR_ON_ODD, "enter")),
+        ("alerts", 20, ("4",)),
+        ("stacks", 22, ("5", "enter")),
+        ("demo", 34, ()),
     ],
 )
 def test_pictures_of_the_readme_are_those_of_this_version(
-    name: str, keys: list[str], demo: Callable[[], TopApp], request: Any
+    name: str, height: int, keys: tuple[str, ...], demo: Callable[[], TopApp], request: Any
 ) -> None:
     app = TopApp(cpu_cluster(NOW)) if name == "demo" else demo()
-    size = (110, 34) if name != "node" else (110, 28)
-    taken = picture(app, size, keys)
+    taken = picture(app, (110, height), keys)
     path = PICTURES / f"{name}.svg"
     if request.config.getoption("update_snapshots", default=False):
         path.parent.mkdir(parents=True, exist_ok=True)
