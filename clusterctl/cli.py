@@ -28,6 +28,7 @@ COMMANDS = (
     "preflight",
     "launch",
     "top",
+    "watch",
     "dump-stacks",
     "stop",
     "kill",

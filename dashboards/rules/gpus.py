@@ -20,16 +20,22 @@ from dashboards.rules.rule import (
     node_known,
     read,
 )
-from dashboards.samples import Gpu, NodeSample, Xid
+from dashboards.samples import NodeSample, Xid
 
 
 def idle(look: Look) -> Iterable[Sign]:
     """A GPU that draws less than half of what the others draw, while the fleet is busy."""
     limits = look.limits
+    run = look.run
+    planned = frozenset(run.planned) if run is not None and not run.ended else frozenset()
+    # A GPU without a process is idle by right; a rank that hangs keeps its memory.
     part = [
         (name, gpu, gpu.power_w)
         for name, gpu in look.gpus
-        if gpu.power_w is not None and not gpu.error and _takes_part(look, name, gpu)
+        if gpu.power_w is not None
+        and not gpu.error
+        and (gpu.memory_used_bytes is None or gpu.memory_used_bytes > limits.used_bytes)
+        and (not planned or name in planned)
     ]
     if len(part) < limits.idle_peers:
         return
@@ -38,15 +44,6 @@ def idle(look: Look) -> Iterable[Sign]:
         busy_w = limits.busy_share * gpu.power_limit_w if gpu.power_limit_w else limits.busy_w
         if power < limits.idle_share * middle and middle > busy_w:
             yield Sign((name, gpu_part(gpu.index)), f"{power:.0f} W, the others {middle:.0f} W")
-
-
-def _takes_part(look: Look, name: str, gpu: Gpu) -> bool:
-    """A GPU without a process is idle by right; a rank that hangs keeps its memory."""
-    run = look.run
-    if run is not None and run.planned and not run.ended and name not in run.planned:
-        return False
-    used = gpu.memory_used_bytes
-    return used is None or used > look.limits.used_bytes
 
 
 # What the driver calls it: hardware slowdown and power brake come from the board, the rest is warm.
@@ -127,7 +124,7 @@ def unread(look: Look) -> Iterable[Sign]:
 def memory(look: Look) -> Iterable[Sign]:
     limit = look.limits.gpu_memory_share
     for name, gpu in look.gpus:
-        if read(gpu.memory) >= limit:
+        if gpu.memory_used_bytes and gpu.memory_used_bytes >= limit * read(gpu.memory_total_bytes):
             used, total = units.gib(gpu.memory_used_bytes), units.gib(gpu.memory_total_bytes)
             yield Sign((name, gpu_part(gpu.index)), f"{used} of {total} GiB in use")
 

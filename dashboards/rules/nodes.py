@@ -22,8 +22,8 @@ from dashboards.samples import Disk, Link
 HEAD = "this machine"
 # So far apart that 20 minutes of every file system of 1,000 nodes are some ten thousand numbers.
 DISK_EVERY_S = 60.0
-UP = ("active", "up", "linkup")
-NOT_SAID = ("", "unknown")  # a driver that does not say
+UP = frozenset(["active", "up", "linkup", "Active", "ACTIVE", "LinkUp"])
+NOT_SAID = frozenset(["", "unknown"])  # a driver that does not say
 
 
 def down(look: Look) -> Iterable[Sign]:
@@ -97,7 +97,7 @@ def link_down(look: Look) -> Iterable[Sign]:
     for name, node in look.live.items():
         for link in node.links or ():
             unit = (name, link.name)
-            if is_down(link):
+            if link.state not in UP and is_down(link):
                 if ups is None:
                     ups = Counter(
                         other.name for n in look.live.values() for other in n.links or () if is_up(other)
@@ -110,11 +110,11 @@ def link_down(look: Look) -> Iterable[Sign]:
 
 
 def is_up(link: Link) -> bool:
-    return link.state.lower() in UP
+    return link.state in UP or link.state.lower() in UP
 
 
 def is_down(link: Link) -> bool:
-    return link.state.lower() not in (*UP, *NOT_SAID)
+    return not is_up(link) and link.state.lower() not in NOT_SAID
 
 
 def _link_known(look: Look, unit: Unit) -> bool:

@@ -34,8 +34,10 @@ def stalled(look: Look) -> Iterable[Sign]:
         return
     if run.last.steps_total and run.last.step >= run.last.steps_total:
         return  # the last step is done; what comes now is saving and evaluation
-    usual_s, limit_s = longest_pause_s(run.recent, limits)
     age_s = look.now_s - run.last_s
+    if age_s <= limits.stalled_s:
+        return
+    usual_s, limit_s = longest_pause_s(run.recent, limits)
     if age_s > limit_s:
         text = f"no step for {units.span(age_s)} after step {run.last.step:,}"
         text += f", usual {units.seconds(usual_s)}" if usual_s else ""
@@ -98,17 +100,20 @@ def spike(look: Look) -> Iterable[Sign]:
     if len(before) < limits.spike_known:
         return
     middle = statistics.median(before)
+    # The least of the last ones: one bad batch among good ones is no divergence.
+    if min(now) <= limits.spike_times * middle:
+        return
     spread = 1.4826 * statistics.median(abs(value - middle) for value in before)
     mean = statistics.fmean(now)
-    # The least of the last ones too: one bad batch among good ones is no divergence.
-    if (
-        mean > max(middle + limits.spike_sigmas * spread, limits.spike_times * middle)
-        and min(now) > limits.spike_times * middle
-    ):
+    if mean > middle + limits.spike_sigmas * spread:
         text = (
             f"mean {units.number(mean)} over {len(now)} steps, before that {units.number(middle)}"
         )
         yield Sign(("", run.name), text)
+
+
+def spike_past(limits: Limits) -> int:
+    return 200 + limits.spike_steps
 
 
 def data_wait(look: Look) -> Iterable[Sign]:

@@ -1,0 +1,116 @@
+"""Print alerts as they begin and end, without screens.
+
+For a log, a service, a pager: the rules of the live view, with an exit code and a hook.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clusterctl.render import Output
+from clusterctl.settings import Settings, cluster_options, output_options
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(text: str) -> float:
+    """Seconds out of `90`, `10m`, `1h30m`. Raises `click.BadParameter`."""
+    words = text.strip().lower()
+    seconds = 0.0
+    if re.fullmatch(r"\d+(\.\d+)?", words):
+        seconds = float(words)
+    elif re.fullmatch(r"(\d+(\.\d+)?[smhd])+", words):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", words)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds <= 0:
+        raise click.BadParameter(f"{text!r} is no duration: 90, 10m, 1h30m")
+    return seconds
+
+
+@click.command(
+    "watch",
+    epilog="""\b
+Examples:
+  clusterctl watch nodes.txt --for 10m
+  clusterctl watch nodes.txt --json --severity fail --exec './page-me --team gpu'""",
+)
+@click.option(
+    "--run",
+    "--run-dir",
+    "run_dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory. Default: the one below outputs/ that was written last.",
+)
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A recording or a run directory instead of now, without waiting.",
+)
+@click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds between readings.",
+)
+@click.option(
+    "--for",
+    "for_s",
+    type=duration,
+    metavar="TIME",
+    help="How long: 90, 10m, 8h. Default: until Ctrl-C or SIGTERM.",
+)
+@click.option("--once", is_flag=True, help="One look of some readings, then exit.")
+@click.option(
+    "--check",
+    "wanted",
+    metavar="IDS",
+    help="Only these alerts or subjects: gpu,clock.step. (--only names nodes.)",
+)
+@click.option("--skip", "skipped", metavar="IDS", help="Leave these alerts or subjects out.")
+@click.option(
+    "--severity",
+    type=click.Choice(["warn", "fail"]),
+    default="warn",
+    show_default=True,
+    help="The least that is told and counts for the exit code.",
+)
+@click.option(
+    "--exec",
+    "hook",
+    metavar="CMD",
+    help="Run for each alert with it as JSON on stdin. Words, no shell.",
+)
+@click.option(
+    "--exec-timeout",
+    "hook_timeout",
+    type=click.FloatRange(0.1),
+    default=10.0,
+    show_default=True,
+    help="Seconds for one run of --exec, then it is killed.",
+)
+@click.option("--list", "list_all", is_flag=True, help="All alerts with their limits; watches nothing.")  # fmt: skip
+@cluster_options
+@output_options
+def command(settings: Settings, output: Output, list_all: bool, **options: Any) -> int:  # fmt: skip
+    """Print alerts as they begin and end, without screens.
+
+    A line when an alert begins, with the command to type next, and one when it ends; --json prints
+    JSON lines. Exit code 1 when any began, 3 when a node gave no readings and nothing worse, 130
+    after Ctrl-C, 0 after SIGTERM. docs/alerts.md has the list.
+    """
+    # By name: the import arrows point from dashboards to clusterctl.
+    if list_all:
+        importlib.import_module("dashboards.rules.table").show(output)
+        return 0
+    code = importlib.import_module("dashboards.watch").watch(settings, output, **options)
+    assert isinstance(code, int)
+    return code

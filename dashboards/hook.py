@@ -1,0 +1,136 @@
+"""A program of the user's that is run for each alert, beside the watch and never in its way."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterctl.errors import UsageError
+
+WAITING = 100  # alerts that wait for a slow hook; more are dropped, and that is told
+
+
+def parse_command(text: str) -> list[str]:
+    """Words of the command; no shell ever reads them. Raises `UsageError`."""
+    try:
+        argv = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--exec {text!r}: {error}") from None
+    if not argv:
+        raise UsageError("--exec needs a command")
+    if shutil.which(argv[0]) is None:
+        raise UsageError(
+            f"--exec: no program is called {argv[0]!r}",
+            hint="give its path; for pipes and redirections write a script",
+        )
+    return argv
+
+
+class Hook:
+    """Runs `argv` once for each document, one after the other, with the document as JSON on stdin.
+
+    Each has `timeout_s`; then it is killed with its process group. What went wrong is collected for
+    `problems()`. Its own output goes to stderr, so that stdout stays data.
+    """
+
+    def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
+        self._argv, self._timeout_s = list(argv), timeout_s
+        self._queue: queue.Queue[Mapping[str, Any] | None] = queue.Queue(WAITING)
+        self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._dropped = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="hook", daemon=True)
+        self._thread.start()
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """Have it run; never waits."""
+        try:
+            self._queue.put_nowait(document)
+        except queue.Full:
+            self._dropped += 1
+            if self._dropped == 1:
+                self._problems.put(f"the hook is too slow: {WAITING} alerts wait, more are dropped")
+
+    def problems(self) -> list[str]:
+        """Sentences about failures since the last call."""
+        found = []
+        while True:
+            try:
+                found.append(self._problems.get_nowait())
+            except queue.Empty:
+                return found
+
+    def close(self) -> None:
+        """Let what waits run for `timeout_s` in all, then end it."""
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline:
+            try:
+                self._queue.put(None, timeout=0.1)
+                break
+            except queue.Full:
+                continue
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._over.set()
+            self._thread.join(5.0)
+            self._problems.put("the hook did not end in time")
+        if self._dropped:
+            self._problems.put(f"{self._dropped} alerts were not given to the hook")
+
+    def _work(self) -> None:
+        while (document := self._queue.get()) is not None and not self._over.is_set():
+            problem = self._run(json.dumps(document, default=str).encode() + b"\n")
+            if problem:
+                self._problems.put(f"the hook {self._argv[0]} {problem}")
+
+    def _run(self, data: bytes) -> str:
+        try:
+            child = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=2,  # stderr: our stdout is data
+                start_new_session=True,  # Ctrl-C is for the watch, and a group of its own can be ended
+            )
+        except OSError as error:
+            return f"cannot be started: {error}"
+        deadline = time.monotonic() + self._timeout_s
+        feeder = threading.Thread(target=_feed, args=(child, data), daemon=True)
+        feeder.start()  # one that does not read its stdin must not hold us
+        try:
+            while child.poll() is None:
+                if self._over.is_set() or time.monotonic() > deadline:
+                    _kill(child)
+                    return f"was killed after {self._timeout_s:g} s"
+                time.sleep(0.02)
+        finally:
+            feeder.join(1.0)
+        code = child.returncode
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}" if code else ""
+
+
+def _feed(child: subprocess.Popen[bytes], data: bytes) -> None:
+    assert child.stdin is not None
+    try:
+        child.stdin.write(data)
+        child.stdin.close()
+    except OSError:
+        pass  # it does not want to read it
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()

@@ -1,0 +1,149 @@
+"""What a command without screens looks at: nodes and a run, an invented cluster, or a recording."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+from clusterctl.render import Output
+from clusterctl.settings import Settings
+from dashboards.demo_feed import DemoFeed
+from dashboards.feeds import (
+    Feed,
+    RunDirFeed,
+    Together,
+    as_sample,
+    newest_run,
+    opened,
+    steady_clock,
+    timed_records,
+)
+from dashboards.samples import Sample, Tick
+from trainer.telemetry import FILE
+
+OUTPUTS = Path("outputs")
+NAP_S = 0.1  # how late a signal may be noticed
+
+Batches = Iterator[list[Sample]]
+"""Samples of one round after another; the last one of each is its Tick."""
+
+
+def live_feed(
+    settings: Settings, output: Output, *, run_dir: Path | None, demo: bool, interval_s: float
+) -> Feed:
+    """Nodes of the hostfile and the run directory, or the invented cluster.
+
+    Raises `HostfileError` when there is neither a hostfile nor a run, `UsageError` for a folder that
+    holds no run.
+    """
+    clock = steady_clock()
+    if demo:
+        return DemoFeed(clock=clock)
+    feeds: list[Feed] = []
+    run = RunDirFeed(
+        OUTPUTS if run_dir is None else run_of(run_dir),
+        clock=clock,
+        interval_s=interval_s,
+        newest_below=run_dir is None,
+    )
+    has_run = run_dir is not None or newest_run(OUTPUTS) is not None
+    if settings.hostfile.exists() or not has_run or settings.only or settings.without:
+        # Only here: paramiko takes a quarter of a second to import.
+        from dashboards.ssh_feed import SshFeed
+
+        feeds.append(
+            SshFeed(
+                settings.nodes(),
+                settings.transport(),
+                limits=settings.limits,
+                clock=clock,
+                interval_s=interval_s,
+                width=settings.width,
+                source=str(settings.hostfile),
+            )
+        )
+    else:
+        output.note(f"no hostfile {settings.hostfile}: only the run is watched")
+    return Together([*feeds, run])
+
+
+def run_of(path: Path) -> Path:
+    """The run directory itself, or the newest one in a folder of runs. Raises `UsageError`."""
+    if (path / FILE).is_file() or (path / "plan.json").is_file():
+        return path
+    newest = newest_run(path) if path.is_dir() else None
+    if newest is None:
+        raise UsageError(
+            f"{path} holds no run: no {FILE} in it nor one level below",
+            hint="give a run directory, such as outputs/001-STDiT3-demo",
+        )
+    return newest
+
+
+def live_batches(
+    feed: Feed,
+    *,
+    interval_s: float,
+    is_over: Callable[[], bool],
+    for_s: float | None = None,
+    rounds_once_settled: int | None = None,
+    patience_s: float = math.inf,
+) -> Batches:
+    """A round every `interval_s` until it is over.
+
+    `rounds_once_settled`: end after so many rounds from the time on when every source has answered or
+    failed once, which may take `patience_s`.
+    """
+    feed.start()
+    try:
+        begun = time.monotonic()
+        due, rounds = begun, 0
+        while not is_over():
+            settled = feed.settled()
+            yield [*feed.drain(), Tick(feed.now())]
+            now = time.monotonic()
+            if rounds_once_settled is not None and (settled or now - begun > patience_s):
+                rounds += 1
+                if rounds > rounds_once_settled:
+                    return
+            due = max(due + interval_s, now)
+            while not is_over() and (left_s := due - time.monotonic()) > 0:
+                if for_s is not None and time.monotonic() - begun >= for_s:
+                    break
+                # Before anybody has answered there is nothing to be late for.
+                time.sleep(min(NAP_S, left_s))
+            if for_s is not None and time.monotonic() - begun >= for_s:
+                return
+    finally:
+        feed.close()
+
+
+def replayed(path: Path, *, interval_s: float = 1.0) -> tuple[Sequence[str], Batches]:
+    """(nodes, rounds) of a run directory in its own time, without waiting.
+
+    Raises `UsageError` when it cannot be read.
+    """
+    run_dir = run_of(path)
+    try:
+        timed = timed_records(run_dir)
+        opening = opened(run_dir, 0.0)
+    except OSError as error:
+        raise UsageError(f"{run_dir} cannot be read: {error}") from None
+
+    def rounds() -> Batches:
+        if not timed:
+            return
+        now_s = timed[0][0]
+        batch: list[Sample] = [replace(opening, at_s=now_s)]
+        for at_s, record, source in timed:
+            while at_s > now_s:
+                yield [*batch, Tick(now_s)]
+                batch, now_s = [], now_s + interval_s
+            batch.append(as_sample(record, at_s, source))
+        yield [*batch, Tick(now_s)]
+
+    return (), rounds()
