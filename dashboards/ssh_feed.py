@@ -1,61 +1,78 @@
-"""Readings of nodes over ssh: one stream a node, bounded threads, the newest reading only.
+"""Readings of nodes over ssh: one stream a node, one thread that reads them all, the newest only.
 
 Connecting and reading are apart, because a dead node costs its connector ten seconds and must not
-make the readings of others stale. A node that floods, freezes or dies loses its stream and is tried
-again with growing pauses; nobody else notices.
+make the readings of others stale. A stream that floods or talks garbage is hung up; one that falls
+silent is left open, for the node may only be frozen, while a connector knocks in parallel: whatever
+speaks first wins. Never more than one watcher a node: a new one ends the old one there.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import queue
 import random
 import threading
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.payload import ship
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
 from dashboards.feeds import Clock
+from dashboards.offset import ClockOffset
+from dashboards.pump import Pump
 from dashboards.samples import NodeDown, NodeSample, Sample
-from dashboards.watch_line import parse
+from dashboards.watch_line import Decoder
 
 CONNECTORS = 32
-READERS = 64
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-SILENT_S = 10.0  # a stream without a line for this long is given up
-LINES_AT_ONCE = 50  # of one stream, before its reader looks at the next one
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+# Nobody there: asking costs a packet, and the node is to be seen soon after it is back. Who refuses
+# us (auth, hostkey) is asked ever more seldom, for that may lock us out.
+KNOCK_S = 1.0
+KNOCKED = ("resolve", "tcp", "banner", "kex")
+STEADY_S = 30.0  # a stream that lasted this long was a good one: pauses begin anew
+SILENT_S = 9.5  # a stream without a line for this long is an alarm
+LINE_BYTES = 256 << 10
+BYTES_S, BURST_BYTES = 64 << 10, 1 << 20  # of one stream; a node says 2 kB a second
+PING_S, PINGS_A_SECOND = 5.0, 100
+HURRY_S = 0.01  # an answer by pipe is here within this
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A stream with what belongs to it."""
+
+    connection: Connection
+    stream: ship.PayloadStream
+    decoder: Decoder
+    began: float  # monotonic, as all times here
+    rest: bytes = b""
+    room: float = BURST_BYTES  # bytes that it may still say now
+    offset: ClockOffset = field(default_factory=ClockOffset)
+    asked: tuple[int, float] | None = None  # (question, head's wall clock)
+
+    def close(self) -> None:
+        for held in (self.stream, self.connection):
+            try:
+                held.close()
+            except (TransportError, OSError, EOFError):
+                pass  # it is gone already
 
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One node and its stream, owned by one thread at a time."""
+    """One node. Its fields are changed under the feed's lock."""
 
     node: Node
-    connection: Connection | None = None
-    stream: ship.PayloadStream | None = None
-    heard: float = 0.0  # monotonic
+    open: _Open | None = None
+    dialled: bool = True  # waits to be connected to, or is just being
+    heard: float = 0.0
+    is_down: bool = False
     pause_s: float = FIRST_PAUSE_S
-
-    def hang_up(self) -> None:
-        for held in (self.stream, self.connection):
-            if held is not None:
-                try:
-                    held.close()
-                except (TransportError, OSError, EOFError):
-                    pass  # it is gone already
-        self.stream = self.connection = None
-
-
-@dataclass(slots=True)
-class _Reader:
-    """The streams that one thread reads in turn."""
-
-    streams: list[_Watched] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class SshFeed:
@@ -71,32 +88,40 @@ class SshFeed:
         interval_s: float = 1.0,
         width: int = CONNECTORS,
         source: str = "",
+        paths: Sequence[str] = (),
     ) -> None:
+        """`paths` are directories on the nodes whose file systems matter."""
         self._transport, self._limits, self._clock = transport, limits, clock
         self._interval_s = interval_s
+        self._args = {
+            "interval_s": interval_s,
+            "session": uuid.uuid4().hex[:16],
+            "paths": list(paths),
+            "ping_s": PING_S * max(1.0, len(nodes) / (PINGS_A_SECOND * PING_S)),
+        }
         self.nodes = tuple(node.name for node in nodes)
         self.source = source
         self._stop = threading.Event()
-        self._newest: dict[str, Sample] = {}
-        self._newest_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._newest: dict[str, NodeSample | NodeDown] = {}
         self._heard_of: set[str] = set()
-        self._order = itertools.count()
-        self._due: list[tuple[float, int, _Watched]] = [
-            (0.0, next(self._order), _Watched(node)) for node in nodes
-        ]
+        self._watched = [_Watched(node) for node in nodes]
+        self._order = itertools.count(1)
+        self._due = [(0.0, next(self._order), watched) for watched in self._watched]
         self._due_changed = threading.Condition()
-        self._readers = [_Reader() for _ in range(max(1, min(READERS, len(nodes))))]
+        self._closing: queue.SimpleQueue[_Open | None] = queue.SimpleQueue()
+        self._pump = Pump(self._take, self._look)
+        width = max(1, min(width, CONNECTORS, len(nodes)))
         self._threads = [
             threading.Thread(target=self._connect_forever, name=f"watch-connect-{i}", daemon=True)
-            for i in range(max(1, min(width, CONNECTORS, len(nodes))))
+            for i in range(width)
         ] + [
-            threading.Thread(
-                target=self._read_forever, args=(reader,), name=f"watch-read-{i}", daemon=True
-            )
-            for i, reader in enumerate(self._readers)
+            threading.Thread(target=self._hang_up_forever, name="watch-hang-up", daemon=True),
+            threading.Thread(target=self._ask_forever, name="watch-clock", daemon=True),
         ]
 
     def start(self) -> None:
+        self._pump.start()
         for thread in self._threads:
             thread.start()
 
@@ -104,44 +129,135 @@ class SshFeed:
         return self._clock()
 
     def settled(self) -> bool:
-        with self._newest_lock:
+        with self._lock:
             return len(self._heard_of) == len(self.nodes)
 
     def drain(self) -> list[Sample]:
-        with self._newest_lock:
-            samples, self._newest = list(self._newest.values()), {}
-        return samples
+        with self._lock:
+            newest, self._newest = self._newest, {}
+        return list(newest.values())
 
     def close(self) -> None:
         """Hang up everywhere: each payload sees its stdin close and exits."""
         self._stop.set()
         with self._due_changed:
             self._due_changed.notify_all()
-        deadline = time.monotonic() + 2.0
+        self._pump.close()
+        with self._lock:
+            left = [watched.open for watched in self._watched if watched.open is not None]
+            for watched in self._watched:
+                watched.open = None
+        for open_ in left:
+            self._closing.put(open_)
+        self._closing.put(None)
+        deadline = time.monotonic() + 3.0
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        for reader in self._readers:
-            with reader.lock:
-                for watched in reader.streams:
-                    watched.hang_up()
-                reader.streams.clear()
 
-    def _put(self, sample: NodeSample | NodeDown) -> None:
-        with self._newest_lock:
+    # What the nodes say, in the pump's thread.
+
+    def _take(
+        self, key: tuple[_Watched, _Open], data: bytes, wall_s: float, error: BaseException | None
+    ) -> None:
+        watched, open_ = key
+        if error is not None:
+            self._lost(watched, open_, *_why_ended(open_, error))
+            return
+        at_s, now = self._clock(), time.monotonic()
+        open_.room -= len(data)
+        if open_.room < 0:
+            self._lost(watched, open_, "parse", f"the node says more than {BURST_BYTES >> 10} kB a second")  # fmt: skip
+            return
+        *lines, open_.rest = (open_.rest + data).split(b"\n")
+        has_reading = False
+        try:
+            if len(open_.rest) > LINE_BYTES:
+                raise ValueError("a line without end")
+            for line in lines:
+                if open_.decoder.take(line, at_s):
+                    has_reading = True
+                elif open_.asked is not None and open_.decoder.pong is not None:
+                    number, node_s = open_.decoder.pong
+                    if number == open_.asked[0]:
+                        open_.offset.add(open_.asked[1], node_s, wall_s)
+                        open_.asked = None
+            sample = open_.decoder.sample(at_s, *open_.offset.best()) if has_reading else None
+        except (ValueError, RecursionError) as odd:
+            said = bytes(lines[0][:60] if lines else open_.rest[:60])
+            self._lost(watched, open_, "parse", f"no line of the watcher: {odd}: {said!r}")
+            return
+        if sample is None:
+            return
+        with self._lock:
+            if watched.open is not open_:
+                return  # another stream of this node was quicker
+            watched.heard, watched.is_down = now, False
+            before = self._newest.get(sample.node)
+            if isinstance(before, NodeSample) and before.clock_step_s:
+                # Nobody has seen that one: a jump must not be lost with it.
+                step_s = before.clock_step_s + (sample.clock_step_s or 0.0)
+                sample = replace(sample, clock_step_s=step_s)
             self._newest[sample.node] = sample
             self._heard_of.add(sample.node)
 
-    def _lost(self, watched: _Watched, phase: str, message: str) -> None:
-        """Say so, hang up, and try again later."""
-        watched.hang_up()
-        self._put(NodeDown(watched.node.name, self._clock(), phase, message))
-        # Spread out, so that a switch that comes back does not meet all nodes at once.
-        due = time.monotonic() + watched.pause_s * random.uniform(0.8, 1.2)
-        watched.pause_s = min(LONGEST_PAUSE_S, 2 * watched.pause_s)
+    def _look(self) -> None:
+        """Twice a second: room to speak again, and who has fallen silent."""
+        now = time.monotonic()
+        silent_s = max(SILENT_S, 5 * self._interval_s)
+        for watched in self._watched:
+            open_ = watched.open
+            if open_ is None:
+                continue
+            open_.room = min(BURST_BYTES, open_.room + BYTES_S / 2)
+            if now - watched.heard > silent_s and not watched.is_down:
+                self._say_down(watched, "command", f"no reading for {now - watched.heard:.0f} s")
+                self._dial_later(watched, 0.0)
+
+    # How a node is lost and found.
+
+    def _say_down(self, watched: _Watched, phase: str, message: str) -> None:
+        with self._lock:
+            watched.is_down = True
+            self._newest[watched.node.name] = NodeDown(watched.node.name, self._clock(), phase, message)  # fmt: skip
+            self._heard_of.add(watched.node.name)
+
+    def _lost(self, watched: _Watched, open_: _Open, phase: str, message: str) -> None:
+        """The stream is gone or not to be borne: say so, hang up, and try again later."""
+        with self._lock:
+            if watched.open is not open_:
+                return
+            watched.open = None
+            if time.monotonic() - open_.began > STEADY_S:
+                watched.pause_s = FIRST_PAUSE_S
+        self._hang_up(watched, open_)
+        self._say_down(watched, phase, message)
+        self._dial_later(watched, self._next_pause(watched, phase))
+
+    def _next_pause(self, watched: _Watched, phase: str) -> float:
+        """Seconds until the next try; spread out, for a switch that comes back has many nodes."""
+        spread = random.uniform(0.8, 1.2)
+        if phase in KNOCKED:
+            return KNOCK_S * spread
+        pause_s, watched.pause_s = watched.pause_s, min(LONGEST_PAUSE_S, 2 * watched.pause_s)
+        return pause_s * spread
+
+    def _dial_later(self, watched: _Watched, pause_s: float) -> None:
+        with self._lock:
+            if watched.dialled:
+                return
+            watched.dialled = True
         with self._due_changed:
-            heapq.heappush(self._due, (due, next(self._order), watched))
+            heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._order), watched))
             self._due_changed.notify()
+
+    def _hang_up(self, watched: _Watched, open_: _Open) -> None:
+        self._pump.remove((watched, open_))
+        self._closing.put(open_)
+
+    def _hang_up_forever(self) -> None:
+        while (open_ := self._closing.get()) is not None:
+            open_.close()
 
     def _next_due(self) -> _Watched | None:
         """The node whose turn it is; None when the feed is closed."""
@@ -156,66 +272,79 @@ class SshFeed:
     def _connect_forever(self) -> None:
         while (watched := self._next_due()) is not None:
             progress = Progress("resolve")
+            connection: Connection | None = None
             try:
-                watched.connection = self._transport.connect(watched.node, self._limits, progress)
-                progress.enter("start")
-                watched.stream = ship.stream(
-                    watched.connection, "watch", {"interval_s": self._interval_s}, nvml=True
-                )
+                connection = self._transport.connect(watched.node, self._limits, progress)
+                if not self._begin(watched, connection, progress):
+                    connection.close()
+                continue
             except TransportError as error:
-                self._lost(watched, error.phase, str(error))
-                continue
+                phase, message = error.phase, str(error)
             except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's state
-                self._lost(watched, progress.phase, f"{type(error).__name__}: {error}")
-                continue
-            if self._stop.is_set():
-                watched.hang_up()
-                return
-            watched.heard = time.monotonic()
-            reader = min(self._readers, key=lambda reader: len(reader.streams))
-            with reader.lock:
-                reader.streams.append(watched)
+                phase, message = progress.phase, f"{type(error).__name__}: {error}"
+            if connection is not None:
+                try:
+                    connection.close()
+                except (TransportError, OSError, EOFError):
+                    pass  # it is gone already
+            with self._lock:
+                watched.dialled = False
+                back = watched.open is not None and not watched.is_down
+            if not back and not self._stop.is_set():
+                self._say_down(watched, phase, message)
+                self._dial_later(watched, self._next_pause(watched, phase))
 
-    def _read_forever(self, reader: _Reader) -> None:
-        while not self._stop.is_set():
-            with reader.lock:
-                streams = list(reader.streams)
-            if not streams:
-                self._stop.wait(0.1)
-                continue
-            # One stream: sleep in its read. Several: a short look at each.
-            look_s = 0.25 if len(streams) == 1 else 0.2 / len(streams)
-            for watched in streams:
-                if self._stop.is_set():
-                    return
-                lost = self._look(watched, look_s)
-                if lost is not None:
-                    with reader.lock:
-                        if watched not in reader.streams:
-                            continue  # closed meanwhile
-                        reader.streams.remove(watched)
-                    self._lost(watched, *lost)
+    def _begin(self, watched: _Watched, connection: Connection, progress: Progress) -> bool:
+        """Start the watcher; False when the old stream has come to life meanwhile."""
+        with self._lock:
+            if self._stop.is_set() or (watched.open is not None and not watched.is_down):
+                watched.dialled = False
+                return False
+            old, watched.open = watched.open, None
+        if old is not None:
+            self._hang_up(watched, old)
+        progress.enter("start")
+        args = dict(self._args, node=watched.node.name)
+        stream = ship.stream(connection, "watch", args, nvml=True)
+        now = time.monotonic()
+        open_ = _Open(connection, stream, Decoder(watched.node.name), now)
+        with self._lock:
+            watched.dialled = False
+            ends = self._stop.is_set()
+            if not ends:
+                watched.open, watched.heard, watched.is_down = open_, now, False
+        if ends:
+            open_.close()
+            return True
+        self._pump.add((watched, open_), stream)
+        self._ask(open_)
+        return True
 
-    def _look(self, watched: _Watched, look_s: float) -> tuple[str, str] | None:
-        """Take what a stream has; (phase, message) when it is lost."""
-        assert watched.stream is not None
+    def _ask_forever(self) -> None:
+        """Ask each node for its time, in turn; a write that hangs delays nothing but these."""
+        turn = itertools.cycle(self._watched)
+        wait_s = max(1 / 20, PING_S / len(self._watched)) if self._watched else PING_S
+        share = max(1, min(PINGS_A_SECOND // 20, round(len(self._watched) * wait_s / PING_S)))
+        while not self._stop.wait(wait_s):
+            for watched in itertools.islice(turn, share):
+                # Not a silent one: questions would pile up, and the answer would be late anyway.
+                if watched.open and time.monotonic() - watched.heard < 3 * self._interval_s:
+                    self._ask(watched.open)
+
+    def _ask(self, open_: _Open) -> None:
+        question = next(self._order)
+        self._pump.hurry(HURRY_S)
+        open_.asked = (question, time.time())
         try:
-            newest = None
-            for _ in range(LINES_AT_ONCE):
-                line = watched.stream.receive(look_s if newest is None else 0.0)
-                if line is None:
-                    break
-                newest = line
-        except TransportError as error:
-            return error.phase, str(error)
-        except EOFError:
-            said = watched.stream.stderr_tail().strip().splitlines()
-            return "command", "the watcher ended" + (f": {said[-1]}" if said else "")
-        except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's state
-            return "command", f"{type(error).__name__}: {error}"
-        if newest is not None:
-            watched.heard, watched.pause_s = time.monotonic(), FIRST_PAUSE_S
-            self._put(parse(watched.node.name, newest, self._clock()))
-        elif time.monotonic() - watched.heard > max(SILENT_S, 5 * self._interval_s):
-            return "command", f"no reading for {time.monotonic() - watched.heard:.0f} s"
-        return None
+            open_.stream.send({"ping": question})
+        except (TransportError, OSError, EOFError):
+            pass  # the pump will learn of it
+
+
+def _why_ended(open_: _Open, error: BaseException) -> tuple[str, str]:
+    if isinstance(error, TransportError):
+        return error.phase, str(error)
+    if isinstance(error, EOFError):
+        said = open_.stream.stderr_tail().strip().splitlines()
+        return "command", "the watcher ended" + (f": {said[-1]}" if said else "")
+    return "command", f"{type(error).__name__}: {error}"

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ MARKER = "==clusterctl-payload-1=="
 """The line that a payload prints first; whatever stands before it is the shell's noise."""
 
 SHARED = {
+    "active": ("meeting", "launch_looks", "active_files"),
     "agent": ("processes", "job", "meeting", "voice"),
     "census": ("children", "gpu_looks", "host_looks", "launch_looks"),
     "clock": ("host_looks",),
@@ -40,10 +42,12 @@ SHARED = {
         "evidence",
         "flight",
     ),
+    "watch": ("processes", "watch_gpus", "watch_host", "watch_log"),
 }
 """Files that stand between the prelude and the verb's own, for verbs that have code in common."""
 
 NOISE_LIMIT = 2000  # characters of shell noise kept for the report
+FLOOD_BYTES = 1 << 20  # of shell noise: no greeting is that long
 
 # One line and no single quote: csh and fish take it as well as sh does.
 _BOOTSTRAP = (
@@ -222,6 +226,22 @@ class PayloadStream:
         line = self._channel.read_line(timeout_s)
         return None if line is None else _envelope(line)
 
+    def read_some(self, limit: int) -> bytes:
+        """What has come, at most `limit` bytes, not line by line; b"" for nothing. Never waits.
+
+        Raises `EOFError` when the payload has ended, `TransportError` when the connection is gone.
+        """
+        return self._channel.read_some(limit)
+
+    def descriptor(self) -> int | None:
+        """What the kernel can wait for, where the transport has such a thing: a pipe."""
+        fileno = getattr(self._channel, "fileno", None)
+        return None if fileno is None else int(fileno())
+
+    def on_readable(self, call: Callable[[], None]) -> None:
+        """Call `call` from any thread whenever `read_some` may have something new to say."""
+        self._channel.on_readable(call)
+
     def wait(self, timeout_s: float) -> int | None:
         """Exit status (negative for a signal); None when it is still running."""
         return self._channel.wait(timeout_s)
@@ -258,6 +278,7 @@ def stream(
     """
     channel = connection.stream(command_line(sudo), request(verb, args, nvml=nvml))
     noise: list[bytes] = []
+    heard = 0
     deadline = time.monotonic() + start_timeout_s
     try:
         while True:
@@ -267,6 +288,9 @@ def stream(
             if line.endswith(MARKER.encode()):
                 noise.append(line[: -len(MARKER)])
                 return PayloadStream(channel, _noise(b"\n".join(noise)))
+            heard += len(line) + 1
+            if heard > FLOOD_BYTES:
+                raise TransportError("start", f"the shell says {heard >> 10} kB before the payload")
             if sum(map(len, noise)) < NOISE_LIMIT:
                 noise.append(line)
     except EOFError:

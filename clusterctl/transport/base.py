@@ -96,6 +96,15 @@ class Stream(Protocol):
         connection is gone.
         """
 
+    def read_some(self, limit: int) -> bytes:
+        """What has come, at most `limit` bytes; b"" for nothing just now. Never waits.
+
+        Not line by line: for one thread that reads many streams. Raises as `read_line` does.
+        """
+
+    def on_readable(self, call: Callable[[], None]) -> None:
+        """Call `call` from any thread whenever `read_some` may have something new to say."""
+
     def close_stdin(self) -> None: ...
 
     def wait(self, timeout_s: float) -> int | None:

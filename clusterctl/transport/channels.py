@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from clusterctl.transport import lean  # noqa: F401 - first of all
@@ -182,6 +183,23 @@ class ParamikoStream:
                 if left <= 0:
                     return None
                 self._process.wake.wait(left)
+
+    def read_some(self, limit: int) -> bytes:
+        """See `base.Stream`. What is not taken stays with the node once its window is full."""
+        with self._reading:
+            if not self._buffer and not self._pump() and self._process.at_end():
+                if self._process.is_lost():
+                    raise self._process.loss()
+                raise EOFError
+            some = bytes(self._buffer[:limit])
+            del self._buffer[:limit]
+            self._scanned = 0
+            return some
+
+    def on_readable(self, call: Callable[[], None]) -> None:
+        """See `base.Stream`. `call` runs in the connection's thread: it must be quick."""
+        self._process.wake.call = call
+        call()
 
     def _cut_line(self) -> bytes | None:
         end = self._buffer.find(b"\n", self._scanned)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from clusterctl.transport import lean  # noqa: F401 - first of all
@@ -29,9 +30,12 @@ class Wake:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self.call: Callable[[], None] | None = None  # for one who waits on many
 
     def set(self) -> None:
         self._event.set()
+        if self.call is not None:
+            self.call()
 
     def clear(self) -> None: ...
 

@@ -1,0 +1,102 @@
+"""Xid lines of the kernel's log as they come: from /dev/kmsg, else from the journal. Part of watch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+import time
+
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)[^)]*\): (\d{1,4})\b,?\s*(.*)")
+OFF_BUS = re.compile(r"NVRM: GPU ([0-9A-Fa-f:.]+): GPU has fallen off the bus")
+RECENT_S = 3600.0  # older lines have been there when the run began
+LINES = 20  # at most in one line of ours: a card may log thousands
+TEXT = 160
+LOOK_S = 1.0
+
+
+class KernelLog:
+    """`why` says why there is none; `new_lines()` gives each line once."""
+
+    def __init__(self):
+        self.why = ""
+        self._lock = threading.Lock()
+        self._found = []  # [monotonic of the event, address, code, text]
+
+    def new_lines(self):
+        """[seconds ago, address, code, text] that came since the last call; the newest of a flood."""
+        with self._lock:
+            found, self._found = self._found, []
+        now = time.monotonic()
+        return [[round(now - line[0], 1)] + line[1:] for line in found[-LINES:]]
+
+    def read_forever(self):
+        try:
+            descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            self._follow_journal("/dev/kmsg: %s" % error.strerror)
+            return
+        while True:
+            while True:
+                try:
+                    record = os.read(descriptor, 8192)
+                except BlockingIOError:
+                    break
+                except BrokenPipeError:
+                    continue  # older lines were overwritten before we came
+                except OSError as error:
+                    self._follow_journal("/dev/kmsg: %s" % error.strerror)
+                    return
+                head, _, text = record.decode("utf-8", "replace").partition(";")
+                words = head.split(",")
+                stamp_s = int(words[2]) / 1e6 if len(words) > 2 and words[2].isdigit() else None
+                self._take(text.split("\n", 1)[0], stamp_s)
+            time.sleep(LOOK_S)
+
+    def _follow_journal(self, why):
+        argv = ["journalctl", "-k", "-b", "-q", "-f", "-n", "2000", "--no-pager", "-o", "short-monotonic"]  # fmt: skip
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=tool_env(),
+                cwd="/",
+            )
+        except OSError:
+            self.why = why
+            return
+        with _live_lock:
+            _live[child.pid] = child  # so that the end of the lease ends it too
+        try:
+            for line in child.stdout:  # type: ignore[union-attr]
+                text = line.decode("utf-8", "replace")
+                found = re.match(r"\[\s*(\d+\.\d+)\]", text)
+                self._take(text, float(found.group(1)) if found else None)
+        finally:
+            with _live_lock:
+                _live.pop(child.pid, None)
+            child.stdout.close()  # type: ignore[union-attr]
+        self.why = "%s; journalctl ended (%s)" % (why, child.wait())
+
+    def _take(self, text, stamp_s):
+        found = XID.search(text)
+        if found:
+            line = [found.group(1), int(found.group(2)), found.group(3).strip()[:TEXT]]
+        else:
+            found = OFF_BUS.search(text)
+            if not found:
+                return
+            # Such a card may log no number (NVSentinel #155); 79 is the one for this.
+            line = [found.group(1), 79, "GPU has fallen off the bus"]
+        now = time.monotonic()
+        # The kernel's stamps count like the monotonic clock, from boot, without suspends.
+        at_s = now if stamp_s is None else min(now, stamp_s)
+        if now - at_s > RECENT_S:
+            return
+        with self._lock:
+            self._found.append([at_s] + line)
+            del self._found[:-LINES]
