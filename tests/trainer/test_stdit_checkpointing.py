@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.trainer.stdit_cases import batch, small_model
 from trainer.errors import ConfigError, EngineError
 from trainer.models import compiling
+from trainer.models.attention import short_keys
 from trainer.models.checkpointing import GradCheckpoint, block_bytes, to_host
 from trainer.models.stdit import STDiT3, STDiT3Config
 
@@ -86,7 +87,7 @@ def test_the_bytes_of_a_block_are_those_it_saves(dtype: torch.dtype, qk_norm: bo
     x = torch.randn(2, frames, places, 48, dtype=dtype, requires_grad=True)
     y = torch.randn(2, text, 48, dtype=dtype)
     t = torch.randn(2, 1, 6, 48, dtype=dtype)
-    size = block_bytes(model.config, 2, frames, places, text, x.element_size())
+    size = block_bytes(model.config, 2, frames, places, text, x.element_size(), short_keys(x))
     for block, counted in zip(model.blocks()[:2], (size.spatial, size.temporal), strict=True):
         inputs = (y, t, *model.rope(frames), *block.parameters())
         saved = saved_bytes(block, (x, y, None, t, model.rope(frames)), inputs)

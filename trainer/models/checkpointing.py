@@ -54,14 +54,21 @@ class GradCheckpoint:
         )
 
     def blocks(
-        self, config: STDiT3Config, batch: int, frames: int, places: int, text: int, itemsize: int
+        self,
+        config: STDiT3Config,
+        batch: int,
+        frames: int,
+        places: int,
+        text: int,
+        itemsize: int,
+        short_keys: int = 0,
     ) -> frozenset[int]:
         """Those recomputed, in the order they run: even ones are spatial, odd ones temporal."""
         count = 2 * config.depth
         if self.budget_bytes is None:
             every = self.every
             return frozenset(i for i in range(count) if every and i // 2 % every == 0)
-        size = block_bytes(config, batch, frames, places, text, itemsize)
+        size = block_bytes(config, batch, frames, places, text, itemsize, short_keys)
         held, recomputed = config.depth * (size.spatial + size.temporal), 0
         # The first ones: when the backward pass comes to them, the kept ones are free again.
         while held > self.budget_bytes and recomputed < count:
@@ -80,24 +87,37 @@ class BlockBytes:
 
 
 def block_bytes(
-    config: STDiT3Config, batch: int, frames: int, places: int, text: int, itemsize: int
+    config: STDiT3Config,
+    batch: int,
+    frames: int,
+    places: int,
+    text: int,
+    itemsize: int,
+    short_keys: int = 0,
 ) -> BlockBytes:
     """Counted over what the operations of a block save (a test measures it); weights left out.
 
     `frames` and `places` are of the token grid, `text` the tokens of a caption, `itemsize` the
-    bytes of a value. Compiled blocks hold less, by what the compiler fuses.
+    bytes of a value; attention to at most `short_keys` keys keeps a weight for each
+    (`attention.short_keys`). Compiled blocks hold less, by what the compiler fuses.
     """
     tokens = batch * frames * places
     entry = tokens * config.hidden_size * itemsize
     # In widths per token: three inputs of branches, qkv 3, normed q and k 2, attention out 1, two
     # branches before their gates, text query and out 2, the inputs of the norms 2; the MLP's two.
     widths = 15 + 2 * config.mlp_ratio
-    # fp32: mean and deviation of two norms, deviations of q and k, log-sums of two attentions
-    statistics = tokens * 4 * (4 + 4 * config.num_heads)
+    # fp32: mean and deviation of two norms, deviations of q and k
+    statistics = tokens * 4 * (4 + 2 * config.num_heads)
     captions = 2 * batch * text * config.hidden_size * itemsize
-    spatial = int(widths * entry) + statistics + captions
+    both = int(widths * entry) + statistics + captions
+
+    def attention(keys: int) -> int:
+        """Log-sums in fp32, or weights."""
+        return tokens * config.num_heads * (keys * itemsize if keys <= short_keys else 4)
+
+    spatial, temporal = (both + attention(keys) + attention(text) for keys in (places, frames))
     # Frames stand side by side only after a copy of the values; unless normed, qkv then goes.
-    temporal = spatial + entry - 3 * entry * (not config.qk_norm)
+    temporal += entry - 3 * entry * (not config.qk_norm)
     return BlockBytes(spatial, temporal, entry)
 
 

@@ -136,8 +136,12 @@ def split_heads(
     heads: int,
     norms: tuple[Tensor, Tensor] | None,
     rotation: Rotation | None,
+    across_frames: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, each [B, T, S, N, E], of a projection [B, T, S, 3*N*E].
+
+    The tokens that attention brings together lie together in memory: those of a frame of a head, or
+    (`across_frames`) the frames of a place of a head.
 
     `norms` are the weights [E] of the RMS norms of queries and keys (statistics in fp32);
     `rotation` then turns each of their pairs by its frame's angle, in fp32.
@@ -148,7 +152,7 @@ def split_heads(
     turn = None
     if rotation is not None:
         turn = torch.complex(*(table.to(wide(qkv_BTSD.dtype)) for table in rotation))
-    return _SplitHeads.apply(qkv_BTSD, heads, *weights, turn)
+    return _SplitHeads.apply(qkv_BTSD, heads, *weights, turn, across_frames)
 
 
 def plain_split_heads(
@@ -189,10 +193,12 @@ class _SplitHeads(torch.autograd.Function):
         q_weight: Tensor | None,
         k_weight: Tensor | None,
         turn: Tensor | None,
+        across_frames: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         parts = qkv.unflatten(-1, (3, heads, -1))  # [B, T, S, 3, N, E]
         raw = parts[..., :2, :, :].movedim(3, 0)  # queries and keys, [2, B, T, S, N, E]
-        out = torch.empty(raw.shape, dtype=qkv.dtype, device=qkv.device)
+        place = 2 if across_frames else 3
+        out = raw.new_empty(raw.movedim(place, -2).shape).movedim(-2, place)
         weight = rstd = None
         if q_weight is not None and k_weight is not None:
             weight = _stacked(q_weight, k_weight)
@@ -237,7 +243,7 @@ class _SplitHeads(torch.autograd.Function):
             work.mul_(weight).mul_(rstd).addcmul_(raw, back)
         if work is not d_raw:
             d_raw.copy_(work)
-        return d_qkv, None, *d_weights, None
+        return d_qkv, None, *d_weights, None, None
 
 
 def _stacked(q_weight: Tensor, k_weight: Tensor) -> Tensor:

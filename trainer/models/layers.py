@@ -1,8 +1,8 @@
 """The parts STDiT3 is made of. Names and shapes of parameters are Open-Sora 1.2's, so its weights load.
 
-Every attention is one call of scaled_dot_product_attention: no CUDA extension, and no explicit
-softmax path (upstream takes that one whenever a sequence is shorter than its batch, which is every
-temporal block).
+Every attention is one call of `attend`: no CUDA extension, and on an accelerator no explicit softmax
+path (upstream takes that one whenever a sequence is shorter than its batch, which is every temporal
+block).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from trainer.errors import ModelInputError
+from trainer.models.attention import attend
 from trainer.models.fused import Rotation, gelu_tanh, rms_norm, split_heads
 from trainer.models.positions import sinusoid
 
@@ -52,7 +53,7 @@ class SelfAttention(nn.Module):
         norms = None
         if self.qk_norm:
             norms = (self.q_norm.get_parameter("weight"), self.k_norm.get_parameter("weight"))
-        parts = split_heads(self.qkv(x_BTSD), self.heads, norms, rotation)
+        parts = split_heads(self.qkv(x_BTSD), self.heads, norms, rotation, across_frames)
         batch, frames, places, _ = x_BTSD.shape
         if not across_frames:
             order = "(b t) n s e"
@@ -62,7 +63,7 @@ class SelfAttention(nn.Module):
         else:
             order = "(b s) n t e"
         q, k, v = (rearrange(part, f"b t s n e -> {order}") for part in parts)
-        out = F.scaled_dot_product_attention(q, k, v)
+        out = attend(q, k, v)
         out_BTSD = rearrange(out, f"{order} -> b t s (n e)", b=batch, t=frames, s=places)
         return self.proj(out_BTSD)
 
@@ -82,8 +83,7 @@ class CrossAttention(nn.Module):
         frames = x_BTSD.shape[1]
         q = rearrange(self.q_linear(x_BTSD), "b t s (n e) -> b n (t s) e", n=self.heads)
         k, v = rearrange(self.kv_linear(y_BLD), "b l (k n e) -> k b n l e", k=2, n=self.heads)
-        mask = None if keep_BL is None else keep_BL[:, None, None, :]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = attend(q, k, v, keep_BL)
         return self.proj(rearrange(out, "b n (t s) e -> b t s (n e)", t=frames))
 
 

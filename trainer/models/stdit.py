@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ConfigError
+from trainer.models.attention import short_keys
 from trainer.models.checkpointing import GradCheckpoint, to_host
 from trainer.models.compiling import compile_blocks
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
@@ -234,9 +235,15 @@ class STDiT3(nn.Module):
     ) -> frozenset[int]:
         """Blocks that run a second time for latents of that size: even spatial, odd temporal."""
         frames, rows, columns = self._grid(latent)
-        itemsize = self.x_embedder.proj.weight.element_size()
+        weight = self.x_embedder.proj.weight
         return self.grad_checkpoint.blocks(
-            self.config, batch, frames, rows * columns, text_tokens, itemsize
+            self.config,
+            batch,
+            frames,
+            rows * columns,
+            text_tokens,
+            weight.element_size(),
+            short_keys(weight),
         )
 
     def use_positions(self, mode: str) -> None:
