@@ -54,6 +54,16 @@ class Profile:
     token_warn_s: float = 2.0
     # A rank that hangs draws 100 W beside peers at 700 W; the mean of a node hides it.
     power_outlier_share: float = 0.5
+    # SuperBench's documented rule warns at 5 % under its baseline; GPUs of one node differ by 5 % already.
+    active_tflops_warn_share: float = 0.95
+    active_tflops_fail_share: float = 0.90
+    # Cores are shared, and clocks go with the load: on a CPU only half the speed says something.
+    active_cpu_fail_share: float = 0.5
+    # Of what the table in checks/speeds.py holds to be reachable: silicon, cooling and software differ.
+    active_floor_share: float = 0.75
+    active_link_share: float = 0.5  # of the middle pair's bandwidth; less is a bad link or node
+    active_token_warn_s: float = 2.0
+    active_read_share: float = 0.5  # of the middle node's reading speed
     # trainer needs it; payloads run on 3.8.
     python_min: tuple[int, int] = (3, 10)
     # PyAV 14.0 to 14.2 hang in the slice threads of HEVC.

@@ -17,8 +17,11 @@ from checks.facts import NOT_ASKED, Fleet, NodeFacts, Unknown
 from checks.finding import Finding, Report, fail, override, passed, skip, unknown
 from checks.profile import Profile
 
-Scope = Literal["node", "launch", "fleet"]
-"""node: (node, limits). launch: (node, limits, fleet), only with `fleet.launch`. fleet: (fleet, limits)."""
+Scope = Literal["node", "launch", "fleet", "active"]
+"""node: (node, limits). launch: (node, limits, fleet), only with `fleet.launch`. fleet: (fleet, limits).
+
+active: as fleet, only with `fleet.active`: else the check does not run at all.
+"""
 
 Function = Callable[..., Iterator[Finding]]
 
@@ -115,7 +118,9 @@ def _choose(checks: Collection[str], names: Collection[str]) -> set[str]:
 
 
 def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    if one.scope == "fleet":
+    if one.scope == "active" and fleet.active is None:
+        return
+    if one.scope in ("fleet", "active"):
         everybody = tuple(node.name for node in fleet.reached or fleet.nodes)
         yield from _named(one, partial(one.function, fleet, limits), everybody)
         return

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checks.facts import Fleet, LaunchNeeds
+from checks.facts import Active, Fleet, LaunchNeeds
 from checks.finding import Finding, Report, Verdict
 from checks.profile import Profile
 from checks.runner import run_checks
@@ -51,8 +51,11 @@ def run_preflight(
     without: Sequence[str] = (),
     sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
     options: LookOptions | None = None,
+    work: Callable[[Fleet], Active | None] | None = None,
 ) -> Report:
     """One look at all nodes, then all checks; a node that gave no answer is in the report.
+
+    `work` may make the nodes work once they are known (`--active`).
 
     `needs` adds what a launch asks for. `on_result` sees each node as it answers; `sweep` may
     wrap the fan-out for progress (`Output.sweep`). Raises `KeyError` for an unknown check id in
@@ -84,6 +87,8 @@ def run_preflight(
         )
         history.remember(options.memory, seen, zip(nodes, facts, strict=True))
     fleet = Fleet(facts, needs, token)
+    if work is not None:
+        fleet = dataclasses.replace(fleet, active=work(fleet))
     seconds = time.monotonic() - begun
     report = run_checks(fleet, profile, only=only, without=without, seconds=seconds)
     return dataclasses.replace(report, node_cpu_s=_mean_cpu(results))
@@ -196,6 +201,7 @@ def explain(id: str, checks: Mapping[str, Any]) -> list[str]:
         "node": "each node alone",
         "launch": "each node of a launch",
         "fleet": "nodes against each other",
+        "active": "nodes that were made to work: only with --active",
     }
     override = f'in clusterctl.toml: [preflight] severity = ["{id}=warn"]'
     lines += [

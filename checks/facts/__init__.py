@@ -5,6 +5,14 @@ The lowest vocabulary of the house, not only of the checks. A value that could n
 This is the one door: everybody imports from `checks.facts`, the files are sorted by subject.
 """
 
+from checks.facts.active import (
+    Active,
+    BadLink,
+    Collectives,
+    DeviceSpeed,
+    DoorSeen,
+    SharedSeen,
+)
 from checks.facts.clock import ChronyTracking, Clock, Exchange, TimeSource
 from checks.facts.fleet import Fleet, LaunchNeeds
 from checks.facts.gpu import Gpu, GpuFacts, GpuHealth, GpuProcess, GpuState, NvLinks
@@ -26,10 +34,15 @@ from checks.facts.unknown import NOT_ASKED, Maybe, Section, Unknown, to_json
 
 __all__ = [
     "NOT_ASKED",
+    "Active",
+    "BadLink",
     "Blocked",
     "ChronyTracking",
     "Clock",
+    "Collectives",
+    "DeviceSpeed",
     "Disk",
+    "DoorSeen",
     "Exchange",
     "Fabric",
     "FileSeen",
@@ -59,6 +72,7 @@ __all__ = [
     "ProcessTable",
     "PythonEnv",
     "Section",
+    "SharedSeen",
     "ShellLimits",
     "System",
     "TimeSource",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from checks.facts.active import Active
 from checks.facts.node import NodeFacts
 from checks.facts.unknown import Unknown
 
@@ -34,6 +35,7 @@ class Fleet:
     nodes: tuple[NodeFacts, ...]
     launch: LaunchNeeds | None = None
     token: str | None = None  # what the head wrote into the shared folder
+    active: Active | None = None  # None: no test made the nodes work
 
     @property
     def one_machine(self) -> bool:

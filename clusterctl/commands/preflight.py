@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clusterctl.active.options import active_options, make_work
 from clusterctl.errors import UsageError
 from clusterctl.nodes import counted
 from clusterctl.render import Cell, Output
@@ -61,16 +62,18 @@ def _needs_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "preflight",
     epilog="""\b
 Examples:
-  clusterctl preflight nodes.txt
-  clusterctl preflight --launch "stage1 --dataset.data-path clips.csv" --nccl h100-ib nodes.txt""",
+  clusterctl preflight --launch "stage1 --dataset.data-path clips.csv" --nccl h100-ib nodes.txt
+  clusterctl preflight --active --shared /data nodes.txt""",
 )
 @_needs_options
+@active_options
 @cluster_options
 @output_options
 def command(settings: Settings, output: Output, **options: Any) -> int:
     """Check all nodes before a launch: go or no-go, and the line that fixes it.
 
-    Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out.
+    Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out, 4 active
+    tests were declined or refused.
     """
     from clusterctl.report_files import junit, profile_text, read_profile, write
 
@@ -111,7 +114,7 @@ def _run(settings: Settings, output: Output, options: dict[str, Any], profile: P
         return run_preflight(
             nodes, settings.transport(), settings.limits, _needs(nodes, options), settings.width,
             profile=profile, only=_ids(options["checks"]), without=_ids(options["skipped"]),
-            sweep=output.sweep, options=look,
+            sweep=output.sweep, options=look, work=make_work(settings, output, options, profile),
         )  # fmt: skip
     except KeyError as error:
         raise _unknown_check(error.args[0]) from None

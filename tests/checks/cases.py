@@ -31,6 +31,7 @@ from checks.facts import (
 )
 from checks.finding import Verdict
 from checks.parse import chrony, gpu_health, infiniband, kernel_log
+from tests.checks import active_cases
 from tests.checks import healthy as h
 from tests.checks.captures import recorded
 from tests.checks.sections import environment, machine
@@ -289,5 +290,10 @@ CASES["launch.roce_gid"] = [
 _OFF = h.needs(env={"NCCL_IB_DISABLE": "1"})
 _BARE = {name: {"fabric": h.Fabric()} for name in h.NAMES if name != "n3"}
 CASES["launch.ib_present"] = [Case("switched off", WARN, h.fleet(_OFF, **_BARE))]
-GOOD: dict[str, Fleet] = {"launch.roce_gid": ROCE_FLEET}
+for _id, _made in active_cases.CASES.items():
+    CASES[_id] = [Case(name, verdict, fleet) for name, verdict, fleet in _made]
+GOOD: dict[str, Fleet] = {
+    "launch.roce_gid": ROCE_FLEET,
+    **dict.fromkeys(active_cases.CASES, active_cases.fleet()),
+}
 """Where the plain healthy fleet would only SKIP."""
