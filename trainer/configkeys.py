@@ -31,9 +31,10 @@ class DatasetConfig(Section):
     frame_interval: int = 1  # every n-th frame
     memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
     root: str | None = None  # folder that relative paths start from; default the manifest's
-    resize: str = "bilinear"  # libswscale's kernel; "area" is sharper when clips shrink much
+    resize: str = "bilinear"  # or "area": sharper; "torch": upstream's pixels, see docs/data.md
     clip_timeout_s: float = 30.0  # a clip that takes longer is bad; another stands in for it
-    batch_timeout_s: float = 600.0  # a batch that takes longer stops the run
+    batch_timeout_s: float = 300.0  # a batch that takes longer stops the run
+    worker_memory_mb: int = 2048  # of a decoding process; a clip that wants more is bad
     cache_decoded_mb: int = 0  # decoded clips each worker keeps; for data sets of a few MB
     balance_window: int = 8  # steps over which microbatches of one cost are put together; 0 is off
     balance_costs: str = "flops"  # or "timed": measured at the start, a few forward passes a bucket

@@ -1,4 +1,8 @@
-"""One exception per cause for the trainer, with exit code and hint. Imports nothing."""
+"""One exception per cause for the trainer, with exit code and hint. Imports nothing of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class TrainerError(Exception):
@@ -32,6 +36,8 @@ class Diverged(TrainerError):
 
 class TooManyBadSamples(TrainerError):
     """More clips could not be read than the configuration allows."""
+
+    bad: Sequence[tuple[int, str, str]] = ()  # row, path and reason of those not yet in the list
 
 
 class OutOfMemory(TrainerError):

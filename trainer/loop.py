@@ -24,6 +24,7 @@ from trainer import checkpoint
 from trainer.config import Config, to_dict
 from trainer.data import state as data_state
 from trainer.data.dataset import Loader
+from trainer.data.microbatch import leave_out_bad
 from trainer.data.plan import DataPlan
 from trainer.ema import EMA
 from trainer.engine.base import Engine
@@ -159,6 +160,7 @@ class Share:
     flops: float = 0.0
     buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
     bad: list[tuple[int, str, str]] = field(default_factory=list)
+    decoder_bytes: int = 0
 
 
 def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
@@ -182,7 +184,7 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     step_s = time.perf_counter() - start
     seconds = clock.take()
     own_s = step_s - (engine.waited_s - waited)
-    mine = [share.loss, step_s, own_s, share.samples, share.tokens, _memory(engine), float(run.stop_requested), len(share.bad), square, run.saver.status, *(seconds[name] for name in PHASES), share.flops]  # fmt: skip
+    mine = [share.loss, step_s, own_s, share.samples, share.tokens, _memory(engine), float(run.stop_requested), len(share.bad), square, run.saver.status, *(seconds[name] for name in PHASES), share.flops, share.decoder_bytes]  # fmt: skip
     every = engine.gather(mine)  # the one small collective of a step; it carries the agreements too
     columns = list(zip(*every, strict=True))
 
@@ -195,7 +197,7 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
         epoch=run.loader.cursor.epoch,
         samples=int(sum(columns[3])),
         tokens=int(sum(columns[4])),
-        flops=sum(columns[-1]),
+        flops=sum(columns[-2]),
         loss=sum(columns[0]) / len(every),
         grad_norm=grad_norm,
         lr=lr,
@@ -206,6 +208,7 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
         slowest_rank=columns[2].index(max(columns[2])),
         bucket=", ".join(share.buckets),
         memory_bytes=int(max(columns[5])),
+        decoder_bytes=int(max(columns[-1])) or None,
         world=engine.world,
         time_s=time.time(),
     )
@@ -222,7 +225,8 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     if run.bad_samples > run.config.max_bad_samples:
         raise _agreed(TooManyBadSamples(
             f"{run.bad_samples} clips could not be read, more than max_bad_samples = {run.config.max_bad_samples}",
-            hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them",
+            hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them with their reasons; make a manifest without "
+            f"them: {leave_out_bad(run.plan.manifest.source)}",
         ))  # fmt: skip
     return any(columns[6])
 
@@ -253,6 +257,7 @@ def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> Non
     )
     share.buckets[batch["bucket"]] = None
     share.bad += batch["bad"]
+    share.decoder_bytes = max(share.decoder_bytes, batch.get("decoder_bytes", 0))
 
 
 def _agreed(error: TrainerError) -> TrainerError:
@@ -265,7 +270,9 @@ def _encode(run: Run, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]
     device = run.engine.device
     with torch.no_grad():
         video = batch["video"].to(device, non_blocking=True)
-        z_BCTHW = run.parts.vae.encode(video.float() / 127.5 - 1)
+        if video.dtype == torch.uint8:  # else upstream's own pixels, -1 to 1 already
+            video = video.float() / 127.5 - 1
+        z_BCTHW = run.parts.vae.encode(video)
         y, mask = run.parts.text.encode(batch["text"])
     sizes = {name: batch[name].to(device) for name in ("fps", "height", "width", "num_frames")}
     return z_BCTHW, {"y": y.to(device), "mask": mask.to(device), **sizes}

@@ -39,6 +39,7 @@ class StepRecord:
     bucket: str = ""  # resolution, frames and ratio on rank 0
     flops: float = 0.0  # of the forward and backward passes of all ranks, none counted twice
     memory_bytes: int | None = None  # peak of the largest rank, accelerator or resident
+    decoder_bytes: int | None = None  # peak resident memory of the largest decoding process
     world: int = 1
     time_s: float = 0.0  # unix time, for people; never for arithmetic between nodes
 

@@ -17,15 +17,18 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.data.decode import RESIZE, Decoder, DecoderBroken
+from trainer.data.decode import MEMORY_BYTES, RESIZE, Decoder, DecoderBroken
 from trainer.data.microbatch import Batch, Task, assemble, make_task
 from trainer.data.plan import Cursor, DataPlan
 from trainer.data.state import DataStateError
 from trainer.errors import ConfigError, TrainerError
+
+if TYPE_CHECKING:
+    from trainer.data.features import Features
 
 
 class LoaderError(TrainerError):
@@ -37,10 +40,11 @@ class LoaderOptions:
     """How clips are read."""
 
     clip_timeout_s: float = 30.0  # after that a clip is bad and its decoding process replaced
-    batch_timeout_s: float = 600.0  # after that the run stops
+    batch_timeout_s: float = 300.0  # after that the run stops
     cache_decoded_mb: int = 0  # decoded clips each worker keeps; for small data sets
     prefetch_factor: int | None = None  # batches ahead per worker; default 2
-    resize: str = "bilinear"  # how libswscale scales; "area" is sharper and 13 % dearer
+    resize: str = "bilinear"  # libswscale's, or "area"; "torch": upstream's, float32, see scale.py
+    worker_memory_mb: int = MEMORY_BYTES >> 20  # of a decoding process, beside its cache
 
     @classmethod
     def of(cls, config: Any) -> LoaderOptions:
@@ -55,15 +59,15 @@ class LoaderOptions:
             config.dataset.cache_decoded_mb,
             config.prefetch_factor,
             config.dataset.resize,
+            config.dataset.worker_memory_mb,
         )
 
 
 class Worker:
-    """Makes batches on a thread, in the order asked for."""
+    """Makes batches on a thread, in the order asked for. Subclasses say of what."""
 
     def __init__(self, options: LoaderOptions, role: str) -> None:
         self._options = options
-        self._decoder = Decoder(options.clip_timeout_s, options.cache_decoded_mb << 20, role)
         self._asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         # A daemon: a thread that waits for a late clip must not hold up the end of the program.
@@ -92,7 +96,7 @@ class Worker:
         """End thread and process, also in the middle of a batch."""
         atexit.unregister(self.close)
         self._asked.put(None)
-        self._decoder.abort()
+        self._abort()
         self._thread.join(timeout=5)
 
     def _work(self) -> None:
@@ -100,12 +104,45 @@ class Worker:
         while True:
             task = self._asked.get()
             if task is None:
-                self._decoder.close()
+                self._end()
                 return
             try:
-                self._made.put(assemble(task, self._decoder, self._options.batch_timeout_s, pin))
+                self._made.put(self._make(task, pin))
             except BaseException as error:  # noqa: BLE001 - thread boundary: raised by take()
                 self._made.put(error)
+
+    def _make(self, task: Task, pin: bool) -> Batch:
+        """The batch of a task, on the worker's thread."""
+        raise NotImplementedError
+
+    def _abort(self) -> None:
+        """From another thread: end what `_make` waits for."""
+
+    def _end(self) -> None:
+        """Let go of what `_make` used, on the worker's thread."""
+
+
+class DecodingWorker(Worker):
+    """Of clips, with a decoding process of its own."""
+
+    def __init__(self, options: LoaderOptions, role: str) -> None:
+        self._decoder = Decoder(
+            options.clip_timeout_s,
+            options.cache_decoded_mb << 20,
+            role,
+            memory_bytes=options.worker_memory_mb << 20,
+            resize=options.resize,
+        )
+        super().__init__(options, role)
+
+    def _make(self, task: Task, pin: bool) -> Batch:
+        return assemble(task, self._decoder, self._options.batch_timeout_s, pin)
+
+    def _abort(self) -> None:
+        self._decoder.abort()
+
+    def _end(self) -> None:
+        self._decoder.close()
 
 
 class Loader:
@@ -128,7 +165,7 @@ class Loader:
         if not 0 <= rank < world:
             raise LoaderError(f"rank {rank} of {world}")
         if options.resize not in RESIZE:
-            raise ConfigError(f"dataset.resize {options.resize!r}: {' or '.join(RESIZE)}")
+            raise ConfigError(f"dataset.resize {options.resize!r}: {', '.join(RESIZE)}")
         self.plan, self.cursor, self.rank, self.world = plan, cursor, rank, world
         self._options, self._count, self._each = options, max(1, workers), each
         self._left = self._batches(cursor)
@@ -152,7 +189,7 @@ class Loader:
                 batch = worker.take()
             except DecoderBroken as error:
                 self.close()
-                raise LoaderError(f"rank {self.rank}: {error}") from None
+                raise LoaderError(f"rank {self.rank}: {error}", hint=error.hint) from None
             except BaseException:
                 self.close()
                 raise
@@ -172,12 +209,15 @@ class Loader:
     def _start(self) -> None:
         self._ahead = self._tasks()
         self._workers = [
-            Worker(self._options, f"loader {self.rank}.{number}") for number in range(self._count)
+            self._worker(f"loader {self.rank}.{number}") for number in range(self._count)
         ]
         self._turns = itertools.cycle(self._workers)
         for _ in range(self._options.prefetch_factor or 2):
             for worker in self._workers:
                 self._ask(worker)
+
+    def _worker(self, role: str) -> Worker:
+        return DecodingWorker(self._options, role)
 
     def _ask(self, worker: Worker) -> None:
         task = next(self._ahead, None)
@@ -205,16 +245,25 @@ def build_loader(
     config: Any = None,
     *,
     each: int = 1,
+    features: Features | None = None,
 ) -> Loader:
     """Batches for one rank from `cursor` on; `each` for each step, none short, none skipped.
 
-    A batch has "video" uint8 [B, 3, T, H, W], "text", "fps", "height", "width", "num_frames" (float32
-    [B]; the bucket's size), "rows", "microbatch" (epoch, index in its plan), "bucket", "decode_s" (CPU seconds of decoding) and "bad": (row,
-    path, reason) of clips that another stood in for. `workers` decoding processes, at least one;
-    `config` is a training configuration or `LoaderOptions`. Raises DataStateError when not even one
+    A batch has "video" [B, 3, T, H, W] (uint8; with resize="torch" float32 from -1 to 1), "text",
+    "fps", "height", "width", "num_frames" (float32 [B]; the bucket's size), "rows", "microbatch"
+    (epoch, index in its plan), "bucket", "decode_s" (CPU seconds of decoding), "decoder_bytes" (peak
+    resident memory of its decoding process) and "bad": (row, path, reason) of clips that another stood
+    in for. `workers` decoding processes, at least one; `config` is a training configuration or
+    `LoaderOptions`. Raises DataStateError when not even one
     step fits into an epoch; iterating raises TooManyBadSamples and LoaderError.
     """
-    loader = Loader(plan, cursor, rank, world, workers, LoaderOptions.of(config), each)
+    options = LoaderOptions.of(config)
+    if features is None:
+        loader = Loader(plan, cursor, rank, world, workers, options, each)
+    else:
+        from trainer.data.features_loader import FeatureLoader  # here: it stands on this module
+
+        loader = FeatureLoader(features, plan, cursor, rank, world, workers, options, each)
     if not len(loader) and cursor.consumed == 0:
         count = len(plan.epoch(cursor.epoch))
         raise DataStateError(

@@ -4,23 +4,29 @@ An FFmpeg call cannot be interrupted from Python, and a dead network mount stops
 loader worker has one helper process (`python -m trainer.data.decode`, PyAV and numpy only, no torch)
 and gives it one clip at a time; a helper that misses the deadline or dies is killed and replaced, and
 only the clip it was at is refused. Requests and replies are JSON lines over two pipes; pixels go
-through a shared memory file, so a clip costs no copy through a pipe.
+through a shared memory file of a few clips, so a clip costs no copy through a pipe and a batch no
+second time its memory. The kernel holds a helper to `memory_bytes` of its own.
+
+What sleeps in a file system that never answers (FUSE) cannot be killed: such helpers are left behind,
+and when there are many of them the decoder gives up with a sentence about the file system.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
 import math
 import mmap
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.clip_cache import ClipCache
 from trainer.errors import TrainerError
 from trainer.telemetry import CurrentClip
 
@@ -36,8 +43,11 @@ _AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pip
 _LONGEST_PATH = 4096  # bytes; Linux's own limit
 _PAGE = 1 << 20
 IMAGE_FPS = 120.0  # what the model is told for a still, as upstream has it
-RESIZE = ("bilinear", "area")
+RESIZE = ("bilinear", "area", "torch")
 START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
+MEMORY_BYTES = 2 << 30  # 8K video with 16 reference frames takes 0.8 GB
+_ENDS_S = 2.0  # after SIGKILL; what still lives then sleeps in the kernel and is left behind
+_LEFT_BEHIND = 16  # helpers at once: each keeps its memory until its file system answers
 
 
 class DecoderBroken(TrainerError):
@@ -53,7 +63,12 @@ class Window(NamedTuple):
     height: int
     width: int
     expected: int
-    resize: str = "bilinear"  # or "area": the mean of what a pixel covers
+    resize: str = "bilinear"  # "area": mean of what a pixel covers; "torch": upstream's, float32
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its pixels: uint8 in 0..255, or with "torch" float32 in -1..1."""
+        return np.dtype(np.float32 if self.resize == "torch" else np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,7 @@ class Reply:
     error: str = ""
     fps: float = 0.0
     cpu_s: float = 0.0  # in the helper
+    memory_bytes: int = 0  # the helper's peak resident memory so far
     late: bool = False  # the helper was killed over it
 
 
@@ -75,11 +91,19 @@ class Decoder:
         cache_bytes: int = 0,
         role: str = "decode",
         start_timeout_s: float = START_TIMEOUT_S,
+        memory_bytes: int = MEMORY_BYTES,
+        resize: str = "bilinear",
     ) -> None:
-        """`cache_bytes` of decoded clips are kept in the helper; `role` names it in `ps`."""
+        """`cache_bytes` of decoded clips are kept in the helper; `role` names it in `ps`.
+
+        A clip that makes the helper want more than `memory_bytes` beside the cache is refused. What
+        `resize` needs is loaded before the first clip's time begins.
+        """
         self.clip_timeout_s, self.start_timeout_s = clip_timeout_s, start_timeout_s
         self.replaced = 0  # helpers killed or found dead
-        self._cache_bytes, self._role = cache_bytes, role
+        self._left_behind: list[subprocess.Popen[bytes]] = []
+        self._role, self._resize = role, resize
+        self._cache_bytes, self._memory_bytes = cache_bytes, memory_bytes
         self._memory = os.memfd_create("clips", os.MFD_CLOEXEC)
         self._map: mmap.mmap | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,19 +119,23 @@ class Decoder:
         clips: Sequence[tuple[str, Window]],
         shape_CTHW: tuple[int, int, int, int],
         deadline: float = math.inf,
-    ) -> tuple[NDArray[np.uint8], list[Reply]]:
+        out: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
+    ) -> tuple[Any, list[Reply]]:
         """Pixels [N, C, T, H, W] and a reply for each (path, Window), in order.
 
-        The array lies in the shared memory and is valid until the next call; a clip with an error
-        has undefined pixels. Clips not done by `deadline` (time.monotonic) have errors. Raises
-        DecoderBroken when no helper runs, or after `abort`.
+        `out` says where each clip's pixels go. The pixels of a clip with an error are undefined.
+        Clips not done by `deadline` (time.monotonic) have errors. Raises DecoderBroken when no helper
+        runs, when too many hang in a dead file system, or after `abort`.
         """
-        clip_bytes = int(np.prod(shape_CTHW))
-        pixels = self._room(max(1, len(clips)) * clip_bytes)
+        kind = clips[0][1].dtype if clips else np.dtype(np.uint8)
+        clip_bytes = math.prod(shape_CTHW) * kind.itemsize
+        shared = self._room(_AHEAD * clip_bytes)
+        if out is None:
+            out = np.empty((len(clips), *shape_CTHW), kind)
         replies: list[Reply | None] = [None] * len(clips)
         todo = deque(range(len(clips)))
         sent: deque[int] = deque()
-        idle_deaths = 0
+        turn = idle_deaths = 0  # a request's slot is its turn's: at most _AHEAD are on their way
         while todo or sent:
             self.start()
             if time.monotonic() > deadline:
@@ -121,11 +149,12 @@ class Decoder:
                     if len(os.fsencode(path)) > _LONGEST_PATH:
                         replies[todo.popleft()] = Reply("path too long")
                         continue
-                    self._ask({"path": path, "window": window, "at": todo[0] * clip_bytes})
+                    at = (turn + len(sent)) % _AHEAD * clip_bytes
+                    self._ask({"path": path, "window": window, "at": at})
                     sent.append(todo.popleft())
                 if not sent:
                     continue
-                replies[sent[0]] = self._answer(time.monotonic() + self.clip_timeout_s)
+                reply = self._answer(time.monotonic() + self.clip_timeout_s)
             except (_Late, _Dead) as error:
                 # Only the clip at the head was being worked on; the others are asked for again.
                 if sent:
@@ -139,10 +168,14 @@ class Decoder:
                 self._stop()
                 self.replaced += 1
             else:
-                sent.popleft()
-        array = np.frombuffer(pixels, np.uint8, len(clips) * clip_bytes)
-        done = [reply for reply in replies if reply is not None]
-        return array.reshape(len(clips), *shape_CTHW), done
+                place = sent.popleft()
+                replies[place] = reply
+                if not reply.error:
+                    at = turn % _AHEAD * clip_bytes
+                    pixels = np.frombuffer(shared, kind, math.prod(shape_CTHW), at)
+                    out[place][...] = pixels.reshape(shape_CTHW)
+                turn += 1
+        return out, [reply for reply in replies if reply is not None]
 
     def probe(self, path: str) -> dict[str, Any]:
         """Facts of a file for a manifest, or {"error": why}."""
@@ -186,6 +219,13 @@ class Decoder:
             raise DecoderBroken("decoding was ended")
         if self._process is not None:
             return
+        self._left_behind = [process for process in self._left_behind if process.poll() is None]
+        if len(self._left_behind) >= _LEFT_BEHIND:
+            raise DecoderBroken(
+                f"{len(self._left_behind)} decoding processes were killed and cannot end: they sleep "
+                "in a file system that does not answer",
+                hint="look at the mounts that hold the clips; bad_samples.jsonl names those that were late",
+            )
         home = str(Path(__file__).resolve().parents[2])
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
@@ -194,9 +234,10 @@ class Decoder:
             "CLUSTERCTL_ROLE": self._role,
             "OMP_NUM_THREADS": "1",
         }
-        memory, parent = str(self._memory), str(os.getpid())
+        memory, cache, parent = str(self._memory), str(self._cache_bytes), str(os.getpid())
+        limit = str(self._memory_bytes + self._cache_bytes)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, memory, str(self._cache_bytes), parent],
+            [sys.executable, "-m", __spec__.name, memory, cache, parent, limit, self._resize],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[self._memory],
@@ -224,7 +265,10 @@ class Decoder:
     def _answer(self, deadline: float) -> Reply:
         line = self._answer_line(deadline)
         return Reply(
-            str(line.get("error", "")), float(line.get("fps", 0)), float(line.get("cpu_s", 0))
+            str(line.get("error", "")),
+            float(line.get("fps", 0)),
+            float(line.get("cpu_s", 0)),
+            int(line.get("memory_bytes", 0)),
         )
 
     def _answer_line(self, deadline: float) -> dict[str, Any]:
@@ -252,7 +296,10 @@ class Decoder:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-        process.wait()
+        try:
+            process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._left_behind.append(process)
 
 
 class _Late(Exception):
@@ -282,32 +329,13 @@ def die_with_parent(parent: int | None = None, name: str | None = None) -> None:
         libc.prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME
 
 
-class ClipCache:
-    """Decoded clips, the least recently used dropped first, bounded in bytes."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes, self.used_bytes = limit_bytes, 0
-        self._clips: OrderedDict[tuple[Any, ...], tuple[NDArray[np.uint8], float]] = OrderedDict()
-
-    def get(self, key: tuple[Any, ...]) -> tuple[NDArray[np.uint8], float] | None:
-        found = self._clips.get(key)
-        if found is not None:
-            self._clips.move_to_end(key)
-        return found
-
-    def put(self, key: tuple[Any, ...], pixels: NDArray[np.uint8], fps: float) -> None:
-        if pixels.nbytes > self.limit_bytes:
-            return
-        self._clips[key] = (pixels.copy(), fps)
-        self.used_bytes += pixels.nbytes
-        while self.used_bytes > self.limit_bytes:
-            _, (dropped, _) = self._clips.popitem(last=False)
-            self.used_bytes -= dropped.nbytes
-
-
-def serve(memory: int, cache_bytes: int, parent: int) -> None:
+def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize: str) -> None:
     """Answer requests from stdin until it ends."""
     die_with_parent(parent, os.environ.get("CLUSTERCTL_ROLE", "decode"))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most != resource.RLIM_INFINITY:
+        memory_bytes = min(memory_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, most))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which ends us
     faulthandler.register(
         signal.SIGUSR1, all_threads=True
@@ -316,6 +344,8 @@ def serve(memory: int, cache_bytes: int, parent: int) -> None:
     os.dup2(2, 1)  # whatever a codec prints must not stand between the replies
     try:
         from trainer.data import video
+
+        video.scaler(resize)
     except ImportError as error:
         _write(replies, {"error": str(error)})
         return
@@ -335,6 +365,7 @@ def serve(memory: int, cache_bytes: int, parent: int) -> None:
         except Exception as error:  # noqa: BLE001 - process boundary: becomes this clip's result
             answer = {"error": f"{type(error).__name__}: {error}"}
         answer["cpu_s"] = round(time.process_time() - began, 6)
+        answer["memory_bytes"] = peak_bytes()
         if current:
             current.write("")
         _write(replies, answer)
@@ -347,10 +378,10 @@ class _SharedPixels:
         self._memory = memory
         self._map: mmap.mmap | None = None
 
-    def view(self, start: int, size: int) -> NDArray[np.uint8]:
-        if self._map is None or len(self._map) < start + size:
+    def view(self, start: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
+        if self._map is None or len(self._map) < start + count * kind.itemsize:
             self._map = mmap.mmap(self._memory, os.fstat(self._memory).st_size)
-        return np.frombuffer(self._map, np.uint8, size, start)
+        return np.frombuffer(self._map, kind, count, start)
 
 
 def _answer_to(
@@ -361,7 +392,7 @@ def _answer_to(
         return asdict(video.probe(path))
     window = Window(*request["window"])
     shape = (3, window.frames, window.height, window.width)
-    pixels = shared.view(request["at"], int(np.prod(shape))).reshape(shape)
+    pixels = shared.view(request["at"], math.prod(shape), window.dtype).reshape(shape)
     if not cache.limit_bytes:
         return {"fps": video.read_window(path, window, pixels)}
     facts = video.check_regular(path)
@@ -375,6 +406,13 @@ def _answer_to(
     return {"fps": fps}
 
 
+def peak_bytes() -> int:
+    """Most memory that was resident at once; getrusage would count the parent's before exec."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+    return 0
+
+
 def _write(fd: int, answer: dict[str, Any]) -> None:
     data = json.dumps(answer).encode() + b"\n"
     while data:
@@ -382,4 +420,5 @@ def _write(fd: int, answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    _memory, _cache, _parent, _limit = map(int, sys.argv[1:5])
+    serve(_memory, _cache, _parent, _limit, sys.argv[5])

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from trainer.data.buckets import Bucket
 from trainer.data.chance import bits
 from trainer.data.decode import IMAGE_FPS, Decoder, Reply, Window
+from trainer.data.manifest import SUFFIXES
 from trainer.data.plan import DataPlan
 from trainer.errors import TooManyBadSamples
 
@@ -46,6 +49,7 @@ class Task:
     resize: str
     clips: tuple[Clip, ...]
     spares: tuple[Clip, ...]
+    source: Path | None = None  # the manifest, for what to do about bad clips
 
 
 def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") -> Task:
@@ -66,7 +70,8 @@ def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") 
         for row, start, length, fps in zip(*(column.tolist() for column in columns), strict=True)
     ]
     count = len(batch.rows)
-    return Task(epoch, index, bucket, interval, resize, tuple(clips[:count]), tuple(clips[count:]))
+    wanted, spare = tuple(clips[:count]), tuple(clips[count:])
+    return Task(epoch, index, bucket, interval, resize, wanted, spare, manifest.source)
 
 
 def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) -> Batch:
@@ -77,13 +82,15 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
     """
     bucket = task.bucket
     shape = (3, bucket.frames, bucket.height, bucket.width)
-    video = torch.empty((len(task.clips), *shape), dtype=torch.uint8, pin_memory=pin)
+    kind = torch.float32 if task.resize == "torch" else torch.uint8
+    video = torch.empty((len(task.clips), *shape), dtype=kind, pin_memory=pin)
+    video_BCTHW = video.numpy()  # the same memory
     chosen: list[Clip | None] = [None] * len(task.clips)
     rates = np.zeros(len(task.clips), np.float32)
     bad: list[tuple[int, str, str]] = []
     spares = deque(task.spares)
     decoder.start()  # its time is nobody's clip's
-    deadline, decode_s = time.monotonic() + timeout_s, 0.0
+    deadline, decode_s, decoder_bytes = time.monotonic() + timeout_s, 0.0, 0
     places = list(range(len(task.clips)))
     clips = list(task.clips)
     while places:
@@ -100,22 +107,23 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
             for clip in clips
         ]
         asked = [(clip.path, window) for clip, window in zip(clips, windows, strict=True)]
-        pixels, replies = decoder.decode(asked, shape, deadline)
+        into = [video_BCTHW[place] for place in places]
+        _, replies = decoder.decode(asked, shape, deadline, into)
         failed: list[int] = []
-        for nth, (place, clip, reply) in enumerate(zip(places, clips, replies, strict=True)):
+        for place, clip, reply in zip(places, clips, replies, strict=True):
             decode_s += reply.cpu_s
+            decoder_bytes = max(decoder_bytes, reply.memory_bytes)
             rate = _rate(clip, reply, task)
             if reply.error or not rate:
                 bad.append((clip.row, clip.path, reply.error or "frame rate unknown"))
                 failed.append(place)
                 continue
-            video[place] = torch.from_numpy(pixels[nth])
             chosen[place], rates[place] = clip, rate
         if failed and time.monotonic() > deadline:
-            raise TooManyBadSamples(_list(f"a batch took more than {timeout_s:g} s", bad))
+            raise _too_many(f"a batch took more than {timeout_s:g} s", bad, task)
         if len(failed) > len(spares):
             what = f"no clip of bucket {bucket.name} is left to stand in"
-            raise TooManyBadSamples(_list(what, bad))
+            raise _too_many(what, bad, task)
         places, clips = failed, [spares.popleft() for _ in failed]
     done = [clip for clip in chosen if clip is not None]
     count = len(done)
@@ -130,6 +138,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
         "microbatch": (task.epoch, task.index),
         "bucket": bucket.name,
         "decode_s": decode_s,
+        "decoder_bytes": decoder_bytes,
         "bad": bad,
     }
 
@@ -142,7 +151,23 @@ def _rate(clip: Clip, reply: Reply, task: Task) -> float:
     return fps / task.interval
 
 
-def _list(what: str, bad: list[tuple[int, str, str]]) -> str:
+def leave_out_bad(source: Path) -> str:
+    """The commands that make a manifest without clips that cannot be read."""
+    name = source.name if source.suffix in SUFFIXES else f"{source.stem}.csv"
+    names = (source, source.with_name(f"checked-{name}"), source.with_name(f"good-{name}"))
+    source_, checked, good = (shlex.quote(str(path)) for path in names)
+    return (
+        f"python -m trainer.data check {source_} {checked}; "
+        f"python -m trainer.data filter {checked} {good} --checked"
+    )
+
+
+def _too_many(what: str, bad: list[tuple[int, str, str]], task: Task) -> TooManyBadSamples:
     shown = "".join(f"\n  {path}: {reason}" for _, path, reason in bad[:10])
     more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
-    return f"{what}{shown}{more}"
+    hint = "is the folder of the clips there, on this node? If they are bad, leave them out: "
+    error = TooManyBadSamples(
+        f"{what}{shown}{more}", hint=hint + leave_out_bad(task.source) if task.source else None
+    )
+    error.bad = bad
+    return error

@@ -1,14 +1,13 @@
 """From a file to the frames of one window at one size, on one thread.
 
-Seek to the window, decode, and let libswscale scale while it converts to RGB; the centre is cropped.
-Bytes stay uint8: [-1, 1] is made on the accelerator. libswscale's bilinear kernel widens when it
-shrinks (antialiasing), upstream's torch resize does not: another downscale, not the same pixels.
+Seek to the keyframe before the window, decode no frame that neither the window nor a frame of it
+needs, and scale while converting to RGB (scale.py).
 
 No FFmpeg threads anywhere: a decoder with threads that the garbage collector frees in a forked child
-hangs forever (PyAV 18 and 19, every time), and libswscale's default of one thread a core makes a
-small frame 10 times dearer (0.071 against 0.007 CPU ms for 64 to 16 pixels, PyAV 18.1).
+hangs forever (PyAV 18 and 19, every time).
 
-This file and decode.py run in processes without torch: they import nothing of it.
+This file and decode.py run in processes without torch: they import nothing of it, unless upstream's
+own resize is asked for.
 """
 
 # C channels · T frames · H,W height, width in pixels
@@ -24,12 +23,17 @@ from typing import Any
 
 import av
 import numpy as np
-from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from trainer.data.decode import Window
+from trainer.data.scale import Put, scaler
 
-_GBR = (1, 2, 0)  # channel of each plane of gbrp; planes need no transposing, unlike rgb24
+__all__ = ["ClipError", "ClipFacts", "check_regular", "probe", "read_window", "scaler"]
+
+# In its streams' first frames libavformat looks for what an mp4's header says already: 15 of the 17 CPU
+# ms that opening a 720p clip takes. These options let it look at nothing.
+_UNPROBED = {"skip_frame": "all", "probesize": "32"}
+_INDEXED = (".mp4", ".m4v", ".mov")
 
 
 class ClipError(Exception):
@@ -50,21 +54,33 @@ class _SeekMissed(Exception):
     """The first frame after the seek lies behind the window."""
 
 
-_reformatter = VideoReformatter()  # keeps its scaling context while sizes stay the same
+class _NeedsProbing(Exception):
+    """The header alone does not say enough."""
 
 
-def read_window(path: str, window: Window, out_CTHW: NDArray[np.uint8]) -> float:
-    """Fill `out_CTHW` [3, frames, height, width] with RGB; returns frames a second (0: unknown).
+def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
+    """Fill `out_CTHW` [3, frames, height, width] of `window.dtype` with RGB; returns frames a second
+    (0: unknown).
 
     Raises ClipError for a file that cannot be opened, has no video, has damaged frames in the window
     or fewer frames than expected.
     """
     check_regular(path)
+    put = scaler(window.resize)
     try:
+        if window.resize == "torch" and _is_still_of_upstream(path):
+            return _read_still(path, window, out_CTHW)
+        if path.lower().endswith(_INDEXED):
+            try:
+                return _read(path, window, out_CTHW, put, seek=True, quick=True)
+            except (_NeedsProbing, _SeekMissed, ClipError, av.FFmpegError):
+                pass  # whatever it is, it is said by the careful way
         try:
-            return _read(path, window, out_CTHW, seek=window.start > 0)
+            return _read(path, window, out_CTHW, put, seek=window.start > 0)
         except _SeekMissed:  # its index is wrong; counting from the first frame is always right
-            return _read(path, window, out_CTHW, seek=False)
+            return _read(path, window, out_CTHW, put, seek=False)
+    except MemoryError:
+        raise ClipError("needs more memory than dataset.worker_memory_mb allows") from None
     except (av.FFmpegError, OSError) as error:
         raise ClipError(_why(error)) from None
 
@@ -109,9 +125,9 @@ def _why(error: BaseException) -> str:
     return str(text).strip()
 
 
-def _open(path: str) -> Any:
+def _open(path: str, quick: bool = False) -> Any:
     # metadata is nobody's business here, and odd bytes in a title must not refuse a clip
-    return av.open(path, metadata_errors="ignore")
+    return av.open(path, metadata_errors="ignore", options=_UNPROBED if quick else {})
 
 
 def _video(container: Any) -> Any:
@@ -131,15 +147,39 @@ def _indexed_count(stream: Any) -> int | None:
     return int(stream.frames)
 
 
+def _is_still_of_upstream(path: str) -> bool:
+    from trainer.data.upstream_resize import is_still  # torch is there by now
+
+    return is_still(path)
+
+
+def _read_still(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
+    from trainer.data.upstream_resize import read_still
+
+    if max(window.frames, window.expected) > 1:
+        raise ClipError(f"has 1 frames, the manifest says {window.expected}")
+    read_still(path, window, out_CTHW[:, 0])
+    return 0.0
+
+
+def _regular_times(stream: Any) -> tuple[NDArray[np.int64], int] | None:
+    """Presentation times by a whole index of frames that stand equally far apart."""
+    if _indexed_count(stream) is None or stream.start_time is None:
+        return None
+    entries = list(stream.index_entries)
+    steps = np.diff(np.array([entry.timestamp for entry in entries], np.int64))
+    regular = len(steps) > 0 and (steps == steps[0]).all() and steps[0] > 0
+    if not regular or any(entry.is_discard for entry in entries):
+        return None
+    times = stream.start_time + steps[0] * np.arange(len(entries))
+    return times, int(steps[0]) // 2
+
+
 def _times(container: Any, stream: Any) -> tuple[NDArray[np.int64], int] | None:
     """Presentation time of each frame in order, and how far a frame's may be off; None: unknown."""
-    if _indexed_count(stream) is not None and stream.start_time is not None:
-        entries = list(stream.index_entries)
-        steps = np.diff(np.array([entry.timestamp for entry in entries], np.int64))
-        regular = len(steps) > 0 and (steps == steps[0]).all() and steps[0] > 0
-        if regular and not any(entry.is_discard for entry in entries):
-            times = stream.start_time + steps[0] * np.arange(len(entries))
-            return times, int(steps[0]) // 2
+    times = _regular_times(stream)
+    if times is not None:
+        return times
     # Variable rate or no index: the packets are read once, not decoded.
     packets = [
         packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard
@@ -149,8 +189,10 @@ def _times(container: Any, stream: Any) -> tuple[NDArray[np.int64], int] | None:
     return np.sort(np.array(packets, np.int64)), 0
 
 
-def _read(path: str, window: Window, out_CTHW: NDArray[np.uint8], seek: bool) -> float:
-    with _open(path) as container:
+def _read(
+    path: str, window: Window, out_CTHW: NDArray[Any], put: Put, seek: bool, quick: bool = False
+) -> float:
+    with _open(path, quick) as container:
         stream = _video(container)
         fps = float(stream.average_rate or 0)
         count = _indexed_count(stream)
@@ -159,27 +201,31 @@ def _read(path: str, window: Window, out_CTHW: NDArray[np.uint8], seek: bool) ->
         wanted = range(
             window.start, window.start + window.frames * window.interval, window.interval
         )
-        times = _times(container, stream) if seek else None
-        if seek and times is None:
-            raise _SeekMissed
+        if quick:
+            times = _regular_times(stream)
+            if times is None or not fps:
+                raise _NeedsProbing
+        else:
+            times = _times(container, stream) if seek else None
+            if seek and times is None:
+                raise _SeekMissed
         if times is not None:
             pts, slack = times
             if len(pts) <= wanted[-1]:
                 raise ClipError(f"has {len(pts)} frames, the manifest says {window.expected}")
-            container.seek(int(pts[window.start]), stream=stream, backward=True)
-            frames = _at_times(container.decode(stream), pts[list(wanted)], slack)
+            if window.start or not quick:
+                container.seek(int(pts[window.start]), stream=stream, backward=True)
+            frames = _at_times(container, stream, pts[list(wanted)], slack)
         else:
             frames = _at_places(container.decode(stream), wanted)
         found = 0
         for frame in frames:
             if frame.is_corrupt:
                 raise ClipError(f"frame {wanted[found]} is damaged")
-            _put(frame, window, out_CTHW, found)
+            put(frame, window, out_CTHW[:, found])
             found += 1
-        if (
-            times is not None and found == 0
-        ):  # in a transport stream a seek lands behind the keyframe
-            raise _SeekMissed
+        if times is not None and found == 0:
+            raise _SeekMissed  # in a transport stream a seek lands behind the keyframe
         if found < window.frames:
             raise ClipError(
                 f"ends before frame {wanted[found]}, window {window.start} to {wanted[-1]}"
@@ -196,10 +242,10 @@ def _at_places(frames: Iterator[Any], wanted: range) -> Iterator[Any]:
             return
 
 
-def _at_times(frames: Iterator[Any], wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:
+def _at_times(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:
     """The frames of these presentation times, in order."""
     place = 0
-    for frame in frames:
+    for frame in _decoded(container, stream, wanted, slack):
         if frame.pts is None or (place == 0 and frame.pts > wanted[0] + slack):
             raise _SeekMissed
         if frame.pts < wanted[place] - slack:
@@ -212,39 +258,23 @@ def _at_times(frames: Iterator[Any], wanted: NDArray[np.int64], slack: int) -> I
             return
 
 
-def _put(frame: Any, window: Window, out_CTHW: NDArray[np.uint8], place: int) -> None:
-    """Scale to cover the window's size, turn as the container asks, crop the centre."""
-    turns = round(frame.rotation / 90) % 4  # rotation is counter-clockwise, so is numpy's
-    height, width = window.height, window.width
-    if turns % 2:
-        height, width = width, height
-    grow = max(height / frame.height, width / frame.width)
-    tall = max(height, round(frame.height * grow))
-    wide = max(width, round(frame.width * grow))
-    scaled = _reformatter.reformat(
-        frame,
-        width=wide,
-        height=tall,
-        format="gbrp",
-        interpolation=window.resize.upper(),
-        **_ONE_THREAD,
-    )
-    top, left = round((tall - height) / 2), round((wide - width) / 2)
-    planes: Any = scaled.planes  # each offers its bytes as a buffer
-    for plane, channel in zip(planes, _GBR, strict=True):
-        pixels = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
-        pixels = pixels[top : top + height, left : left + width]
-        out_CTHW[channel, place] = np.rot90(pixels, turns) if turns else pixels
+def _decoded(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:
+    """Frames in order; of h264 only those that are wanted or that others refer to.
 
-
-def _one_thread() -> dict[str, int]:
-    """The argument that keeps libswscale on this thread, where PyAV has it (before, one was all)."""
-    blank = av.VideoFrame(16, 16, "yuv420p")
-    try:
-        VideoReformatter().reformat(blank, format="gbrp", threads=1)
-    except TypeError:
-        return {}
-    return {"threads": 1}
-
-
-_ONE_THREAD = _one_thread()
+    h264 marks each frame that no other refers to (nal_ref_idc 0), and half of x264's are such: with
+    one keyframe in 10 s a window near the end costs a third less. HEVC's mark means something else
+    (the same temporal layer does not refer to it), other decoders have none.
+    """
+    context = stream.codec_context
+    context.skip_frame = "DEFAULT"  # opening may have left it at "all"
+    if context.name != "h264":
+        yield from container.decode(stream)
+        return
+    near = np.concatenate([wanted - slack, wanted + slack])
+    for packet in container.demux(stream):
+        pts = packet.pts
+        if pts is not None and packet.size:
+            place = int(np.searchsorted(near[: len(wanted)], pts, "right")) - 1
+            is_wanted = place >= 0 and pts <= near[len(wanted) + place]
+            context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
+        yield from packet.decode()

@@ -203,8 +203,8 @@ def test_too_few_clips_for_one_step_says_so(folder):
         build_loader(plan_of(folder), Cursor(), 0, 11, 0, FAST)
     with pytest.raises(LoaderError, match="rank 2 of 2"):
         build_loader(plan_of(folder), Cursor(), 2, 2, 0, FAST)
-    with pytest.raises(ConfigError, match="'torch': bilinear or area"):
-        build_loader(plan_of(folder), Cursor(), 0, 1, 0, replace(FAST, resize="torch"))
+    with pytest.raises(ConfigError, match="'bicubic': bilinear, area, torch"):
+        build_loader(plan_of(folder), Cursor(), 0, 1, 0, replace(FAST, resize="bicubic"))
 
 
 def decoders_of(pid: int) -> list[psutil.Process]:
@@ -304,5 +304,5 @@ def test_options_come_from_a_training_configuration():
     from trainer.config import Config, DatasetConfig
 
     config = Config(dataset=DatasetConfig(clip_timeout_s=3, cache_decoded_mb=64), prefetch_factor=4)
-    assert LoaderOptions.of(config) == LoaderOptions(3, 600, 64, 4, "bilinear")
+    assert LoaderOptions.of(config) == LoaderOptions(3, 300, 64, 4, "bilinear", 2048)
     assert LoaderOptions.of(None) == LoaderOptions()

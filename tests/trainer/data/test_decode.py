@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from tests.trainer.data.clips import frame_numbers, write_clip
-from trainer.data.decode import ClipCache, Decoder, DecoderBroken, Window
+from trainer.data.clip_cache import ClipCache
+from trainer.data.decode import Decoder, DecoderBroken, Window
 
 SHAPE = (3, 4, 24, 32)
 WINDOW = Window(2, 4, 1, 24, 32, 12)
@@ -181,12 +182,13 @@ def test_cache_is_bounded_and_drops_what_was_not_used_longest():
 
 
 def test_probe_gives_facts_or_a_reason(decoder, clips, tmp_path):
-    assert decoder.probe(clips[0]) | {"cpu_s": 0} == {
+    assert decoder.probe(clips[0]) | {"cpu_s": 0, "memory_bytes": 0} == {
         "num_frames": 12,
         "height": 48,
         "width": 64,
         "fps": 24.0,
         "cpu_s": 0,
+        "memory_bytes": 0,
     }
     assert decoder.probe(str(tmp_path / "none"))["error"] == "No such file or directory"
 

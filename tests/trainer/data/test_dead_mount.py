@@ -1,0 +1,124 @@
+"""Clips on a file system that stops answering: what reads from it cannot even be killed."""
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.clusterctl.stacks.stalling_mount import GETATTR, LOOKUP, OPEN, READ
+from tests.lab.clip_mount import ClipMount, why_no_fuse
+from tests.trainer.data.test_dataset import decoders_of, plan_of
+from tests.trainer.data.test_decode import is_gone, wait_for
+from trainer.data import decode, digits
+from trainer.data.dataset import LoaderError, LoaderOptions, build_loader
+from trainer.data.decode import Decoder, Window
+from trainer.data.plan import Cursor
+from trainer.errors import TooManyBadSamples
+
+pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=f"no FUSE: {why_no_fuse()}")
+
+OPTIONS = LoaderOptions(clip_timeout_s=1.0, batch_timeout_s=60)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """A data set whose clips with an even number lie on the mount."""
+    folder = tmp_path / "set"
+    digits.make(folder, clips=42, seed=3)
+    far = tmp_path / "far"
+    far.mkdir()
+    for path in sorted((folder / "clips").iterdir())[::2]:
+        shutil.move(path, far / path.name)
+        path.symlink_to(tmp_path / "mnt" / path.name)
+    with ClipMount(far, tmp_path / "mnt") as mount:
+        yield folder, mount
+
+
+def nobody_is_left() -> bool:
+    return all(is_gone(process.pid) for process in decoders_of(os.getpid()))
+
+
+def is_far(folder: Path, path: str) -> bool:
+    return (folder / "clips" / Path(path).name).is_symlink()
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [READ, LOOKUP, *(pytest.param(code, marks=pytest.mark.slow) for code in (OPEN, GETATTR))],
+)
+def test_clips_of_a_mount_that_hangs_are_replaced_and_the_run_goes_on(mounted, opcode):
+    folder, mount = mounted
+    plan = plan_of(folder)
+    loader = build_loader(plan, Cursor(), 0, 1, 1, replace(OPTIONS, prefetch_factor=1))
+    batches = iter(loader)
+    before = [next(batches), next(batches)]  # the second is asked for before the mount hangs
+    during = []
+    with mount.hanging(opcode):
+        while not during or not any(is_far(folder, path) for _, path, _ in during[-1]["bad"]):
+            during.append(next(batches))
+        assert mount.stalled.acquire(timeout=0)
+    reasons = {reason for _, path, reason in during[-1]["bad"] if is_far(folder, path)}
+    assert reasons == {"no answer within 1 s"}
+    after = list(batches)
+    whole = [*before, *during, *after]
+    assert len(whole) == 10
+    assert {batch["video"].shape[0] for batch in whole} == {4}
+    rows = [row for batch in after[1:] for row in batch["rows"]]
+    assert any(is_far(folder, plan.manifest.locate(row)) for row in rows)  # it answers again
+    loader.close()
+    wait_for(nobody_is_left, 30)  # those that could not be killed went, too
+
+
+def test_a_process_that_cannot_be_killed_is_left_behind(mounted):
+    folder, mount = mounted
+    path = next(path for path in sorted((folder / "clips").iterdir()) if path.is_symlink())
+    decoder, window = Decoder(clip_timeout_s=20), Window(0, 4, 1, 16, 16, 9)
+    assert decoder.decode([(str(path), window)], (3, 4, 16, 16))[1][0].error == ""
+    decoder.clip_timeout_s, stuck = 2, decoder.pid
+    with mount.hanging():
+        _, (reply,) = decoder.decode([(str(path), window)], (3, 4, 16, 16))
+        assert reply.late
+        assert mount.stalled.acquire(timeout=0)
+        assert not is_gone(stuck)
+        decoder.close()  # returns
+    decoder.clip_timeout_s = 20
+    assert decoder.decode([(str(path), window)], (3, 4, 16, 16))[1][0].error == ""
+    wait_for(lambda: is_gone(stuck), 30)
+    decoder.close()
+
+
+def test_many_processes_that_sleep_in_a_mount_end_the_run_with_a_word_about_it(
+    mounted, monkeypatch
+):
+    monkeypatch.setattr(decode, "_LEFT_BEHIND", 2)
+    monkeypatch.setattr(decode, "_ENDS_S", 0.2)
+    folder, mount = mounted
+    loader = build_loader(plan_of(folder), Cursor(), 0, 1, 1, replace(OPTIONS, prefetch_factor=1))
+    batches = iter(loader)
+    next(batches)
+    with (
+        mount.hanging(),
+        pytest.raises(LoaderError, match="file system that does not answer") as caught,
+    ):
+        list(batches)
+    assert "look at the mounts" in caught.value.hint
+    loader.close()
+    wait_for(nobody_is_left, 30)
+
+
+def test_a_mount_with_all_clips_stops_the_run_with_the_list_in_time(tmp_path):
+    folder = tmp_path / "set"
+    digits.make(folder, clips=12, seed=3)
+    (folder / "clips").rename(tmp_path / "far")
+    with ClipMount(tmp_path / "far", folder / "clips") as mount:
+        options = replace(OPTIONS, batch_timeout_s=3)
+        loader = build_loader(plan_of(folder), Cursor(), 0, 1, 1, options)
+        with mount.hanging():
+            began = time.monotonic()
+            with pytest.raises(TooManyBadSamples, match=r"more than 3 s\n .*no answer within 1 s"):
+                list(loader)
+            assert time.monotonic() - began < 60
+        wait_for(nobody_is_left, 30)
