@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ class Finding:
         return {**data, "verdict": self.verdict.value, "action": self.action.value}
 
 
-_ALL_BUT_NODES = tuple(item.name for item in dataclasses.fields(Finding) if item.name != "nodes")
+_all_but_nodes = operator.attrgetter(
+    *(item.name for item in dataclasses.fields(Finding) if item.name != "nodes")
+)
 
 
 def passed(evidence: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
@@ -142,8 +145,7 @@ class Report:
             reason = finding.because
             if reason and not following and all((reason, node) in told for node in finding.nodes):
                 continue
-            key = tuple(getattr(finding, name) for name in _ALL_BUT_NODES)
-            groups.setdefault(key, []).append(finding)
+            groups.setdefault(_all_but_nodes(finding), []).append(finding)
         folded = []
         for members in groups.values():
             nodes = sorted({node for one in members for node in one.nodes}, key=order.__getitem__)

@@ -51,7 +51,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str], int], ...] = tuple(
 INTERESTING = (
     r"NVRM|SXid|fallen off|Out of memory|oom-kill|oom_reaper|Hardware Error|Machine check|lockup"
     r"|LOCKUP|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
-    r"|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|peermem|segfault|PCIe bandwidth"
+    r"|Link (?:is )?(?:[Dd]own|[Uu]p)|link (?:is )?(?:[Dd]own|[Uu]p)|peermem|segfault|PCIe bandwidth"
 )
 """Lines that a node sends home; everything else of the log stays there. The payload has a copy."""
 

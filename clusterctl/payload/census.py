@@ -17,6 +17,8 @@ def main():
     began = (time.time(), time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
     timeout_s = ARGS.get("tool_timeout_s", 10.0)
     everything = ARGS.get("everything", False)
+    if ARGS.get("nvml"):
+        import ctypes  # noqa: F401 - once, before there are children that would each import it
     nvml = fork_child(ask_nvml) if ARGS.get("nvml") else None
     children = fork_children(min(4.0, timeout_s))
     if ARGS.get("pings"):

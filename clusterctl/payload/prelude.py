@@ -130,8 +130,19 @@ def _result(state, rc, out, err, begun, truncated=False):
     return result
 
 
+def is_there(name, env):
+    """Whether a program can be found; looking costs less than a fork that finds none."""
+    if "/" in name:
+        return True  # whoever starts it will say
+    folders = env.get("PATH", os.defpath).split(":")
+    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders if folder)
+
+
 def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s):
     begun = time.monotonic()
+    if not is_there(argv[0], env):
+        box.append(_result("missing", None, b"", "not found: %s" % argv[0], begun))
+        return
     try:
         child = subprocess.Popen(
             argv,

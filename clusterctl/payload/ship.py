@@ -11,6 +11,7 @@ import base64
 import functools
 import importlib.util
 import json
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -80,9 +81,17 @@ def parts(verb: str) -> list[tuple[str, str]]:
     ]
 
 
-@functools.cache
+_building = threading.Lock()
+
+
 def source(verb: str, nvml: bool = False) -> bytes:
     """The text that is sent for a verb. With `nvml` it holds the head's own pynvml as a module."""
+    with _building:  # 64 nodes ask at once; `cache` alone would pack the library for each: 1.2 s
+        return _source(verb, nvml)
+
+
+@functools.cache
+def _source(verb: str, nvml: bool) -> bytes:
     library = f"_carry_module('pynvml', {_pynvml()!r})" if nvml else ""
     return _JOIN.format(marker=MARKER, parts=parts(verb), nvml=library).encode()
 

@@ -43,33 +43,45 @@ def main() -> int:
         for words, args in LOOKS.items():
             costs = sorted(_look(env, args) for _ in range(options.times))
             print(f"payload, {words}: {costs[0]:.3f} to {costs[-1]:.3f} CPU s")
+        before_s = _children_s()
         with sshd(folder, options.nodes):
-            wall_s, said = _preflight(folder)
-        print(f"{options.nodes} nodes: {wall_s:.1f} s wall; {said}")
+            wall_s, head_s, said = _preflight(folder)
+        server_s = _children_s() - before_s - head_s
+        print(
+            f"{options.nodes} nodes: {wall_s:.1f} s wall; CPU per node: head "
+            f"{head_s / options.nodes:.3f} s, its sshd and payload {server_s / options.nodes:.3f} s; {said}"
+        )
     return 0
 
 
 def _look(env: dict[str, str], args: dict[str, Any]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before_s = _children_s()
     ship.probe(LocalConnection(env), "census", args, 60, nvml=bool(args))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return _children_s() - before_s
 
 
-def _preflight(folder: Path) -> tuple[float, str]:
+def _children_s() -> float:
+    """CPU of all that was started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _preflight(folder: Path) -> tuple[float, float, str]:
+    """(wall, head's CPU, what it said)."""
     command = [
         sys.executable, "-m", "clusterctl", "preflight", "--device", "cpu", "--min-free", "0",
         "--outputs", str(folder), "--workdir", str(folder), "--command-timeout", "120", str(folder / "nodes.txt"),
     ]  # fmt: skip
-    begun = time.monotonic()
+    before_s, begun = _children_s(), time.monotonic()
     done = subprocess.run(
         command, capture_output=True, text=True, check=False,
         env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
     )  # fmt: skip
     wall_s = time.monotonic() - begun
+    head_s = _children_s() - before_s  # sshd and what it started are not waited for yet
     cost = re.search(r"[\d.]+ CPU s per node", done.stderr)
     last = done.stdout.splitlines()[-1] if done.stdout else done.stderr[-300:]
-    return wall_s, f"{cost[0] if cost else 'no cost said'}; {last}"
+    return wall_s, head_s, f"{cost[0] if cost else 'no cost said'}; {last}"
 
 
 if __name__ == "__main__":

@@ -180,8 +180,8 @@ def test_payload_that_never_answers_is_left_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _with_verb(monkeypatch, "def main():\n    hold_lease()\n    time.sleep(600)\n")
-    with pytest.raises(TransportError, match=r"no answer in 2 s") as caught:
-        ship.probe(LocalConnection(), "test", {}, 2, lease=True)
+    with pytest.raises(TransportError, match=r"no answer in 5 s") as caught:
+        ship.probe(LocalConnection(), "test", {}, 5, lease=True)
     assert caught.value.phase == "command"
 
 
@@ -236,4 +236,4 @@ def _with_verb(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Send `text` as the verb's file."""
     prelude = ship.parts("shell")[0]
     monkeypatch.setattr(ship, "parts", lambda verb: [prelude, ("test.py", text)])
-    monkeypatch.setattr(ship, "source", ship.source.__wrapped__)
+    monkeypatch.setattr(ship, "_source", ship._source.__wrapped__)
