@@ -29,6 +29,7 @@ COMMANDS = (
     "launch",
     "top",
     "watch",
+    "export",
     "dump-stacks",
     "stop",
     "kill",

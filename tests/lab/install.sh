@@ -1,7 +1,7 @@
 #!/bin/sh
 # What lab nodes need beyond Python: sshd, ip, unshare, nsenter; for tests of time chronyd and
-# faketime. Debian and Ubuntu, as root.
-# Exit 0 when all is there. Otherwise the tests still run, on loopback nodes, and say so.
+# faketime; for the exporter prometheus, without which its tests are skipped. Debian and Ubuntu, as root.
+# Exit 0 when all that nodes need is there. Otherwise the tests still run, on loopback nodes, and say so.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
 missing=
@@ -11,12 +11,16 @@ command -v ip >/dev/null || missing="$missing iproute2"
 command -v nsenter >/dev/null && command -v unshare >/dev/null || missing="$missing util-linux"
 command -v chronyd >/dev/null || missing="$missing chrony"
 command -v faketime >/dev/null || missing="$missing faketime"
-[ -n "$missing" ] || exit 0
+extra=
+command -v promtool >/dev/null || extra=prometheus
+[ -n "$missing$extra" ] || exit 0
 if [ "$(id -u)" != 0 ]; then
+    [ -n "$missing" ] || exit 0
     echo "lab nodes need$missing and root; without them the ssh tests use loopback nodes" >&2
     exit 1
 fi
 if ! command -v apt-get >/dev/null; then
+    [ -n "$missing" ] || exit 0
     echo "lab nodes need$missing; there is no apt-get here, install them by hand" >&2
     exit 1
 fi
@@ -28,8 +32,17 @@ if [ ! -e $policy ]; then
     printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy && made_policy=1
 fi
 log=$(mktemp)
-(apt-get update -q && apt-get install -q -y --no-install-recommends $missing) >"$log" 2>&1
-status=$?
+status=0
+if [ -n "$missing" ]; then
+    (apt-get update -q && apt-get install -q -y --no-install-recommends $missing) >"$log" 2>&1
+    status=$?
+fi
+if [ -n "$extra" ] && [ $status = 0 ]; then
+    # Apart: the nodes can do without it.
+    (timeout 120 apt-get install -q -y --no-install-recommends $extra ||
+        { apt-get update -q && timeout 120 apt-get install -q -y --no-install-recommends $extra; }) >>"$log" 2>&1 ||
+        echo "$extra could not be installed: the tests of the exporter against it are skipped" >&2
+fi
 [ -z "$made_policy" ] || rm -f $policy
 if [ $status != 0 ]; then
     echo "lab nodes need$missing, which apt-get could not install (offline?): see $log; the ssh tests use loopback nodes" >&2

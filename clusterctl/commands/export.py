@@ -1,0 +1,79 @@
+"""Serve metrics of nodes, run and alerts to Prometheus.
+
+On this machine only unless told otherwise; the board for Grafana and the rules come along.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clusterctl.errors import UsageError
+from clusterctl.render import Output
+from clusterctl.settings import Settings, cluster_options, output_options
+
+
+@click.command(
+    "export",
+    epilog="""\b
+Examples:
+  clusterctl export nodes.txt --listen 127.0.0.1:9839
+  clusterctl export nodes.txt --once /var/lib/prometheus/node-exporter/clusterctl.prom""",
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:9839",
+    show_default=True,
+    metavar="ADDRESS:PORT",
+    help="Where Prometheus finds the metrics. Port 0: any free one.",
+)
+@click.option(
+    "--once",
+    metavar="FILE",
+    help="Write them once, whole or not at all, for node_exporter's textfile collector; - is stdout.",
+)
+@click.option(
+    "--print",
+    "printed",
+    type=click.Choice(["board", "rules"]),
+    help="The Grafana board or Prometheus' alerting rules on stdout; exports nothing.",
+)
+@click.option(
+    "--run",
+    "--run-dir",
+    "run_dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory. Default: the one below outputs/ that was written last.",
+)
+@click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds between readings.",
+)
+@cluster_options
+@output_options
+def command(settings: Settings, output: Output, printed: str | None, **options: Any) -> int:  # fmt: skip
+    """Serve metrics of nodes, run and alerts to Prometheus.
+
+    What is not known has no sample; it is never 0. Exit code 130 after Ctrl-C, 0 after SIGTERM; with
+    --once 3 when a node gave no readings (the file is written). docs/alerts.md shows the set-up.
+    """
+    if output.json:
+        raise UsageError("export speaks Prometheus' format", hint="clusterctl watch --json has alerts, top --json figures")  # fmt: skip
+    if options["demo"] and options["run_dir"]:
+        raise UsageError("--run and --demo exclude each other")
+    # By name: the import arrows point from dashboards to clusterctl.
+    if printed:
+        text = importlib.import_module(f"dashboards.grafana.{printed}").render()
+        output.line(text.rstrip("\n"))
+        return 0
+    code = importlib.import_module("dashboards.exporter").export(settings, output, **options)
+    assert isinstance(code, int)
+    return code
