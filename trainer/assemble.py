@@ -21,7 +21,10 @@ from trainer.data import state as data_state_of
 from trainer.data.balance import Balance, classes
 from trainer.data.buckets import Buckets
 from trainer.data.dataset import build_loader
-from trainer.data.manifest import read_manifest
+from trainer.data.features import Features
+from trainer.data.features_key import Hashes, key_of, refuse_other, unseen
+from trainer.data.features_loader import NoText, NoVAE
+from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.plan import Cursor, DataPlan
 from trainer.ema import EMA
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
@@ -57,9 +60,16 @@ def assemble(
     source = engine.alone(lambda: _source(config))
     documents = checkpoint.read_documents(source, _DOCUMENTS) if source is not None else {}
     engine.alone(lambda: _prepare_text(config, run_dir, source, manifest.texts))
+    features = _features(config, manifest, buckets, run_dir, engine, journal)
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
     has_weights = source is not None or config.model.from_pretrained is not None
-    parts = build_parts(config, run_dir, _DTYPES[config.dtype], empty=has_weights)
+    parts = build_parts(
+        config,
+        run_dir,
+        _DTYPES[config.dtype],
+        empty=has_weights,
+        encoders=(NoVAE(features), NoText(features)) if features is not None else None,
+    )
     parts.text.to(engine.device)
     parts.vae.to(engine.device)
     if source is not None:
@@ -105,7 +115,7 @@ def assemble(
         journal.event("resume", _resumed(source, running, cursor, engine.world))
     loader = build_loader(
         plan, cursor, engine.rank, engine.world, config.num_workers, config,
-        each=config.accumulation_steps,
+        each=config.accumulation_steps, features=features,
     )  # fmt: skip
     for note in config.notes:
         journal.event("note", note)
@@ -213,4 +223,34 @@ def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Seq
     before = source.parent / TINY_T5 if source is not None else None
     if before is not None and before.is_dir() and not (run_dir / TINY_T5).is_dir():
         shutil.copytree(before, run_dir / TINY_T5)
+    if config.dataset.features is not None and config.text_encoder.type == "tiny_t5":
+        made_with = Path(config.dataset.features) / TINY_T5  # sampling needs what the features saw
+        if made_with.is_dir() and not (run_dir / TINY_T5).is_dir():
+            shutil.copytree(made_with, run_dir / TINY_T5)
     make_tiny_text_encoder(config, run_dir, texts)
+
+
+def _features(
+    config: Config,
+    manifest: Manifest,
+    buckets: Buckets,
+    run_dir: Path,
+    engine: Engine,
+    journal: RankZeroJournal,
+) -> Features | None:
+    """The cache that stands for VAE and text encoder; rank 0 looks whether it fits (collective)."""
+    if config.dataset.features is None:
+        return None
+    folder = Path(config.dataset.features)
+
+    def check() -> list[str]:
+        features = Features(folder)
+        run_key = key_of(config, run_dir / TINY_T5, Hashes(features.document["weight_files"]))
+        refuse_other(folder, features.key, run_key)
+        features.check_files()
+        features.check_rows(manifest, buckets)
+        return unseen(features.key, run_key)
+
+    for note in engine.alone(check):
+        journal.event("note", note)
+    return Features(folder)

@@ -113,7 +113,8 @@ def _finish(tree: Tree, notes: list[str]) -> Config:
     for name in ("vae", "text_encoder"):
         if name in tree.data and tree.data[name] is None:
             raise ConfigError(
-                f"{tree.place((name,))}: {name} = None means cached features, which are not built yet"
+                f"{tree.place((name,))}: {name} = None means cached features; name theirs by "
+                f"dataset.features = FOLDER and leave {name} as they were made with"
             )
     word = tree.data.get("grad_checkpoint")
     if isinstance(word, str):
@@ -168,7 +169,7 @@ def _check(config: Config, tree: Tree) -> None:
             f"one of true-length, upstream; not {transform!r}"
         )
     if not isinstance(config.grad_checkpoint, bool):
-        from trainer.models.checkpointing import GradCheckpoint  # here: it imports torch
+        from trainer.models.checkpointing import GradCheckpoint
 
         try:
             GradCheckpoint.parse(config.grad_checkpoint)

@@ -16,8 +16,9 @@ from trainer.configfile import Section, field_types
 from trainer.errors import ConfigError
 
 # The model's own dataclass is the home of its fields; reading a config imports it when one is set.
-_MODELS = {"STDiT3": "trainer.models.stdit:STDiT3Config"}
+_MODELS = {"STDiT3": "trainer.models.stdit_config:STDiT3Config"}
 
+_FEATURES = "make features with trainer.data encode and say dataset.features = FOLDER"
 _ATTENTION = "there is one attention and one norm path, chosen by torch"
 
 
@@ -29,6 +30,7 @@ class DatasetConfig(Section):
     data_path: str | None = None  # manifest, csv or parquet
     transform_name: str = "resize_crop"  # scale to cover the bucket's size, crop the centre
     frame_interval: int = 1  # every n-th frame
+    features: str | None = None  # cache made by trainer.data encode: no VAE, no text encoder
     memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
     root: str | None = None  # folder that relative paths start from; default the manifest's
     resize: str = "bilinear"  # or "area": sharper; "torch": upstream's pixels, see docs/data.md
@@ -260,10 +262,10 @@ class Config(Section):
         "optim": "the optimizer is AdamW; its keys are lr, adam_eps, adam_betas, weight_decay",
         "lora_config": "there is no LoRA training",
         "lora_checkpoint": "there is no LoRA training",
-        "load_video_features": "training from cached latents is not built yet",
-        "load_text_features": "training from cached text features is not built yet",
-        "cached_video": "training from cached latents is not built yet",
-        "cached_text": "training from cached text features is not built yet",
+        "load_video_features": _FEATURES,
+        "load_text_features": _FEATURES,
+        "cached_video": _FEATURES,
+        "cached_text": _FEATURES,
         "sp_size": "there is no sequence parallelism",
         "plugin_config": "the engines take no free arguments",
         "use_cosine_scheduler": 'say lr_schedule = "cosine"',

@@ -24,6 +24,7 @@ from trainer import checkpoint
 from trainer.config import Config, to_dict
 from trainer.data import state as data_state
 from trainer.data.dataset import Loader
+from trainer.data.features_loader import latents_of
 from trainer.data.microbatch import leave_out_bad
 from trainer.data.plan import DataPlan
 from trainer.ema import EMA
@@ -236,9 +237,13 @@ def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> Non
     engine, clock, number = run.engine, run.clock, run.step + 1
     # By microbatch, not by rank: no generator's state needs saving, and the noise of a clip stays
     # the same when the number of ranks changes.
-    torch.manual_seed(_seed(run.config.seed, *batch["microbatch"]))
+    words = (run.config.seed, *batch["microbatch"])
     with clock.phase("encode", number):
+        # The posterior's draw has a seed of its own: times and noise are the same whether a VAE runs
+        # (and draws for each frame, too) or its posterior comes from a cache.
+        torch.manual_seed(_seed(*words, 1))
         z_BCTHW, conditions = _encode(run, batch)
+        torch.manual_seed(_seed(*words))
         mask_BT = run.parts.masks.draw(z_BCTHW.shape[0], z_BCTHW.shape[2])
         mask_BT = None if mask_BT is None else mask_BT.to(engine.device)
     with clock.phase("forward", number):
@@ -268,13 +273,18 @@ def _agreed(error: TrainerError) -> TrainerError:
 
 def _encode(run: Run, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     device = run.engine.device
+    sizes = {name: batch[name].to(device) for name in ("fps", "height", "width", "num_frames")}
+    if "latents" in batch:  # of a feature cache
+        with torch.no_grad():
+            z_BCTHW = latents_of(batch["latents"].to(device, non_blocking=True))
+        y, mask = batch["y"].to(device, non_blocking=True), batch["mask"].to(device)
+        return z_BCTHW, {"y": y, "mask": mask, **sizes}
     with torch.no_grad():
         video = batch["video"].to(device, non_blocking=True)
         if video.dtype == torch.uint8:  # else upstream's own pixels, -1 to 1 already
             video = video.float() / 127.5 - 1
         z_BCTHW = run.parts.vae.encode(video)
         y, mask = run.parts.text.encode(batch["text"])
-    sizes = {name: batch[name].to(device) for name in ("fps", "height", "width", "num_frames")}
     return z_BCTHW, {"y": y.to(device), "mask": mask.to(device), **sizes}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,16 +51,23 @@ def make_tiny_text_encoder(config: Config, run_dir: Path, texts: Iterable[str]) 
 
 
 def build_parts(
-    config: Config, run_dir: Path, dtype: torch.dtype = torch.float32, *, empty: bool = False
+    config: Config,
+    run_dir: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    empty: bool = False,
+    encoders: tuple[Any, Any] | None = None,
 ) -> Parts:
     """All parts; `dtype` is that of VAE and text encoder.
 
     With `empty` the model has no memory yet (meta device) and gets it with its weights, by
-    trainer.weights: making 1.2 billion random numbers first takes 16 CPU seconds.
+    trainer.weights: making 1.2 billion random numbers first takes 16 CPU seconds. `encoders` stand
+    for VAE and text encoder where those have done their work (trainer.data.features_loader).
     Raises ConfigError for what does not fit or exist, CheckpointError for weights that cannot be read.
     """
-    vae = build_vae(config.vae, dtype)
-    text = _text_encoder(config, run_dir, dtype)
+    if encoders is None:
+        encoders = build_vae(config.vae, dtype), build_text_encoder(config, run_dir, dtype)
+    vae, text = encoders
     options = {
         **config.model.options,
         # What the encoders dictate.
@@ -77,7 +85,8 @@ def build_parts(
     return Parts(vae, text, build_flow(config.scheduler), model, masks)
 
 
-def _text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> TextEncoder:
+def build_text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> TextEncoder:
+    """The config's text encoder; a tiny one lies in `run_dir`. Raises ConfigError."""
     settings = config.text_encoder
     if settings.type == "tiny_t5":
         folder = run_dir / TINY_T5

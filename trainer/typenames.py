@@ -10,6 +10,7 @@ import difflib
 from trainer.errors import ConfigError
 
 _OTHER_NETWORK = "is another network; STDiT3 of Open-Sora 1.2 is trained here"
+_FEATURES = "reads its own files of features; ours are made by trainer.data encode and named by dataset.features"
 _IDDPM = "is another diffusion; rectified flow ('rflow') is trained here"
 
 # Section -> name in a file -> our name.
@@ -36,8 +37,8 @@ TYPES: dict[str, dict[str, str]] = {
 REFUSED: dict[str, dict[str, str]] = {
     "dataset": {
         "VideoTextDataset": "has one fixed size; name a size in bucket_config instead",
-        "BatchFeatureDataset": "reads features that were cached; train from the videos themselves",
-        "cached_video_text": "reads features that were cached; train from the videos themselves",
+        "BatchFeatureDataset": _FEATURES,
+        "cached_video_text": _FEATURES,
     },
     "model": {
         "STDiT-XL/2": _OTHER_NETWORK,

@@ -162,7 +162,7 @@ def test_upstreams_two_names_of_one_vae_are_one(tmp_path: Path) -> None:
         ("scheduler = dict(type='iddpm')", "rectified flow"),
         ("vae = dict(type='dc_ae')", "Open-Sora 2's; there is OpenSoraVAE_V1_2"),
         ("text_encoder = dict(type='tinyt5')", r"did you mean tiny_t5\?"),
-        ("dataset = dict(type='BatchFeatureDataset')", "reads features that were cached"),
+        ("dataset = dict(type='BatchFeatureDataset')", "named by dataset.features"),
         ("model = dict(grad_ckpt_setting=(100, 100))", "model.grad_ckpt_setting is not supported: say grad_checkpoint"),
         ("model = dict(qk_norm_legacy=True)", "norms stand before the rotation"),
         ("scheduler = dict(timestep_transform='exact')", r"must be one of true-length, upstream"),

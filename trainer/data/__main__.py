@@ -28,6 +28,8 @@ VERBS = {
     "convert": ("rewrite", "csv to parquet and back"),
     "shard": ("shards", "a folder that training reads without holding captions in memory"),
     "stats": ("stats", "what a config makes of a manifest"),
+    "encode": ("encode", "latents and captions for training without VAE and text encoder"),
+    "features": ("features_check", "what a feature cache holds, and whether it is whole"),
     "simulate": ("simulate", "how long ranks wait for each other under a config"),
     "examine": ("examine", "answer questions about files (clusterctl data starts it on nodes)"),
 }
@@ -57,10 +59,16 @@ def main(argv: list[str] | None = None) -> int:
                 return 2
             verb.description = modules[name].__doc__
             modules[name].add_arguments(verb)
-    args = parser.parse_args(given)
+    args, rest = parser.parse_known_args(given)
+    if getattr(modules[args.verb], "OVERRIDES", False):  # the rest are keys of the config
+        args.overrides = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(modules[args.verb].run(args))
     except TrainerError as error:
+        if error.on_all_ranks and os.environ.get("RANK", "0") != "0":
+            return error.exit_code  # rank 0 says it
         print(f"error: {error}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)

@@ -145,6 +145,39 @@ class Buckets:
             chosen[part] = self._place(length, height, width, start, draw, frame_interval)
         return chosen
 
+    def reachable(
+        self, manifest: Manifest, frame_interval: int = 1
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """(rows, cells) of every place that a clip may have in some epoch, under any seed."""
+        length, height, width = (
+            column.astype(np.int64)
+            for column in (manifest.num_frames, manifest.height, manifest.width)
+        )
+        area, looking = height * width, np.ones(len(length), bool)
+        rows, cells = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        for first, last in self._by_resolution():
+            shape = self.slots[first].resolution
+            here = looking & (area >= shape.pixels * AREA_SHARE)
+            refused = np.zeros(len(length), bool)  # took a length and may not be kept
+            for slot in self.slots[first:last]:
+                fits = here & self._is_long_enough(length, slot.frames, frame_interval)
+                take = 1.0 if slot.take is None else slot.take
+                if slot.take is not None and self.semantics == "open-sora-2":
+                    take = 1 - slot.take
+                if take <= 0:
+                    continue
+                if slot.keep > 0:
+                    found = np.flatnonzero(fits)
+                    rows.append(found)
+                    ratio = _ratio_index(height[found], width[found], shape)
+                    cells.append(slot.first_cell + ratio)
+                if slot.keep < 1:
+                    refused |= fits
+                if take >= 1:
+                    here &= ~fits
+            looking &= (area < shape.pixels * AREA_SHARE) | here | refused
+        return np.concatenate(rows), np.concatenate(cells)
+
     def _place(
         self,
         length: NDArray[np.int64],

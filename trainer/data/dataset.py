@@ -254,8 +254,9 @@ def build_loader(
     (epoch, index in its plan), "bucket", "decode_s" (CPU seconds of decoding), "decoder_bytes" (peak
     resident memory of its decoding process) and "bad": (row, path, reason) of clips that another stood
     in for. `workers` decoding processes, at least one; `config` is a training configuration or
-    `LoaderOptions`. Raises DataStateError when not even one
-    step fits into an epoch; iterating raises TooManyBadSamples and LoaderError.
+    `LoaderOptions`; with `features` nothing is decoded, see `features_loader.read_batch`. Raises
+    DataStateError when not even one step fits into an epoch; iterating raises TooManyBadSamples and
+    LoaderError.
     """
     options = LoaderOptions.of(config)
     if features is None:

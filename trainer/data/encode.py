@@ -1,0 +1,177 @@
+"""`encode`: latents and captions, made once for all epochs.
+
+python -m trainer.data encode stage1 features --data-path good.csv
+torchrun --nproc-per-node 8 -m trainer.data encode stage1 features --data-path good.csv
+python -m trainer.train stage1 --data-path good.csv --dataset.features features
+
+CONFIG is the training config; every key of it is an option too (--vae.from-pretrained X). OUT is a
+folder that all ranks see. Every clip is encoded at every size that a bucket may ask for, whole, so
+that windows stay random. Killed at any moment the same command, on any number of ranks, goes on and
+makes the same bytes; with more clips or other buckets it adds what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.data.features_files import DOCUMENT, JOB, FeaturesError
+from trainer.errors import ConfigError, TrainerError
+
+T = TypeVar("T")
+OVERRIDES = True  # further words of the command line are keys of the config
+SHARD_MB = 128
+_AGREE_S = 1800.0  # rank 0 reads all weights through meanwhile
+_DTYPES = {"fp16": "F16", "bf16": "BF16", "fp32": "F32"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="training config, a file or a short name")
+    parser.add_argument("out", type=Path, help="folder of the cache, seen by all ranks")
+    parser.add_argument(
+        "--sample", action="store_true",
+        help="keep one draw of each latent instead of mean and log-variance: half the bytes, no "
+        "fresh noise in training",
+    )  # fmt: skip
+    parser.add_argument(
+        "--latent-dtype", choices=sorted(_DTYPES), default=None,
+        help="of latents as stored (fp16; fp32 where pixels are the latents). Captions keep the encoder's",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-frames", type=int, metavar="N", help="encode only the first N frames of a clip"
+    )
+    parser.add_argument(
+        "--shard-mb", type=int, default=SHARD_MB, metavar="MB",
+        help="size of a shard, which a kill costs at most for each rank (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--workers", type=int, help="decoding processes a rank (num_workers)")
+    parser.add_argument(
+        "--max-bad", type=int, metavar="N",
+        help="stop above this many clips that cannot be read (max_bad_samples)",
+    )  # fmt: skip
+    parser.add_argument("--retry-bad", action="store_true", help="try those again that could not")
+    parser.add_argument(
+        "--force", action="store_true", help="throw away what OUT holds and begin anew"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be made, make nothing"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    parser.set_defaults(overrides=[])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 when clips could not be read."""
+    from trainer import config as configuration
+    from trainer.data import encode_job as jobs
+    from trainer.data.encode_plan import Options, foresee
+    from trainer.data.manifest import read_manifest
+
+    config = configuration.load(args.config, args.overrides)
+    if config.dataset.data_path is None:
+        raise ConfigError("there is no dataset", hint="--data-path FILE.csv")
+    if config.dataset.features is not None:
+        raise ConfigError("dataset.features is what encode makes: leave it out here")
+    if args.shard_mb < 1 or (args.max_frames is not None and args.max_frames < 1):
+        raise FeaturesError("--shard-mb and --max-frames begin at 1")
+    if args.sample and config.vae.type == "identity":
+        raise FeaturesError("--sample is for a VAE that has a spread; identity has none")
+    rank, world = _ranks()
+    root = Path(config.dataset.root) if config.dataset.root else None
+    manifest = read_manifest(
+        config.dataset.data_path, root, memory_efficient=config.dataset.memory_efficient
+    )
+    options = Options(
+        kind="exact" if config.vae.type == "identity" else "sample" if args.sample else "posterior",
+        dtype=_DTYPES[args.latent_dtype or ("fp32" if config.vae.type == "identity" else "fp16")],
+        max_frames=args.max_frames,
+        shard_bytes=args.shard_mb << 20,
+        workers=args.workers if args.workers is not None else config.num_workers,
+        max_bad=args.max_bad if args.max_bad is not None else config.max_bad_samples,
+        retry_bad=args.retry_bad,
+        force=args.force,
+        quiet=args.quiet or rank > 0,
+    )
+    out = args.out.absolute()
+    if args.dry_run:
+        print(foresee(config, manifest, out, options))
+        return 0
+    document = _alone(rank, world, lambda: jobs.prepare(config, manifest, out, options))
+    if document is not None:
+        if not (out / JOB).is_file() and not (out / DOCUMENT).is_file():
+            raise FeaturesError(
+                f"{out} of rank 0 is not seen by rank {rank}; a cache needs a folder that all see"
+            )
+        jobs.work(config, manifest, out, document, options, rank, world)
+        if not jobs.finish(out, document):
+            print(
+                f"rank {rank} of {world}: done; the last rank finishes the cache", file=sys.stderr
+            )
+            return 0
+    elif rank:
+        return 0
+    return _tell(out)
+
+
+def _tell(out: Path) -> int:
+    from trainer.data.features_check import describe
+    from trainer.data.features_index import read_document
+
+    document = read_document(out)
+    assert document is not None
+    print(describe(out, document))
+    print(f"train from it with --dataset.features {out}")
+    if bad := document["bad"]:
+        print(f"{len(bad):,} times a clip could not be read:", file=sys.stderr)
+        for row in bad[:10]:
+            size = f"{row['height']}x{row['width']}"
+            print(f"  {row['path']} at {size}: {row['reason']}", file=sys.stderr)
+        print("training takes others in their place; --retry-bad tries again", file=sys.stderr)
+    return 1 if document["bad"] else 0
+
+
+def _ranks() -> tuple[int, int]:
+    try:
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        raise FeaturesError("RANK and WORLD_SIZE must be numbers; torchrun sets them") from None
+    if not 0 <= rank < world:
+        raise FeaturesError(f"rank {rank} of {world}")
+    if world > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+        raise FeaturesError("WORLD_SIZE is set but not MASTER_ADDR and MASTER_PORT; use torchrun")
+    return rank, world
+
+
+def _alone(rank: int, world: int, prepare: Callable[[], T]) -> T:
+    """What rank 0's `prepare` gives, or its failure, on every rank.
+
+    This is the only time that ranks talk: then each goes through its shards, however long it takes.
+    """
+    if world == 1:
+        return prepare()
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
+    try:
+        box: list[Any] = [None, None]
+        if rank == 0:
+            try:
+                box = [prepare(), None]
+            except TrainerError as error:
+                box = [None, error]
+            except OSError as error:
+                box = [None, FeaturesError(f"rank 0: {error}")]
+        dist.broadcast_object_list(box, src=0)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    if box[1] is not None:
+        box[1].on_all_ranks = True
+        raise box[1]
+    return box[0]
