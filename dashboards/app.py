@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import io
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,7 +17,9 @@ from typing import ClassVar
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.theme import BUILTIN_THEMES
 
+from clusterctl.errors import UsageError
 from dashboards import alerts, themes
 from dashboards.actions import Actions
 from dashboards.feeds import Feed
@@ -259,8 +263,23 @@ def main(
     readonly: bool = False,
     theme: str | None = None,
 ) -> None:
-    """Run the app until the user leaves it."""
+    """Run the app until the user leaves it. Raises `UsageError` for an unknown theme."""
+    known = {*BUILTIN_THEMES, *(one.name for one in themes.OURS)}
+    if theme is not None and theme not in known:
+        near = difflib.get_close_matches(theme, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
+        raise UsageError(f"no theme is called {theme!r}", hint=hint)
     app = TopApp(
         feed, interval_s=interval_s, first=first, actions=actions, readonly=readonly, theme=theme
     )
+    if os.environ.get("TEXTUAL_DRIVER"):
+        threading.Thread(target=_end_with_server, args=(app, os.getppid()), daemon=True).start()
     app.run()
+
+
+def _end_with_server(app: TopApp, server: int) -> None:
+    """Textual does not notice that its web server was killed: then nobody can see this any more."""
+    while os.getppid() == server:
+        time.sleep(1.0)
+    app.feed.close()
+    os._exit(1)

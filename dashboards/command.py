@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
+from clusterctl.fanout import WIDTH
 from clusterctl.render import Output
 from clusterctl.settings import Settings
+from clusterctl.transport.base import Limits
 from dashboards import once as look
 from dashboards.demo_feed import DemoFeed
 from dashboards.feeds import Feed, ReplayFeed, RunDirFeed, Together, newest_run, steady_clock
@@ -31,29 +33,62 @@ def top(
     demo: bool,
     interval: float,
     once: bool,
-    readonly: bool,
+    readonly: bool | None,
     theme: str | None,
+    web: bool,
+    host: str,
+    port: int,
 ) -> int:
     """Show the screens until the user leaves, or take one look; returns the exit code.
 
-    Raises `UsageError` for options that exclude each other and folders that hold no run,
+    `readonly` None: only in a replay and in a browser. Raises `UsageError` for options that exclude
+    each other, folders that hold no run, unknown themes and a `web` without textual-serve;
     `HostfileError` when there is neither a hostfile nor a run.
     """
+    if web and (once or output.json):
+        raise UsageError("--web shows screens: it goes neither with --once nor with --json")
     if sum(bool(choice) for choice in (run_dir, replay_dir, demo)) > 1:
         raise UsageError("--run, --replay and --demo exclude each other")
     feed, first = _choose(settings, output, run_dir, replay_dir, speed, demo, interval)
+    if web:
+        feed.close()  # every page has its own
+        chosen = {
+            "run": run_dir, "replay": replay_dir, "speed": speed, "demo": demo, "interval": interval,
+            "theme": theme, "readonly": readonly is not False, "no-readonly": readonly is False,
+        }  # fmt: skip
+        from dashboards.web import as_arguments, serve
+
+        arguments = as_arguments({**cluster_options(settings), **chosen})
+        return serve(arguments, host=host, port=port, say=output.note)
     if once or output.json or not _has_terminal():
         return _look(feed, settings, output, interval)
     # Where a shell has exported these, Textual believes them and never notices a resize.
-    for name in ("COLUMNS", "LINES"):
+    for name in () if in_browser() else ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
     # Only here: one look as text must not load textual.
     from dashboards.app import main
 
     actions = _actions(settings, feed, demo=demo, is_replay=replay_dir is not None)
-    readonly = readonly or replay_dir is not None or in_browser()
+    if readonly is None:
+        readonly = replay_dir is not None or in_browser()
     main(feed, interval_s=interval, first=first, actions=actions, readonly=readonly, theme=theme)
     return 0
+
+
+def cluster_options(settings: Settings) -> dict[str, object]:
+    """The options that make these settings again; only those that differ from the usual ones."""
+    usual = Limits()
+    limits = settings.limits
+    return {
+        "hostfile": settings.hostfile if settings.hostfile.exists() else None,
+        "only": settings.only,
+        "without": settings.without,
+        "fanout": settings.width if settings.width != WIDTH else None,
+        "connect-timeout": limits.tcp_s if limits.tcp_s != usual.tcp_s else None,
+        "command-timeout": limits.command_s if limits.command_s != usual.command_s else None,
+        "deadline": limits.run_s,
+        "accept-new": settings.accept_new,
+    }
 
 
 def in_browser() -> bool:

@@ -9,7 +9,7 @@ raw=$(mktemp)
 trap 'rm -f "$raw"' EXIT
 
 "$uv" pip compile setup.cfg requirements/engine.txt \
-    --extra train --extra wandb --extra dev \
+    --extra train --extra wandb --extra web --extra dev \
     --override requirements/overrides.txt --universal --python-version 3.10 \
     --no-header --no-annotate --quiet --output-file "$raw"
 

@@ -53,14 +53,27 @@ Examples:
 )
 @click.option("--once", is_flag=True, help="One look as text, then exit.")
 @click.option(
-    "--readonly",
-    is_flag=True,
-    help="Take away what ends processes. Always so in a replay and a browser.",
+    "--readonly/--no-readonly",
+    default=None,
+    help="Take away what ends processes. Default: only in a replay and in a browser.",
 )
 @click.option(
     "--theme",
     metavar="NAME",
     help="Colours: clusterctl, clusterctl-blue-orange (for colour-blind eyes), clusterctl-day, or one of textual's.",
+)
+@click.option(
+    "--web", is_flag=True, help="The same screens in a browser: pip install 'clusterctl[web]'."
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address that --web listens on."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port of --web; 0 takes a free one.",
 )
 @cluster_options
 @output_options

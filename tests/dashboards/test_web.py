@@ -1,0 +1,188 @@
+"""The same screens in a browser: who may open them, what they load, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dashboards.web import allowed_hosts, as_arguments, is_foreign, page
+
+PATIENCE_S = 90.0
+
+
+class Served:
+    """`clusterctl top --demo --web` on a free port."""
+
+    def __init__(self, directory: Path) -> None:
+        command = [sys.executable, "-m", "clusterctl", "top", "--demo", "--web", "--port", "0"]
+        self.process = subprocess.Popen(
+            command, cwd=directory, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        found = re.match(r"(http://127\.0\.0\.1:(\d+))", line)
+        assert found, line
+        self.url, self.port = found[1], int(found[2])
+
+    def views(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def close(self) -> None:
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    pytest.importorskip("textual_serve")
+    one = Served(tmp_path)
+    yield one
+    one.close()
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    return not alive
+
+
+async def seen(url: str, words: bytes) -> None:
+    """Open the socket as the page does, until these bytes have come."""
+    import aiohttp
+
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"{url}/ws?width=100&height=30", max_msg_size=0) as socket,
+    ):
+        data, deadline = b"", time.monotonic() + PATIENCE_S
+        while words not in data:
+            message = await socket.receive(timeout=max(0.1, deadline - time.monotonic()))
+            assert message.type is aiohttp.WSMsgType.BINARY, message
+            data += message.data
+
+
+def test_screens_come_over_the_socket_and_end_with_it(served: Served) -> None:
+    async def story() -> None:
+        opened = asyncio.create_task(seen(served.url, b"ml-64-node-"))
+        views: list[psutil.Process] = []
+        while not opened.done():
+            views = served.views() or views
+            await asyncio.sleep(0.05)
+        await opened
+        assert len(views) == 1
+        assert "--readonly" in views[0].cmdline()
+        assert await asyncio.to_thread(all_gone, views)
+
+    asyncio.run(story())
+
+
+def test_a_killed_server_leaves_no_view(served: Served) -> None:
+    import aiohttp
+
+    async def story() -> None:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"{served.url}/ws") as socket,
+        ):
+            await socket.receive(timeout=PATIENCE_S)
+            views = served.views()
+            assert views
+            os.kill(served.process.pid, signal.SIGKILL)
+            assert await asyncio.to_thread(all_gone, views)
+
+    asyncio.run(story())
+
+
+def test_other_sites_and_other_names_are_refused(served: Served) -> None:
+    import aiohttp
+
+    async def status(path: str, **headers: str) -> int:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(served.url + path, headers=headers) as answer,
+        ):
+            return answer.status
+
+    async def story() -> None:
+        assert await status("/") == 200
+        assert await status("/", Host="evil.example") == 403
+        assert await status("/ws", Origin="http://evil.example") == 403
+        assert await status("/static/js/textual.js") == 200
+        assert await status("/static/") == 403  # no listing
+        assert not served.views()
+
+    asyncio.run(story())
+
+
+def test_page_loads_nothing_from_elsewhere() -> None:
+    text = page("top & co", "127.0.0.1:8000", "x")
+    assert 'data-font-size="16"' in text
+    assert "top &amp; co" in text
+    assert re.findall(r"(?:https?|wss?)://[^\"']+", text) == ["ws://127.0.0.1:8000/ws"]
+
+
+def test_only_loopback_checks_the_name() -> None:
+    assert allowed_hosts("10.0.0.5", 8000) is None
+    hosts = allowed_hosts("127.0.0.1", 8000)
+    assert not is_foreign("localhost:8000", "http://localhost:8000", hosts)
+    assert is_foreign("localhost:8001", None, hosts)
+    assert is_foreign("10.0.0.5:8000", "http://10.0.0.6:8000", None)
+
+
+def test_options_go_on_to_each_page() -> None:
+    options = {"hostfile": Path("n.txt"), "only": None, "demo": False, "readonly": True}
+    assert as_arguments(options) == ["--hostfile", "n.txt", "--readonly"]
+
+
+def test_web_excludes_one_look(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "clusterctl", "top", "--demo", "--web", "--once"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 2
+    assert "--once" in done.stderr
+
+
+@pytest.mark.slow
+def test_headless_chromium_shows_the_cluster_and_answers_keys(
+    served: Served, tmp_path: Path
+) -> None:
+    pytest.importorskip("aiohttp")
+    from tests.dashboards.browser import PROGRAM, browser
+
+    if PROGRAM is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+
+    async def story() -> None:
+        async with browser(tmp_path, 1280, 800) as view:
+            await view.ask("Page.navigate", url=served.url)
+            deadline = time.monotonic() + PATIENCE_S
+            while "-first-byte" not in str(await view.eval("document.body.className")):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.2)
+            # Of one colour until the screens are there; those have hundreds.
+            while len(cluster := await view.picture()) < 60_000:
+                assert time.monotonic() < deadline, len(cluster)
+                await asyncio.sleep(0.5)
+            (tmp_path / "cluster.png").write_bytes(cluster)
+            await view.press("4")
+            while len(alerts := await view.picture()) > 0.8 * len(cluster):
+                assert time.monotonic() < deadline, len(alerts)
+                await asyncio.sleep(0.5)
+            assert all(address.startswith(served.url) for address in view.requested)
+
+    asyncio.run(story())
