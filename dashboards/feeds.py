@@ -259,7 +259,17 @@ class ReplayFeed:
         return self._timed[-1][0] if self._timed else 0.0
 
     @property
+    def span(self) -> tuple[float, float]:
+        """Beginning and end, in seconds of unix time."""
+        return self.first_s, self.last_s
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
     def speed(self) -> float:
+        """Seconds of the past in a second; 0 while it is paused."""
         return 0.0 if self._paused else self._speed
 
     def now(self) -> float:
@@ -298,8 +308,11 @@ class ReplayFeed:
         if self._base_s < before:
             self._next, self._opened = 0, False
 
+    def seek_to(self, at_s: float) -> None:
+        self.seek(at_s - self.now())
+
     def seek_end(self) -> None:
-        self.seek(self.last_s - self.now())
+        self.seek_to(self.last_s)
 
     def _hold(self) -> None:
         self._base_s, self._since = self.now(), self._clock()

@@ -62,6 +62,31 @@ class Ring:
         form = f"={before}x{self.code}{behind}x"
         return [row[0] for row in struct.iter_unpack(form, b"".join(self._newest(last)))]
 
+    def newest_bytes(self, last: int) -> bytes:
+        """The newest `last` rows packed, oldest first; for `from_bytes`."""
+        return b"".join(self._newest(last)) if last > 0 else b""
+
+    @classmethod
+    def from_bytes(
+        cls, pieces: Sequence[tuple[int, bytes]], limit: int, width: int, code: str = "e"
+    ) -> Ring:
+        """Out of (width, packed rows), oldest first. Narrower rows are filled with NaN."""
+        ring = cls(max([width, *(wide for wide, _ in pieces)]), limit, code)
+        size = struct.calcsize("=" + code)
+        data = bytearray()
+        for wide, rows in pieces:
+            if wide == ring.width:
+                data += rows
+                continue
+            fill = struct.pack("=" + code, NAN) * (ring.width - wide)
+            for at in range(0, len(rows), wide * size):
+                data += rows[at : at + wide * size] + fill
+        chunk = CHUNK * ring._row_bytes
+        whole = len(data) // chunk * chunk
+        chunks = tuple(bytes(data[at : at + chunk]) for at in range(0, whole, chunk))
+        keep = -(-limit // CHUNK)
+        return replace(ring, chunks=chunks[-keep:], tail=bytes(data[whole:]))
+
     def _newest(self, last: int | None) -> Sequence[bytes]:
         if last is None:
             return (*self.chunks, self.tail)

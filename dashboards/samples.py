@@ -7,6 +7,7 @@ moment the head learned of it. Shares are 0 to 1. None is "could not find out" a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.telemetry import Event, StepRecord
 
@@ -160,7 +161,14 @@ class Tick:
     now_s: float
 
 
-Sample = NodeSample | NodeDown | RunOpened | StepSample | EventSample | Tick
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Everything as it was at another time: a replay was moved there. `state` is a `state.State`."""
+
+    state: Any
+
+
+Sample = NodeSample | NodeDown | RunOpened | StepSample | EventSample | Tick | Restored
 
 
 def share(used: float | None, total: float | None) -> float | None:

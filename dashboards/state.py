@@ -17,6 +17,7 @@ from dashboards.samples import (
     EventSample,
     NodeDown,
     NodeSample,
+    Restored,
     RunOpened,
     Sample,
     StepSample,
@@ -138,6 +139,9 @@ def fold(state: State, samples: Iterable[Sample]) -> State:
                 sample.node, history=Ring(len(NODE_COLUMNS), state.fleet.limit)
             )
             nodes[sample.node] = _after_node(before, sample, state.history_step_s)
+            continue
+        if isinstance(sample, Restored):
+            state, nodes = replace(sample.state, source=state.source), None
             continue
         if nodes is not None:
             state, nodes = replace(state, nodes=nodes), None

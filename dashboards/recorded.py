@@ -1,0 +1,261 @@
+"""A recording that is read: the state at any time, and what was said from there on.
+
+Opening reads headers only. A state is made of the last key block before its time, of the rows of
+history that key blocks of the hour before carry, and of the rounds since that key.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+from dashboards import plain
+from dashboards.columns import FLEET_COLUMNS, NODE_COLUMNS
+from dashboards.record_file import DEEP, ROUNDS, blocks, is_recording, older, section
+from dashboards.ring import Ring
+from dashboards.samples import NodeSample, Sample, Tick
+from dashboards.state import HISTORY_S, NodeState, RunState, State, fold
+
+HALF_BYTES = 2
+KEPT_SECTIONS = 160  # history of an hour and a bit, unpacked
+
+_BROKEN = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+)  # of text that is none of ours
+
+
+@dataclass(slots=True)
+class Place:
+    """Where in the recording one is, with what the next change changes."""
+
+    block: int
+    round: int = 0  # of that block, the next to be read
+    known: dict[str, tuple[NodeSample, Any]] = field(default_factory=dict)
+    rounds: list[tuple[float, list[Sample]]] | None = None  # of that block
+    fields: Mapping[str, Sequence[str]] | None = None  # the file's, where they are not ours
+    broken: bool = False  # a damaged block: nothing can be known before the next key
+
+
+class Recorded:
+    """A recording opened for reading. Not for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `OSError`; `UsageError` for a file that holds no whole block."""
+        self.path = path
+        if not is_recording(path):
+            raise UsageError(f"{path} is no recording of clusterctl top")
+        paths = [p for p in (older(path), path) if p.exists()]
+        self.blocks = [block for p in paths for block in blocks(p)]
+        self._keys = [index for index, block in enumerate(self.blocks) if block.is_key]
+        if not self._keys:
+            raise UsageError(f"{path} is a recording that holds nothing yet")
+        self._key_times = [self.blocks[index].first_s for index in self._keys]
+        self.first_s = self._key_times[0]
+        self.last_s = max(block.last_s for block in self.blocks)
+        self._files = {p: p.open("rb") for p in paths}
+        self._history: OrderedDict[int, tuple[dict[str, tuple[int, bytes]], bool]] = OrderedDict()
+        self.nodes = tuple(self._read(self._keys[0], 1) or ())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _read(self, index: int, number: int) -> Any:
+        """A section's JSON; None when its block is damaged."""
+        block = self.blocks[index]
+        text = section(self._files[block.path], block, number)
+        if text is None:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError:
+            return None
+
+    def state_at(self, at_s: float) -> tuple[State, Place]:
+        """The state then, and the place behind it. Before the beginning: the beginning.
+
+        Raises `UsageError` when no key block before it can be read.
+        """
+        number = max(0, bisect.bisect_right(self._key_times, at_s) - 1)
+        while number >= 0:
+            with contextlib.suppress(*_BROKEN):
+                state, place = self._at_key(number)
+                return self._forward(state, place, at_s)
+            number -= 1
+        raise UsageError(f"{self.path}: no block of it before that time can be read")
+
+    def _at_key(self, number: int) -> tuple[State, Place]:
+        index = self._keys[number]
+        about, said = self._read(index, 0), self._read(index, 1)
+        if about is None or said is None:
+            raise ValueError("a damaged block")
+        fields = {name: tuple(names) for name, names in about["fields"].items()}
+        nodes, known = {}, {}
+        state = State(now_s=about["now_s"])
+        names = set(State.__dataclass_fields__)
+        values = {}
+        for name, value in about["state"].items():
+            if name in names:
+                # A part of another version is left out rather than the whole.
+                with contextlib.suppress(*_BROKEN):
+                    values[name] = plain.decode(value, fields)
+        state = replace(state, **values)
+        limit = -(-int(HISTORY_S) // max(1, int(state.history_step_s)))
+        rings = self._rings(number, limit)
+        for name, parts in said.items():
+            given = {key: plain.decode(value, fields) for key, value in parts.items() if key in NodeState.__dataclass_fields__}  # fmt: skip
+            empty = Ring(len(NODE_COLUMNS), limit)
+            nodes[name] = NodeState(name, history=rings.get(name, empty), **given)
+            sample = nodes[name].sample
+            if sample is not None:
+                known[name] = (sample, parts["sample"])
+        run = self._run_at(number, about, fields)
+        fleet = rings.get("", Ring(len(FLEET_COLUMNS), limit))
+        place = Place(index + 1, 0, known, fields=None if fields == plain.FIELDS else fields)
+        return replace(state, nodes=nodes, run=run, fleet=fleet), place
+
+    def _run_at(self, number: int, about: dict[str, Any], fields: Any) -> RunState | None:
+        """The run as the last deep key knows it, and what it said since."""
+        first = number
+        while first > 0 and self.blocks[self._keys[first]].kind != DEEP:
+            first -= 1
+        deep = about if first == number else self._read(self._keys[first], 0)
+        if deep is None or "run" not in deep:
+            return None
+        deep_fields = {name: tuple(names) for name, names in deep["fields"].items()}
+        state = State(now_s=0.0, run=plain.decode(deep["run"], deep_fields))
+        for index in range(self._keys[first] + 1, self._keys[number]):
+            if self.blocks[index].kind == ROUNDS:
+                for _, of_run in self._read(index, 0) or ():
+                    state = fold(state, [plain.decode(one, fields) for one in of_run])
+        return state.run
+
+    def _rings(self, number: int, limit: int) -> dict[str, Ring]:
+        """History at a key: rows of all keys of the hour before it, back to where a session began."""
+        key_s = self._key_times[number]
+        pieces: list[dict[str, tuple[int, bytes]]] = []
+        for before in range(number, -1, -1):
+            if not 0 <= key_s - self._key_times[before] <= HISTORY_S + 60:
+                break
+            rows = self._history_of(before)
+            if rows is None:
+                break
+            pieces.append(rows[0])
+            if rows[1]:
+                break
+        pieces.reverse()
+        names = pieces[-1] if pieces else {}
+        return {
+            name: Ring.from_bytes([p[name] for p in pieces if name in p], limit, names[name][0])
+            for name in names
+        }
+
+    def _history_of(self, number: int) -> tuple[dict[str, tuple[int, bytes]], bool] | None:
+        """({ring: (width, packed rows)}, whether it holds all that was there) of one key."""
+        if number in self._history:
+            self._history.move_to_end(number)
+            return self._history[number]
+        block = self.blocks[self._keys[number]]
+        text = section(self._files[block.path], block, 2)
+        if text is None:
+            return None
+        line, _, data = text.partition(b"\n")
+        rows: dict[str, tuple[int, bytes]] = {}
+        about = json.loads(line)
+        at = 0
+        for name, (width, count) in about["rows"].items():
+            size = HALF_BYTES * width * count
+            rows[name] = (width, data[at : at + size])
+            at += size
+        found = self._history[number] = (rows, bool(about["whole"]))
+        while len(self._history) > KEPT_SECTIONS:
+            self._history.popitem(last=False)
+        return found
+
+    def _forward(self, state: State, place: Place, at_s: float) -> tuple[State, Place]:
+        while (next_s := self.next_time(place)) is not None and next_s <= at_s:
+            round_ = self.read_round(place)
+            if round_ is None:
+                break
+            state = fold(state, [*round_[1], Tick(round_[0])])
+        return state, place
+
+    def next_time(self, place: Place) -> float | None:
+        """When the next round was; None at the end."""
+        if not self._settle(place):
+            return None
+        assert place.rounds is not None
+        return place.rounds[place.round][0]
+
+    def read_round(self, place: Place) -> tuple[float, list[Sample]] | None:
+        """(time, samples) of the next round, in order; None at the end, or where a session ends."""
+        if not self._settle(place):
+            return None
+        assert place.rounds is not None
+        found = place.rounds[place.round]
+        place.round += 1
+        return found
+
+    def breaks_at(self, place: Place) -> float | None:
+        """Where the rounds do not go on (a new session, a damaged block): the time of the next key."""
+        if self._settle(place):
+            return None
+        for index in range(place.block, len(self.blocks)):
+            if self.blocks[index].is_key:
+                return self.blocks[index].first_s
+        return None
+
+    def _settle(self, place: Place) -> bool:
+        """Bring a place to a round that is there; False where none follows."""
+        if place.broken:
+            return False
+        while place.rounds is None or place.round >= len(place.rounds):
+            if place.rounds is not None:
+                place.block, place.round, place.rounds = place.block + 1, 0, None
+            if place.block >= len(self.blocks):
+                return False
+            block = self.blocks[place.block]
+            if block.is_key:
+                about = self._read(place.block, 0) if block.kind == DEEP else {}
+                if about is None or about.get("begins"):
+                    return False
+                place.block += 1
+                continue
+            try:
+                place.rounds = list(self._rounds(place))
+            except _BROKEN:
+                place.block, place.rounds, place.broken = place.block + 1, None, True
+                return False
+        return True
+
+    def _rounds(self, place: Place) -> Iterator[tuple[float, list[Sample]]]:
+        run, nodes = self._read(place.block, 0), self._read(place.block, 1)
+        if run is None or nodes is None:
+            raise ValueError("a damaged block")
+        fields = plain.FIELDS if place.fields is None else place.fields
+        for (now_s, of_run), of_nodes in zip(run, nodes, strict=True):
+            samples: list[Sample] = [plain.decode(one, fields) for one in of_run]
+            for name, said in of_nodes:
+                new = said
+                if type(said) is not dict:
+                    sample = plain.decode(said, fields)
+                else:
+                    before, old = place.known[name]
+                    new = plain.changed(old, said)
+                    ours = place.fields is None
+                    sample = plain.decode_like(said, before, new) if ours else plain.decode(new, fields)  # fmt: skip
+                if isinstance(sample, NodeSample):
+                    place.known[name] = (sample, new)
+                samples.append(sample)
+            yield now_s, samples

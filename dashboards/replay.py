@@ -1,0 +1,129 @@
+"""A recording played again: back and forth, at any speed, paused.
+
+While the time runs slowly enough the samples come as they came then; where it jumps, or runs so fast
+that folding all of them would hold up the screen, one sample restores the state whole.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dashboards.feeds import Clock, ReplayFeed
+from dashboards.recorded import Place, Recorded
+from dashboards.samples import Restored, Sample, Tick
+
+AT_ONCE = 600  # readings folded in one round of the screen, about 50 ms
+
+
+class Replay:
+    """A Feed over the file that `record.Recording` wrote."""
+
+    def __init__(self, path: Path, *, clock: Clock, speed: float = 1.0) -> None:
+        """Raises `OSError`; `UsageError` for what is no recording."""
+        self._recorded = Recorded(path)
+        self._clock = clock
+        self._speed, self._paused = speed, False
+        self._base_s = self.first_s  # time in the recording at _since
+        self._since = clock()
+        self._place: Place | None = None  # None: the next drain restores
+        self._seen_s = self.first_s
+        self.nodes = self._recorded.nodes
+        self.source = f"replay {path.name}"
+
+    @property
+    def first_s(self) -> float:
+        return self._recorded.first_s
+
+    @property
+    def last_s(self) -> float:
+        return self._recorded.last_s
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Beginning and end, in seconds of unix time."""
+        return self.first_s, self.last_s
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def speed(self) -> float:
+        """Seconds of the past in a second; 0 while it is paused."""
+        return 0.0 if self._paused else self._speed
+
+    def start(self) -> None:
+        self._base_s, self._since = self.first_s, self._clock()
+
+    def now(self) -> float:
+        passed = (self._clock() - self._since) * self.speed
+        return max(self.first_s, min(self.last_s, self._base_s + passed))
+
+    def drain(self) -> list[Sample]:
+        """Rounds up to now, each with its time; or the state as it is now.
+
+        Raises `UsageError` when the file can no longer be read.
+        """
+        now = self.now()
+        if self._place is None or (now - self._seen_s) * max(1, len(self.nodes)) > AT_ONCE:
+            return self._restore(now)
+        self._seen_s = now
+        samples: list[Sample] = []
+        while (next_s := self._recorded.next_time(self._place)) is not None and next_s <= now:
+            found = self._recorded.read_round(self._place)
+            if found is None:
+                break
+            samples += found[1]
+            samples.append(Tick(found[0]))
+        if next_s is None:
+            begins_s = self._recorded.breaks_at(self._place)
+            if begins_s is not None and begins_s <= now:
+                return self._restore(now)
+        return samples
+
+    def _restore(self, now: float) -> list[Sample]:
+        state, self._place = self._recorded.state_at(now)
+        self._seen_s = now
+        return [Restored(state)]
+
+    def settled(self) -> bool:
+        return True
+
+    def pause(self) -> None:
+        """Stop the time, or let it go on."""
+        self._hold()
+        self._paused = not self._paused
+
+    def faster(self, factor: float) -> None:
+        self._hold()
+        self._speed = min(1e6, max(0.1, self._speed * factor))
+
+    def seek(self, seconds: float) -> None:
+        """Forth, or back."""
+        self.seek_to(self.now() + seconds)
+
+    def seek_to(self, at_s: float) -> None:
+        before = self.now()
+        self._base_s = min(self.last_s, max(self.first_s, at_s))
+        self._since = self._clock()
+        if self._base_s < before:
+            self._place = None
+
+    def seek_end(self) -> None:
+        self.seek_to(self.last_s)
+
+    def _hold(self) -> None:
+        self._base_s, self._since = self.now(), self._clock()
+
+    def close(self) -> None:
+        self._recorded.close()
+
+
+def open_replay(path: Path, *, clock: Clock, speed: float | None = None) -> Replay | ReplayFeed:
+    """A recording's file or a run directory; without `speed` a run plays ten times as fast as it was.
+
+    Raises `OSError`; `UsageError` for a file that is no recording.
+    """
+    if path.is_dir():
+        return ReplayFeed(path, clock=clock, speed=10.0 if speed is None else speed)
+    return Replay(path, clock=clock, speed=1.0 if speed is None else speed)
