@@ -25,7 +25,7 @@ from trainer.config import (
     TextEncoderConfig,
     VaeConfig,
 )
-from trainer.models.stdit import STDiT3Config
+from trainer.models.stdit_config import STDiT3Config
 from trainer.typenames import REFUSED, TYPES
 
 BEGIN, END = "<!-- keys: python -m trainer.configdoc -->", "<!-- end of keys -->"

@@ -14,7 +14,7 @@ from torch import nn
 
 from trainer.data.buckets import Bucket
 from trainer.models.flops import forward_flops
-from trainer.models.stdit import STDiT3Config
+from trainer.models.stdit_config import STDiT3Config
 from trainer.parts import Parts
 
 # B clips · C channels · T,H,W frames, height, width

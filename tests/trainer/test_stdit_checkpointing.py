@@ -14,7 +14,8 @@ from tests.trainer.stdit_cases import batch, small_model
 from trainer.errors import ConfigError, EngineError
 from trainer.models import compiling
 from trainer.models.attention import short_keys
-from trainer.models.checkpointing import GradCheckpoint, block_bytes, to_host
+from trainer.models.checkpointing import GradCheckpoint, block_bytes
+from trainer.models.offloading import to_host
 from trainer.models.stdit import STDiT3, STDiT3Config
 
 MASK = torch.tensor([[True, False, True, True]] * 2)

@@ -175,7 +175,7 @@ def _spec(args: argparse.Namespace, config: Any, shape: Any, device: str) -> Any
 
 
 def _patch(config: Any) -> Sequence[int]:
-    from trainer.models.stdit import PRESETS, STDiT3Config
+    from trainer.models.stdit_config import PRESETS, STDiT3Config
 
     chosen: dict[str, Any] = {**PRESETS.get(config.model.type, {}), **config.model.options}
     return chosen.get("patch_size", STDiT3Config().patch_size)

@@ -144,7 +144,7 @@ def simulate(
 def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[float]:
     """Seconds of a GPU of 1 FLOP/s for a microbatch of each bucket, by the parts that a config names."""
     from trainer import costs
-    from trainer.models.stdit import PRESETS, STDiT3Config
+    from trainer.models.stdit_config import PRESETS, STDiT3Config
 
     model = STDiT3Config(**{**PRESETS[config.model.type], **config.model.options})
     in_pixels = config.vae.type == "identity"

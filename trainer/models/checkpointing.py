@@ -1,26 +1,22 @@
-"""What the backward pass needs: kept, recomputed, or moved to the host. Gradients are the same.
+"""What the backward pass needs: kept or recomputed. Gradients are the same.
 
     off | all | every 2 | 24000 MB
 
 `every n` recomputes each n-th pair of a spatial and a temporal block. A size keeps as many blocks as
-fit into it and recomputes the others, anew for each shape of a batch.
+fit into it and recomputes the others, anew for each shape of a batch. Without torch: reading a config
+parses these words.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer.models.stdit import STDiT3Config
+    from trainer.models.stdit_config import STDiT3Config
 
 # B batch · T frames · S places of a frame · L text tokens · D width · N heads
 _UNITS = {"MB": 10**6, "GB": 10**9}
@@ -119,38 +115,3 @@ def block_bytes(
     # Frames stand side by side only after a copy of the values; unless normed, qkv then goes.
     temporal += entry - 3 * entry * (not config.qk_norm)
     return BlockBytes(spatial, temporal, entry)
-
-
-def to_host(weights: Iterable[Tensor], at_least_bytes: int = 1 << 20) -> saved_tensors_hooks:
-    """A context whose saved activations wait in host memory, pinned for an accelerator.
-
-    Copies run in the order of the computation, without waiting for them. Weights and tensors under
-    `at_least_bytes` stay (weights that an engine gathers for one block move along). On a CPU model
-    it only copies.
-    """
-    # Hooks get tensors detached and transposed; the storage tells weights from activations.
-    kept = {_address(weight) for weight in weights}
-
-    def pack(tensor: Tensor) -> Tensor | tuple[torch.device, Tensor]:
-        small = tensor.nelement() * tensor.element_size() < at_least_bytes
-        if small or _address(tensor) in kept:
-            return tensor
-        pinned = tensor.device.type == "cuda"
-        host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
-        host.copy_(tensor, non_blocking=pinned)
-        return tensor.device, host
-
-    def unpack(packed: Tensor | tuple[torch.device, Tensor]) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        device, host = packed
-        return host.to(device, non_blocking=True)
-
-    return saved_tensors_hooks(pack, unpack)
-
-
-def _address(tensor: Tensor) -> int | None:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:  # a sharded weight has no storage of its own
-        return None

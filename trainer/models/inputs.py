@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainer.errors import ModelInputError
 
 if TYPE_CHECKING:
-    from trainer.models.stdit import STDiT3Config
+    from trainer.models.stdit_config import STDiT3Config
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens · K tokens of all captions
 
