@@ -22,7 +22,8 @@ from dashboards.feeds import (
     steady_clock,
     timed_records,
 )
-from dashboards.samples import Sample, Tick
+from dashboards.recorded import Recorded
+from dashboards.samples import Restored, Sample, Tick
 from trainer.telemetry import FILE
 
 OUTPUTS = Path("outputs")
@@ -122,28 +123,48 @@ def live_batches(
         feed.close()
 
 
-def replayed(path: Path, *, interval_s: float = 1.0) -> tuple[Sequence[str], Batches]:
-    """(nodes, rounds) of a run directory in its own time, without waiting.
+def replayed(path: Path) -> tuple[Sequence[str], Batches]:
+    """(nodes, rounds) of a recording or a run directory in its own time, without waiting.
 
     Raises `UsageError` when it cannot be read.
     """
-    run_dir = run_of(path)
+    if path.is_dir() or not path.exists():
+        return (), _rounds_of_run(run_of(path))
+    try:
+        recorded = Recorded(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return recorded.nodes, _rounds_of_recording(recorded)
+
+
+def _rounds_of_recording(recorded: Recorded) -> Batches:
+    """All sessions of a file; each begins with the state as it was then."""
+    begins_s: float | None = recorded.first_s
+    try:
+        while begins_s is not None:
+            state, place = recorded.state_at(begins_s)
+            yield [Restored(state), Tick(state.now_s)]
+            while (found := recorded.read_round(place)) is not None:
+                yield [*found[1], Tick(found[0])]
+            begins_s = recorded.breaks_at(place)
+    finally:
+        recorded.close()
+
+
+def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
     try:
         timed = timed_records(run_dir)
         opening = opened(run_dir, 0.0)
     except OSError as error:
         raise UsageError(f"{run_dir} cannot be read: {error}") from None
 
-    def rounds() -> Batches:
-        if not timed:
-            return
-        now_s = timed[0][0]
-        batch: list[Sample] = [replace(opening, at_s=now_s)]
-        for at_s, record, source in timed:
-            while at_s > now_s:
-                yield [*batch, Tick(now_s)]
-                batch, now_s = [], now_s + interval_s
-            batch.append(as_sample(record, at_s, source))
-        yield [*batch, Tick(now_s)]
-
-    return (), rounds()
+    if not timed:
+        return
+    now_s = timed[0][0]
+    batch: list[Sample] = [replace(opening, at_s=now_s)]
+    for at_s, record, source in timed:
+        while at_s > now_s:
+            yield [*batch, Tick(now_s)]
+            batch, now_s = [], now_s + interval_s
+        batch.append(as_sample(record, at_s, source))
+    yield [*batch, Tick(now_s)]

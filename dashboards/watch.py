@@ -15,12 +15,12 @@ from clusterctl.errors import UsageError
 from clusterctl.render import Output
 from clusterctl.settings import Settings
 from dashboards import sources, units
-from dashboards.alerts import HURRY_TICKS, RULES, Alert, AlertBook, Change, changes
+from dashboards.alerts import HURRY_TICKS, RULES, Alert, AlertBook, Change, after, changes
 from dashboards.ending import Ending, ended_by_signals
 from dashboards.fleet import fresh
 from dashboards.hook import Hook, parse_command
 from dashboards.rules.rule import FAIL, SEVERITIES
-from dashboards.samples import Tick
+from dashboards.samples import Restored, Tick
 from dashboards.state import State, fold, initial_state
 
 STYLES = {"fail": "bad", "warn": "warn", "clear": "good"}
@@ -132,6 +132,9 @@ def _begin(
         for part in _by_tick(batch):
             before = state.alerts
             state = fold(state, part)
+            if any(isinstance(sample, Restored) for sample in part):
+                # What was told when it was recorded is not what this watch is asked for.
+                state = replace(state, alerts=after(before, state))
             teller.tell(changes(before, state.alerts, state), state)
         begun_s = state.now_s if begun_s is None else begun_s
         if replay is not None and for_s is not None and state.now_s - begun_s >= for_s:

@@ -23,7 +23,7 @@ HEAD = "this machine"
 # So far apart that 20 minutes of every file system of 1,000 nodes are some ten thousand numbers.
 DISK_EVERY_S = 60.0
 UP = frozenset(["active", "up", "linkup", "Active", "ACTIVE", "LinkUp"])
-NOT_SAID = frozenset(["", "unknown"])  # a driver that does not say
+NOT_SAID = frozenset(["", "?", "unknown"])  # could not be read, or the driver does not say
 
 
 def down(look: Look) -> Iterable[Sign]:

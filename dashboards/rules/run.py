@@ -183,7 +183,8 @@ RULES = (
     ),
     Rule(
         "run.stalled", FAIL, "No step for far longer than steps take: hangs cost more than crashes, as nobody is told.",
-        stalled, _at_its_end, 0, 5, "clusterctl dump-stacks {hosts}",
+        # 3 s: when this machine itself stood still, steps are heard of late.
+        stalled, _at_its_end, 3, 5, "clusterctl dump-stacks {hosts}",
         "60 s, 6 x the median step, 3 x the 99th percentile from step to step: the largest; the first step 15 min",
         joins=("run.failed",),
     ),

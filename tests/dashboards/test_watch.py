@@ -16,6 +16,10 @@ import pytest
 from clusterctl.cli import run
 from clusterctl.transport.loopback import LoopbackCluster
 from dashboards.hook import Hook
+from dashboards.hour import BEGIN_S, hour, names
+from dashboards.incidents import Incident
+from dashboards.record import Writer as RecordWriter
+from dashboards.record_file import Appender
 from tests.dashboards.runs import BEGAN, record, write_run
 from tests.dashboards.test_feeds import until
 from trainer.telemetry import Writer
@@ -70,9 +74,30 @@ def test_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "001-model",
     )
     assert alert["try"] == "clusterctl dump-stacks nodes.txt"
-    assert fire["time_s"] == pytest.approx(BEGAN + 124 + 60, abs=3)
+    assert fire["time_s"] == pytest.approx(BEGAN + 124 + 63, abs=3)
     assert clear["alert"]["cleared_s"] - clear["alert"]["first_s"] > 500
     assert (end["fired"], end["active"], end["exit_code"]) == (1, [], 1)
+
+
+def test_recording_tells_the_night(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two sessions in one file; what the recording itself knew of alerts is not repeated."""
+    path = tmp_path / "night.rec"
+    lost = [Incident("gpu_lost", 2, 6, 20, 60), Incident("throttle", 1, 3, 70, 100)]
+    for begin_s in (BEGIN_S, BEGIN_S + 4000):
+        writer = RecordWriter(Appender(path, 1 << 30), names(3), "nodes.txt", 1.0)
+        for batch in hour(lost, nodes=3, begin_s=begin_s, seconds=110):
+            writer.take(batch[-1].now_s, batch[:-1])  # type: ignore[union-attr]
+        writer.close()
+    assert run(["watch", "--replay", str(path), "--json", "--skip", "run"]) == 1
+    *found, _ = json_lines(capsys.readouterr().out)
+    story = [
+        ("fire", "gpu.missing"), ("clear", "gpu.missing"), ("fire", "gpu.throttle"), ("clear", "gpu.throttle"),
+    ]  # fmt: skip
+    assert [(one["type"], one["alert"]["id"]) for one in found] == [*story, *story[:3]]
+    assert found[4]["time_s"] - found[0]["time_s"] == pytest.approx(4000, abs=1)
+    assert run(["watch", "--replay", str(path), "--check", "gpu.ecc"]) == 0
+    (tmp_path / "none").write_text("nothing")
+    assert run(["watch", "--replay", str(tmp_path / "none")]) == 2
 
 
 @pytest.mark.parametrize(
