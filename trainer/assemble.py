@@ -16,7 +16,7 @@ import torch
 from trainer import checkpoint
 from trainer.calibrate import costs_by_timing
 from trainer.config import Config
-from trainer.costs import costs_by_arithmetic
+from trainer.costs import costs_by_arithmetic, write_costs
 from trainer.data import state as data_state_of
 from trainer.data.balance import Balance, classes
 from trainer.data.buckets import Buckets
@@ -31,14 +31,15 @@ from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import CheckpointError, ConfigError
 from trainer.loop import Clock, RankZeroJournal, Run
 from trainer.parts import TINY_T5, Parts, build_parts, make_tiny_text_encoder
+from trainer.resume import place_note, read_source, stated_place, take_over
 from trainer.saver import Saver
 from trainer.schedules import build_schedule
 from trainer.telemetry import Heartbeat
 from trainer.weights import EMA as EMA_FOLDER
 from trainer.weights import load_into, load_weights, read_checkpoint, read_weights
 
-_DOCUMENTS = (checkpoint.SCHEDULE, checkpoint.SAMPLER, checkpoint.RUNNING)
 _SHARED_WAIT_S = 10.0
+LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips, and each clip once in it: upstream's weighting"
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -58,7 +59,7 @@ def assemble(
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
     source = engine.alone(lambda: _source(config))
-    documents = checkpoint.read_documents(source, _DOCUMENTS) if source is not None else {}
+    taken = engine.alone(lambda: read_source(source) if source is not None else None)
     engine.alone(lambda: _prepare_text(config, run_dir, source, manifest.texts))
     features = _features(config, manifest, buckets, run_dir, engine, journal)
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
@@ -90,14 +91,19 @@ def assemble(
         ),
     )
     schedule = build_schedule(engine, config)
-    if source is not None:
-        engine.load(source / checkpoint.OPTIMIZER)
-        schedule.load_state_dict(documents[checkpoint.SCHEDULE])
+    if taken is not None:
+        engine.load(taken.path / checkpoint.OPTIMIZER)
+        if note := take_over(schedule, taken):
+            journal.event("lr", note)
     ema = EMA(engine.masters(), config.ema_decay, ramp=config.ema_warmup)
-    before = documents.get(checkpoint.SAMPLER) if not config.start_from_scratch else None
-    plan.put_into_steps(_balance(config, plan, before, parts, engine))
-    cursor = Cursor()
-    running = documents.get(checkpoint.RUNNING, {})
+    before = taken.sampler if taken is not None and not config.start_from_scratch else None
+    place = engine.alone(lambda: stated_place(config, plan, before, engine.world, data_state))
+    before = before if place is None else None
+    plan.put_into_steps(_balance(config, plan, before, parts, engine, run_dir))
+    running: Mapping[str, int] = taken.running if taken is not None else {}
+    cursor = place or Cursor()
+    if place is not None:
+        journal.event("data", place_note(place, taken, running.get("global_step", 0)))
     if source is not None:
         averages = read_weights(source / EMA_FOLDER)
         shards = {name: engine.part(name, averages[name]) for name, _ in engine.masters()}
@@ -117,6 +123,7 @@ def assemble(
         plan, cursor, engine.rank, engine.world, config.num_workers, config,
         each=config.accumulation_steps, features=features,
     )  # fmt: skip
+    journal.event("loss", LOSS_WEIGHTING)
     for note in config.notes:
         journal.event("note", note)
     saver = Saver(
@@ -159,25 +166,28 @@ def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJourna
 
 
 def _balance(
-    config: Config, plan: DataPlan, before: Any, parts: Parts, engine: Engine
+    config: Config, plan: DataPlan, before: Any, parts: Parts, engine: Engine, run_dir: Path
 ) -> Balance | None:
     """How microbatches are put into steps: as before, or with costs found now (collective)."""
-    window, buckets = config.dataset.balance_window, plan.buckets
+    window, buckets, how = config.dataset.balance_window, plan.buckets, config.dataset.balance_costs
     step = (engine.world, config.accumulation_steps)
     if not window:
         return None
     if before is not None:
         kept = engine.alone(lambda: data_state_of.balance_before(before, buckets, window, *step))
         if kept is not None:
+            engine.alone(lambda: write_costs(run_dir, buckets.cells, "checkpoint", kept.costs))
             return kept
     recompute = parts.model.checkpoint_every == 1
     cells = list(buckets.cells)
-    if config.dataset.balance_costs == "timed":
+    if how == "timed":
         present = np.unique(plan.epoch(0).cells).tolist()
         costs = costs_by_timing(cells, present, parts, engine, recompute)
     else:
         costs = costs_by_arithmetic(cells, parts, recompute)
-    return Balance(window, engine.broadcast(classes(costs)), {0: step})
+    found: tuple[int, ...] = engine.broadcast(classes(costs))
+    engine.alone(lambda: write_costs(run_dir, buckets.cells, how, found, costs))
+    return Balance(window, found, {0: step})
 
 
 def _resumed(source: Path, running: Mapping[str, Any], cursor: Cursor, world: int) -> str:

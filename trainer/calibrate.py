@@ -22,17 +22,26 @@ def costs_by_timing(
 ) -> list[float]:
     """Seconds of a microbatch of each bucket: measured for those `present`, the others by arithmetic.
 
+    One aspect ratio of each resolution and length is measured, the others of it scale with their FLOP.
     Collective. A rank times its share of the buckets where a forward pass involves no other rank.
     """
+    measured = {(buckets[cell].resolution, buckets[cell].frames): cell for cell in present[::-1]}
+    first = sorted(measured.values())
     mine = {
         cell: _timed(buckets[cell], parts, engine.module, engine.device, 4 if recompute else 3)
-        for cell in (present[engine.rank :: engine.world] if engine.forward_is_local else present)
+        for cell in (first[engine.rank :: engine.world] if engine.forward_is_local else first)
     }
     seconds = {cell: s for part in engine.gather_objects(mine) for cell, s in part.items()}
     estimates = costs_by_arithmetic(buckets, parts, recompute)
     ratios = sorted(seconds[cell] / estimates[cell] for cell in seconds if estimates[cell])
     scale = ratios[len(ratios) // 2] if ratios else 1.0
-    return [seconds.get(cell, estimate * scale) for cell, estimate in enumerate(estimates)]
+    scales = {
+        kind: seconds[cell] / estimates[cell] for kind, cell in measured.items() if estimates[cell]
+    }
+    return [
+        estimate * scales.get((bucket.resolution, bucket.frames), scale)
+        for bucket, estimate in zip(buckets, estimates, strict=True)
+    ]
 
 
 @torch.no_grad()

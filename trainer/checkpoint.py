@@ -255,4 +255,6 @@ def read_array(path: Path) -> NDArray[np.uint64]:
         found: NDArray[np.uint64] = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if found.dtype != np.uint64 or found.ndim != 1:
+        raise CheckpointError(f"{path} holds {found.ndim}-d {found.dtype}, not a row of uint64")
     return found

@@ -188,9 +188,11 @@ def _check(config: Config, tree: Tree) -> None:
         "keep_every": 0,
         "num_workers": 0,
         "log_every": 1,
+        "start_epoch": 0,
+        "start_step": 0,
     }
     for name, limit in least.items():
-        if getattr(config, name) < limit:
+        if (value := getattr(config, name)) is not None and value < limit:
             raise ConfigError(f"{tree.place((name,))}: {name} must be at least {limit}")
     if config.keep_checkpoints == 0:
         raise ConfigError(

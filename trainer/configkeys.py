@@ -39,7 +39,7 @@ class DatasetConfig(Section):
     worker_memory_mb: int = 2048  # of a decoding process; a clip that wants more is bad
     cache_decoded_mb: int = 0  # decoded clips each worker keeps; for data sets of a few MB
     balance_window: int = 8  # steps over which microbatches of one cost are put together; 0 is off
-    balance_costs: str = "flops"  # or "timed": measured at the start, a few forward passes a bucket
+    balance_costs: str = "flops"  # or "timed": measured at the start, three forward passes a bucket
 
     aliases: ClassVar = {"sampling_interval": "frame_interval"}
     harmless: ClassVar = {
@@ -221,6 +221,8 @@ class Config(Section):
     log_every: int = 1  # steps between lines on the terminal; telemetry has every step
     load: str | None = None  # checkpoint to resume from
     start_from_scratch: bool = False  # with load: not the position in the data
+    start_epoch: int | None = None  # first is 0; the data begin here, not where the checkpoint was
+    start_step: int | None = None  # of that epoch, first is 0
     wandb: str = "off"  # off, offline, online
     wandb_project: str = "clusterctl"  # where trackers put the run
     exp_name: str | None = None  # name of the run in trackers; default the run directory's
@@ -272,8 +274,6 @@ class Config(Section):
         "condition_config": "image and video conditions are not built yet",
         "discriminator": "adversarial training is not built",
         "resolution": "bucket_config names the resolutions",
-        "start_step": "resume continues where the checkpoint was; start_from_scratch restarts",
-        "start_epoch": "resume continues where the checkpoint was; start_from_scratch restarts",
         "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
         "grad_ckpt_buffer_size": "say offload_activations = True",
     }

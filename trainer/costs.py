@@ -7,8 +7,10 @@ worth, four with recomputation), each at the share of an accelerator's peak that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
@@ -20,6 +22,7 @@ from trainer.parts import Parts
 # B clips · C channels · T,H,W frames, height, width
 # Shares of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio orders microbatches.
 TEXT_SHARE, VAE_SHARE, MODEL_SHARE = 0.5, 0.3, 0.4
+COSTS = "costs.json"  # in the run directory
 T5_XXL = 4_617_000_000  # weights of its encoder that every token is multiplied with
 
 
@@ -90,6 +93,37 @@ def matrix_weights(text: object) -> int:
 def no_flops(_frames: int, _height: int, _width: int) -> float:
     """Of a VAE that only passes pixels on."""
     return 0.0
+
+
+def latent_size(vae_type: str, size: tuple[int, int, int]) -> tuple[int, int, int]:
+    """(T, H, W) of a video's latent under the VAE of a config, which is not built for it."""
+    return size if vae_type == "identity" else open_sora_latent_size(size)
+
+
+def write_costs(
+    run_dir: Path,
+    cells: Sequence[Bucket],
+    how: str,
+    found: Sequence[int],
+    costs: Sequence[float] | None = None,
+) -> None:
+    """costs.json: what a microbatch of each bucket was taken to cost, and which count as alike.
+
+    `how` is flops (relative numbers), timed (seconds) or checkpoint (its classes are kept, no numbers).
+    """
+    table = [
+        {
+            "bucket": cell.name,
+            "height": cell.height,
+            "width": cell.width,
+            "batch_size": cell.batch_size,
+            "cost": costs[place] if costs is not None else None,
+            "class": found[place],
+        }
+        for place, cell in enumerate(cells)
+    ]
+    document = {"schema": 1, "how": how, "unit": "s" if how == "timed" else None, "buckets": table}
+    (run_dir / COSTS).write_text(json.dumps(document, indent=1) + "\n")
 
 
 def open_sora_latent_size(size: tuple[int, int, int]) -> tuple[int, int, int]:

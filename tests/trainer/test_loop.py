@@ -74,7 +74,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "two-epochs": words("two-epochs", "--ckpt-every", "12", "--max-steps", "14"),
         "one-epoch": words("one-epoch", *end, "none", "--epochs", "1", "--lr-schedule", "none"),
         "masked": words("masked", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3"),
-        "native": words("native", "--engine", "native"),
+        "twenty": words("twenty", "--max-steps", "20"),
+        "native": words("native", "--max-steps", "20", "--engine", "native"),
         "accumulated": words("accumulated", *end, "3", "--accumulation-steps", "2"),
         "nan": words("nan", "--lr", "1e30", "--grad-clip", "0"),
     }
@@ -83,8 +84,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "bf16-resumed": words("bf16-resumed", *bf16, "--load", str(folder / "bf16" / "epoch0-global_step4")),
         "ddp-resumed": words("ddp-resumed", "--plugin", "ddp", "--load", str(folder / "ddp" / "epoch0-global_step4")),
         "second-epoch": words("second-epoch", *end, "14", "--load", str(folder / "two-epochs" / "epoch0-global_step12")),
-        "native-after": words("native-after", "--load", four, "--engine", "native"),
-        "after-native": words("after-native", "--load", str(folder / "native" / "epoch0-global_step4")),
+        "native-after": words("native-after", "--max-steps", "20", "--engine", "native", "--load", str(folder / "twenty" / "epoch0-global_step8")),
+        "after-native": words("after-native", "--max-steps", "20", "--load", str(folder / "native" / "epoch0-global_step8")),
         "weights-only": words("weights-only", *end, "2", "--ckpt-path", four),
         "data-anew": words("data-anew", *end, "2", "--load", four, "--start-from-scratch"),
         "other-data": words("other-data", "--load", four, data="fewer"),
@@ -92,6 +93,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "remap": words("remap", *end, "7", "--load", four, "--data-state", "remap", data="fewer"),
         "masked-resumed": words("masked-resumed", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3", "--load", str(folder / "masked" / "epoch0-global_step4")),
         "other-lr": words("other-lr", *end, "6", "--load", four, "--lr", "1e-3", "--lr-schedule", "none", "--warmup-steps", "none"),
+        "lr-0": words("lr-0", *end, "6", "--load", four, "--lr", "0", "--lr-schedule", "none", "--warmup-steps", "none"),
+        "from-the-start": words("from-the-start", *end, "6", "--load", four, "--start-step", "0", "--start-epoch", "0"),
+        "from-a-place": words("from-a-place", *end, "5", "--load", four, "--start-epoch", "1", "--start-step", "1"),
+        "no-such-step": words("no-such-step", "--load", four, "--start-step", "12"),
+        "two-places": words("two-places", "--load", four, "--start-step", "3", "--start-from-scratch"),
         "again": words("whole", "--load", four),
         "over": words("over", "--load", str(folder / "resumed")),
     }  # fmt: skip
@@ -236,19 +242,39 @@ def test_steps_of_two_microbatches_a_rank_train_on_the_same_epoch(runs: Runs) ->
     assert records[0].samples == 2 * runs.records("whole")[0].samples
 
 
-def test_native_engine_has_the_same_losses_and_either_goes_on_from_the_other(runs: Runs) -> None:
+def test_both_engines_have_the_same_20_losses_and_either_goes_on_from_the_other(runs: Runs) -> None:
     runs.good("native")
-    wanted = [record.loss for record in runs.records("whole")]
+    wanted = [record.loss for record in runs.records("twenty")]
     native = [record.loss for record in runs.records("native")]
-    assert len(native) == 8
-    assert native == pytest.approx(wanted[:8], rel=1e-4)
+    assert len(native) == 20
+    assert native == pytest.approx(wanted, rel=1e-3)
     for name in ("native-after", "after-native"):
         runs.good(name)
-        assert [record.loss for record in runs.records(name)] == pytest.approx(
-            wanted[4:8], rel=1e-4
-        )
-    files = [sorted(p.name for p in (runs.directory(name) / "epoch0-global_step8").rglob("*")) for name in ("whole", "native")]  # fmt: skip
+        found = [record.loss for record in runs.records(name)]
+        assert found == pytest.approx(wanted[8:], rel=1e-3)
+    files = [sorted(p.name for p in (runs.directory(name) / "epoch0-global_step8").rglob("*")) for name in ("twenty", "native")]  # fmt: skip
     assert files[0] == files[1]
+
+
+def test_start_epoch_and_step_state_the_place_in_the_data(runs: Runs) -> None:
+    runs.good("from-the-start")
+    assert [r.rows for r in runs.done["from-the-start"]] == [r.rows[:2] for r in runs.done["whole"]]
+    assert [(r.step, r.epoch) for r in runs.records("from-the-start")] == [(5, 0), (6, 0)]
+    runs.good("from-a-place")
+    place = [rank.rows[13:14] for rank in runs.good("two-epochs")]  # the second step of epoch 1
+    assert [rank.rows for rank in runs.done["from-a-place"]] == place
+    text = runs.events("from-a-place")["data"]
+    assert "epoch 1 after 2 microbatches" in text
+    assert "the count of steps goes on after 4" in text
+
+
+def test_a_place_that_is_not_there_is_refused_once(runs: Runs) -> None:
+    assert [rank.code for rank in runs.done["no-such-step"]] == [2, 2]
+    said, silent = (rank.err for rank in runs.done["no-such-step"])
+    assert "--start-step 12: epoch 0 has 12 steps of 2 microbatches, 0 to 11" in said
+    assert "--start-epoch 1 --start-step 0" in said
+    assert silent == ""
+    assert "leave out one of them" in runs.done["two-places"][0].err
 
 
 def test_data_state_remap_goes_on_with_the_clips_that_the_epoch_has_not_had(runs: Runs) -> None:
@@ -270,6 +296,27 @@ def test_data_state_reset_starts_the_next_epoch_with_the_new_data(runs: Runs) ->
 def test_a_new_learning_rate_wins_and_holds(runs: Runs) -> None:
     runs.good("other-lr")
     assert [r.lr for r in runs.records("other-lr")] == [1e-3, 1e-3]
+    assert "the learning rate is 0.001 by this run's lr = 0.001" in runs.events("other-lr")["lr"]
+    assert "lr" not in runs.events("resumed")
+
+
+def test_the_learning_rate_of_this_run_is_the_one_that_moves_the_weights(runs: Runs) -> None:
+    runs.good("lr-0")  # with AdamW's decay by lr nothing moves at all
+    before, after = runs.directory("whole"), runs.directory("lr-0")
+    name = "model/model.safetensors"
+    held = (after / "epoch0-global_step6" / name).read_bytes()
+    assert held == (before / "epoch0-global_step4" / name).read_bytes()
+
+
+def test_costs_and_the_loss_s_weighting_are_on_record(runs: Runs) -> None:
+    table = json.loads((runs.directory("bf16") / "costs.json").read_text())
+    assert (table["schema"], table["how"]) == (1, "flops")
+    assert [line["bucket"] for line in table["buckets"]] == ["16px 8f 1.00"]
+    assert table["buckets"][0]["cost"] > 0
+    again = json.loads((runs.directory("resumed") / "costs.json").read_text())
+    assert again["how"] == "checkpoint"
+    assert [line["class"] for line in again["buckets"]] == [line["class"] for line in table["buckets"]]  # fmt: skip
+    assert "each microbatch counts once" in runs.events("whole")["loss"]
 
 
 def test_a_run_that_goes_back_in_its_own_directory_replaces_what_it_passes(runs: Runs) -> None:

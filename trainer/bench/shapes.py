@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import Config
-from trainer.costs import open_sora_latent_size
+from trainer.costs import latent_size
 from trainer.data.aspect import RATIO_NAMES
 from trainer.data.buckets import Buckets
 from trainer.errors import ConfigError
@@ -58,7 +58,7 @@ def shapes_of(
         sizes = slot.resolution.sizes
         key = min(sizes, key=lambda name: abs(float(name) - target))
         height, width = sizes[key]
-        latent = latent_size(config, (slot.frames, height, width))
+        latent = latent_size(config.vae.type, (slot.frames, height, width))
         shapes.append(
             Shape(slot.resolution.name, slot.frames, key, height, width, slot.batch_size, latent)
         )
@@ -78,11 +78,6 @@ def _ratio(text: str | None) -> float:
         return float(name)
     except ValueError:
         raise ConfigError(f"aspect ratio {text!r} is neither height:width nor a number") from None
-
-
-def latent_size(config: Config, size: tuple[int, int, int]) -> tuple[int, int, int]:
-    """(T, H, W) of a video's latent by the config's VAE, which is not built for it."""
-    return size if config.vae.type == "identity" else open_sora_latent_size(size)
 
 
 def model_options(config: Config) -> dict[str, Any]:

@@ -10,6 +10,7 @@ The data may be a manifest or a stand-in: `openvid` (43 % 1080p, median 150 fram
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -152,7 +153,7 @@ def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[floa
         costs.step_cost(
             cell,
             model,
-            (lambda size: size) if in_pixels else costs.open_sora_latent_size,
+            functools.partial(costs.latent_size, config.vae.type),
             costs.no_flops if in_pixels or cached else costs.open_sora_vae_flops,
             0 if config.text_encoder.type == "tiny_t5" or cached else costs.T5_XXL,
             recompute=bool(config.grad_checkpoint),

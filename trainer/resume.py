@@ -1,0 +1,98 @@
+"""What a run takes over from a checkpoint beside tensors: counters, the schedule's place, the data's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer import checkpoint
+from trainer.config import Config
+from trainer.data.plan import Cursor, DataPlan
+from trainer.errors import CheckpointError, ConfigError
+from trainer.schedules import Schedule
+
+_COUNTS = ("epoch", "global_step", "samples", "bad_samples", "ema_updates", "world")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint that a run goes on from."""
+
+    path: Path
+    running: Mapping[str, int]
+    schedule: Mapping[str, Any]
+    sampler: Any  # checked by trainer.data.state, which names what is wrong with it
+
+
+def read_source(path: Path) -> Source:
+    """Raises CheckpointError naming the file and the entry that is missing or of another kind."""
+    names = (checkpoint.SCHEDULE, checkpoint.SAMPLER, checkpoint.RUNNING)
+    schedule, sampler, running = checkpoint.read_documents(path, names).values()
+    for name in _COUNTS:
+        value = running.get(name) if isinstance(running, dict) else None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise CheckpointError(f"{path / checkpoint.RUNNING}: {name} is {value!r}"[:300])
+    steps = (
+        schedule.get("steps", schedule.get("last_epoch")) if isinstance(schedule, dict) else None
+    )
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+        raise CheckpointError(f"{path / checkpoint.SCHEDULE}: steps is {steps!r}"[:300])
+    return Source(path, running, schedule, sampler)
+
+
+def take_over(schedule: Schedule, source: Source) -> str:
+    """The steps that the loaded schedule has counted; returns what to say about the learning rate, or ""."""
+    schedule.load_state_dict(source.schedule)
+    before = source.schedule.get("lr")
+    if not isinstance(before, (int, float)) or abs(before - schedule.lr) <= 1e-9 * abs(before):
+        return ""
+    return (
+        f"the learning rate is {schedule.lr:.3g} by this run's lr = {schedule.config.lr:g} and schedule, "
+        f"not {before:.3g} as the checkpoint's would have it"
+    )
+
+
+def stated_place(
+    config: Config, plan: DataPlan, before: Any, world: int, data_state: str
+) -> Cursor | None:
+    """Where --start-epoch and --start-step say that the data begin; None when they say nothing.
+
+    Only the step given means that of the checkpoint's epoch, only the epoch its beginning. `before` is
+    the checkpoint's data state, if there is one. Raises ConfigError for a place that is not there.
+    """
+    epoch, step = config.start_epoch, config.start_step
+    if epoch is None and step is None:
+        return None
+    if config.start_from_scratch and (epoch or step):
+        raise ConfigError("--start-from-scratch begins with epoch 0, step 0; leave out one of them")
+    if data_state != "fail":
+        raise ConfigError(
+            f"--data-state {data_state} is about the checkpoint's place in the data, and --start-epoch "
+            "or --start-step state another; leave out one of them"
+        )
+    if epoch is None:
+        known = before.get("epoch") if isinstance(before, Mapping) else None
+        epoch = known if isinstance(known, int) else 0
+    step = step or 0
+    if epoch >= config.epochs:
+        raise ConfigError(f"--start-epoch {epoch}: the run ends after epochs = {config.epochs}")
+    group = world * config.accumulation_steps
+    steps = plan.steps(Cursor(epoch), group)
+    if step and step >= steps:
+        raise ConfigError(
+            f"--start-step {step}: epoch {epoch} has {steps} steps of {group} microbatches, 0 to {steps - 1}",
+            hint=f"its end is --start-epoch {epoch + 1} --start-step 0",
+        )
+    return Cursor(epoch, step * group)
+
+
+def place_note(place: Cursor, source: Source | None, steps: int) -> str:
+    """For people: where the data begin, and that this is not where they had come to."""
+    where = f"the data begin in epoch {place.epoch} after {place.consumed} microbatches, as --start-epoch and --start-step say"
+    if source is None:
+        return where
+    return (
+        f"{where}; clips may be had twice or not at all; the count of steps goes on after {steps}"
+    )
