@@ -19,6 +19,7 @@ from dashboards.alerts import HURRY_TICKS, RULES, Alert, AlertBook, Change, afte
 from dashboards.ending import Ending, ended_by_signals
 from dashboards.fleet import fresh
 from dashboards.hook import Hook, parse_command
+from dashboards.record import Recording
 from dashboards.rules.rule import FAIL, SEVERITIES
 from dashboards.samples import Restored, Tick
 from dashboards.state import State, fold, initial_state
@@ -32,6 +33,7 @@ def watch(
     *,
     run_dir: Path | None,
     replay: Path | None,
+    record: Path | None,
     demo: bool,
     interval: float,
     for_s: float | None,
@@ -49,6 +51,10 @@ def watch(
     """
     if sum(bool(choice) for choice in (run_dir, replay, demo)) > 1:
         raise UsageError("--run, --replay and --demo exclude each other")
+    if record and (replay or once):
+        raise UsageError(
+            "--record writes down what comes: it goes neither with --replay nor with --once"
+        )
     if once and for_s is not None:
         raise UsageError("--once is one look; --for would be longer")
     book = replace(AlertBook(), rules=chosen(wanted, skipped), hurry=once and replay is None)
@@ -56,7 +62,7 @@ def watch(
     teller = Teller(output, severity, runner)
     with ended_by_signals() as ending:
         try:
-            state = _begin(settings, output, book, ending, teller, run_dir=run_dir, replay=replay, demo=demo, interval_s=interval, for_s=for_s, once=once)  # fmt: skip
+            state = _begin(settings, output, book, ending, teller, run_dir=run_dir, replay=replay, record=record, demo=demo, interval_s=interval, for_s=for_s, once=once)  # fmt: skip
         finally:
             if runner is not None:
                 runner.close()
@@ -100,17 +106,21 @@ def _begin(
     *,
     run_dir: Path | None,
     replay: Path | None,
+    record: Path | None,
     demo: bool,
     interval_s: float,
     for_s: float | None,
     once: bool,
 ) -> State:
     names: Sequence[str]
+    recording: Recording | None = None
     if replay is not None:
         names, batches = sources.replayed(replay)
         state = initial_state(names, now_s=0.0, source="replay")
     else:
         feed = sources.live_feed(settings, output, run_dir=run_dir, demo=demo, interval_s=interval_s)  # fmt: skip
+        if record is not None:
+            feed = recording = Recording(feed, record, interval_s=interval_s)
         limits = settings.limits
         batches = sources.live_batches(
             feed,
@@ -126,7 +136,11 @@ def _begin(
             output.note(f"watching {what} for {len(book.rules)} kinds of alerts; Ctrl-C ends", "dim")  # fmt: skip
     state = replace(state, alerts=book)
     begun_s: float | None = None
+    told = ""
     for batch in batches:
+        if recording is not None and recording.note != told:
+            told = recording.note
+            output.warn(told, "warn")
         if ending.is_set():
             break
         for part in _by_tick(batch):

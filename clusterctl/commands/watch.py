@@ -53,6 +53,12 @@ Examples:
     metavar="PATH",
     help="A recording or a run directory instead of now, without waiting.",
 )
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write down everything, for top --replay FILE in the morning.",
+)
 @click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes.")
 @click.option(
     "--interval",

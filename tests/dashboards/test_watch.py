@@ -223,6 +223,19 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def test_what_is_watched_can_be_recorded_and_told_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "night.rec"
+    options = ["--json", "--check", "gpu.missing"]
+    assert run(["watch", "--demo", "--for", "2", "--record", str(path), *options]) == 1
+    first = [one["alert"]["id"] for one in json_lines(capsys.readouterr().out)[:-1]]
+    assert run(["watch", "--replay", str(path), *options]) == 1
+    again = [one["alert"]["id"] for one in json_lines(capsys.readouterr().out)[:-1]]
+    assert first == again == ["gpu.missing"]
+    assert run(["watch", "--once", "--demo", "--record", str(path)]) == 2
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_signals_end_it_cleanly(tmp_path: Path, number: int, code: int) -> None:
     child = subprocess.Popen(
