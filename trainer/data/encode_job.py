@@ -70,6 +70,12 @@ def prepare(
         **facts,
         "inputs": inputs_of(config, manifest, options),
     }
+    strays = sorted(out.glob(f"*-{document['job']:02d}-*.safetensors"))
+    if strays:
+        raise FeaturesError(
+            f"{out} holds {len(strays):,} shards that no {DOCUMENT} or {JOB} speaks of ({strays[0].name})",
+            hint="another folder, or --force to throw them away",
+        )
     todo = work_of(config, manifest, out, document)
     if not len(todo.units) and not len(todo.text_rows):
         if before is None:

@@ -29,6 +29,7 @@ from trainer.data.progress import Progress
 from trainer.engine.base import set_threads
 
 Shard = tuple[Path, str, int]
+_AT_A_SIZE = " (a row is a clip at one size)"
 
 
 @dataclass
@@ -82,8 +83,9 @@ class Maker:
         vae.to(self._device)
         own = self._document["key"]["latents"]
         maker = LatentMaker(vae, self._work.grid, own["kind"], DTYPES[own["dtype"]], self._device)
-        total = sum(self._units(shard[2])[1] - self._units(shard[2])[0] for shard in shards)
-        done = 0
+        sizes = self._work.sizes  # what a clip takes of the time goes with its bytes
+        total = sum(int(sizes[slice(*self._units(shard[2]))].sum()) for shard in shards)
+        done = clips = 0
         with Ahead(self._options.workers, self._config.dataset.clip_timeout_s) as ahead:
             held: list[_Clip] = []
             at = 0
@@ -93,8 +95,8 @@ class Maker:
                     held, at = [], at + 1
                 if not held or held[-1].unit != segment.unit:
                     held.append(_Clip(segment.unit))
-                    done += 1
-                    self._progress.show(done / total, done)
+                    self._progress.show(done / total, clips, _AT_A_SIZE)
+                    done, clips = done + int(sizes[segment.unit]), clips + 1
                 clip = held[-1]
                 clip.reply = reply
                 clip.error = clip.error or reply.error

@@ -25,9 +25,11 @@ from trainer.data.features_files import (
     write,
     write_json,
 )
-from trainer.data.features_units import Keys
+from trainer.data.features_units import Grid, Keys
 
 SCHEMA = 1
+_PARTS = ("vae", "text", "frames", "latents")
+_COUNTS = ("job", "latents", "captions", "bytes", "text_channels")
 # Columns of a shard's own table; the index adds shard and offset. `crc_at` points into `crc`.
 COLUMNS = {
     LATENTS: {
@@ -191,6 +193,20 @@ def read_document(folder: Path) -> dict[str, Any] | None:
         raise FeaturesError(
             f"{folder / DOCUMENT} is of version {document.get('schema')}, this reads {SCHEMA}",
             hint="encode anew into another folder",
+        )
+    try:
+        for name, size, header in document["shards"]:
+            str(name), int(size), str(header)
+        for row in document["bad"]:
+            int(row["id"], 16), int(row["height"]), int(row["width"]), str(row["reason"])
+        Grid.of(document["grid"])
+        whole = all(isinstance(document["key"][part], dict) for part in _PARTS)
+        whole &= all(isinstance(document[name], int) for name in _COUNTS)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        whole = False
+    if not whole:
+        raise FeaturesError(
+            f"{folder / DOCUMENT} is damaged", hint="encode anew into another folder"
         )
     return document
 

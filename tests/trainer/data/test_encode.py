@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,7 @@ from tests.trainer.data.feature_caches import (
     shard_bytes,
     write_table,
 )
+from tests.trainer.ranks import environment, free_port
 from trainer.config import Config
 from trainer.data import encode_job, encode_work, features_files
 from trainer.data.__main__ import main
@@ -328,11 +334,12 @@ def test_a_shard_that_was_lost_is_made_again(
     index.unlink()
     assert place.encode(out) == 0
     open_cache(out)
+    (out / "features.json").unlink()  # whose are the shards?
+    assert place.encode(out) == 2
+    assert "shards that no features.json or job.json speaks of" in capsys.readouterr().err
 
 
 def test_what_killed_processes_leave_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
-    import socket
-
     host = socket.gethostname()
     gone, mine, far = (
         tmp_path / f".a.safetensors.{host}.{2**22 + 1}",
@@ -343,3 +350,57 @@ def test_what_killed_processes_leave_is_swept_and_what_lives_is_not(tmp_path: Pa
         path.touch()
     sweep(tmp_path)
     assert [path.exists() for path in (gone, mine, far)] == [False, True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_real_processes_killed_at_random_moments_make_the_same_bytes(tmp_path: Path) -> None:
+    """SIGKILL, one or two ranks in turn, each time gone on with by the other number of ranks."""
+    from trainer.data.digits import main as render
+
+    render(["--out", str(tmp_path / "digits"), "--clips", "1500", "--seed", "2"])
+    words = ["demo", "--data-path", str(tmp_path / "digits/digits.csv"), "--shard-mb", "1", "-q"]
+    alone = tmp_path / "alone"
+    started = time.monotonic()
+    assert all(code == 0 for code in _ended(_ranks([*words, str(alone)], 1), 600))
+    whole_s, want = time.monotonic() - started, shard_bytes(alone)
+    chance = random.Random(4)
+    kills = 0
+    for number in range(12):
+        out = tmp_path / f"cache{number}"
+        while not (out / "features.json").exists() or (out / "job.json").exists():
+            processes = _ranks([*words, str(out)], 1 + (kills + number) % 2)
+            if kills > 12 * (number + 1):  # time enough, now to its end
+                assert all(code == 0 for code in _ended(processes, 600))
+                continue
+            try:
+                _ended(processes, chance.uniform(0.3, 1.1) * whole_s)
+            except subprocess.TimeoutExpired:
+                kills += 1
+        assert shard_bytes(out) == want, f"other bytes after {kills} kills"
+        shutil.rmtree(out)
+    print(f"{kills} kills")
+    assert kills >= 12
+
+
+def _ranks(words: list[str], world: int) -> list[subprocess.Popen[bytes]]:
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer.data", "encode", *words],
+            env=environment(rank, world, port),
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(world)
+    ]
+
+
+def _ended(processes: list[subprocess.Popen[bytes]], limit_s: float) -> list[int]:
+    """Exit codes; after the limit all are killed. Raises TimeoutExpired then."""
+    deadline = time.monotonic() + limit_s
+    try:
+        return [p.wait(max(0.1, deadline - time.monotonic())) for p in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(30)

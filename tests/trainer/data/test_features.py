@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -294,6 +295,29 @@ def test_an_unfinished_cache_and_none_at_all_are_told_apart(cache: Path, tmp_pat
         Features(folder)
     with pytest.raises(FeaturesError, match="there is no feature cache at"):
         Features(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shards": [["a", 1]]},
+        {"key": {}},
+        {"grid": {"chunk": 17}},
+        {"bad": [{"id": "x"}]},
+        {"job": None},
+        {"schema": 9},
+    ],
+)
+def test_an_edited_document_is_refused_in_a_sentence(
+    cache: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    whole = json.loads((cache / "features.json").read_text())
+    (tmp_path / "features.json").write_text(json.dumps({**whole, **change}))
+    with pytest.raises(FeaturesError, match=r"features\.json is (damaged|of version 9)"):
+        Features(tmp_path)
+    (tmp_path / "features.json").write_text(json.dumps(whole)[:-9])
+    with pytest.raises(FeaturesError, match=r"features\.json cannot be read"):
+        Features(tmp_path)
 
 
 def test_a_missing_clip_or_caption_is_named(place: Place, cache: Path, tmp_path: Path) -> None:
