@@ -96,6 +96,7 @@ class TopApp(App[None]):
         self.readonly = readonly
         self.selected: tuple[str, int] | None = None  # (node, GPU) that all screens mean
         self.replay: Replay | None = feed if hasattr(feed, "seek") else None  # type: ignore[assignment]
+        self._noted = ""
         self._interval_s = interval_s
         self._first = first
         self.animation_level = "none"
@@ -127,6 +128,10 @@ class TopApp(App[None]):
     def tick(self) -> None:
         """One round: what came since the last one, then the time, then the screen."""
         samples = self.feed.drain()
+        note = getattr(self.feed, "note", "")  # of a recording
+        if note != self._noted:
+            self._noted = note
+            self.notify(note, severity="error", timeout=20)
         self.state = fold(self.state, [*samples, Tick(self.feed.now())])
         self.show()
 

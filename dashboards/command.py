@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,21 @@ from clusterctl.render import Output
 from clusterctl.settings import Settings
 from clusterctl.transport.base import Limits
 from dashboards import once as look
-from dashboards.demo_feed import DemoFeed
-from dashboards.feeds import Feed, ReplayFeed, RunDirFeed, Together, newest_run, steady_clock
-from trainer.telemetry import FILE
+from dashboards.feeds import Feed, steady_clock
+from dashboards.sources import live_feed, run_of
 
 if TYPE_CHECKING:
     from dashboards.actions import Actions
 
-OUTPUTS = Path("outputs")
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the screens' samples come from and go to."""
+
+    run: Path | None = None
+    replay: Path | None = None
+    speed: float | None = None
+    record: Path | None = None
 
 
 def top(
@@ -28,8 +36,9 @@ def top(
     output: Output,
     *,
     run_dir: Path | None,
-    replay_dir: Path | None,
-    speed: float,
+    replay: Path | None,
+    record: Path | None,
+    speed: float | None,
     demo: bool,
     interval: float,
     once: bool,
@@ -47,13 +56,18 @@ def top(
     """
     if web and (once or output.json):
         raise UsageError("--web shows screens: it goes neither with --once nor with --json")
-    if sum(bool(choice) for choice in (run_dir, replay_dir, demo)) > 1:
+    if sum(bool(choice) for choice in (run_dir, replay, demo)) > 1:
         raise UsageError("--run, --replay and --demo exclude each other")
-    feed, first = _choose(settings, output, run_dir, replay_dir, speed, demo, interval)
+    if record is not None and (replay is not None or web or once):
+        raise UsageError("--record is for live screens: not with --replay, --web or --once")
+    if speed is not None and replay is None:
+        raise UsageError("--speed is for --replay")
+    sources = Sources(run_dir, replay, speed, record)
+    feed, first = _choose(settings, output, sources, demo=demo, interval=interval)
     if web:
         feed.close()  # every page has its own
         chosen = {
-            "run": run_dir, "replay": replay_dir, "speed": speed, "demo": demo, "interval": interval,
+            "run": run_dir, "replay": replay, "speed": speed, "demo": demo, "interval": interval,
             "theme": theme, "readonly": readonly is not False, "no-readonly": readonly is False,
         }  # fmt: skip
         from dashboards.web import as_arguments, serve
@@ -68,9 +82,9 @@ def top(
     # Only here: one look as text must not load textual.
     from dashboards.app import main
 
-    actions = _actions(settings, feed, demo=demo, is_replay=replay_dir is not None)
+    actions = _actions(settings, feed, demo=demo, is_replay=replay is not None)
     if readonly is None:
-        readonly = replay_dir is not None or in_browser()
+        readonly = replay is not None or in_browser()
     main(feed, interval_s=interval, first=first, actions=actions, readonly=readonly, theme=theme)
     return 0
 
@@ -116,62 +130,27 @@ def _has_terminal() -> bool:
 
 
 def _choose(
-    settings: Settings,
-    output: Output,
-    run_dir: Path | None,
-    replay_dir: Path | None,
-    speed: float,
-    demo: bool,
-    interval: float,
+    settings: Settings, output: Output, options: Sources, *, demo: bool, interval: float
 ) -> tuple[Feed, str]:
-    """The feed, and the screen to begin with."""
-    clock = steady_clock()
-    if demo:
-        return DemoFeed(clock=clock), "cluster"
-    if replay_dir is not None:
-        try:
-            return ReplayFeed(_run_of(replay_dir), clock=clock, speed=speed), "run"
-        except OSError as error:
-            raise UsageError(f"{replay_dir} cannot be read: {error}") from None
-    feeds: list[Feed] = []
-    run = RunDirFeed(
-        OUTPUTS if run_dir is None else _run_of(run_dir),
-        clock=clock,
-        interval_s=interval,
-        newest_below=run_dir is None,
-    )
-    has_run = run_dir is not None or newest_run(OUTPUTS) is not None
-    if settings.hostfile.exists() or not has_run or settings.only or settings.without:
-        # Only here: paramiko takes a quarter of a second to import.
-        from dashboards.ssh_feed import SshFeed
+    """The feed, and the screen to begin with. Raises `UsageError`, `HostfileError`."""
+    if options.replay is None:
+        feed = live_feed(settings, output, run_dir=options.run, demo=demo, interval_s=interval)
+        first = "cluster" if feed.nodes else "run"
+        if options.record is not None:
+            from dashboards.record import Recording
 
-        feeds.append(
-            SshFeed(
-                settings.nodes(),
-                settings.transport(),
-                limits=settings.limits,
-                clock=clock,
-                interval_s=interval,
-                width=settings.width,
-                source=str(settings.hostfile),
-            )
+            feed = Recording(feed, options.record, interval_s=interval)
+        return feed, first
+    from dashboards.replay import open_replay
+
+    path = options.replay
+    try:
+        replay = open_replay(
+            path if path.is_file() else run_of(path), clock=steady_clock(), speed=options.speed
         )
-    else:
-        output.note(f"no hostfile {settings.hostfile}: only the run is shown")
-    return Together([*feeds, run]), "cluster" if feeds else "run"
-
-
-def _run_of(path: Path) -> Path:
-    """The run directory itself, or the newest one in a folder of runs. Raises `UsageError`."""
-    if (path / FILE).is_file() or (path / "plan.json").is_file():
-        return path
-    newest = newest_run(path) if path.is_dir() else None
-    if newest is None:
-        raise UsageError(
-            f"{path} holds no run: no {FILE} in it nor one level below",
-            hint="give a run directory, such as outputs/001-STDiT3-demo",
-        )
-    return newest
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return replay, "cluster" if replay.nodes else "run"
 
 
 def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.render import Cell, Output
 from dashboards import units
-from dashboards.feeds import Feed, ReplayFeed
+from dashboards.feeds import Feed
 from dashboards.fleet import (
     ALARM,
     METRICS,
@@ -35,8 +35,9 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
     """Run a feed until every source has answered once, at most `patience_s`; a replay to its end."""
     feed.start()
     try:
-        if isinstance(feed, ReplayFeed):
-            feed.seek_end()
+        seek_end = getattr(feed, "seek_end", None)
+        if seek_end is not None:  # a replay
+            seek_end()
         state = initial_state(
             feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
         )

@@ -38,6 +38,11 @@ class Figures:
     slowest_steps: int = 0  # of how many steps of the window it was the slowest
     window: int = 0
     smooth_loss: float | None = None
+    flops_s: float | None = None  # of one rank
+    data_share: float | None = None  # of a step, spent waiting for data
+    buckets: tuple[tuple[str, float], ...] = ()  # share of the recent steps, largest first
+    checkpoint: tuple[int | None, float] | None = None  # step and time of the newest
+    restarts: int = 0
 
     @property
     def part(self) -> float | None:
@@ -103,6 +108,11 @@ def _of_records(same: _Same) -> Figures:
         slowest_steps=times_slowest,
         window=len(window),
         smooth_loss=run.smooth / run.smooth_weight if run.smooth_weight else None,
+        flops_s=_flops_s(window, pace_s),
+        data_share=_share_of("data", window),
+        buckets=_buckets(run.recent),
+        checkpoint=_checkpoint(run),
+        restarts=sum(sample.event.name == "resume" for sample in run.events),
     )
 
 
@@ -138,6 +148,36 @@ def _pace_s(window: Sequence[StepRecord]) -> float:
 
 def _per_second(counts: Sequence[int], pace_s: float) -> float | None:
     return statistics.fmean(counts) / pace_s if pace_s > 0 and any(counts) else None
+
+
+def _flops_s(window: Sequence[StepRecord], pace_s: float) -> float | None:
+    """What a rank computes in a second, with all that stands between the steps."""
+    total = statistics.fmean(record.flops for record in window)
+    return total / pace_s / max(1, window[-1].world) if total > 0 and pace_s > 0 else None
+
+
+def _share_of(phase: str, window: Sequence[StepRecord]) -> float | None:
+    steps_s = sum(record.step_s for record in window)
+    known = [record.seconds[phase] for record in window if phase in record.seconds]
+    return sum(known) / steps_s if known and steps_s > 0 else None
+
+
+def _buckets(records: Sequence[StepRecord]) -> tuple[tuple[str, float], ...]:
+    counts = Counter(record.bucket for record in records if record.bucket)
+    total = sum(counts.values())
+    return tuple((name, count / total) for name, count in counts.most_common())
+
+
+def _checkpoint(run: RunState) -> tuple[int | None, float] | None:
+    for sample in reversed(run.events):
+        if sample.event.name == "checkpoint":
+            return sample.event.step, sample.event.time_s or sample.at_s
+    return None
+
+
+def mfu(now: Figures, peak_flops: float | None) -> float | None:
+    """Model FLOP utilisation, 0 to 1; None where the peak or the count is not known."""
+    return now.flops_s / peak_flops if now.flops_s and peak_flops else None
 
 
 def _phases(window: Sequence[StepRecord]) -> tuple[tuple[str, float], ...]:

@@ -20,7 +20,9 @@ from clusterctl.settings import Settings, cluster_options, output_options
     epilog="""\b
 Examples:
   clusterctl top nodes.txt
-  clusterctl top --replay outputs/001-STDiT3-demo --speed 20""",
+  clusterctl top nodes.txt --record night.rec
+  clusterctl top --replay night.rec --speed 60
+  clusterctl top --demo --web --theme clusterctl-blue-orange""",
 )
 @click.option(
     "--run",
@@ -31,17 +33,20 @@ Examples:
 )
 @click.option(
     "--replay",
-    "replay_dir",
     type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Play a run directory again with its own times; connects to nothing.",
+    metavar="FILE",
+    help="Play a recording or a run directory again, back and forth; connects to nothing.",
 )
 @click.option(
     "--speed",
     type=click.FloatRange(0.1, 100_000),
-    default=10.0,
-    show_default=True,
-    help="How many times faster a replay runs.",
+    help="How many times faster a replay runs. Default: 1, for a run directory 10.",
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write down all that is shown, for --replay; goes on with a file that is there.",
 )
 @click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes, to look around.")
 @click.option(

@@ -16,16 +16,8 @@ from dashboards.screens.base import TopScreen
 from dashboards.screens.dialogs import PreflightDialog
 from dashboards.screens.log import LogScreen
 from dashboards.state import State
-from dashboards.widgets.node_panels import (
-    NodeChart,
-    NodeDisks,
-    NodeFacts,
-    NodeGpus,
-    NodeHead,
-    NodeLinks,
-    NodePanel,
-    NodeProcesses,
-)
+from dashboards.widgets.node_facts import NodeDisks, NodeFacts, NodeLinks, NodeProcesses
+from dashboards.widgets.node_panels import NodeChart, NodeGpus, NodeHead, NodePanel
 
 
 class NodeScreen(TopScreen):

@@ -15,15 +15,8 @@ from dashboards.progress import figures
 from dashboards.screens.base import TopScreen
 from dashboards.screens.log import LogScreen
 from dashboards.state import State
-from dashboards.widgets.run_panels import (
-    Events,
-    LossCurve,
-    Phases,
-    RunFigures,
-    RunHead,
-    RunNodes,
-    StepCurve,
-)
+from dashboards.widgets.run_figures import Phases, RunFigures
+from dashboards.widgets.run_panels import Events, LossCurve, RunHead, RunNodes, StepCurve
 
 
 class RunScreen(TopScreen):
@@ -31,7 +24,7 @@ class RunScreen(TopScreen):
 
     TAB = "3"
     KEYS = (
-        ("L", "log of the slowest", "screen.log"),
+        ("L", "log", "screen.log"),
         ("S", "stacks", "screen.stacks"),
         ("K", "kill…", "screen.kill"),
     )

@@ -9,13 +9,13 @@ from rich.segment import Segment
 from rich.style import Style
 
 from dashboards import plot, units
-from dashboards.fleet import node_mark, short_names
-from dashboards.plot import BLANK, Scale, bar, finite, nice_scale, resampled
+from dashboards.fleet import node_mark
+from dashboards.plot import BLANK, Scale, finite, nice_scale, resampled
 from dashboards.progress import Figures, figures, is_bad, one_line
-from dashboards.state import RunState, State
+from dashboards.state import State
 from dashboards.widgets.bars import progress_bar, status_words
 from dashboards.widgets.palette import Palette
-from dashboards.widgets.panel import Line, Panel, fitted, spread, words
+from dashboards.widgets.panel import Line, Panel, spread, words
 
 
 class RunHead(Panel):
@@ -157,96 +157,6 @@ def _step_axis(low: float, high: float, gutter: int, inner: int, colors: Palette
         return words((" " * gutter + right.rjust(inner), colors.dim))
     before = gap // 2
     return words((" " * gutter + left + " " * before + middle + " " * (gap - before) + right, colors.dim))  # fmt: skip
-
-
-class Phases(Panel):
-    """Where the seconds of a step go: one bar of parts, and each part with its share."""
-
-    def looks_at(self, state: State) -> tuple[object, ...]:
-        return (state.run.recent if state.run else None,)
-
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        run = state.run
-        now = figures(run, state.now_s) if run else None
-        if now is None or not now.phases:
-            self.title("where a step goes", "")
-            return [words((" no timings yet", colors.dim))]
-        total = sum(seconds for _, seconds in now.phases)
-        self.title("where a step goes", f"mean of {now.window} steps")
-        result: list[Line] = []
-        shown = list(enumerate(now.phases))
-        if len(shown) > height:  # the smallest ones give way
-            keep = sorted(shown, key=lambda item: -item[1][1])[:height]
-            shown = sorted(keep)
-        inner = width - 28
-        for index, (name, seconds) in shown:
-            filled, empty = bar(seconds / total, max(4, inner))
-            ink = colors.bars[index % len(colors.bars)]
-            result.append(
-                words(
-                    (f" {name:<10}", colors.label),
-                    (filled, ink),
-                    (empty, colors.dim),
-                    (f"{units.seconds(seconds):>8}", colors.text),
-                    (f"{100 * seconds / total:5.0f}%", colors.label),
-                )
-            )
-        return result
-
-
-class RunFigures(Panel):
-    """Throughput and health in numbers."""
-
-    def looks_at(self, state: State) -> tuple[object, ...]:
-        return (state.run.recent if state.run else None,)
-
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        run = state.run
-        self.title("figures", "")
-        if run is None or run.last is None:
-            return [words((" no step yet", colors.dim))]
-        last, now = run.last, figures(run, state.now_s)
-        idle = now.idle_share
-        idle_style = colors.text
-        if idle is not None and idle > 0.2:
-            idle_style = colors.warn
-        slowest = units.UNKNOWN
-        if now.slowest_rank is not None:
-            slowest = f"rank {now.slowest_rank}{_where(run, now.slowest_rank)}"
-            slowest += f" in {now.slowest_steps}/{now.window}"
-        late = now.slowest_steps > 0.5 * now.window and (idle or 0) > 0.1
-        pairs = [
-            ("throughput", f"{units.number(now.clips_per_s)} clips/s", colors.text),
-            ("lr", units.number(last.lr, 2), colors.text),
-            ("grad norm", units.number(last.grad_norm), colors.text),
-            ("ranks idle", units.percent(idle) + (" !" if idle_style is colors.warn else ""), idle_style),
-            ("slowest", slowest + (" !" if late else ""), colors.warn if late else colors.text),
-            ("tokens", f"{units.count(now.tokens_per_s)}/s", colors.text),
-            ("bucket", last.bucket or units.UNKNOWN, colors.text),
-            ("memory", f"{units.gib(last.memory_bytes)} GiB peak", colors.text),
-            ("longest step", units.seconds(now.longest_s), colors.text),
-            ("weight norm", units.number(last.weight_norm), colors.text),
-        ]  # fmt: skip
-        entries = [
-            words((f" {name:<13}", colors.label), (text, style)) for name, text, style in pairs
-        ]
-        if height >= len(entries) or width < 56:
-            return entries[:height]
-        half = width // 2
-        return [
-            fitted(left, half, colors.text) + (entries[height + y] if height + y < len(entries) else [])
-            for y, left in enumerate(entries[:height])
-        ]  # fmt: skip
-
-
-def _where(run: RunState, rank: int) -> str:
-    """The node of a rank, and its place there; empty when nobody planned the run."""
-    _, short = short_names(run.planned)
-    for name, ranks in zip(run.planned, run.ranks, strict=True):
-        if rank < ranks:
-            return f" ({short[name]}/{rank})"
-        rank -= ranks
-    return ""
 
 
 class Events(Panel):

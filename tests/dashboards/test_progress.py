@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from dashboards.progress import Figures, figures, is_bad, one_line
+import pytest
+
+from dashboards.peaks import bf16_flops
+from dashboards.progress import Figures, figures, is_bad, mfu, one_line
 from dashboards.samples import EventSample, RunOpened, Sample, StepSample
 from dashboards.state import fold, initial_state
 from tests.dashboards.runs import record
@@ -91,3 +94,32 @@ def test_slowest_rank_is_named_with_how_often() -> None:
 
 def test_one_rank_is_never_the_slowest() -> None:
     assert run_of(*steps(1, 5, world=1, slowest_rank=0), now_s=1.0).slowest_rank is None
+
+
+def test_peaks_are_those_of_the_trainers_bench() -> None:
+    from trainer.bench import peaks
+
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "A100-SXM4", "NVIDIA L4", "Foo 1"):
+        assert bf16_flops(name) == peaks.peak_flops(name, "bf16")
+
+
+def test_mfu_is_of_the_whole_time_between_steps() -> None:
+    """2 ranks, 6e11 FLOP a step, one step each 0.3 s: 1 TFLOP/s a rank."""
+    now = run_of(*steps(1, 60, flops=6e11), now_s=record(60).time_s)
+    assert now.flops_s == pytest.approx(1e12, rel=0.02)
+    assert mfu(now, 4e12) == pytest.approx(0.25, rel=0.02)
+    assert mfu(now, None) is None
+    assert mfu(run_of(*steps(1, 9), now_s=0.0), 4e12) is None
+
+
+def test_buckets_checkpoint_and_restarts() -> None:
+    samples = [*steps(1, 30, bucket="a"), *steps(31, 40, bucket="b")]
+    samples += [
+        EventSample(Event("resume", "", {}, 1, 5.0), 5.0),
+        EventSample(Event("checkpoint", "", {}, 20, 9.0), 9.0),
+        EventSample(Event("note", "", {}, 21, 10.0), 10.0),
+    ]
+    now = run_of(*samples, now_s=0.0)
+    assert now.buckets == (("a", 0.75), ("b", 0.25))
+    assert now.checkpoint == (20, 9.0)
+    assert now.restarts == 1
