@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from checks.facts import NOT_ASKED, Clock, Fleet, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, ChronyTracking, Clock, Fleet, NodeFacts, Unknown
 from checks.finding import Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.runner import check, compare, majority
@@ -190,7 +190,7 @@ def _judge_sync(name: str, clock: Clock, limits: Profile) -> Iterator[Finding]:
         yield fail("chronyd has selected no source", nodes=nodes, fix=fix)
     elif abs(track.offset_s) > limits.clock_root_distance_fail_s:
         yield fail(
-            f"{track.offset_s:+.3f} s from its source {track.ref_name}",
+            f"{track.offset_s:+.3f} s from its source {track.ref_name}{_stepped(track)}",
             nodes=nodes, value=f"{track.offset_s:+.4f}", expected=f"{limits.clock_root_distance_fail_s:g}",
             fix="sudo chronyc makestep  (no job running)",
         )  # fmt: skip
@@ -202,6 +202,13 @@ def _judge_sync(name: str, clock: Clock, limits: Profile) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield from _judge_quality(nodes, clock, limits, fix)
+
+
+def _stepped(track: ChronyTracking) -> str:
+    """The mean of the offsets remembers what the last one does not: a jump of the clock or the source."""
+    if track.rms_offset_s < 20 * abs(track.last_offset_s) or track.rms_offset_s < 0.01:
+        return ""
+    return f"; one of them was stepped (RMS offset {track.rms_offset_s:.3f} s)"
 
 
 def _judge_quality(

@@ -13,6 +13,8 @@ from checks.parse.nvidia_smi import parse_gpus
 from checks.profile import Profile
 from checks.runner import run_checks
 from tests.captures.fake_nvidia_smi import capture, h100
+from tests.checks import healthy
+from tests.checks.cases import of_chrony
 from tests.checks.sections import (
     FAILED,
     HUNG,
@@ -267,3 +269,18 @@ def test_driver_equal() -> None:
     assert (found.verdict, found.value, found.expected) == (FAIL, "550.90.07", "565.57.01")
     assert verdict("fleet.driver_equal", *same, node("n3", gpus=FAILED)) is UNKNOWN
     assert verdict("fleet.driver_equal", node("n1", gpus=NO_TOOL)) is SKIP
+
+
+def test_server_that_was_stepped_is_told_from_one_that_is_always_off() -> None:
+    said = {}
+    for state in ("bigoffset", "backwards"):
+        fleet = healthy.fleet(n3={"clock": of_chrony(state)})
+        (said[state],) = (
+            one.evidence
+            for one in run_checks(fleet, only=["time.sync"]).findings
+            if one.verdict is FAIL
+        )
+    assert said["bigoffset"] == "-2.500 s from its source 10.99.0.3"
+    assert said["backwards"] == (
+        "+3.000 s from its source 10.99.0.5; one of them was stepped (RMS offset 0.506 s)"
+    )

@@ -1,97 +1,105 @@
-"""`clusterctl clock` where a real chronyd of each node follows a server that tells the truth, or not.
-
-chronyd runs with -x: it measures and never touches the machine's clock.
-"""
+"""`clock` and `preflight` where a real chronyd of each node follows a server that tells the truth, or not."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, LabNode
-from tests.lab.cluster import HERE
+from tests.lab import Lab
+from tests.lab.time_daemons import CAP_SYS_TIME, CHRONYD, SILENT, TimeDaemons
 
-CHRONYD = shutil.which("chronyd", path="/usr/sbin:/usr/bin:/sbin")
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(CHRONYD is None, reason="no chronyd here (tests/lab/install.sh)"),
 ]
-CONFIG = """
-server {address} iburst minpoll -2 maxpoll -2
-cmdport 0
-pidfile /run/chronyd.pid
-user root
-"""
-
-
-def background(node: LabNode, command: str) -> None:
-    done = node.exec(["sh", "-c", f"setsid {command} </dev/null >/run/chrony.log 2>&1 &"])
-    assert done.returncode == 0, done.stderr
-
-
-def follow(node: LabNode, address: str, shift_s: float | None) -> None:
-    """Start the node's chronyd; `shift_s` None is a server that never answers."""
-    boot = node.directory / "boot_id"  # nodes of one boot id are one machine with one clock
-    boot.write_text(f"{uuid.uuid5(uuid.NAMESPACE_DNS, node.name)}\n")
-    node.bind(boot, "/proc/sys/kernel/random/boot_id")
-    if shift_s is not None:
-        background(node, f"{sys.executable} -I -S {HERE / 'ntp_server.py'} {address} {shift_s}")
-    config = node.directory / "chrony.conf"
-    config.write_text(CONFIG.format(address=address))
-    background(node, f"{CHRONYD} -x -d -f {config}")
-
-
-def wait_for_sources(node: LabNode, reach: str, deadline: float) -> None:
-    said = ""
-    while time.monotonic() < deadline:
-        said = node.exec(["chronyc", "-c", "-n", "sources"]).stdout
-        if said.count(",") >= 9 and said.split(",")[5] == reach:
-            return
-        time.sleep(0.1)
-    log = node.exec(["cat", "/run/chrony.log"]).stdout
-    pytest.fail(f"{node.name}: no source with reach {reach}: {said!r}\n{log}")
+GOOD, AHEAD, SILENCE, STEPPED, TWO = (f"node-{number}" for number in range(1, 6))
+# Of the machine under all nodes; and how long a busy head takes to read its own clock.
+OF_THE_HOST = "time.clocksource,time.log_ahead,time.skew"
 
 
 @pytest.fixture(scope="module")
 def nodes(module_lab) -> Lab:
-    lab = module_lab(3)
-    good, ahead, silent = lab.nodes
-    follow(good, "127.0.0.1", 0.0)
-    follow(ahead, "127.0.0.1", 2.5)
-    follow(silent, "127.0.0.9", None)
-    deadline = time.monotonic() + 60
-    wait_for_sources(good, "377", deadline)
-    wait_for_sources(ahead, "377", deadline)
-    wait_for_sources(silent, "0", deadline)
+    lab = module_lab(5)
+    good, ahead, silent, stepped, two = (TimeDaemons(node) for node in lab.nodes)
+    good.follow(0.0)
+    ahead.follow(2.5)
+    silent.follow(None)
+    stepped.follow(0.0)
+    two.follow(0.0)
+    two.second_daemon("systemd-timesyn")
+    deadline = time.monotonic() + 120
+    for one in (good, ahead, stepped, two):
+        one.wait_for_reach("377", deadline)
+    silent.wait_for_reach("0", deadline)
+    stepped.step_server(-1.5)
+    ahead.wait_for_offset(2.5, deadline)
+    stepped.wait_for_offset(-1.5, deadline)
+    for one in (good, two):
+        one.wait_for_calm(deadline)
+    for one in (good, ahead, silent, stepped, two):
+        (rights,) = one.rights()
+        assert not rights >> CAP_SYS_TIME & 1  # the kernel would refuse to set the clock
     return lab
 
 
-def test_chrony_of_each_node_is_told_apart(nodes: Lab, tmp_path: Path) -> None:
+def clusterctl(nodes: Lab, state: Path, *words: str) -> tuple[int, dict]:
     done = subprocess.run(
-        [sys.executable, "-m", "clusterctl", "clock", "--json", str(nodes.hostfile)],
+        [sys.executable, "-m", "clusterctl", *words, "--json", str(nodes.hostfile)],
         capture_output=True, text=True, timeout=150, check=False,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        env={**os.environ, "XDG_STATE_HOME": str(state)},
     )  # fmt: skip
     assert done.stdout, done.stderr
-    document = json.loads(done.stdout)
-    good, ahead, silent = document["nodes"]
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_preflight_names_each_node_whose_time_is_wrong_and_no_other(
+    nodes: Lab, tmp_path: Path
+) -> None:
+    code, report = clusterctl(
+        nodes, tmp_path, "preflight", "--check", "time", "--skip", OF_THE_HOST
+    )
+    found = {
+        (one["id"], one["verdict"], node): one["evidence"]
+        for one in report["checks"]
+        for node in one["nodes"]
+        if one["verdict"] not in ("PASS", "SKIP")
+    }
+    assert set(found) == {
+        ("time.sync", "FAIL", AHEAD),
+        ("time.sync", "FAIL", SILENCE),
+        ("time.sync", "FAIL", STEPPED),
+        ("time.daemons", "FAIL", TWO),
+        ("time.sources", "WARN", SILENCE),  # it asks another server than the others
+    }, found
+    assert found["time.sync", "FAIL", AHEAD].startswith("-2.5")
+    assert "s from its source 127.0.0.1" in found["time.sync", "FAIL", AHEAD]
+    assert found["time.sync", "FAIL", SILENCE].endswith(f"{SILENT} unreachable")
+    assert found["time.sync", "FAIL", STEPPED].startswith("+1.5")
+    assert "chronyd, systemd-timesyn" in found["time.daemons", "FAIL", TWO]
+    assert (code, report["good_nodes"]) == (1, [GOOD])
+
+
+def test_clock_tells_chrony_of_each_node_apart(nodes: Lab, tmp_path: Path) -> None:
+    code, document = clusterctl(nodes, tmp_path, "clock")
+    good, ahead, silent, stepped, two = document["nodes"]
     assert good["steered"] == "chrony: 127.0.0.1, stratum 3"
     assert good["sources"] == "1 (1 selected)"
     assert good["clock"]["daemons"] == ["chronyd"]
-    tracking = ahead["clock"]["tracking"]
-    assert tracking["offset_s"] == pytest.approx(-2.5, abs=0.2)  # the server is ahead of the node
+    assert ahead["clock"]["tracking"]["offset_s"] == pytest.approx(-2.5, abs=0.2)
     assert any("from its source 127.0.0.1" in flag for flag in ahead["flags"]), ahead["flags"]
     assert silent["steered"] == "chrony: nobody"
-    assert any("not synchronised: 127.0.0.9 unreachable" in flag for flag in silent["flags"])
+    assert any(f"not synchronised: {SILENT} unreachable" in flag for flag in silent["flags"])
+    assert stepped["clock"]["tracking"]["offset_s"] == pytest.approx(1.5, abs=0.2)
+    assert any("+1.5" in flag for flag in stepped["flags"]), stepped["flags"]
+    assert any("2 time daemons run" in flag for flag in two["flags"]), two["flags"]
     # The clocks themselves agree: what is wrong is who they follow.
     apart = document["widest"]
     assert apart["apart_s"] <= max(0.005, apart["error_s"])
-    assert done.returncode == 1
+    assert code == 1

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,29 @@ def test_twenty_healthy_runs_have_no_finding(module_lab) -> None:
         Equipment(node)
     for _ in range(20):
         assert found(preflight(fresh, fresh.hostfile)) == {}
+
+
+@pytest.mark.slow
+def test_blackholed_and_hung_node_are_named_within_the_deadline(module_lab) -> None:
+    """The issue's number: deadline + 0.5 s; here with the start of the process, on a busy machine."""
+    fresh = module_lab(4)
+    for node in fresh.nodes:
+        Equipment(node)
+    fresh.nodes[2].drop_network()
+    fresh.nodes[3].freeze()
+    try:
+        begun = time.monotonic()
+        report = preflight(fresh, fresh.hostfile, "--deadline", "8")
+        wall_s = time.monotonic() - begun
+    finally:
+        fresh.nodes[3].thaw()
+        fresh.nodes[2].restore()
+    rows = found(report)
+    assert rows.pop(("ssh.reachable", "UNKNOWN")) == {"node-3", "node-4"}
+    assert rows == {}
+    phases = {one["nodes"][0]: one["evidence"] for one in report["checks"] if one["id"] == "ssh.reachable" and one["verdict"] != "PASS"}  # fmt: skip
+    assert "tcp" in phases["node-3"]
+    assert "banner" in phases["node-4"]
+    assert report["good_nodes"] == ["node-1", "node-2"]
+    print(f"preflight with a dead and a hung node: {wall_s:.2f} s, deadline 8 s")
+    assert report["seconds"] < 8.5
