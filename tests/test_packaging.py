@@ -69,7 +69,6 @@ def _modules_after(code: str) -> set[str]:
         "import trainer.telemetry",
         "import checks.runner, checks.facts",
         "from trainer.config import main; assert main(['show', 'stage1', '--grad-checkpoint', '24 GB']) == 0",
-        "from trainer.config import main; assert main(['show', 'stage1', '--grad-checkpoint', '24 GB']) == 0",
     ],
 )
 def test_light_paths_import_nothing_heavy(code: str) -> None:
