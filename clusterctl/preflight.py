@@ -16,9 +16,9 @@ from checks.finding import Finding, Report, Verdict
 from checks.profile import Profile
 from checks.runner import run_checks
 from clusterctl import history
-from clusterctl.census import read_fleet
+from clusterctl.census import read_node
 from clusterctl.errors import UsageError
-from clusterctl.fanout import Fanout, NodeResult, in_order
+from clusterctl.fanout import Fanout, NodeResult
 from clusterctl.look import look
 from clusterctl.nodes import Node, fold
 from clusterctl.transport.base import Limits, Transport
@@ -64,7 +64,7 @@ def run_preflight(
     begun = time.monotonic()
     options = options or LookOptions()
     run_checks(Fleet(()), only=only, without=without)  # a wrong id shows before anybody is asked
-    results = []
+    results, known = [], {}
     with _token(options.shared) as (path, token):
         args = _arguments(nodes, needs, options, path)
 
@@ -76,9 +76,10 @@ def run_preflight(
         fanout = look(nodes, transport, limits, of, width=width)
         for result in sweep(fanout, len(nodes)) if sweep else fanout:
             results.append(result)
+            known[result.node] = read_node(result)  # while the others still answer
             if on_result is not None:
                 on_result(result)
-    facts = read_fleet(in_order(nodes, results))
+    facts = tuple(known[node] for node in nodes)
     if options.memory is not None:
         seen = history.load(options.memory)
         facts = tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,25 @@ def test_look_brings_the_offset_of_both_clocks() -> None:
     assert exchange.samples == 8
     assert abs(exchange.offset_s) <= exchange.error_s  # it is the same clock
     assert 0 < result.value["cpu_s"] < 5
+
+
+def test_environment_is_read_with_the_folders_of_pth_files_and_without_their_code(
+    tmp_path: Path,
+) -> None:
+    venv.create(tmp_path / "env", symlinks=True, with_pip=False)
+    (site,) = (tmp_path / "env/lib").glob("python3*/site-packages")
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (site / "torch-2.9.1+cpu.dist-info", elsewhere / "colossalai-0.5.0.egg-info"):
+        folder.mkdir(parents=True)
+    (site / "torch").mkdir()
+    (site / "torch/version.py").write_text("cuda = '12.8'\n")
+    (site / "add.pth").write_text(f"# a comment\n{elsewhere}\n\nimport os; os.mkdir({str(tmp_path / 'ran')!r})\n")  # fmt: skip
+    python = str(tmp_path / "env/bin/python")
+    found = census(tools_only(tmp_path / "bin"), python=python).software
+    assert not isinstance(found, Unknown)
+    assert (found.executable, found.prefix) == (python, str(tmp_path / "env"))
+    assert found.installed == {"torch": "2.9.1+cpu", "colossalai": "0.5.0"}
+    assert found.packages["torch"] == "2.9.1+cpu"
+    assert found.packages["av"] is None
+    assert found.torch_cuda == "12.8"
+    assert not (tmp_path / "ran").exists()
