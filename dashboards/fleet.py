@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dashboards.state import NodeState, State
 
 ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
+STALE_INTERVALS = 3
 
 # A GPU that waits while the others compute draws less than half of them (100 of 700 W in the
 # hangs that were seen); below this many or this idle there is no fleet to compare with.
@@ -134,38 +135,46 @@ def node_mark(node: NodeState, state: State) -> tuple[str, str]:
     """(mark, few words) of a node; ("", "") when there is nothing to say."""
     if node.down is not None:
         return UNKNOWN, node.down.phase
-    age = node.age_s(state.now_s)
-    if node.sample is None or age is None:
+    sample = node.sample
+    if sample is None:
         return (UNKNOWN, "waiting") if state.watches else ("", "")
-    if node.is_stale(state.now_s, state.interval_s):
-        return STALE, units.age(age)
-    if node.sample.gpus is None:
+    if sample.at_s < _oldest_s(state):
+        return STALE, units.age(state.now_s - sample.at_s)
+    if sample.gpus is None:
         return UNKNOWN, "GPUs ?"
     gone = missing(node)
     if gone:
         return MISSING, f"GPU {','.join(map(str, gone))} gone"
-    odd = [index for name, index in state.odd if name == node.name]
-    if odd:
-        return ALARM, f"GPU {','.join(map(str, odd))}"
+    if state.odd:
+        odd = [index for name, index in state.odd if name == node.name]
+        if odd:
+            return ALARM, f"GPU {','.join(map(str, odd))}"
     return "", ""
+
+
+def _oldest_s(state: State) -> float:
+    """Time of the oldest reading that is not stale: as `NodeState.is_stale`, once for all nodes."""
+    return state.now_s - STALE_INTERVALS * state.interval_s
 
 
 def missing(node: NodeState) -> list[int]:
     """GPUs that the node had and does not show now; nothing is said of a silent node."""
     if node.sample is None or node.sample.gpus is None or node.down is not None:
         return []
-    there = {gpu.index for gpu in node.sample.gpus if not gpu.error}
+    gpus = node.sample.gpus
+    if len(gpus) == node.gpus_seen and not any(gpu.error for gpu in gpus):
+        return []  # as nearly always: a thousand nodes are asked several times a second
+    there = {gpu.index for gpu in gpus if not gpu.error}
     return [index for index in range(node.gpus_seen) if index not in there]
 
 
 def fresh(nodes: Iterable[NodeState], state: State) -> list[NodeSample]:
     """Readings that are good now: of nodes that are neither silent nor stale."""
+    oldest_s = _oldest_s(state)
     return [
-        node.sample
+        sample
         for node in nodes
-        if node.sample is not None
-        and node.down is None
-        and not node.is_stale(state.now_s, state.interval_s)
+        if (sample := node.sample) is not None and node.down is None and sample.at_s >= oldest_s
     ]
 
 
@@ -192,24 +201,26 @@ def node_past(node: NodeState, metric: Metric, rows: int, state: State) -> list[
 
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     """GPUs that differ from the fleet now, with the reason: idle among busy ones, or too hot."""
-    live = [
-        (sample.node, gpu) for sample in fresh(state.nodes.values(), state) for gpu in sample.gpus or ()
-    ]  # fmt: skip
-    powers = [gpu.power_w for _, gpu in live if gpu.power_w is not None]
+    live = fresh(state.nodes.values(), state)
+    powers = [
+        power for sample in live for gpu in sample.gpus or () if (power := gpu.power_w) is not None
+    ]
     middle = statistics.median(powers) if len(powers) >= ODD_PEERS else 0.0
+    low = ODD_SHARE * middle
     odd = {}
-    for name, gpu in live:
-        if gpu.temperature_c is not None and gpu.temperature_c >= HOT_C:
-            odd[name, gpu.index] = f"{gpu.temperature_c:.0f} °C"
-        busy = (
-            middle > BUSY_SHARE_OF_LIMIT * gpu.power_limit_w
-            if gpu.power_limit_w
-            else middle > BUSY_W
-        )
-        if not busy or gpu.power_w is None or gpu.power_w >= ODD_SHARE * middle:
-            continue
-        if _low_for_long(state.nodes[name], gpu.index, ODD_SHARE * middle):
-            odd[name, gpu.index] = f"{gpu.power_w:.0f} W, the others {middle:.0f} W"
+    for sample in live:
+        for gpu in sample.gpus or ():
+            power, temperature = gpu.power_w, gpu.temperature_c
+            is_hot = temperature is not None and temperature >= HOT_C
+            if not is_hot and (power is None or power >= low):
+                continue  # nearly all, nearly always
+            if is_hot:
+                odd[sample.node, gpu.index] = f"{temperature:.0f} °C"
+            busy_w = BUSY_SHARE_OF_LIMIT * gpu.power_limit_w if gpu.power_limit_w else BUSY_W
+            if middle <= busy_w or power is None or power >= low:
+                continue
+            if _low_for_long(state.nodes[sample.node], gpu.index, low):
+                odd[sample.node, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
     return odd
 
 

@@ -6,12 +6,13 @@ No Textual, no clock, no IO. Unknown stays None or NaN; a value that was not rea
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dashboards.alerts import AlertBook, after
 from dashboards.columns import FLEET_COLUMNS, GPU_COLUMNS, NODE_COLUMNS
-from dashboards.fleet import fleet_row, odd_gpus
+from dashboards.fleet import STALE_INTERVALS, fleet_row, odd_gpus
 from dashboards.ring import NAN, Ring
 from dashboards.samples import (
     EventSample,
@@ -26,7 +27,6 @@ from dashboards.samples import (
 from dashboards.thin import Thin
 from trainer.telemetry import StepRecord
 
-STALE_INTERVALS = 3
 HISTORY_S = 3600.0
 RECENT_STEPS = 600
 RECENT_EVENTS = 200
@@ -138,7 +138,7 @@ def fold(state: State, samples: Iterable[Sample]) -> State:
             before = nodes.get(sample.node) or NodeState(
                 sample.node, history=Ring(len(NODE_COLUMNS), state.fleet.limit)
             )
-            nodes[sample.node] = _after_node(before, sample, state.history_step_s)
+            nodes[sample.node] = _after_node(before, sample, state.history_step_s, state.interval_s)
             continue
         if isinstance(sample, Restored):
             state, nodes = replace(sample.state, source=state.source), None
@@ -149,22 +149,40 @@ def fold(state: State, samples: Iterable[Sample]) -> State:
     return state if nodes is None else replace(state, nodes=nodes)
 
 
-def _after_node(node: NodeState, sample: NodeSample | NodeDown, step_s: float) -> NodeState:
+def _after_node(
+    node: NodeState, sample: NodeSample | NodeDown, step_s: float, interval_s: float
+) -> NodeState:
     if isinstance(sample, NodeDown):
         return replace(node, down=sample)
-    seen = max([node.gpus_seen, *(gpu.index + 1 for gpu in sample.gpus or ())])
-    node = replace(node, sample=sample, down=None, gpus_seen=seen)
-    if node.history_s is None:
-        return _with_history(node, sample, 0)
-    rows = round((sample.at_s - node.history_s) / step_s)
-    return _with_history(node, sample, min(rows, node.history.limit) - 1) if rows > 0 else node
+    gpus = sample.gpus or ()
+    seen = max(node.gpus_seen, 1 + max((gpu.index for gpu in gpus), default=-1))
+    history, row_s = node.history, node.history_s
+    if row_s is None:
+        history, row_s = history.append(_row(sample, seen)), sample.at_s
+        if step_s > interval_s:
+            # Rows of many nodes are spread over their step: not all of them in one tick.
+            row_s -= step_s * (zlib.crc32(node.name.encode()) % 1024) / 1024
+    else:
+        rows = round((sample.at_s - row_s) / step_s)
+        if rows > 0:
+            for _ in range(min(rows, history.limit) - 1):
+                history = history.append(())  # the time without readings
+            history = history.append(_row(sample, seen))
+            row_s = _row_time(row_s, rows, sample.at_s, step_s, interval_s)
+    return replace(node, sample=sample, down=None, gpus_seen=seen, history=history, history_s=row_s)
 
 
-def _with_history(node: NodeState, sample: NodeSample, gap: int) -> NodeState:
-    """One row more; `gap` rows of unknown stand for the time without readings."""
-    history = node.history
-    for _ in range(gap):
-        history = history.append(())
+def _row_time(before_s: float, rows: int, at_s: float, step_s: float, interval_s: float) -> float:
+    """The time that the newest row stands for.
+
+    Readings as far apart as rows are keep their own times, else their jitter would add up to gaps;
+    where there are several to a row, rows keep their step.
+    """
+    return at_s if step_s <= interval_s else before_s + rows * step_s
+
+
+def _row(sample: NodeSample, gpus_seen: int) -> list[float | None]:
+    """A row of a node's history, see `columns`."""
     network = sample.network_bytes_s
     row: list[float | None] = [
         sample.cpu,
@@ -174,7 +192,7 @@ def _with_history(node: NodeState, sample: NodeSample, gap: int) -> NodeState:
     ]
     by_index = {gpu.index: gpu for gpu in sample.gpus or ()}
     readings: list[tuple[float | None, ...]] = []
-    for index in range(node.gpus_seen):
+    for index in range(gpus_seen):
         gpu = by_index.get(index)
         readings.append(
             (gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c) if gpu else _NO_READING
@@ -182,7 +200,7 @@ def _with_history(node: NodeState, sample: NodeSample, gap: int) -> NodeState:
     row += _means(readings)
     for reading in readings:
         row += reading
-    return replace(node, history=history.append(row), history_s=sample.at_s)
+    return row
 
 
 _NO_READING = (None,) * len(GPU_COLUMNS)
@@ -279,12 +297,13 @@ def _after_tick(state: State, tick: Tick) -> State:
     state = replace(state, now_s=tick.now_s)
     state = replace(state, odd=odd_gpus(state))
     state = replace(state, alerts=after(state.alerts, state))
+    now_s, step_s = tick.now_s, state.history_step_s
+    row_s, fleet = now_s, state.fleet
     if state.fleet_s is not None:
-        rows = round((tick.now_s - state.fleet_s) / state.history_step_s)
+        rows = round((now_s - state.fleet_s) / step_s)
         if rows <= 0:
             return state
-        fleet = state.fleet
         for _ in range(min(rows, fleet.limit) - 1):
             fleet = fleet.append(())
-        state = replace(state, fleet=fleet)
-    return replace(state, fleet=state.fleet.append(fleet_row(state)), fleet_s=tick.now_s)
+        row_s = _row_time(state.fleet_s, rows, now_s, step_s, state.interval_s)
+    return replace(state, fleet=fleet.append(fleet_row(state)), fleet_s=row_s)

@@ -34,6 +34,7 @@ class Decoder:
         self._said: dict[str, Any] = {}
         self._complete = False
         self._gpus: dict[int, Gpu | None] = {}
+        self._still: dict[int, _Still] = {}
         self._links: dict[int, Link | None] = {}
         self._gpu_tuple: tuple[Gpu, ...] | None = None
         self._link_tuple: tuple[Link, ...] | None = None
@@ -68,7 +69,7 @@ class Decoder:
             if type(new) is not dict:
                 raise ValueError("neither a key frame nor a change")
             self._complete = True
-            self._said, self._gpus, self._links = {}, {}, {}
+            self._said, self._gpus, self._links, self._still = {}, {}, {}, {}
             self._gpu_tuple = self._link_tuple = None
         elif type(new) is not dict or not self._complete:
             raise ValueError("a change of nothing")
@@ -86,8 +87,10 @@ class Decoder:
         first = key[:1]
         if first in _FAMILIES and key[1:].isdigit():
             if first in "gh":
-                self._gpus[int(key[1:])] = None
-                self._gpu_tuple = None
+                index = int(key[1:])
+                self._gpus[index] = self._gpu_tuple = None
+                if first == "h":
+                    self._still.pop(index, None)
             else:
                 self._links[int(key[1:])] = None
                 self._link_tuple = None
@@ -146,7 +149,10 @@ class Decoder:
             if self._gpu_tuple is None:
                 for index in range(min(count, GPUS)):
                     if self._gpus.get(index) is None:
-                        self._gpus[index] = _gpu(index, said.get(f"g{index}"), said.get(f"h{index}"))  # fmt: skip
+                        still = self._still.get(index)
+                        if still is None:
+                            still = self._still[index] = _still(said.get(f"h{index}"))
+                        self._gpus[index] = _gpu(index, said.get(f"g{index}"), still)
                 self._gpu_tuple = tuple(
                     gpu for i in range(min(count, GPUS)) if (gpu := self._gpus[i]) is not None
                 )
@@ -199,31 +205,49 @@ def _address(text: Any) -> str:
     return str(text).lower().rpartition(".")[0][-10:] or str(text).lower()[-10:]
 
 
-def _gpu(index: int, moving: Any, still: Any) -> Gpu | None:
-    if type(still) is not list or len(still) != 7:
-        still = ("", None, None, None, None, None, None)
-    name = still[0] if isinstance(still[0], str) else ""
+_Still = tuple[str, float | None, float | None, int | None, tuple[int, int] | None]
+_UNKNOWN: _Still = ("", None, None, None, None)
+_ALL_INTS = {int}
+
+
+def _still(row: Any) -> _Still:
+    """(name, limit, bytes, ECC errors, NVLinks): what a card says once a minute."""
+    if type(row) is not list or len(row) != 7:
+        return _UNKNOWN
+    total, up, links = _number(row[2]), _whole(row[5]), _whole(row[6])
+    return (
+        row[0] if isinstance(row[0], str) else "",
+        _number(row[1]),
+        None if total is None else total * MIB,
+        _whole(row[4]),
+        None if up is None or links is None else (up, links),
+    )
+
+
+def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
+    name, limit, total, ecc, links = still
     if isinstance(moving, str):
         return Gpu(index, name, error=moving or "lost")
     if type(moving) is not list or len(moving) != 6:
         return None
-    util, used, total = _number(moving[1]), _number(moving[2]), _number(still[2])
-    up, links, bits = _whole(still[5]), _whole(still[6]), moving[5]
+    power, util, used, temperature, mhz, bits = moving
+    if {*map(type, moving)} != _ALL_INTS:  # a card that has no answer for something
+        power, util, used, temperature, mhz = map(_number, moving[:5])
     # By position: eight of these a node and second, and names cost half as much again.
     return Gpu(
         index,
         name,
-        _number(moving[0]),
-        _number(still[1]),
+        power,
+        limit,
         None if util is None else util / 100,
         None if used is None else used * MIB,
-        None if total is None else total * MIB,
-        _number(moving[3]),
-        _number(moving[4]),
+        total,
+        temperature,
+        mhz,
         "",
         "" if bits == 0 else _reasons(bits),
-        _whole(still[4]),
-        None if up is None or links is None else (up, links),
+        ecc,
+        links,
     )
 
 

@@ -1,0 +1,255 @@
+"""What the live view costs: `python -m tests.bench.top grid|fleet|node|replay|all`.
+
+grid    a tick of 24x8 GPUs with everything Textual does for it
+fleet   1,000 nodes x 8 at 1 Hz through real pipes: the head's CPU, and how long a key takes
+node    the watcher itself: CPU of a core and bytes on the wire at 1 Hz, 8 GPUs (NVML stand-in)
+replay  24 h of 24x8 at top speed: memory at the second hour and at the end
+
+Every line says the load average, for most of these figures grow with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from textual import events
+
+from clusterctl.transport.base import Limits
+from dashboards.app import TopApp
+from dashboards.feeds import steady_clock
+from dashboards.hour import BEGIN_S, hour, names
+from dashboards.incidents import TEN
+from dashboards.record import Writer
+from dashboards.record_file import Appender
+from dashboards.replay import Replay
+from dashboards.samples import NodeSample, Sample, Tick
+from dashboards.ssh_feed import SshFeed
+from dashboards.state import State, fold, initial_state
+from dashboards.widgets.gpu_grid import GpuGrid
+from tests.bench.simulated import Simulated
+
+
+def say(text: str) -> None:
+    print(f"{text}   [load {os.getloadavg()[0]:.1f}]", flush=True)
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def rss_mb() -> float:
+    with Path("/proc/self/statm").open() as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+class Hours:
+    """A feed that says second after second when it is asked."""
+
+    def __init__(self) -> None:
+        self.nodes, self.source = names(), "bench"
+        self._rounds: Iterator[list[Sample]] = hour((), seconds=100_000)
+        self._now_s = BEGIN_S
+
+    def start(self) -> None: ...
+
+    def drain(self) -> list[Sample]:
+        samples = next(self._rounds)
+        tick = samples[-1]
+        assert isinstance(tick, Tick)
+        self._now_s = tick.now_s
+        self.said = time.process_time()
+        return samples[:-1]
+
+    def now(self) -> float:
+        return self._now_s
+
+    def settled(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def grid(ticks: int) -> None:
+    """CPU of a tick, without inventing the readings."""
+    for size in ((80, 24), (200, 50)):
+        feed = Hours()
+        app = TopApp(feed)
+        costs: list[float] = []
+
+        async def run(app: TopApp = app, feed: Hours = feed, size: tuple[int, int] = size, costs: list[float] = costs) -> None:  # fmt: skip
+            async with app.run_test(size=size) as pilot:
+                await pilot.pause()
+                for _ in range(ticks):
+                    app.tick()
+                    await asyncio.sleep(0.04)  # the compositor's turn
+                    costs.append(time.process_time() - feed.said)
+
+        asyncio.run(run())
+        costs = sorted(costs[3:])
+        say(f"grid {size[0]}x{size[1]}: {1000 * statistics.median(costs):.1f} ms CPU a tick median, {1000 * costs[0]:.1f} at best")  # fmt: skip
+
+
+async def answer_s(app: TopApp) -> float:
+    """Seconds from a key to the picture that it changes: the metric of the cluster screen."""
+    grid = app.screen.query_one(GpuGrid)
+    before, painted = grid.metric, asyncio.Event()
+    asked = time.monotonic()
+    app.post_message(events.Key("p", "p"))
+    while grid.metric is before:
+        await asyncio.sleep(0.001)
+    app.call_after_refresh(painted.set)
+    await painted.wait()
+    return time.monotonic() - asked
+
+
+def fleet(count: int, seconds: int) -> None:
+    """The head with its screen; simulated nodes are other processes."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
+    transport = Simulated(count, seconds + 60.0)
+    feed = SshFeed(
+        transport.nodes, transport, limits=Limits(), clock=steady_clock(), source="bench"
+    )
+    app = TopApp(feed)
+    latencies: list[float] = []
+
+    async def run() -> None:
+        async with app.run_test(size=(120, 40)):
+            deadline = time.monotonic() + 60
+            while not feed.settled() and time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(3)
+            begun, used = time.monotonic(), cpu_s()
+            while time.monotonic() - begun < seconds:
+                await asyncio.sleep(0.7)
+                latencies.append(await answer_s(app))
+            used = (cpu_s() - used) / (time.monotonic() - begun)
+            fresh = sum(1 for node in app.state.nodes.values() if node.sample and app.state.now_s - node.sample.at_s < 3)  # fmt: skip
+            offsets = sum(1 for node in app.state.nodes.values() if node.sample and node.sample.clock_offset_s is not None)  # fmt: skip
+            ranked = sorted(latencies)
+            if os.environ.get("SHOW"):
+                print([round(1000 * took) for took in latencies])
+            say(
+                f"fleet of {count}: {used:.2f} core, {fresh} nodes fresh, {offsets} clocks known, "
+                f"a key {1000 * statistics.median(ranked):.0f} ms median, {1000 * ranked[-1]:.0f} ms at worst of {len(ranked)}, {rss_mb():.0f} MB"
+            )
+
+    try:
+        asyncio.run(run())
+    finally:
+        transport.close()
+
+
+def parts(count: int) -> None:
+    """Where a second of the fleet goes: decoding, folding, the tick."""
+    import random
+
+    from dashboards.watch_line import Decoder
+    from tests.bench.simulated import change, key_frame
+
+    draw = random.Random(1)
+    decoders = [Decoder(f"ml-64-node-{index:04d}") for index in range(1, count + 1)]
+    for decoder in decoders:
+        decoder.take(key_frame(draw), 0.0)
+        decoder.sample(0.0)
+    state = initial_state([f"ml-64-node-{i:04d}" for i in range(1, count + 1)], now_s=0.0)
+    spent = {"decode": 0.0, "fold": 0.0, "tick": 0.0}
+    rounds = 12
+    size = 0
+    for second in range(1, rounds + 1):
+        lines = [change(draw, second) for _ in decoders]
+        size += sum(map(len, lines))
+        begun = time.process_time()
+        samples: list[Sample] = []
+        for decoder, line in zip(decoders, lines, strict=True):
+            decoder.take(line, float(second))
+            sample = decoder.sample(float(second))
+            assert sample is not None
+            samples.append(sample)
+        decoded = time.process_time()
+        state = fold(state, samples)
+        folded = time.process_time()
+        state = fold(state, [Tick(float(second))])
+        ticked = time.process_time()
+        for name, took in (("decode", decoded - begun), ("fold", folded - decoded), ("tick", ticked - folded)):  # fmt: skip
+            spent[name] += took / rounds
+    say(f"parts of {count} nodes a second: " + ", ".join(f"{name} {1000 * took:.0f} ms" for name, took in spent.items()) + f", {size / rounds / count:.0f} bytes a line")  # fmt: skip
+
+
+def replay(interval_s: int) -> None:
+    """24 h of 24x8 at 1/interval Hz, every sample folded; then the same by jumps."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "day"
+        writer = Writer(Appender(path, 4 << 30), names(), "bench", float(interval_s))
+        begun = time.process_time()
+        for number, said in enumerate(hour(TEN, seconds=86_400 // interval_s)):
+            at_s = BEGIN_S + number * interval_s
+            writer.take(at_s, [_later(sample, at_s) for sample in said if not isinstance(sample, Tick)])  # fmt: skip
+        writer.close()
+        size = path.stat().st_size
+        say(f"replay: a day written, {size / 1e6:.0f} MB, {1000 * (time.process_time() - begun) * interval_s / 86_400:.1f} ms CPU a round")  # fmt: skip
+        for how, at_once in (("every sample", 10**9), ("jumps", 0)):
+            _play(path, how, at_once, interval_s)
+
+
+def _later(sample: Sample, at_s: float) -> Sample:
+    return replace(sample, at_s=at_s) if isinstance(sample, NodeSample) else sample
+
+
+def _play(path: Path, how: str, at_once: int, interval_s: int) -> None:
+    import dashboards.replay
+
+    dashboards.replay.AT_ONCE = at_once
+    now = [0.0]
+    feed = Replay(path, clock=lambda: now[0], speed=1.0)
+    feed.start()
+    state: State = initial_state(feed.nodes, now_s=feed.now())
+    rss: list[float] = []
+    begun = time.process_time()
+    step_s = interval_s if at_once else 120
+    for _hour in range(25):
+        for _ in range(0, 3600, step_s):
+            state = fold(state, [*feed.drain(), Tick(feed.now())])
+            now[0] += step_s
+        rss.append(rss_mb())
+    feed.close()
+    growth = rss[-1] / rss[2] - 1
+    say(
+        f"replay, {how}: {time.process_time() - begun:.0f} s CPU, step {state.run.last.step if state.run and state.run.last else 0}, "
+        f"RSS {rss[2]:.0f} MB after 2 h, {rss[-1]:.0f} MB after 24 h ({100 * growth:+.1f} %)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.top", description=__doc__)
+    parser.add_argument("what", choices=["grid", "fleet", "parts", "node", "replay", "all"])
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--interval", type=int, default=5, help="of the replayed day, in seconds")
+    options = parser.parse_args()
+    if options.what in ("grid", "all"):
+        grid(30)
+    if options.what in ("parts", "all"):
+        parts(options.nodes)
+    if options.what in ("fleet", "all"):
+        fleet(options.nodes, options.seconds)
+    if options.what in ("node", "all"):
+        from tests.bench.watcher import node
+
+        say(node(options.seconds))
+    if options.what in ("replay", "all"):
+        replay(options.interval)
+
+
+if __name__ == "__main__":
+    main()
