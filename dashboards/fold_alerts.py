@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dashboards.state import State
 
 MOST_PARTS = 4  # names of parts that are written out
+LONGEST = 240  # characters of evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def folded(
                 subject=subject(units),
                 nodes=names,
                 text=_text([track for _, track in members], units),
-                command=command_line(rules[id], state.source, _fold(names), parts[0] if parts else "", run),
+                command=_printable(command_line(rules[id], state.source, _fold(names), parts[0] if parts else "", run)),
                 first_s=min(track.first_s for _, track in members),
                 last_s=max(track.last_s for _, track in members),
                 over_s=max(track.over_s for _, track in members),
@@ -109,7 +110,16 @@ def folded(
     return tuple(alerts)
 
 
+def _printable(text: str, other: str = "?") -> str:
+    return "".join(c if c.isprintable() else other for c in text)
+
+
 def subject(units: Sequence[Unit]) -> str:
+    """Where, in short and on one line (a part's name is a node's word)."""
+    return one_line(_subject(units))
+
+
+def _subject(units: Sequence[Unit]) -> str:
     """`n[1-3]`, `n4 GPU 3`, `n4 GPU 0,2,5`, `n[1-3] /data`, `n[1-24] 192 GPUs`, a run's name."""
     names = tuple(dict.fromkeys(name for name, _ in units if name))
     parts = list(dict.fromkeys(part for _, part in units if part))
@@ -136,10 +146,16 @@ def _text(tracks: Sequence[Track], units: Sequence[Unit]) -> str:
     """The evidence; of several that differ the earliest one, with its name."""
     texts = {track.sign.text for track in tracks}
     if len(texts) == 1:
-        return texts.pop()
+        return one_line(texts.pop())
     first = min(range(len(tracks)), key=lambda place: tracks[place].first_s)
     name = " ".join(word for word in units[first] if word)
-    return f"{name}: {tracks[first].sign.text}; and {len(tracks) - 1} more"
+    return f"{name}: {one_line(tracks[first].sign.text)}; and {len(tracks) - 1} more"
+
+
+def one_line(text: str) -> str:
+    """What nodes and runs say, without what would move a terminal's cursor, and not too long."""
+    line = " ".join(_printable(text, " ").split())
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
 @functools.lru_cache(maxsize=64)
