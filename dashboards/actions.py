@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.errors import CouldNotFindOut, TransportError, UsageError
 from clusterctl.job import NodeJob, Pick, look, one_run, others_lines, plan_rows
+from clusterctl.nodes import fold
 from clusterctl.settings import Settings
 from dashboards.state import RunState
 from dashboards.work import Watch
@@ -156,7 +157,7 @@ class ClusterActions(LocalActions):
         )  # fmt: skip
         picture = seen.picture
         if not picture.procs and not picture.silent:
-            raise CouldNotFindOut(f"no run was found on {len(picture.nodes)} nodes")
+            raise CouldNotFindOut(f"no process of a run on {fold([node.name for node in picture.nodes])}")
         if len(picture.runs) > 1:
             raise UsageError(f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}", hint="clusterctl dump-stacks --run ID")  # fmt: skip
         return seen
@@ -199,7 +200,10 @@ class ClusterActions(LocalActions):
         return LogText(f"{place[0]}:{path}", text, len(text.encode()) >= LOG_BYTES)
 
     def kernel_log(self, node: str, watch: Watch) -> LogText:
-        return LogText(f"{node}: kernel", self._shell(node, KERNEL, watch), True)
+        text = self._shell(node, KERNEL, watch)
+        if not text.strip():
+            raise CouldNotFindOut(f"{node}: neither journalctl -k nor dmesg may be read there")
+        return LogText(f"{node}: kernel", text, True)
 
     def _shell(self, node: str, command: str, watch: Watch) -> str:
         """What a command says on one node. Raises `TransportError`, `CouldNotFindOut`."""

@@ -43,9 +43,15 @@ class AlertList(Listing):
         self.with_history = True
         self._prefix = ""  # what all nodes' names begin with
         self.listed: list[Alert] = []
+        self._on: tuple[object, ...] | None = None  # what the cursor stands on
 
     def chosen(self) -> Alert | None:
         return self.listed[self.at] if self.at < len(self.listed) else None
+
+    def put(self, at: int) -> None:
+        at = max(0, min(len(self.listed) - 1, at))
+        self._on = _same(self.listed[at]) if self.listed else None
+        super().put(at)
 
     def heading(self, state: State, width: int, colors: Palette) -> list[Line]:
         book = state.alerts
@@ -57,6 +63,10 @@ class AlertList(Listing):
         self.listed = sorted(book.active, key=lambda alert: is_muted(alert, state))
         if self.with_history:
             self.listed += reversed(book.history)
+        # The cursor stays on its alert when others come, go, or step back.
+        places = [place for place, alert in enumerate(self.listed) if _same(alert) == self._on]
+        if places:
+            self.at = places[0]
         wide = f"{'last':<10}" if width >= 102 else ""
         where = f"{'where':<{24 if width >= 102 else 16}}what"
         text = f"    {'since':<10}{wide}{'for':<8}{'':<6}{'alert':<16}{where}"
@@ -93,6 +103,11 @@ class AlertList(Listing):
 
     def _short(self, text: str) -> str:
         return text.replace(self._prefix, "") if self._prefix else text
+
+
+def _same(alert: Alert) -> tuple[object, ...]:
+    """What stays the same of an alert while it lasts."""
+    return alert.id, alert.units, alert.cleared_s
 
 
 class AlertDetail(Panel):
@@ -186,11 +201,13 @@ class AlertsScreen(TopScreen):
     def action_acknowledge(self) -> None:
         alert = self.listing.chosen()
         if alert is not None and alert.cleared_s is None:
+            self.listing.put(self.listing.at)
             self.top.acknowledge(alert.key, not alert.acknowledged)
 
     def action_mute(self) -> None:
         alert = self.listing.chosen()
         if alert is not None and alert.cleared_s is None:
+            self.listing.put(self.listing.at)
             until = None if is_muted(alert, self.top.state) else self.top.state.now_s + MUTE_S
             self.top.mute(alert.key, until)
 

@@ -28,6 +28,7 @@ TABS: Keys = (
     ("4", "Alerts", "app.switch_mode('alerts')"),
     ("5", "Stacks", "app.switch_mode('stacks')"),
 )
+KILL = "screen.kill"
 HELP: Keys = (("?", "help", "app.help"),)
 ALWAYS: Keys = (
     ("q", "quit", "app.quit"),
@@ -51,12 +52,18 @@ class TopScreen(Screen[None]):
         yield TopBar(with_run=self.RUN_ABOVE, id="top")
         yield from self.body()
         yield ReplayBar(self.top.replay, id="replay")
-        yield KeyBar(TABS if self.TAB else (), self.TAB, (*HELP, *self.KEYS, *ALWAYS), id="keys")
+        may_kill = self.top.actions is not None and not self.top.readonly
+        keys = [key for key in self.KEYS if may_kill or key[2] != KILL]
+        yield KeyBar(TABS if self.TAB else (), self.TAB, (*HELP, *keys, *ALWAYS), id="keys")
         yield Static("", id="too-small", markup=False)
 
     @property
     def top(self) -> TopApp:
         return cast("TopApp", self.app)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A key may come before the widgets that it means are there."""
+        return self._composed
 
     def show(self, state: State) -> None:
         """Bring every panel that can be seen up to this state."""

@@ -11,22 +11,24 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 TEXT = """\
-[b]Screens[/b]     1 cluster   2 run   enter one node   esc back
-[b]Moving[/b]      arrows or h j k l, page up, page down, mouse
-[b]Cluster[/b]     / filter   s sort: hostfile, value, state
-            p metric: power, utilisation, memory, temperature
-            (without GPUs: cpu, memory, load, network)
-[b]Replay[/b]      space pause  + - speed  left right 2 %  home  end
-[b]Anywhere[/b]    ctrl+p commands and themes   w screenshot (SVG)
-            ? this page   q quit
+[b]Screens[/b]   1 cluster  2 node  3 run  4 alerts  5 stacks   esc back
+[b]Moving[/b]    arrows or h j k l, page up and down, enter in, mouse
+[b]Cluster[/b]   / filter   p metric   s sort: hostfile, value, state, outliers
+          o who is out of the fleet's range   enter the node
+[b]Node[/b]      left right other nodes   up down GPUs   L logs   P preflight
+[b]Run[/b]       L log of the slowest rank   S stacks
+[b]Alerts[/b]    a acknowledge   m mute for an hour   enter go there
+          x those that are over
+[b]Stacks[/b]    enter look, then the full stack   S again   x idle ones, too
+          d save as text and page
+[b]Logs[/b]      left right ranks   d the kernel's   / only lines with   G end
+[b]Replay[/b]    space pause   + - speed   [ ] 2 %   , . one reading   home end
+[b]Anywhere[/b]  ctrl+p commands and themes   e copy   w picture (SVG)
+          K end processes: asks, Cancel is the default   q quit
 
-[b]Marks[/b]       [b]![/b]  odd: five times below half of the fleet's median
-               power, or above 87 °C
-            [b]~[/b]  stale: no reading for three intervals
-            [b]-[/b]  unknown: no answer, with the phase that failed
-            [b]x[/b]  missing: a GPU that was there and is not now
-[b]Run[/b]         stalled: no step for six usual ones and 30 s
-            idle: how long ranks wait for the slowest
+[b]Marks[/b]     [b]![/b] odd: alerts say why   [b]x[/b] missing: a GPU that was there
+          [b]~[/b] stale: no reading for three intervals, with its age
+          [b]-[/b] unknown: no answer, with the phase that failed
 """
 
 
@@ -34,7 +36,8 @@ class HelpScreen(ModalScreen[None]):
     """Any of the usual keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,enter,space", "dismiss", "close", show=False)
+        Binding("escape,question_mark,enter,space", "dismiss", "close", show=False),
+        Binding("q", "app.quit", "quit", show=False),
     ]
 
     def compose(self) -> ComposeResult:

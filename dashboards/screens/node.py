@@ -73,8 +73,13 @@ class NodeScreen(TopScreen):
         chart.metric = gpus.metric
         room = self.size.height - 4 - (self.top.replay is not None)
         height = seen + 3 if seen else 3
-        # Boxes for network, disks and processes where both ways leave room, else lines.
         sample = node.sample if node else None
+        # A machine without GPUs has room for other things.
+        has_gpus = bool(seen) or sample is None or sample.gpus is None
+        gpus.set_class(not has_gpus, "-off")
+        self.query_one(NodeProcesses).set_class(not has_gpus, "-off")
+        height = height if has_gpus else 0
+        # Boxes for network, disks and processes where both ways leave room, else lines.
         boxes = 0
         if sample is not None and self.size.width >= 100:
             links, found = len(sample.links or ()), len(sample.processes or ())

@@ -86,7 +86,7 @@ class NodeHead(NodePanel):
             )
             text = units.offset(offset)
             if sample.clock_bound_s is not None:
-                text += f" ±{units.seconds(sample.clock_bound_s)}"
+                text += f" ±{1000 * sample.clock_bound_s:.1f} ms"
             facts.append(("clock", text + (" !" if size > CLOCK_BAD_S else ""), ink))
         if sample.driver:
             facts.append(("driver", sample.driver, colors.text))

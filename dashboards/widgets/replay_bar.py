@@ -56,7 +56,8 @@ class ReplayBar(Panel):
             return []
         span_s = max(1e-9, replay.last_s - replay.first_s)
         part = min(1.0, max(0.0, (replay.now() - replay.first_s) / span_s))
-        speed = f"▶ x{replay.speed:g}" if replay.speed else "⏸ paused"
+        # No emoji: terminals do not agree on how wide those are.
+        speed = f"► x{replay.speed:g}" if replay.speed else "|| paused"
         if part >= 1.0:
             speed = "■ end"
         left = words((f" {speed:<10}", colors.accent))
