@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from checks.facts import Active, to_json
+
 
 class Verdict(str, enum.Enum):
     """UNKNOWN is "could not find out": never good, never a failure."""
@@ -94,6 +96,7 @@ class Report:
     seconds: float = 0.0
     advisory: frozenset[str] = frozenset()  # checks whose UNKNOWN alone stops no launch
     node_cpu_s: float | None = None  # what the look cost a node, on average
+    active: Active | None = None  # what was measured where the nodes were made to work
 
     @property
     def exit_code(self) -> int:
@@ -167,6 +170,7 @@ class Report:
             "checks": [finding.to_json() for finding in self.folded()],
             "seconds": round(self.seconds, 3),
             "node_cpu_s": None if self.node_cpu_s is None else round(self.node_cpu_s, 3),
+            "active": to_json(self.active),
         }
 
 

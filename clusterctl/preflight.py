@@ -92,7 +92,7 @@ def run_preflight(
         fleet = dataclasses.replace(fleet, active=work(fleet))
     seconds = time.monotonic() - begun
     report = run_checks(fleet, profile, only=only, without=without, seconds=seconds)
-    return dataclasses.replace(report, node_cpu_s=_mean_cpu(results))
+    return dataclasses.replace(report, node_cpu_s=_mean_cpu(results), active=fleet.active)
 
 
 def _mean_cpu(results: Sequence[Result]) -> float | None:

@@ -97,16 +97,13 @@ def rate(bytes_s: float) -> str:
 
 
 def _env_fix(reason: str) -> str | None:
-    return (
-        "--python PATH names the interpreter of training on the nodes"
-        if "torch" in reason
-        else None
-    )
+    lacks = "torch is not installed" in reason or "cannot be started" in reason
+    return "--python PATH names the interpreter of training on the nodes" if lacks else None
 
 
 @check(
     "active.allreduce", scope="active",
-    bad="FAIL: fails, hangs, or under half of the median pair's bandwidth, and again; UNKNOWN where nobody can tell which one",
+    bad="FAIL: fails, hangs, or under half (on a CPU a fifth) of the median node's best pair, and again; UNKNOWN where nobody can tell which one",
     how="torch.distributed (nccl, or gloo on a CPU) sums over pairs along the ring of nodes, then over all, then over halves of what fails",
     fix="leave one node out: -x; its cable, NIC counters, MTU, firewall to the other",
 )  # fmt: skip

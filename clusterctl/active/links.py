@@ -10,6 +10,7 @@ from clusterctl.active.crew import Answer, Crew
 from clusterctl.active.order import Plan
 from clusterctl.active.ranks import start_ranks
 from clusterctl.active.search import Diagnosis, Group, Outcome, search
+from clusterctl.nodes import counted
 
 SLACK_S = 4.0  # a rank ends by itself when its group's time is up; then its process is killed
 Say = Callable[[str], None]
@@ -40,7 +41,7 @@ def try_links(
             groups = next(looker) if outcome is None else looker.send(outcome)
         except StopIteration as end:
             return rounds.collect(end.value, unknown)
-        many = f"{len(groups)} pairs" if len(groups[0]) == 2 else f"{len(groups[0])} nodes together"
+        many = counted(len(groups), "pair") if len(groups[0]) == 2 else f"{len(groups[0])} nodes together"  # fmt: skip
         say(f"all-reduce: round {rounds.count + 1}, {many}")
         outcome = rounds.play(groups)
 
@@ -53,7 +54,7 @@ class Rounds:
         self.count = 0
         self._pairs: dict[Group, float] = {}  # bandwidth of each pair when last tried, bytes/s
         self._why: dict[Group, str] = {}
-        self._idle = set(plan.nodes)  # nodes whose ranks are known to be usable
+        self._idle: set[str] = set()  # nodes whose ranks are known to be usable
 
     def play(self, groups: list[Group]) -> Outcome:
         """One round: all groups at once, each with a store on its first node."""
@@ -82,13 +83,21 @@ class Rounds:
                 continue
             self._judge(group, {name: answers[name] for name in group}, named, whys, speeds)
         self._pairs.update({group: speed for group, speed in speeds.items() if len(group) == 2})
-        middle = _middle(list(self._pairs.values()))
+        middle = self._middle()
         # Pairs of earlier rounds, too: what is slow shows only when others have been measured.
         for group, speed in {**self._pairs, **speeds}.items():
             if middle is not None and speed < self._share * middle and self._may_be_slow(group):
                 whys[group] = f"{_rate(speed)}, the middle pair has {_rate(middle)}"
         self._why.update(whys)
         return Outcome(frozenset(whys), named, lost)
+
+    def _middle(self) -> float | None:
+        """The middle node's best pair: a bad node has many slow pairs, but is only one node."""
+        best: dict[str, float] = {}
+        for pair, speed in self._pairs.items():
+            for name in pair:
+                best[name] = max(speed, best.get(name, 0.0))
+        return sorted(best.values())[len(best) // 2] if best else None
 
     def _may_be_slow(self, group: Group) -> bool:
         # On a CPU a ring of many processes waits for the scheduler more than for the network.
@@ -146,7 +155,7 @@ class Rounds:
                 if not one.get("error"):
                     slowest_s = max(slowest_s, one["reduce_s"])
                     continue
-                errors.append(f"{name}: {one['error']}")
+                errors.append(_words(name, one, self._limit_s(group)))
                 if not one.get("seconds"):
                     self._idle.discard(
                         name
@@ -162,7 +171,7 @@ class Rounds:
 
     def collect(self, found: Diagnosis, unknown: Mapping[str, str]) -> Collectives:
         """The diagnosis with the words of the tests behind it."""
-        middle = _middle(list(self._pairs.values()))
+        middle = self._middle()
         links = tuple(
             BadLink(first, second, f"{self._reason(first, second)}; {why}")
             for (first, second), why in found.bad_links.items()
@@ -184,8 +193,12 @@ class Rounds:
         return self._why[min(fitting, key=len)] if fitting else "no reason was given"
 
 
-def _middle(values: list[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
+def _words(name: str, told: Mapping[str, Any], limit_s: float) -> str:
+    """What a rank says; time-outs of torch name a key of its store, which tells nobody anything."""
+    error = str(told["error"])
+    if told.get("phase") and any(word in error.lower() for word in ("timeout", "timed out")):
+        return f"{name} waited {limit_s:.0f} s in vain to {told['phase']}"
+    return f"{name}: {error}"
 
 
 def _rate(bytes_s: float) -> str:

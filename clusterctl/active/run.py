@@ -58,7 +58,8 @@ def run_active(
         if "allreduce" in plan.tests:
             collectives = Unknown("one node has nobody to sum with")
             if len(plan.nodes) > 1:
-                share = profile.active_link_share
+                on_gpus = plan.device == "cuda"
+                share = profile.active_link_share if on_gpus else profile.active_cpu_link_share
                 collectives = try_links(crew, plan, addresses, unable, share, say)
     left_out = {name: Unknown(f"not tested: {why}") for name, why in plan.left_out.items() if why != "not reached"}  # fmt: skip
     return Active(

@@ -8,7 +8,7 @@ came of them, and returns a `Diagnosis`. Three steps:
    is tried once more with one that is known to work; a bad pair of two nodes that work with others
    is a bad link.
 2. All good nodes together: gloo and NCCL connect them by ways that the ring does not take.
-3. Where that fails although every pair was good: halving. Of a bad group both halves are tested at
+3. Where that fails, twice, although every pair was good: halving. Of a bad group both halves are tested at
    once; are both good, the bad link lies between them, and its ends are halved in turn.
 
 So one bad node or link of N is named within `most_rounds(N)` rounds, or the search says that it
@@ -53,7 +53,7 @@ Rounds = Generator[list[Group], Outcome, None]
 
 def most_rounds(count: int) -> int:
     """Rounds that a search for one fault among `count` nodes takes at most."""
-    return 6 + 2 * math.ceil(math.log2(max(2, count)))
+    return 8 + 2 * math.ceil(math.log2(max(2, count)))
 
 
 def ring_rounds(nodes: Sequence[str]) -> list[list[Group]]:
@@ -199,16 +199,17 @@ class _Search:
             if len(group) < 3:
                 return
             bad = yield from self._try([group])
+            if bad:
+                bad = yield from self._try([group])  # once is a hiccup
+            if bad:
+                yield from self._within(group)
             if not self.void:
-                if bad:
-                    yield from self._within(group)
-                if not self.void:
-                    return
+                return
 
     def _within(self, group: Group) -> Rounds:
         """`group` is bad: the link is inside one half, or between the two."""
         if len(group) == 2:
-            self._name_link(group, "found by halving; every node works with its neighbours")
+            yield from self._name_link(group)
             return
         first, second = group[: len(group) // 2], group[len(group) // 2 :]
         bad = yield from self._try([first, second])
@@ -225,9 +226,7 @@ class _Search:
     def _between(self, first: Group, second: Group) -> Rounds:
         """Each is good alone, together they are bad: a link from one to the other."""
         if len(first) == len(second) == 1:
-            self._name_link(
-                first + second, "found by halving; every node works with its neighbours"
-            )
+            yield from self._name_link(first + second)
             return
         for combination in _combinations(first, second):
             bad = yield from self._try([one + other for one, other in combination])
@@ -241,8 +240,12 @@ class _Search:
         why = f"{len(everyone)} nodes fail together, and no smaller part of them does"
         self.unclear.append((everyone, why))
 
-    def _name_link(self, pair: Group, why: str) -> None:
-        self.bad_links[pair[0], pair[1]] = why
+    def _name_link(self, pair: Group) -> Rounds:
+        if (yield from self._try([pair])):
+            why = "found by halving; every node works with its neighbours"
+            self.bad_links[pair[0], pair[1]] = why
+        elif not self.void:
+            self.unclear.append((pair, "they failed together, and a moment later they did not"))
 
 
 def _combinations(first: Group, second: Group) -> list[list[tuple[Group, Group]]]:

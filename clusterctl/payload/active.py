@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 
-SILENT_S = 3.0  # a rank says twice a second that it lives
+SILENT_S = 6.0  # a rank says twice a second that it lives, unless it is starved
 BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'active_rank','exec'))"
 
 ranks = []  # type: list  # of Rank
@@ -102,8 +102,9 @@ class Rank:
             why = "its process ended (%s): %s" % (self.child.returncode, words[-1][:200] if words else "no word")  # fmt: skip
             return {"error": why, "own": True, "phase": self.phase}
         silent_s = time.monotonic() - self.beat_s
-        if silent_s > SILENT_S:
-            why = "its process gives no sign of life (state %s)" % state_of(self.child.pid)
+        state = state_of(self.child.pid)
+        if state in "Tt" or (silent_s > SILENT_S and state != "R"):
+            why = "its process gives no sign of life (state %s)" % state
             return {"error": why, "own": True, "phase": self.phase}
         return {"error": "no end in %g s: %s" % (timeout_s, self.phase), "phase": self.phase}
 
@@ -208,8 +209,12 @@ def await_ranks(order):
     deadline = time.monotonic() + order["timeout_s"]
     told = []
     for rank in list(ranks):
-        rank.is_ready.wait(max(0.0, deadline - time.monotonic()))
+        stopped = 0
+        while not rank.is_ready.wait(0.5) and time.monotonic() < deadline and stopped < 4:
+            stopped = stopped + 1 if state_of(rank.child.pid) in "Tt" else 0
         late = {"error": "no start in %g s: %s" % (order["timeout_s"], rank.phase)}
+        if stopped:
+            late = {"error": "its process was stopped (state T) while it was to %s" % rank.phase}
         told.append(dict(rank.ready or late, device=rank.device))
     tell({"id": order["id"], "ranks": told})
 

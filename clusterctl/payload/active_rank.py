@@ -48,10 +48,11 @@ def serve():
     for line in orders:
         order = json.loads(line)
         begun = time.monotonic()
+        rank.failed_in = ""
         try:
             answer = getattr(rank, order["do"])(order)
         except Exception as error:  # noqa: BLE001 - boundary: it becomes the answer
-            answer = {"error": short(error), "phase": phase}
+            answer = {"error": short(error), "phase": rank.failed_in or phase}
         say(type="answer", id=order["id"], seconds=round(time.monotonic() - begun, 4), **answer)
 
 
@@ -84,6 +85,7 @@ class Rank:
         else:
             model = "cpu, %d threads" % torch.get_num_threads()
         self.store = None  # type: Any
+        self.failed_in = ""
         self.about = {"torch": torch.__version__, "model": model, "device": device}
         enter("idle")
 
@@ -132,6 +134,9 @@ class Rank:
             store = dist.TCPStore(order["address"], order["port"], None, False, limit)
         store.set_timeout(limit)
         enter("meet the others")
+        # Ranks find each other by the number of groups they have made, and torch does not take back
+        # a number when the meeting fails: our next group would wait for nobody.
+        self.dist.distributed_c10d._world.group_count = 0
         more = {"device_id": self.device} if self.kind == "cuda" else {}
         dist.init_process_group(
             "nccl" if self.kind == "cuda" else "gloo",
@@ -139,6 +144,9 @@ class Rank:
         )  # fmt: skip
         try:
             return self.talk(order)
+        except Exception:
+            self.failed_in = phase
+            raise
         finally:
             enter("part")
             dist.destroy_process_group()
