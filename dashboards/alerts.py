@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dashboards.fold_alerts import Alert, Track, folded
 from dashboards.rules import gpus, nodes, run
+from dashboards.rules.kept import keep
 from dashboards.rules.limits import DEFAULT, Limits
 from dashboards.rules.rule import SEVERITIES, Kept, Look, Rule, Sign, Unit
 
@@ -89,9 +90,7 @@ def after(book: AlertBook, state: State) -> AlertBook:
     mutes = book.mutes
     if any(until_s <= now_s for until_s in mutes.values()):
         mutes = {key: until_s for key, until_s in mutes.items() if until_s > now_s}
-    book = replace(
-        book, history=history, tracks=tracks, mutes=mutes, kept=nodes.keep(look), now_s=now_s
-    )
+    book = replace(book, history=history, tracks=tracks, mutes=mutes, kept=keep(look), now_s=now_s)
     return _with_active(book, state)
 
 

@@ -185,7 +185,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("link_errors_per_minute", "New errors in the last minute", "short", L, _links(lambda o: o.errors_min), row=NETWORK, panel="Link errors a minute", query="{} > 0", legend="{{node}} {{link}}"),
     Metric("link_up", "Whether the port is up", "short", L, _links(_link_up), row=NETWORK, panel="Links that are down", query="count by (node) ({} == 0)", legend="{{node}}"),
     Metric("link_downs_total", "How often the port was lost since boot", "short", L, _links(lambda o: o.downs), COUNTER, row=NETWORK, panel="Lost links", query="increase({}[10m]) > 0", legend="{{node}} {{link}}"),
-    Metric("link_rate_bits_per_second", "What the port is trained to", "bps", L, _links(lambda o: _times(1e9, o.rate_gbps))),
+    Metric("link_rate_bytes_per_second", "What the port is trained to", "Bps", L, _links(lambda o: _times(1.25e8, o.rate_gbps))),
     Metric("node_clock_offset_seconds", "Node minus this machine", "s", N, _nodes(lambda n: n.clock_offset_s), row=NODES, panel="Clock offset", legend="{{node}}"),
     Metric("node_clock_bound_seconds", "The offset may be off by this much", "s", N, _nodes(lambda n: n.clock_bound_s)),
     Metric("node_cpu_ratio", "Busy share of all cores", "percentunit", N, _nodes(lambda n: n.cpu), row=NODES, panel="CPU", legend="{{node}}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 
@@ -11,6 +12,7 @@ from dashboards import units
 from dashboards.rules.rule import (
     FAIL,
     WARN,
+    Drawing,
     Look,
     Rule,
     Sign,
@@ -23,27 +25,75 @@ from dashboards.rules.rule import (
 from dashboards.samples import NodeSample, Xid
 
 
-def idle(look: Look) -> Iterable[Sign]:
-    """A GPU that draws less than half of what the others draw, while the fleet is busy."""
+def _in_use(look: Look) -> tuple[Drawing, float]:
+    """GPUs with a process on them, and the median power; that is NaN while they are not busy.
+
+    A GPU without memory in use is idle by right; a rank that hangs keeps its memory.
+    """
+    if look.in_use is None:
+        look.in_use = _find_in_use(look)
+    return look.in_use
+
+
+def _find_in_use(look: Look) -> tuple[Drawing, float]:
     limits = look.limits
-    run = look.run
-    planned = frozenset(run.planned) if run is not None and not run.ended else frozenset()
-    # A GPU without a process is idle by right; a rank that hangs keeps its memory.
     part = [
         (name, gpu, gpu.power_w)
         for name, gpu in look.gpus
         if gpu.power_w is not None
         and not gpu.error
         and (gpu.memory_used_bytes is None or gpu.memory_used_bytes > limits.used_bytes)
-        and (not planned or name in planned)
     ]
+    run = look.run
+    if run is not None and run.planned and not run.ended:
+        planned = frozenset(run.planned)
+        part = [one for one in part if one[0] in planned]
     if len(part) < limits.idle_peers:
-        return
+        return part, math.nan
     middle = statistics.median(power for _, _, power in part)
+    gpu = part[0][1]
+    busy_w = limits.busy_share * gpu.power_limit_w if gpu.power_limit_w else limits.busy_w
+    return part, middle if middle > busy_w else math.nan
+
+
+def idle(look: Look) -> Iterable[Sign]:
+    """A GPU that draws less than half of what the others draw, while the fleet is busy.
+
+    Of the run's nodes any GPU; where no run is known one that computed with the others before: a
+    notebook that holds memory is no rank.
+    """
+    part, middle = _in_use(look)
+    run = look.run
+    is_ours = run is not None and bool(run.planned) and not run.ended
+    limit_w = look.limits.idle_share * middle
     for name, gpu, power in part:
-        busy_w = limits.busy_share * gpu.power_limit_w if gpu.power_limit_w else limits.busy_w
-        if power < limits.idle_share * middle and middle > busy_w:
-            yield Sign((name, gpu_part(gpu.index)), f"{power:.0f} W, the others {middle:.0f} W")
+        if power < limit_w:
+            unit = (name, gpu_part(gpu.index))
+            if is_ours or unit in look.kept.were_busy:
+                yield Sign(unit, f"{power:.0f} W, the others {middle:.0f} W")
+
+
+def newly_busy(look: Look) -> set[Unit]:
+    """GPUs that compute with the others now and were not known to do so."""
+    part, middle = _in_use(look)
+    limit_w, known = look.limits.idle_share * middle, look.kept.were_busy
+    return {
+        unit
+        for name, gpu, power in part
+        if power >= limit_w and (unit := (name, gpu_part(gpu.index))) not in known
+    }
+
+
+def newly_free(look: Look) -> set[Unit]:
+    """GPUs that computed with the others and that nobody uses any more."""
+    least, known = look.limits.used_bytes, look.kept.were_busy
+    return {
+        unit
+        for name, gpu in look.gpus
+        if gpu.memory_used_bytes is not None
+        and gpu.memory_used_bytes <= least
+        and (unit := (name, gpu_part(gpu.index))) in known
+    }
 
 
 # What the driver calls it: hardware slowdown and power brake come from the board, the rest is warm.
@@ -170,7 +220,7 @@ RULES = (
     Rule(
         "gpu.idle", FAIL, "One GPU rests while the others compute or wait: its rank hangs, or its data does not come.",
         idle, gpu_known("power_w"), 20, 15, "clusterctl dump-stacks {hosts}",
-        "under half of the median power of GPUs in use, while that is over 35 % of the limit",
+        "under half of the median power of GPUs in use, while that is over 35 % of the limit; where no run is known, and it computed before",
         joins=("gpu.throttle", "gpu.xid"), at_once=False,
     ),
     Rule(

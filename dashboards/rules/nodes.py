@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from dashboards import units
 from dashboards.rules.rule import (
     FAIL,
     WARN,
-    Kept,
     Look,
     Rule,
     Sign,
@@ -20,8 +19,6 @@ from dashboards.rules.rule import (
 from dashboards.samples import Disk, Link
 
 HEAD = "this machine"
-# So far apart that 20 minutes of every file system of 1,000 nodes are some ten thousand numbers.
-DISK_EVERY_S = 60.0
 UP = frozenset(["active", "up", "linkup", "Active", "ACTIVE", "LinkUp"])
 NOT_SAID = frozenset(["", "?", "unknown"])  # could not be read, or the driver does not say
 
@@ -185,42 +182,6 @@ def memory(look: Look) -> Iterable[Sign]:
 def _memory_known(look: Look, unit: Unit) -> bool:
     node = look.live.get(unit[0])
     return node is not None and node.memory is not None
-
-
-def keep(look: Look) -> Kept:
-    """What the next looks must know of this one; the same object when nothing has changed."""
-    kept = look.kept
-    links: dict[Unit, int] = {}
-    ups: set[Unit] = set()
-    disks: dict[Unit, tuple[tuple[float, float], ...]] = {}
-    for name, node in look.live.items():
-        for link in node.links or ():
-            unit = (name, link.name)
-            if link.downs is not None and kept.links.get(unit) != link.downs:
-                links[unit] = link.downs
-            if unit not in kept.were_up and is_up(link):
-                ups.add(unit)
-        for one in node.disks or ():
-            if one.used_bytes is None:
-                continue
-            past = kept.disks.get((name, one.path), ())
-            if not past or look.now_s - past[-1][0] >= DISK_EVERY_S:
-                disks[name, one.path] = _longer(past, (look.now_s, one.used_bytes), look.limits.disk_looks_s)  # fmt: skip
-    if not (links or ups or disks):
-        return kept
-    return Kept(
-        {**kept.links, **links} if links else kept.links,
-        kept.were_up | ups if ups else kept.were_up,
-        {**kept.disks, **disks} if disks else kept.disks,
-    )
-
-
-def _longer(
-    past: Sequence[tuple[float, float]], now: tuple[float, float], window_s: float
-) -> tuple[tuple[float, float], ...]:
-    # Someone has cleaned up: the pace before that says nothing about the time to come.
-    recent = [] if past and now[1] < 0.98 * past[-1][1] else past
-    return (*(look for look in recent if now[0] - look[0] <= window_s), now)
 
 
 def _signed(seconds: float) -> str:

@@ -27,6 +27,10 @@ Unit = tuple[str, str]
 (node, "") the node itself, else "GPU 3", "/data", "mlx5_1/1"."""
 
 
+Drawing = list[tuple[str, Gpu, float]]
+"""(node, GPU, watts)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
     """Something over its limit now."""
@@ -45,6 +49,7 @@ class Kept:
 
     links: Mapping[Unit, int] = field(default_factory=dict)  # how often it was lost
     were_up: frozenset[Unit] = frozenset()  # links that were up while we looked
+    were_busy: frozenset[Unit] = frozenset()  # GPUs that computed with the others while we looked
     # (time, used bytes) of each file system, oldest first, at least some seconds apart.
     disks: Mapping[Unit, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
@@ -59,6 +64,7 @@ class Look:
             sample.node: sample for sample in fresh(state.nodes.values(), state)
         }
         self._gpus: list[tuple[str, Gpu]] | None = None
+        self.in_use: tuple[Drawing, float] | None = None  # kept by the rules of GPUs
 
     @property
     def run(self) -> RunState | None:
@@ -110,8 +116,11 @@ class Rule:
     remote: str = ""  # what {remote} of the command runs on the nodes
 
 
+_PARTS = tuple(f"GPU {index}" for index in range(64))
+
+
 def gpu_part(index: int) -> str:
-    return f"GPU {index}"
+    return _PARTS[index] if 0 <= index < len(_PARTS) else f"GPU {index}"
 
 
 def node_known(look: Look, unit: Unit) -> bool:

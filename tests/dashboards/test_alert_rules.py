@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.cli import run as run_command
 from dashboards.alerts import RULES
+from dashboards.rules.kept import keep
 from dashboards.rules.limits import DEFAULT
 from dashboards.rules.rule import Kept, Look, Rule, Sign, Unit, command_line, hostfile_of
 from dashboards.rules.table import render
@@ -62,10 +63,13 @@ def cluster(**of_n1: Any) -> State:
 
 
 def look_at(state: State, kept: Kept | None = None) -> Look:
-    return Look(state, DEFAULT, kept or Kept())
+    return Look(state, DEFAULT, kept or BUSY)
 
 
-def signs(id: str, state: State, kept: Kept | None = None) -> dict[Unit, Sign]:
+BUSY = Kept(were_busy=frozenset((name, f"GPU {index}") for name in NAMES for index in (0, 1)))
+
+
+def signs(id: str, state: State, kept: Kept = BUSY) -> dict[Unit, Sign]:
     return {sign.unit: sign for sign in BY_ID[id].look(look_at(state, kept))}
 
 
@@ -163,6 +167,18 @@ def test_no_gpu_is_idle_while_the_fleet_rests_or_beside_other_work() -> None:
     assert signs("gpu.idle", empty) == {}
     outside = fold(n1_gpu(power_w=100.0), [RunOpened("d", "d", NOW, ("n2", "n3", "n4"), (2, 2, 2))])
     assert signs("gpu.idle", outside) == {}
+
+
+def test_notebook_that_holds_memory_is_no_rank_that_hangs() -> None:
+    """Without a run to know them by, only GPUs that computed with the others can fall behind."""
+    state = n1_gpu(power_w=101.0)
+    assert signs("gpu.idle", state, Kept()) == {}
+    kept = keep(look_at(cluster(), Kept()))
+    assert set(signs("gpu.idle", state, kept)) == {GPU0}
+    freed = keep(look_at(n1_gpu(power_w=70.0, memory_used_bytes=0.0), kept))
+    assert signs("gpu.idle", state, freed) == {}
+    ours = fold(state, [RunOpened("d", "d", NOW, NAMES, (2, 2, 2, 2))])
+    assert set(signs("gpu.idle", ours, Kept())) == {GPU0}
 
 
 def test_head_with_a_wrong_clock_is_blamed_itself() -> None:
