@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from trainer import checkpoint
 from trainer.config import Config, to_dict
 from trainer.data import state as data_state
-from trainer.data.dataset import Loader
+from trainer.data.dataset import Loader, LoaderError
 from trainer.data.features_loader import latents_of
 from trainer.data.microbatch import leave_out_bad
 from trainer.data.plan import DataPlan
@@ -162,6 +162,7 @@ class Share:
     buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
     bad: list[tuple[int, str, str]] = field(default_factory=list)
     decoder_bytes: int = 0
+    failure: TrainerError | None = None  # why this rank has no batch
 
 
 def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
@@ -170,7 +171,7 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     start = time.perf_counter() - clock.seconds["checkpoint"]  # what this step waited for
     waited, share, each = engine.waited_s, Share(), run.config.accumulation_steps
     for left in range(each - 1, -1, -1):
-        _microbatch(run, next(batches), share, left)
+        _microbatch(run, _next(run, batches, share), share, left)
     if run.saver.is_copying:
         with clock.phase("checkpoint", number):
             run.saver.hold()
@@ -185,9 +186,11 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     step_s = time.perf_counter() - start
     seconds = clock.take()
     own_s = step_s - (engine.waited_s - waited)
-    mine = [share.loss, step_s, own_s, share.samples, share.tokens, _memory(engine), float(run.stop_requested), len(share.bad), square, run.saver.status, *(seconds[name] for name in PHASES), share.flops, share.decoder_bytes]  # fmt: skip
+    mine = [share.loss, step_s, own_s, share.samples, share.tokens, _memory(engine), float(run.stop_requested), len(share.bad), square, run.saver.status, *(seconds[name] for name in PHASES), share.flops, share.decoder_bytes, float(share.failure is not None)]  # fmt: skip
     every = engine.gather(mine)  # the one small collective of a step; it carries the agreements too
     columns = list(zip(*every, strict=True))
+    if any(columns[-1]):
+        _end_without_data(run, number, share)
 
     run.step = number
     run.samples += int(sum(columns[3]))
@@ -198,7 +201,7 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
         epoch=run.loader.cursor.epoch,
         samples=int(sum(columns[3])),
         tokens=int(sum(columns[4])),
-        flops=sum(columns[-2]),
+        flops=sum(columns[-3]),
         loss=sum(columns[0]) / len(every),
         grad_norm=grad_norm,
         lr=lr,
@@ -209,7 +212,7 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
         slowest_rank=columns[2].index(max(columns[2])),
         bucket=", ".join(share.buckets),
         memory_bytes=int(max(columns[5])),
-        decoder_bytes=int(max(columns[-1])) or None,
+        decoder_bytes=int(max(columns[-2])) or None,
         world=engine.world,
         time_s=time.time(),
     )
@@ -230,6 +233,37 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
             f"them: {leave_out_bad(run.plan.manifest.source)}",
         ))  # fmt: skip
     return any(columns[6])
+
+
+def _next(run: Run, batches: Iterator[dict[str, Any]], share: Share) -> dict[str, Any]:
+    """The next microbatch. When this rank has none, one without clips: the others wait in the step's
+    collectives, and would wait there until their time is over (NCCL) if this rank just ended."""
+    if share.failure is None:
+        try:
+            return next(batches)
+        except TrainerError as error:
+            share.failure = error
+    empty = run.loader.stand_in()
+    if empty is None:
+        raise share.failure
+    return empty
+
+
+def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
+    """Some rank had no batch: all end here, with its reason and without this step (collective)."""
+    failure = share.failure
+    for row, path, reason in (*share.bad, *getattr(failure, "bad", ())):
+        run.journal.bad_sample(number, run.engine.rank, row, path, reason)
+    too_many = isinstance(failure, TooManyBadSamples)
+    said = run.engine.gather_objects(failure and (str(failure), failure.hint, too_many))
+    texts = [
+        f"rank {rank}: {words[0].removeprefix(f'rank {rank}: ')}"
+        for rank, words in enumerate(said)
+        if words
+    ]
+    _, hint, too_many = next(words for words in said if words)
+    kind: type[TrainerError] = TooManyBadSamples if too_many else LoaderError
+    raise _agreed(kind(f"no batch for step {number}: " + "\n".join(texts), hint=hint)) from None
 
 
 def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> None:

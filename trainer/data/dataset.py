@@ -200,6 +200,28 @@ class Loader:
         self.cursor = self.cursor.next_epoch()
         self._left = self._batches(self.cursor)
 
+    def stand_in(self) -> Batch | None:
+        """A batch of one black clip, shaped as the next batch would be: a rank that has no data can go
+        through the collectives of its last step with it. None where there can be none."""
+        cursor, plan = self.cursor, self.plan.epoch(self.cursor.epoch)
+        task = make_task(self.plan, cursor.epoch, min(cursor.consumed + self.rank, len(plan) - 1))
+        bucket = task.bucket
+        sizes = {"height": bucket.height, "width": bucket.width, "num_frames": bucket.frames}
+        return {
+            "video": torch.zeros(
+                (1, 3, bucket.frames, bucket.height, bucket.width), dtype=torch.uint8
+            ),
+            "text": [""],
+            "fps": torch.full((1,), 24.0),
+            **{name: torch.full((1,), float(size)) for name, size in sizes.items()},
+            "rows": [],
+            "microbatch": (task.epoch, task.index),
+            "bucket": bucket.name,
+            "decode_s": 0.0,
+            "decoder_bytes": 0,
+            "bad": [],
+        }
+
     def close(self) -> None:
         """End the workers; iterating again starts new ones at the cursor."""
         workers, self._workers = self._workers, []

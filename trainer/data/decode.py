@@ -366,6 +366,12 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
             answer = {"error": f"{type(error).__name__}: {error}"}
         answer["cpu_s"] = round(time.process_time() - began, 6)
         answer["memory_bytes"] = peak_bytes()
+        if "error" in answer and answer["memory_bytes"] > memory_bytes / 2:
+            # a decoder that gets no memory calls the data invalid
+            answer["error"] += (
+                f" (or too little memory: {answer['memory_bytes'] >> 20} of "
+                f"{memory_bytes >> 20} MB of dataset.worker_memory_mb were in use)"
+            )
         if current:
             current.write("")
         _write(replies, answer)
