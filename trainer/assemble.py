@@ -24,8 +24,9 @@ from trainer.data.dataset import build_loader
 from trainer.data.features import Features
 from trainer.data.features_key import Hashes, key_of, refuse_other, unseen
 from trainer.data.features_loader import NoText, NoVAE
-from trainer.data.manifest import Manifest, read_manifest
+from trainer.data.manifest import Manifest
 from trainer.data.plan import Cursor, DataPlan
+from trainer.data.shared import read_once
 from trainer.ema import EMA
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import CheckpointError, ConfigError
@@ -51,11 +52,11 @@ def assemble(
     require_shared(run_dir, engine)
     journal = RankZeroJournal(run_dir, config, engine.rank)
     root = Path(config.dataset.root) if config.dataset.root else None
-    manifest = read_manifest(
-        Path(str(config.dataset.data_path)),
-        root=root,
-        memory_efficient=config.dataset.memory_efficient,
+    manifest, notes = read_once(
+        engine, Path(str(config.dataset.data_path)), root, config.dataset.memory_efficient
     )
+    for note in notes:
+        journal.event("data", note)
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
     source = engine.alone(lambda: _source(config))

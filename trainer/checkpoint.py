@@ -208,8 +208,8 @@ def find(path: Path) -> Path:
     if not found:
         raise CheckpointError(f"{path} holds no complete checkpoint")
     pointer = path / LATEST
-    latest = path / pointer.read_text().strip() if pointer.is_file() else None
-    return latest if latest in found else found[-1]
+    name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
+    return next((known for known in found if known.name == name), found[-1])
 
 
 def verify(path: Path) -> None:
@@ -252,8 +252,10 @@ def read_documents(path: Path, names: Iterable[str]) -> dict[str, Any]:
 def read_array(path: Path) -> NDArray[np.uint64]:
     """An array that `save` wrote; raises `CheckpointError`."""
     try:
-        found: NDArray[np.uint64] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        with path.open("rb") as file:
+            # not np.load: that also takes zip archives and pickles for what they are
+            found: NDArray[np.uint64] = np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if found.dtype != np.uint64 or found.ndim != 1:
         raise CheckpointError(f"{path} holds {found.ndim}-d {found.dtype}, not a row of uint64")

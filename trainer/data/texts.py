@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class PackedTexts(Sequence[str]):
@@ -44,6 +48,40 @@ class PackedTexts(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return map(self._text, range(len(self)))
+
+
+class MappedTexts(Sequence[str]):
+    """Strings as one run of bytes [N] and their ends [rows + 1, from 0], both of which others may share."""
+
+    def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        self._data, self._ends = data, ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1 or stop <= start:
+                return [self[at] for at in range(start, stop, step)]
+            ends = self._ends[start : stop + 1].tolist()
+            data = self._data[ends[0] : ends[-1]].tobytes()
+            bounds = [(a - ends[0], b - ends[0]) for a, b in itertools.pairwise(ends)]
+            return [data[a:b].decode("utf-8", "surrogateescape") for a, b in bounds]
+        at = int(index)
+        at += len(self) if at < 0 else 0
+        if not 0 <= at < len(self):
+            raise IndexError(index)
+        part = self._data[self._ends[at] : self._ends[at + 1]]
+        return part.tobytes().decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 1 << 14):
+            yield from self[start : start + (1 << 14)]
 
 
 class ArrowColumn(Sequence[Any]):

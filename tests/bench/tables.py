@@ -1,0 +1,241 @@
+"""Manifests: read and filtered against row by row, and read once on a machine against once a rank.
+
+python -m tests.bench.tables [--rows 200000] [--shared-rows 1300000] [--ranks 4]
+
+Row by row is a dictionary a row (csv.DictReader, Arrow's to_pylist) whose numbers are made one by one.
+Each measurement is a process of its own; processor time is user and system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.trainer.ranks import environment, free_port
+
+_WORDS = [
+    "a",
+    "man",
+    "walks",
+    "a",
+    "dog",
+    "along",
+    "the",
+    "shore",
+    "while",
+    "waves",
+    "break",
+    "behind",
+    "them",
+    "and",
+    "gulls",
+    "circle",
+]
+_LEAST = {"num_frames": 100, "height": 600}
+
+
+def write(path: Path, rows: int, caption: int = 40) -> None:
+    """With captions of so many words, as OpenVid's have (230 characters on average)."""
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+    from pyarrow import parquet
+
+    from trainer.data.simulate import stand_in
+
+    clips = stand_in(rows, mira=True)
+    number = np.arange(rows)
+    texts = [" ".join(np.roll(_WORDS * 3, n % 17)[:caption]) + f" {n}" for n in range(1000)]
+    table = pa.table(
+        {
+            "path": [f"videos/{n >> 12:04d}/{n:08d}.mp4" for n in number.tolist()],
+            "text": [texts[n % 1000] for n in number.tolist()],
+            "num_frames": clips.num_frames,
+            "height": clips.height,
+            "width": clips.width,
+            "aspect_ratio": clips.height / clips.width,
+            "fps": clips.fps,
+            "resolution": clips.height * clips.width,
+        }
+    )
+    if path.suffix == ".csv":
+        arrow_csv.write_csv(table, path)
+    else:
+        parquet.write_table(table, path)
+
+
+def read_ours(path: Path) -> int:
+    from trainer.data.manifest import read_manifest
+
+    return len(read_manifest(path))
+
+
+def _rows(path: Path) -> Any:
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            yield from csv.DictReader(file)
+    else:
+        from pyarrow import parquet
+
+        yield from parquet.read_table(path).to_pylist()
+
+
+def read_row_wise(path: Path) -> int:
+    found = []
+    for row in _rows(path):
+        for name in ("num_frames", "height", "width"):
+            row[name] = int(row[name])
+        row["fps"] = float(row["fps"])
+        if row["path"] and min(row["num_frames"], row["height"], row["width"]) >= 1:
+            found.append(row)
+    return len(found)
+
+
+def filter_ours(path: Path) -> int:
+    from trainer.data.__main__ import main
+
+    out = path.with_name(f"ours{path.suffix}")
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(["filter", str(path), str(out), "--min-frames", "100", "--min-height", "600", "-q"])
+    return read_ours(out)
+
+
+def filter_row_wise(path: Path) -> int:
+    found = [row for row in _rows(path) if all(int(row[k]) >= least for k, least in _LEAST.items())]
+    out = path.with_name(f"rows{path.suffix}")
+    if path.suffix == ".csv":
+        with out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, found[0])
+            writer.writeheader()
+            writer.writerows(found)
+    else:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        parquet.write_table(pa.Table.from_pylist(found), out)
+    return len(found)
+
+
+WORK: dict[str, Callable[[Path], int]] = {
+    "read, ours": read_ours,
+    "read, row by row": read_row_wise,
+    "filter, ours": filter_ours,
+    "filter, row by row": filter_row_wise,
+}
+
+
+def measure(work: Callable[[], Any]) -> dict[str, float]:
+    start, wall = time.process_time(), time.perf_counter()
+    count = work()
+    cpu_s, wall_s = time.process_time() - start, time.perf_counter() - wall
+    # VmHWM, not ru_maxrss: that one keeps the parent's peak over fork and exec.
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return {"cpu": cpu_s, "wall": wall_s, "peak": peak, "rows": count}
+
+
+def rank_reads(path: Path, once: bool) -> dict[str, float]:
+    """One rank of many: its processor time, and its part of the machine's memory when all have read."""
+    from trainer.data.manifest import read_manifest
+    from trainer.data.shared import read_once
+    from trainer.engine.native import NativeEngine
+
+    engine = NativeEngine()
+    engine.setup(1, 300)
+    engine.barrier()
+    before = _pss()
+    engine.barrier()
+    cpu, wall = time.process_time(), time.perf_counter()
+    manifest = read_once(engine, path)[0] if once else read_manifest(path)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    print(manifest.fingerprint, file=sys.stderr)  # all of it is in use
+    engine.barrier()
+    found = {"cpu": cpu, "wall": wall, "memory": _pss() - before, "rows": len(manifest)}
+    engine.barrier()
+    engine.close()
+    return found
+
+
+def _pss() -> int:
+    """Bytes of this process, shared ones divided by those who share them."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no Pss in smaps_rollup")
+
+
+def _child(*words: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.bench.tables", "--child", *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+def compare_rows(folder: Path, rows: int) -> None:
+    for suffix in (".csv", ".parquet"):
+        path = folder / f"clips{suffix}"
+        write(path, rows)
+        for what in ("read", "filter"):
+            ours, naive = (_child(f"{what}, {how}", str(path)) for how in ("ours", "row by row"))
+            assert ours["rows"] == naive["rows"]
+            print(
+                f"{what} {rows:,} rows of {suffix[1:]}: {ours['cpu']:.2f} CPU s and {ours['peak'] / 1e6:,.0f} MB "
+                f"at most; row by row {naive['cpu']:.2f} s, {naive['peak'] / 1e6:,.0f} MB: "
+                f"{naive['cpu'] / ours['cpu']:.1f} times the time; load {os.getloadavg()[0]:.1f}"
+            )
+
+
+def compare_ranks(folder: Path, rows: int, ranks: int) -> None:
+    path = folder / "many.parquet"
+    write(path, rows)
+    for how in ("each", "once"):
+        port = free_port()
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.bench.tables", "--child", how, str(path)],
+                env=environment(rank, ranks, port),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            for rank in range(ranks)
+        ]
+        said = [json.loads(process.communicate(timeout=900)[0]) for process in processes]
+        print(
+            f"{ranks} ranks, {rows:,} rows of {path.stat().st_size / 1e6:,.0f} MB, read "
+            f"{'once' if how == 'once' else 'by each'}: "
+            f"{sum(one['cpu'] for one in said):.1f} CPU s, {max(one['wall'] for one in said):.1f} s, "
+            f"{sum(one['memory'] for one in said) / 1e6:,.0f} MB of the machine; load {os.getloadavg()[0]:.1f}"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--shared-rows", type=int, default=1_300_000)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child is not None:
+        what, path = args.child[0], Path(args.child[1])
+        done = measure(lambda: WORK[what](path)) if what in WORK else rank_reads(path, what == "once")  # fmt: skip
+        print(json.dumps(done))
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        compare_rows(Path(name), args.rows)
+        compare_ranks(Path(name), args.shared_rows, args.ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
