@@ -12,7 +12,7 @@ from checks.facts import Fleet, NodeFacts, Unknown
 from checks.rules.gpu import describe
 from clusterctl.active.search import most_rounds, ring_rounds
 from clusterctl.errors import Declined
-from clusterctl.nodes import fold
+from clusterctl.nodes import counted, fold
 
 TESTS = {
     "port": ("active.port",),
@@ -56,22 +56,24 @@ class Plan:
         count = len(self.nodes)
         total = sum(self.devices[node] for node in self.nodes)
         what = f"{total} GPUs" if self.device == "cuda" else "CPU"
-        lines = [f"active tests on {fold(self.nodes)} ({count} nodes, {what}):"]
+        lines = [f"active tests on {fold(self.nodes)} ({counted(count, 'node')}, {what}):"]
         if "port" in self.tests:
             lines.append(
-                f"  port       listen on {self.port} everywhere; the next node, and all for the first, connect; up to 15 s"
+                f"  port        each listens on {self.port}; the next connects, all to the first"
             )
         if "token" in self.tests and self.shared is not None:
             lines.append(
-                f"  token      {self.nodes[0]} writes {self.blocks} MiB into {self.shared}, all others see and read it, it is removed; up to {2 * self.token_s + 60:.0f} s"
+                f"  token       {self.nodes[0]} writes {self.blocks} MiB, all see and read it: {self.shared}"
             )
         if "matmul" in self.tests:
-            lines.append(
-                f"  matmul     matrix products on every device for {self.matmul_s:g} s, slow ones again; {self.python} must have torch"
-            )
+            lines.append(f"  matmul      on every device for {self.matmul_s:g} s, slow ones again")
         if "allreduce" in self.tests and count > 1:
             rounds, most = len(ring_rounds(self.nodes)) + 1, most_rounds(count)
-            lines.append(f"  all-reduce of {self.bytes >> 20} MiB by pairs, then all together: {rounds} rounds; up to {most} to name one bad node or link")  # fmt: skip
+            lines.append(
+                f"  all-reduce  {self.bytes >> 20} MiB by pairs, then all: {rounds} rounds, {most} at most to name one fault"
+            )
+        if {"matmul", "allreduce"} & set(self.tests):
+            lines.append(f"  torch of    {self.python}")
         quick, worst = self.seconds()
         lines.append(
             f"  about {quick:.0f} s where all is well, at most {worst / 60:.0f} min; nothing stays behind"
