@@ -2,20 +2,27 @@
 
 Everything is a function of the time, so a frozen clock gives the same picture each time. The story:
 GPU 3 of node 004 is throttled for some minutes and the whole run waits for it; node 003 does not
-answer, node 008 has lost a GPU, node 017 falls silent every few minutes.
+answer, node 008 has lost a GPU, node 017 falls silent every few minutes. Within the first minutes
+come one after the other: errors of a link, a disk that fills, a clock that jumps, uncorrected memory
+errors, an Xid, a GPU that waits, W&B that takes no figures, a run that stalls; each again later.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dashboards.feeds import Clock
+from dashboards.incidents import Incident, spoil
 from dashboards.samples import (
+    Disk,
     EventSample,
     Gpu,
+    Link,
     NodeDown,
     NodeSample,
+    Process,
     RunOpened,
     Sample,
     StepSample,
@@ -32,6 +39,19 @@ STEPS_TOTAL = 7_099
 CHECKPOINT_STEPS, CHECKPOINT_S = 100, 14.0
 CYCLE_S = 600
 LIMIT_W = 700.0
+RUN = "015-STDiT3-XL-2"
+GIB = 2**30
+# In seconds since the first look; what comes again does so in its own rhythm.
+STORY = (
+    Incident("link_errors", 11, 0, -100, 150, size=12, every_s=900),
+    Incident("disk_filling", 14, 0, 20, 560, every_s=1500),
+    Incident("clock_step", 5, 0, 40, 240, size=2.5, every_s=1200),
+    Incident("ecc", 20, 1, 90, 500, size=2, every_s=1300),
+    Incident("xid", 13, 5, 150, 600, size=74, every_s=1400),
+    Incident("power_drop", 22, 2, 270, 400, every_s=1600),
+)
+UNSENT_S, UNSENT_EVERY_S = 200, 1000
+STALL_S, STALLED_FOR_S, STALL_EVERY_S = 420, 75, 1800
 
 
 class DemoFeed:
@@ -93,11 +113,16 @@ class DemoFeed:
     def _silent(self, at_s: float) -> bool:
         return (self._since_start(at_s) + 31) % 240 < 75
 
+    def _stalled(self, at_s: float) -> float:
+        """Seconds that the run still waits; 0 while it does not."""
+        since = self._since_start(at_s) - STALL_S
+        return max(0.0, STALLED_FOR_S - since % STALL_EVERY_S) if since >= 0 else 0.0
+
     def _run(self) -> Iterator[tuple[float, Sample]]:
         at_s = self._began_s - RUN_S
         opened = RunOpened(
-            "outputs/015-STDiT3-XL-2",
-            "015-STDiT3-XL-2",
+            f"outputs/{RUN}",
+            RUN,
             at_s,
             self.nodes,
             (self._gpus,) * len(self.nodes),
@@ -106,7 +131,7 @@ class DemoFeed:
         ranks = len(self.nodes) * self._gpus
         text = f"{ranks} ranks on {len(self.nodes)} nodes"
         yield at_s, EventSample(Event("start", text, time_s=at_s), at_s, "journal")
-        was_slow = False
+        was_slow, unsent_s = False, UNSENT_S
         for step in range(1, STEPS_TOTAL + 1):
             slow = self._throttled(at_s) and at_s > self._began_s - HISTORY_S
             if slow and not was_slow:
@@ -114,7 +139,17 @@ class DemoFeed:
                 yield at_s, EventSample(Event("incident", text, step=step, time_s=at_s), at_s)
             was_slow = slow
             record = self._record(step, at_s, slow, ranks)
+            left_s = self._stalled(at_s + record.step_s)
+            if left_s:
+                record = replace(
+                    record, step_s=record.step_s + left_s, time_s=record.time_s + left_s
+                )
             at_s += record.step_s
+            if self._since_start(at_s) >= unsent_s:
+                unsent_s += UNSENT_EVERY_S
+                text = "W&B was too slow for 240 steps"
+                event = Event("tracking", text, {"unsent": 240}, step, at_s)
+                yield at_s, EventSample(event, at_s)
             if at_s > self._clock() + 3600:
                 at_s = max(at_s, self._clock())  # nobody looks that far ahead
             yield at_s, StepSample(record, at_s)
@@ -171,17 +206,46 @@ class DemoFeed:
                 # it was there in the beginning, so it is known to be missing
                 if not (number == 8 and index == 6 and since > -130)
             )
-            yield NodeSample(
-                node=name,
-                at_s=at_s,
-                cpu=0.19 + 0.05 * noise(number, at_s),
-                cpus=208,
-                load1=36 + 9 * noise(number, at_s // 20),
-                memory_used_bytes=(600 + 30 * noise(number, 3)) * 2**30,
-                memory_total_bytes=2048 * 2**30,
-                network_bytes_s=(21 + 4 * noise(number, at_s)) * 1e9,
-                gpus=gpus,
-            )
+            sample = self._reading(number, name, at_s, gpus)
+            found = ((one, one.since(since)) for one in STORY if one.node == number)
+            troubles = [(one, lasted) for one, lasted in found if lasted is not None]
+            spoilt = spoil(sample, troubles, 1.0) if troubles else sample
+            if spoilt is not None:
+                yield spoilt
+
+    def _reading(self, number: int, name: str, at_s: float, gpus: tuple[Gpu, ...]) -> NodeSample:
+        rate = (2.4 + 0.4 * noise(number, at_s)) * 1e9
+        ports = (
+            Link(f"mlx5_{port}/1", "ib", "Active", 400.0, rate, rate, 0.0, 0) for port in range(8)
+        )
+        return NodeSample(
+            node=name,
+            at_s=at_s,
+            cpu=0.19 + 0.05 * noise(number, at_s),
+            cpus=208,
+            load1=36 + 9 * noise(number, at_s // 20),
+            memory_used_bytes=(600 + 30 * noise(number, 3)) * GIB,
+            memory_total_bytes=2048 * GIB,
+            network_bytes_s=(21 + 4 * noise(number, at_s)) * 1e9,
+            gpus=gpus,
+            processes=self._processes(number, at_s),
+            links=(*ports, Link("eth0", "eth", "up", 25.0, 2.1e6, 1.3e6, 0.0, 0)),
+            disks=(Disk("/", 61 * GIB, 440 * GIB), Disk("/data", 0.71 * 7000 * GIB, 7000.0 * GIB)),
+            clock_offset_s=0.0004 * (noise(number, 5) - 0.5),
+            clock_bound_s=0.0003,
+            clock_step_s=0.0,
+            up_s=12.3 * 86_400 + self._since_start(at_s),
+            driver="565.57.01",
+            xids=(),
+        )
+
+    def _processes(self, number: int, at_s: float) -> tuple[Process, ...]:
+        first = (number - 1) * self._gpus
+        age_s = RUN_S + self._since_start(at_s) // 60 * 60
+        return tuple(
+            Process(88_120 + first + index, "trainer", "python3", index, 70.2 * GIB, RUN, first + index, age_s)
+            for index in range(self._gpus)
+        )  # fmt: skip
 
     def _gpu(self, number: int, index: int, at_s: float) -> Gpu:
         seed = number * 64 + index
@@ -192,9 +256,13 @@ class DemoFeed:
         if self._throttled(at_s):
             # The others wait for the slow one a third of the time.
             power -= 150 * (noise(at_s // 4, 9) > 0.7) + 30
-        if not busy:
+        if self._stalled(at_s):
+            # Spinning in a collective: busy by their own account, and cold.
+            power, util, temperature = 128 + 6 * noise(seed, at_s), 1.0, temperature - 14
+        elif not busy:
             power, util = 250 + 40 * noise(seed, at_s), 0.02 + 0.05 * noise(seed, at_s)
-        if number == 4 and index == 3 and self._throttled(at_s):
+        slow = number == 4 and index == 3 and self._throttled(at_s)
+        if slow:
             power, temperature, clock = 178 + 6 * noise(seed, at_s), 84.0, 345.0
         return Gpu(
             index=index,
@@ -202,10 +270,13 @@ class DemoFeed:
             power_w=min(LIMIT_W + 4, power),
             power_limit_w=LIMIT_W,
             util=util,
-            memory_used_bytes=(70.2 + noise(seed, 2)) * 2**30,
-            memory_total_bytes=79.6 * 2**30,
+            memory_used_bytes=(70.2 + noise(seed, 2)) * GIB,
+            memory_total_bytes=79.6 * GIB,
             temperature_c=temperature if busy else temperature - 8,
             sm_mhz=clock,
+            throttle="hw thermal slowdown" if slow else "",
+            ecc_errors=0,
+            nvlinks=(18, 18),
         )
 
     def _checkpointing(self, at_s: float) -> bool:

@@ -124,8 +124,8 @@ def test_alert_is_acknowledged_muted_and_opened(demo: Callable[[], TopApp]) -> N
         await pilot.press("4")
         listing = app.screen.query_one(AlertList)
         names = [alert.id for alert in listing.listed]
-        await pilot.press(*["j"] * names.index("gpu.idle"))
-        assert "179 W, the others 651 W" in shown(app, "#alert")
+        await pilot.press(*["j"] * names.index("gpu.throttle"))
+        assert "hw thermal slowdown: 345 MHz" in shown(app, "#alert")
         assert "clusterctl" in app.screen.to_copy()  # type: ignore[attr-defined]
         await pilot.press("a")
         assert len(unheard(app.state)) == before - 1
