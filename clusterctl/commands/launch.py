@@ -42,7 +42,7 @@ _OPTIONS = (
     click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
     click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: room for a checkpoint."),
     click.option("--start-timeout", type=click.FloatRange(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
-    click.option("--hang-timeout", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late) until the run is stopped; 0 is no limit."),
+    click.option("--hang-timeout", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late; 3 times that in a save) until the run is stopped; 0 is no limit."),
     click.option("--look", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
     click.option("--min-free", "min_free_gib", type=click.FloatRange(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),

@@ -21,6 +21,7 @@ from trainer import telemetry
 
 RECENT = 100  # steps whose longest one says what is long for this run
 PATIENCE = 5.0  # times that: the safety factor of nvidia-resiliency-ext over what it has seen
+SAVING = 3.0  # times the limit while a rank says that it saves: the first save has no like
 HANGS = (HANG, DESYNC, ALL_SAME, DATA)
 SPARE_S = 1.0  # of the limit: for judging and writing what has come home
 
@@ -36,6 +37,7 @@ class StepClock:
     timing: Timing
     since_s: float  # of the start, later of the newest sign
     step: telemetry.StepRecord | None = None
+    is_saving: bool = False  # a rank's heartbeat is in the phase checkpoint
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def heard(self, record: telemetry.Record, now: float) -> None:
@@ -58,7 +60,8 @@ class StepClock:
             return self.timing.start_s
         if not self.timing.hang_s:
             return 0.0
-        return max(self.timing.hang_s, PATIENCE * max(self.lengths, default=0.0))
+        usual_s = max(self.timing.hang_s, PATIENCE * max(self.lengths, default=0.0))
+        return usual_s * (SAVING if self.is_saving else 1.0)
 
     def is_late(self, now: float) -> bool:
         return 0 < self.limit_s < now - self.since_s

@@ -35,6 +35,16 @@ class RunState:
     events: list[telemetry.Event] = field(default_factory=list)
     failure: str | None = None
 
+    @property
+    def beats(self) -> dict[int, dict[str, Any]]:
+        """The newest heartbeat of each rank that has shown one."""
+        return {rank: beat for node in self.nodes.values() for rank, beat in node.ranks.items()}
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether any rank says that it saves a checkpoint."""
+        return any(beat.get("phase") == "checkpoint" for beat in self.beats.values())
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:

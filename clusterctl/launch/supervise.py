@@ -219,6 +219,7 @@ class _Supervisor:
 
     def _mind_the_steps(self, now: float) -> None:
         """A run that takes no step is looked at and then stopped; while it is, all else goes on."""
+        self.clock.is_saving = self.state.is_saving
         look, is_late = self.look, self.clock.is_late(now)
         if look is None and is_late:
             why, limit_s = self.clock.sentence() + self._laggards(), self.plan.timing.look_s
@@ -259,7 +260,7 @@ class _Supervisor:
 
     def _laggards(self) -> str:
         """Which ranks have not shown a heartbeat, as the end of a sentence."""
-        beating = {rank for node in self.state.nodes.values() for rank in node.ranks}
+        beating = self.state.beats
         silent = [str(rank) for rank in range(self.plan.world_size) if rank not in beating]
         if not silent or not beating:
             return ""

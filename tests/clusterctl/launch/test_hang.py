@@ -76,6 +76,14 @@ def test_saved_checkpoint_is_a_sign_of_life_and_a_sleeping_head_is_no_hang() -> 
     assert not clock.is_late(3618.0)
 
 
+def test_save_gets_three_times_the_limit() -> None:
+    clock = StepClock(Timing(hang_s=10), 0.0)
+    clock.heard(record(1), 0.0)
+    clock.is_saving = True
+    assert not clock.is_late(30.0)
+    assert clock.is_late(30.1)
+
+
 def test_zero_is_no_limit() -> None:
     clock = StepClock(Timing(start_s=0, hang_s=0), 0.0)
     assert not clock.is_late(1e9)
@@ -240,3 +248,25 @@ def test_each_fault_of_a_real_job_is_named(
     ]
     assert words in " ".join([str(result.verdict), *incident["verdict"]["evidence"]])
     assert result.failed_rank == 2
+
+
+@pytest.mark.slow
+@pytest.mark.lab
+@pytest.mark.timeout(400)
+def test_hang_on_a_node_whose_sshd_is_gone_accuses_that_node_and_stops_it(
+    bench_on: Callable[..., Bench], lab: Any
+) -> None:
+    """The agent's channel is open still, so the stop arrives; nobody can look anew, and that is said."""
+    nodes = lab(2)
+    launch, folder = gloo(bench_on(nodes), 2)
+    (folder / "block-1").touch()
+    nodes.nodes[1].kill_sshd()
+    result = launch.result(180)
+    (incident,) = incidents.read(launch.plan.run_dir)
+    assert incident["silent"] == ["node-2"]
+    assert [one["node"] for one in incident["verdict"]["suspects"]] == ["node-2"]
+    assert result.verdict is not None
+    assert result.verdict.startswith("HANG: node-2 gives no answer, so rank 1 may hang there")
+    assert result.leftovers == ()
+    assert [line.split(":")[0] for line in result.unconfirmed] == ["node-2"]
+    assert tagged(launch.plan.run_id) == []
