@@ -48,8 +48,8 @@ class Played:
         return self
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from([OVER, UNDER, UNKNOWN]), max_size=120))
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([OVER, UNDER, UNKNOWN]), max_size=90))
 def test_alerts_never_flap(story: list[str]) -> None:
     """Whatever comes: a fire needs its seconds over the limit since the last clear, a clear its
     seconds under, nothing changes while nothing is known, and fire and clear take turns."""

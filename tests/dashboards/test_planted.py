@@ -47,24 +47,27 @@ def expected(incidents: Sequence[Incident], nodes: Sequence[str]) -> list[tuple[
     return sorted(rows)
 
 
-def check(incidents: Sequence[Incident], nodes: Sequence[str], seed: int) -> None:
-    found = fired(hour(incidents, seed=seed, nodes=len(nodes)), nodes)
+def check(incidents: Sequence[Incident], nodes: Sequence[str], seed: int, gpus: int = 8) -> None:
+    found = fired(hour(incidents, seed=seed, nodes=len(nodes), gpus=gpus), nodes)
     wanted = expected(incidents, nodes)
     assert [(id, node) for _, id, node in found] == [(id, node) for _, id, node in wanted]
     for (at_s, id, _), (begin_s, _, _) in zip(found, wanted, strict=True):
         assert begin_s <= at_s <= begin_s + LATEST_S.get(id, 15), (id, at_s - begin_s)
 
 
-def on_few_nodes(incidents: Sequence[Incident], count: int) -> list[Incident]:
-    return [replace(one, node=1 + place % count) for place, one in enumerate(incidents)]
+def on_few_nodes(incidents: Sequence[Incident], count: int, gpus: int) -> list[Incident]:
+    return [
+        replace(one, node=1 + place % count, gpu=one.gpu % gpus)
+        for place, one in enumerate(incidents)
+    ]
 
 
 def test_ten_planted_incidents_make_ten_alerts_and_no_other() -> None:
-    check(on_few_nodes(TEN, 3), names(3), seed=0)
+    check(on_few_nodes(TEN, 3, 4), names(3), seed=0, gpus=4)
 
 
 def test_healthy_hour_makes_no_alert() -> None:
-    assert fired(hour(nodes=3), names(3)) == []
+    assert fired(hour(nodes=3, gpus=4), names(3)) == []
 
 
 MORE = (

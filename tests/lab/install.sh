@@ -38,9 +38,9 @@ if [ -n "$missing" ]; then
     status=$?
 fi
 if [ -n "$extra" ] && [ $status = 0 ]; then
-    # Apart: the nodes can do without it.
-    (timeout 120 apt-get install -q -y --no-install-recommends $extra ||
-        { apt-get update -q && timeout 120 apt-get install -q -y --no-install-recommends $extra; }) >>"$log" 2>&1 ||
+    # Apart, and not for long: the nodes can do without it.
+    (timeout 90 apt-get install -q -y --no-install-recommends $extra ||
+        { timeout 30 apt-get update -q && timeout 90 apt-get install -q -y --no-install-recommends $extra; }) >>"$log" 2>&1 ||
         echo "$extra could not be installed: the tests of the exporter against it are skipped" >&2
 fi
 [ -z "$made_policy" ] || rm -f $policy
