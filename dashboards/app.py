@@ -190,6 +190,10 @@ class TopApp(App[None]):
         elif self.may_act():
             self.push_screen(KillDialog(nodes))
 
+    async def action_switch_mode(self, mode: str) -> None:
+        """Only then the next key: it may be for the screen that this one opens."""
+        await self.switch_mode(mode)
+
     def action_help(self) -> None:
         self.push_screen(HelpScreen())
 

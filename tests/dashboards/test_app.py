@@ -20,6 +20,7 @@ from dashboards.widgets.gpu_grid import GpuGrid, lay_out
 from dashboards.widgets.node_cards import NodeCards, lay_out_cards
 from dashboards.widgets.panel import Panel
 from tests.dashboards.conftest import NOW
+from tests.dashboards.driving import quiet, steady
 from tests.dashboards.runs import FixedFeed, cpu_cluster, write_run
 
 Story = Callable[[TopApp, Pilot[None]], Awaitable[None]]
@@ -28,8 +29,8 @@ Story = Callable[[TopApp, Pilot[None]], Awaitable[None]]
 def play(app: TopApp, story: Story, size: tuple[int, int] = (120, 40)) -> None:
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            await story(app, pilot)
+            await quiet(pilot)
+            await story(app, steady(pilot))
 
     asyncio.run(run())
 

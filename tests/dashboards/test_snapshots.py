@@ -18,6 +18,7 @@ from textual.pilot import Pilot
 from dashboards.app import TopApp
 from dashboards.screens.stacks import StacksScreen
 from tests.dashboards.conftest import NOW
+from tests.dashboards.driving import quiet
 from tests.dashboards.runs import cpu_cluster
 
 PICTURES = Path(__file__).parents[2] / "docs" / "screenshots"
@@ -27,18 +28,18 @@ Compare = Callable[..., bool]
 async def settled(pilot: Pilot[Any]) -> None:
     """Until the look at stacks that goes on is over."""
     deadline = time.monotonic() + 30
-    await pilot.pause()
     screen = pilot.app.screen
     while isinstance(screen, StacksScreen) and screen.is_looking and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
-    await pilot.pause()
+    await quiet(pilot)
 
 
 def pressing(*keys: str) -> Callable[[Pilot[Any]], Any]:
     async def press(pilot: Pilot[Any]) -> None:
-        await pilot.pause()
+        await quiet(pilot)
         for key in keys:
             await pilot.press(key)
+            await quiet(pilot)
             await settled(pilot)
 
     return press
@@ -83,7 +84,7 @@ def test_no_color(
     snap_compare: Compare, demo: Callable[[], TopApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    assert snap_compare(demo(), terminal_size=(80, 24), press=["j"])
+    assert snap_compare(demo(), terminal_size=(80, 24), run_before=pressing("j"))
 
 
 def test_colour_blind_theme(snap_compare: Compare, demo: Callable[[], TopApp]) -> None:

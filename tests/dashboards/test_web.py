@@ -49,10 +49,10 @@ class Served:
         self.process.stderr.close()
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     pytest.importorskip("textual_serve")
-    one = Served(tmp_path)
+    one = Served(tmp_path_factory.mktemp("web"))
     yield one
     one.close()
 
@@ -88,23 +88,6 @@ def test_screens_come_over_the_socket_and_end_with_it(served: Served) -> None:
         assert len(views) == 1
         assert "--readonly" in views[0].cmdline()
         assert await asyncio.to_thread(all_gone, views)
-
-    asyncio.run(story())
-
-
-def test_a_killed_server_leaves_no_view(served: Served) -> None:
-    import aiohttp
-
-    async def story() -> None:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(f"{served.url}/ws") as socket,
-        ):
-            await socket.receive(timeout=PATIENCE_S)
-            views = served.views()
-            assert views
-            os.kill(served.process.pid, signal.SIGKILL)
-            assert await asyncio.to_thread(all_gone, views)
 
     asyncio.run(story())
 
@@ -184,5 +167,23 @@ def test_headless_chromium_shows_the_cluster_and_answers_keys(
                 assert time.monotonic() < deadline, len(alerts)
                 await asyncio.sleep(0.5)
             assert all(address.startswith(served.url) for address in view.requested)
+
+    asyncio.run(story())
+
+
+def test_a_killed_server_leaves_no_view(served: Served) -> None:
+    """The last test of this file: it ends the server that all of them share."""
+    import aiohttp
+
+    async def story() -> None:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"{served.url}/ws") as socket,
+        ):
+            await socket.receive(timeout=PATIENCE_S)
+            views = served.views()
+            assert views
+            os.kill(served.process.pid, signal.SIGKILL)
+            assert await asyncio.to_thread(all_gone, views)
 
     asyncio.run(story())
