@@ -28,18 +28,18 @@ def down(look: Look) -> Iterable[Sign]:
     limits, state = look.limits, look.state
     if not state.watches:
         return
-    # What came before the silence counts, so that the alarm comes 10 s after the last reading.
-    stale_after_s = 3 * state.interval_s
+    # Stale after three intervals, seen so at the tick behind: the alarm comes 10 s after the last reading.
+    after_s = limits.silent_s - 4 * state.interval_s
     for name, node in state.nodes.items():
         if name in look.live:
             continue
         if node.down is not None:
             words = f"{node.down.phase}: {node.down.message}"
-            yield Sign((name, ""), words, after_s=limits.silent_s - stale_after_s)
+            yield Sign((name, ""), words, after_s=after_s)
         elif node.sample is None:
             yield Sign((name, ""), "no answer yet", after_s=limits.waiting_s)
         else:
-            yield Sign((name, ""), "connected, but no readings", after_s=limits.silent_s - stale_after_s)  # fmt: skip
+            yield Sign((name, ""), "connected, but no readings", after_s=after_s)  # fmt: skip
 
 
 def clock_step(look: Look) -> Iterable[Sign]:
@@ -193,7 +193,7 @@ def _signed(seconds: float) -> str:
 RULES = (
     Rule(
         "node.down", FAIL, "A node gives no readings: what it does is not known.",
-        down, lambda look, unit: True, 7, 3, "clusterctl run {remote} {hosts} {nodes} -vv",
+        down, lambda look, unit: True, 6, 3, "clusterctl run {remote} {hosts} {nodes} -vv",
         "10 s after its last reading; 30 s when it never gave one", could_not_ask=True, remote="uptime",
     ),
     Rule(

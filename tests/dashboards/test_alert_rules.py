@@ -232,7 +232,7 @@ def test_node_that_never_answered_gets_more_time_than_one_that_fell_silent() -> 
     state = fold(initial_state(("a", "b"), now_s=0.0), [NodeSample("a", 0.0), Tick(5.0)])
     found = signs("node.down", state)
     assert found["b", ""].after_s == 30
-    assert found["a", ""].after_s == 7
+    assert found["a", ""].after_s == 6
 
 
 # --- the run ---

@@ -211,7 +211,7 @@ def test_state_has_alerts_and_a_silent_node_is_told_after_ten_seconds() -> None:
     state = fold(state, [NodeSample("a", 0.0), NodeSample("b", 0.0), Tick(0.0)])
     for second in range(1, 12):
         state = fold(state, [NodeSample("a", second), Tick(second)])
-        assert bool(state.alerts.active) == (second >= 11), second
+        assert bool(state.alerts.active) == (second >= 10), second
     (alert,) = state.alerts.active
     assert (alert.id, alert.nodes, alert.text) == (
         "node.down",
