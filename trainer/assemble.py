@@ -22,6 +22,7 @@ from trainer.data.balance import Balance, classes
 from trainer.data.buckets import Buckets
 from trainer.data.dataset import build_loader
 from trainer.data.features import Features
+from trainer.data.features_captions import use_projected
 from trainer.data.features_key import Hashes, key_of, refuse_other, unseen
 from trainer.data.features_loader import NoText, NoVAE
 from trainer.data.manifest import Manifest
@@ -78,6 +79,8 @@ def assemble(
         load_weights(parts.model, read_checkpoint(source, ema=False)[0], source)
     elif config.model.from_pretrained is not None:
         _start(config, parts, engine, journal)
+    if features is not None:
+        use_projected(features, parts.model, _DTYPES[config.dtype])
     model = engine.wrap(
         parts.model.train(),
         OptimizerSettings(

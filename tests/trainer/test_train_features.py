@@ -14,6 +14,7 @@ import pytest
 from tests.trainer.ranks import REPO, TINY
 from trainer.data.digits import main as render
 from trainer.telemetry import Event, StepRecord, read
+from trainer.weights import read_weights
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -42,6 +43,14 @@ codes["none"] = run("none", "--dataset.features", folder + "/nothing")
 codes["plain"] = run("plain")
 codes["plain-resumed"] = run("plain-resumed", "--load", folder + "/cached/epoch0-global_step4")
 codes["cached-resumed"] = run("cached-resumed", *cached, "--load", folder + "/plain/epoch0-global_step4")
+start = ["--ckpt-path", folder + "/plain/epoch0-global_step8", "--model.freeze_y_embedder", "True", "--max-steps", "3"]
+projected = folder + "/projected"
+codes["embedder-trained"] = data(["encode", config, projected, "-q", "--data-path", clips, "--caption-embedder"])
+codes["encode-projected"] = data(["encode", config, projected, "-q", "--data-path", clips, "--caption-embedder", *start])
+codes["from-plain"] = run("from-plain", *start)
+codes["from-projected"] = run("from-projected", *start, "--dataset.features", projected)
+codes["unfrozen"] = run("unfrozen", *start[:2], "--dataset.features", projected)
+codes["other-embedder"] = run("other-embedder", *start[2:], "--dataset.features", projected)
 print(json.dumps(codes))
 """
 
@@ -112,6 +121,32 @@ def test_the_run_directory_has_the_text_encoder_that_sampling_needs(runs: Runs) 
 
 def test_costs_can_be_timed_without_encoders(runs: Runs) -> None:
     assert runs.codes["timed"] == 0
+
+
+def test_captions_behind_the_frozen_embedder_train_the_same(runs: Runs) -> None:
+    """The draws of dropped captions are the same; projecting other batches rounds differently."""
+    names = ("encode-projected", "from-plain", "from-projected")
+    assert [runs.codes[name] for name in names] == [0, 0, 0], runs.err
+    key = json.loads((runs.folder / "projected/features.json").read_text())
+    assert (key["text_channels"], key["encoder_channels"]) == (32, 64)
+    plain, projected = ([r[2] for r in runs.records(name)] for name in names[1:])
+    assert len(plain) == 3
+    assert projected == pytest.approx(plain, rel=1e-5)
+    kept = [read_weights(runs.folder / name / "epoch0-global_step3") for name in names[1:]]
+    assert kept[0].keys() == kept[1].keys()
+    for name in (n for n in kept[0] if n.startswith("y_embedder.")):
+        assert kept[0][name].equal(kept[1][name])
+
+
+def test_projected_captions_are_refused_where_they_would_be_wrong(runs: Runs) -> None:
+    assert runs.codes["embedder-trained"] == runs.codes["unfrozen"] == 2
+    assert runs.codes["other-embedder"] == 2
+    for said in (
+        "this config trains it",
+        "this run trains it",
+        "made with another caption embedder",
+    ):
+        assert said in runs.err
 
 
 def test_features_of_other_settings_are_refused_with_what_to_run(runs: Runs) -> None:

@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     wanted = next((word for word in given if not word.startswith("-")), None)
     modules = {}
+    overrides: list[str] = []
     for name, (module, summary) in VERBS.items():
         verb = verbs.add_parser(
             name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -59,11 +60,10 @@ def main(argv: list[str] | None = None) -> int:
                 return 2
             verb.description = modules[name].__doc__
             modules[name].add_arguments(verb)
-    args, rest = parser.parse_known_args(given)
-    if getattr(modules[args.verb], "OVERRIDES", False):  # the rest are keys of the config
-        args.overrides = rest
-    elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            if getattr(modules[name], "OVERRIDES", False):
+                given, overrides = _without_keys(given, verb)
+    args = parser.parse_args(given)
+    args.overrides = overrides
     try:
         return int(modules[args.verb].run(args))
     except TrainerError as error:
@@ -79,6 +79,23 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has gone
         return 141
+
+
+def _without_keys(words: list[str], verb: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """The verb's own words, and keys of a training config with their values."""
+    own = {name for action in verb._actions for name in action.option_strings}
+    kept: list[str] = []
+    keys: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word.partition("=")[0] in own:
+            kept.append(word)
+            continue
+        keys.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            keys.append(rest.pop(0))
+    return kept, keys
 
 
 def _interrupt(number: int, _frame: object) -> None:

@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of latents as stored (fp16; fp32 where pixels are the latents). Captions keep the encoder's",
     )  # fmt: skip
     parser.add_argument(
+        "--caption-embedder", action="store_true",
+        help="keep captions behind the frozen caption embedder of --ckpt-path: 1,152 numbers a token "
+        "instead of 4,096",
+    )  # fmt: skip
+    parser.add_argument(
         "--max-frames", type=int, metavar="N", help="encode only the first N frames of a clip"
     )
     parser.add_argument(
@@ -61,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="say what would be made, make nothing"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
-    parser.set_defaults(overrides=[])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         kind="exact" if config.vae.type == "identity" else "sample" if args.sample else "posterior",
         dtype=_DTYPES[args.latent_dtype or ("fp32" if config.vae.type == "identity" else "fp16")],
         max_frames=args.max_frames,
+        caption_embedder=args.caption_embedder,
         shard_bytes=args.shard_mb << 20,
         workers=args.workers if args.workers is not None else config.num_workers,
         max_bad=args.max_bad if args.max_bad is not None else config.max_bad_samples,
@@ -157,9 +162,9 @@ def _alone(rank: int, world: int, prepare: Callable[[], T]) -> T:
 
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
+    box: list[Any] = [None, None]
     try:
-        box: list[Any] = [None, None]
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
         if rank == 0:
             try:
                 box = [prepare(), None]
@@ -169,8 +174,15 @@ def _alone(rank: int, world: int, prepare: Callable[[], T]) -> T:
                 box = [None, FeaturesError(f"rank 0: {error}")]
         dist.broadcast_object_list(box, src=0)
         dist.barrier()
+    except RuntimeError as error:  # gloo's: a rank has gone, or never came
+        first = str(error).strip().splitlines()[0]
+        raise FeaturesError(
+            f"rank {rank}: the ranks did not come together: {first}",
+            hint="what is done is kept: the same command goes on where this one stopped",
+        ) from None
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     if box[1] is not None:
         box[1].on_all_ranks = True
         raise box[1]

@@ -23,6 +23,7 @@ from trainer.data.encode_plan import (
     text_facts,
     work_of,
 )
+from trainer.data.features import NETWORK_DTYPES
 from trainer.data.features_files import (
     DOCUMENT,
     JOB,
@@ -162,16 +163,31 @@ def _key(
                 f"--{name.replace('_', '-')}.from-pretrained DIR",
             )
     key["latents"] = latents_facts(options)
+    key["captions"] = {"embedder": None}
+    if options.caption_embedder:
+        from trainer.data.features_captions import embedder_hash, load_embedder
+
+        dtype = NETWORK_DTYPES[config.dtype]
+        channels = text_facts(config, options)["encoder_channels"]
+        embedder = load_embedder(config, channels, dtype)
+        key["captions"]["embedder"] = embedder_hash(embedder, dtype)
     facts = {
         "weight_files": hashes.seen,
         "grid": grid_facts(config),
-        **text_facts(config),
+        **text_facts(config, options),
     }
     return json.loads(json.dumps(key)), facts
 
 
 def _refuse(out: Path, before: Mapping[str, Any], key: Mapping[str, Any]) -> None:
     refuse_other(out, before, key)
+    was, has = before["captions"]["embedder"], key["captions"]["embedder"]
+    if was != has:
+        words = ["no caption embedder" if one is None else f"caption embedder {one[:12]}" for one in (was, has)]  # fmt: skip
+        raise FeaturesError(
+            f"the features in {out} were made with {words[0]}, not {words[1]}",
+            hint="say --caption-embedder as before, or another folder, or --force to begin anew",
+        )
     for name, word in (
         ("kind", "latents"),
         ("dtype", "--latent-dtype"),
@@ -190,7 +206,7 @@ def _shards_of(out: Path, document: Mapping[str, Any] | None) -> list[Path]:
 
 
 def _index(out: Path, job: Mapping[str, Any], shards: list[Path]) -> None:
-    kept = ("job", "key", "grid", "text_channels", "text_dtype", "weight_files")
+    kept = ("job", "key", "grid", "encoder_channels", "text_channels", "text_dtype", "weight_files")
     write_index(out, {name: job[name] for name in kept}, shards)
 
 

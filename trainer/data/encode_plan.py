@@ -44,6 +44,7 @@ class Options:
     kind: str
     dtype: str
     max_frames: int | None = None
+    caption_embedder: bool = False
     shard_bytes: int = 128 << 20
     workers: int = 1
     max_bad: int = 1000
@@ -136,7 +137,7 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
             "text": {"model_max_length": config.text_encoder.model_max_length},
         },
         "grid": grid_facts(config),
-        **text_facts(config),
+        **text_facts(config, options),
         "inputs": inputs_of(config, manifest, options),
     }
     todo = work_of(config, manifest, out if before else Path("/nonexistent"), document)
@@ -189,14 +190,23 @@ def grid_facts(config: Config) -> dict[str, Any]:
     }
 
 
-def text_facts(config: Config) -> dict[str, Any]:
-    """Width and dtype of caption features."""
+def text_facts(config: Config, options: Options) -> dict[str, Any]:
+    """Width of captions as the encoder gives and as they are stored, and their dtype."""
     text = config.text_encoder
     if text.type == "tiny_t5":
         channels = text.d_model
     else:
         channels = encoder_width(text.from_pretrained)
-    return {"text_channels": channels, "text_dtype": _TEXT_DTYPES[config.dtype]}
+    stored = channels
+    if options.caption_embedder:
+        from trainer.data.features_captions import model_width
+
+        stored = model_width(config)
+    return {
+        "encoder_channels": channels,
+        "text_channels": stored,
+        "text_dtype": _TEXT_DTYPES[config.dtype],
+    }
 
 
 def _present(

@@ -21,7 +21,7 @@ from trainer.data.encode_work import (
     TextMaker,
     piece_of,
 )
-from trainer.data.features import DTYPES
+from trainer.data.features import DTYPES, NETWORK_DTYPES
 from trainer.data.features_files import LATENTS, TEXTS, FeaturesError, Piece, write
 from trainer.data.features_index import COLUMNS, table_pieces, text_key
 from trainer.data.features_units import keys_of, segments
@@ -79,7 +79,7 @@ class Maker:
     def _latents(self, shards: Sequence[Shard]) -> None:
         from trainer.models.vae import build_vae
 
-        vae = build_vae(self._config.vae, _network_dtype(self._config))
+        vae = build_vae(self._config.vae, NETWORK_DTYPES[self._config.dtype])
         vae.to(self._device)
         own = self._document["key"]["latents"]
         maker = LatentMaker(vae, self._work.grid, own["kind"], DTYPES[own["dtype"]], self._device)
@@ -186,8 +186,15 @@ class Maker:
     def _texts(self, shards: Sequence[Shard]) -> None:
         from trainer.parts import build_text_encoder
 
-        text = build_text_encoder(self._config, self._out, _network_dtype(self._config))
-        maker = TextMaker(text.to(self._device))
+        dtype = NETWORK_DTYPES[self._config.dtype]
+        text = build_text_encoder(self._config, self._out, dtype)
+        if self._document["key"]["captions"]["embedder"] is not None:
+            from trainer.data.features_captions import ProjectingEncoder, load_embedder
+
+            embedder = load_embedder(self._config, text.channels, dtype)
+            maker = TextMaker(ProjectingEncoder(text, embedder).to(self._device))
+        else:
+            maker = TextMaker(text.to(self._device))
         manifest, rows = self._work.manifest, self._work.text_rows
         spans = [self._work.text_shards[number] for _, _, number in shards]
         total, done = sum(stop - start for start, stop in spans), 0
@@ -219,7 +226,3 @@ def _device() -> torch.device:
 
 def _ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-
-
-def _network_dtype(config: Config) -> torch.dtype:
-    return torch.bfloat16 if config.dtype == "bf16" else torch.float32

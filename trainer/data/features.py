@@ -31,6 +31,7 @@ from trainer.data.manifest import Manifest
 
 # K chunks · P 1, or 2: mean and log-variance · C channels · Z,h,w latent frames, height, width
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NETWORK_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # of a config's dtype
 POSTERIOR, SAMPLE, EXACT = "posterior", "sample", "exact"  # what a latent is
 _OPEN_FILES = 64
 _MAKE = "python -m trainer.data encode CONFIG {folder} --data-path MANIFEST"
@@ -78,6 +79,11 @@ class Features:
     @property
     def text_channels(self) -> int:
         return int(self.document["text_channels"])
+
+    @property
+    def encoder_channels(self) -> int:
+        """Of the text encoder; captions that were projected (see features_captions) have fewer."""
+        return int(self.document["encoder_channels"])
 
     @property
     def max_tokens(self) -> int:

@@ -65,11 +65,13 @@ def describe(folder: Path, document: Mapping[str, Any]) -> str:
         + (f" ({key[part]['weights'][:12]})" if key[part].get("weights") else "")
         for part, word in (("vae", "VAE"), ("text", "text encoder"))
     ]
+    embedder = key["captions"]["embedder"]
+    behind = f" (behind the caption embedder {embedder[:12]})" if embedder else ""
     return (
         f"{folder}: {document['latents']:,} latents and {document['captions']:,} captions, "
         f"{document['bytes'] / 1e6:,.1f} MB in {len(document['shards']):,} shards\n"
         f"latents: {what[own['kind']]}, {own['dtype']}; {shown}{more}\n"
-        f"captions: {document['text_channels']} channels, {document['text_dtype']}\n"
+        f"captions: {document['text_channels']} channels{behind}, {document['text_dtype']}\n"
         f"made by: {', '.join(weights)}, dtype {key['dtype']}"
     )
 

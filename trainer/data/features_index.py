@@ -28,8 +28,8 @@ from trainer.data.features_files import (
 from trainer.data.features_units import Grid, Keys
 
 SCHEMA = 1
-_PARTS = ("vae", "text", "frames", "latents")
-_COUNTS = ("job", "latents", "captions", "bytes", "text_channels")
+_PARTS = ("vae", "text", "frames", "latents", "captions")
+_COUNTS = ("job", "latents", "captions", "bytes", "text_channels", "encoder_channels")
 # Columns of a shard's own table; the index adds shard and offset. `crc_at` points into `crc`.
 COLUMNS = {
     LATENTS: {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.data.dataset import Loader, LoaderOptions, Worker
 from trainer.data.decode import IMAGE_FPS
-from trainer.data.features import Features, FeaturesError, Shards
+from trainer.data.features import POSTERIOR, Features, FeaturesError, Shards
 from trainer.data.microbatch import Batch, Clip, Task
 from trainer.data.plan import Cursor, DataPlan
 from trainer.errors import TooManyBadSamples
@@ -55,6 +55,20 @@ class FeatureLoader(Loader):
     ) -> None:
         super().__init__(plan, cursor, rank, world, workers, options, each)
         self._features = features
+
+    def stand_in(self) -> Batch | None:
+        """As `Loader.stand_in`, with latents of zeros and a caption of one token."""
+        batch = super().stand_in()
+        if batch is not None:
+            frames, height, width = batch.pop("video").shape[2:]
+            features = self._features
+            size = features.grid.latent_size((frames, height, width))
+            copies = 2 if features.kind == POSTERIOR else 1
+            batch["latents"] = torch.zeros(1, copies, features.grid.channels, *size)
+            batch["y"] = torch.zeros(1, 1, features.max_tokens, features.text_channels)
+            batch["mask"] = torch.zeros(1, features.max_tokens, dtype=torch.int64)
+            batch["mask"][:, 0] = 1
+        return batch
 
     def _worker(self, role: str) -> Worker:
         return FeatureWorker(self._options, role, self._features, self.plan.content_ids)
@@ -181,11 +195,12 @@ class NoText:
     """Stands for the text encoder of a run from features."""
 
     def __init__(self, features: Features) -> None:
-        self.channels, self.max_length = features.text_channels, features.max_tokens
+        self.channels, self.max_length = features.encoder_channels, features.max_tokens
+        self._stored_channels = features.text_channels
 
     def encode(self, texts: list[str]) -> tuple[Tensor, Tensor]:
         """Zeros, at no cost."""
-        y = torch.zeros(len(texts), 1, self.max_length, self.channels)
+        y = torch.zeros(len(texts), 1, self.max_length, self._stored_channels)
         return y, torch.ones(len(texts), self.max_length, dtype=torch.int64)
 
     def to(self, device: torch.device | str) -> NoText:

@@ -265,6 +265,14 @@ def test_wrong_use_is_said_before_anything_is_made(
     assert not (out / "job.json").exists()
 
 
+def test_keys_of_the_config_may_stand_anywhere(place: Place, tmp_path: Path) -> None:
+    words = ["encode", "--data-path", str(place.table), "--max-frames=40", "--dataset.resize=area"]
+    out = str(tmp_path / "cache")
+    assert main([*words, str(place.config_file), "--threads", "1", out, "-q"]) == 0
+    key = Features(tmp_path / "cache").key
+    assert (key["latents"]["max_frames"], key["frames"]["resize"]) == (40, "area")
+
+
 def test_dry_run_says_how_much_and_writes_nothing(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,6 +237,21 @@ def test_shards_are_plain_safetensors(cache: Path) -> None:
         assert file.get_tensor(entries[0]).ndim == 6
 
 
+def test_a_rank_without_a_batch_has_one_of_zeros_to_end_its_step_with(
+    place: Place, cache: Path
+) -> None:
+    features = open_cache(cache)
+    loader = build_loader(place.plan(), Cursor(), 0, 1, 1, LoaderOptions(), features=features)
+    empty, real = loader.stand_in(), next(iter(loader))
+    loader.close()
+    assert empty is not None
+    assert real.keys() - empty.keys() <= {"decoder_bytes"}
+    for name in ("latents", "y", "mask"):
+        assert empty[name].shape[1:] == real[name].shape[1:]
+    assert empty["bucket"] == real["bucket"]
+    assert latents_of(empty["latents"]).shape[0] == 1
+
+
 # --- refusals ---
 
 
