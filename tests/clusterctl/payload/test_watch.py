@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -274,6 +275,54 @@ def test_nvml_comes_along_as_source_and_is_preferred(tmp_path: Path) -> None:
     (process,) = sample.processes
     assert (process.pid, process.gpu, process.run, process.rank) == (rank.pid, 0, "run-7", 24)
     assert (process.name, process.memory_bytes) == ("sleep", 70 * 2**30)
+
+
+def watch_log() -> dict[str, Any]:
+    """The names of the payload's part that reads the kernel's log."""
+    names: dict[str, Any] = {"__name__": "payload"}
+    for name, text in ship.parts("watch"):
+        exec(compile(text, name, "exec"), names)
+    return names
+
+
+def test_xid_lines_are_told_once_with_address_number_and_age() -> None:
+    log = watch_log()["KernelLog"]()
+    now = time.monotonic()
+    lines = (
+        ("NVRM: Xid (PCI:0000:0f:00): 94, pid=2503421, name=python3, Ch 00000008", now - 5.0),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 95, pid=7062, Uncontained: LTC TAG", now),
+        ("NVRM: GPU 0000:44:00.0: GPU has fallen off the bus.", None),
+        ("NVRM: Xid (PCI:0000:0f:00): 31, pid=1, long ago", now - 7200.0),
+        ("mlx5_core 0000:9c:00.0: 252.056 Gb/s available PCIe bandwidth", now),
+    )
+    for text, stamp_s in lines:
+        log._take(text, stamp_s)
+    told = log.new_lines()
+    assert [line[1:3] for line in told] == [["0000:0f:00", 94], ["0000:01:00", 95], ["0000:44:00.0", 79]]  # fmt: skip
+    assert told[0][0] == pytest.approx(5.0, abs=2.0)
+    assert log.new_lines() == []
+
+
+def test_journal_is_followed_where_the_log_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = f"[{time.monotonic():.6f}]"
+    line = f"{stamp} node kernel: NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus."
+    env = tools_only(tmp_path, journalctl=f'echo $$ >{tmp_path}/pid; echo "{line}"; exec sleep 300')
+    monkeypatch.setenv("PATH", env["PATH"])
+    log = watch_log()["KernelLog"]()
+    reader = threading.Thread(target=log._follow_journal, args=("not allowed",), daemon=True)
+    reader.start()
+    found: list[Any] = []
+    end = time.monotonic() + 30
+    while not found:
+        assert time.monotonic() < end, log.why
+        found = log.new_lines()
+        time.sleep(0.01)
+    assert found[0][2] == 79
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+    reader.join(30)
+    assert log.why.startswith("not allowed; journalctl ended")
 
 
 @NO_GPU
