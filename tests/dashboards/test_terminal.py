@@ -43,7 +43,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         try:
-            until(lambda: text in self.screen(), 20)
+            until(lambda: text in self.screen(), 60)
         except AssertionError:
             raise AssertionError(f"{text!r} did not appear on:\n{self.screen()}") from None
         return self.screen()
@@ -79,13 +79,13 @@ def test_keys_work_and_the_terminal_is_left_clean(terminal: Terminal) -> None:
         assert name in text
     terminal.keys("j", "j", "j", "l", "l", "l")
     terminal.wait_for("ml-64-node-004  GPU 3")
-    terminal.keys("2")
+    terminal.keys("3")
     terminal.wait_for("where a step goes")
     terminal.keys("?")
     terminal.wait_for("esc closes")
     terminal.keys("Escape")
     # Not the next key at once: escape and a digit behind it are Alt and the digit to any terminal.
-    until(lambda: "esc closes" not in terminal.screen(), 25)
+    until(lambda: "esc closes" not in terminal.screen(), 60)
     terminal.keys("1")
     terminal.wait_for("power x10 W")
     terminal.tmux("resize-window", "-x", "50", "-y", "12")
@@ -97,13 +97,58 @@ def test_keys_work_and_the_terminal_is_left_clean(terminal: Terminal) -> None:
     terminal.assert_clean()
 
 
+def assert_whole(screen: str, width: int, height: int) -> None:
+    """No line is longer than the terminal, and every box is closed where it has to be."""
+    lines = screen.splitlines()
+    assert len(lines) <= height
+    for line in lines:
+        assert len(line) <= width, line
+        if line[:1] in "│╭╰" and line:
+            assert len(line) == width, line
+            assert line[-1] == {"│": "│", "╭": "╮", "╰": "╯"}[line[0]], line
+        assert line.count("╭") == line.count("╮"), line
+
+
+def test_no_screen_is_broken_at_any_size(terminal: Terminal) -> None:
+    terminal.start("--demo", size=(200, 50))
+    terminal.wait_for("power")
+    for width, height in ((200, 50), (120, 40), (80, 24)):
+        terminal.tmux("resize-window", "-x", str(width), "-y", str(height))
+        for key, text in (
+            ("1", "low "),
+            ("2", "1/24"),
+            ("3", "where a step goes"),
+            ("4", "first "),
+            ("5", "looks at every process"),
+        ):
+            terminal.keys(key)
+            terminal.wait_for(text)
+            try:
+                until(lambda w=width, h=height: is_whole(terminal.screen(), w, h), 60)
+            except AssertionError:
+                assert_whole(terminal.screen(), width, height)  # says which line
+                raise
+    terminal.keys("q")
+    terminal.assert_clean()
+
+
+def is_whole(screen: str, width: int, height: int) -> bool:
+    """Whether tmux has drawn all of it: a resize and a change of screens come in pieces."""
+    try:
+        assert_whole(screen, width, height)
+    except AssertionError:
+        return False
+    lines = screen.splitlines()
+    return any(len(line) == width for line in lines) and "1 Cluster" in lines[-1]
+
+
 def test_without_colour_not_one_colour_code_is_sent(terminal: Terminal) -> None:
     terminal.start("--demo", env="NO_COLOR=1")
     terminal.wait_for("power x10 W")
     codes = re.findall(r"\x1b\[([\d;:]*)m", terminal.screen("-e"))
     assert codes
     numbers = {number for code in codes for number in re.split("[;:]", code) if number}
-    assert numbers <= {"0", "1", "2", "7", "22", "27", "39", "49"}, numbers
+    assert numbers <= {"0", "1", "2", "4", "7", "22", "24", "27", "39", "49"}, numbers
     terminal.keys("C-c")
     terminal.assert_clean()
 
