@@ -62,7 +62,7 @@ class Profile:
     # Of what checks/speeds.py holds to be reachable with the best shape: ours is one shape for all cards.
     active_floor_share: float = 0.65
     active_link_share: float = 0.5  # of the middle pair's bandwidth; less is a bad link or node
-    active_cpu_link_share: float = 0.2  # processes of one machine wait for each other, too
+    active_cpu_link_share: float = 0.1  # processes of one machine wait for each other, too
     active_token_warn_s: float = 2.0
     active_read_share: float = 0.5  # of the middle node's reading speed
     # trainer needs it; payloads run on 3.8.

@@ -105,7 +105,7 @@ def _env_fix(reason: str) -> str | None:
 
 @check(
     "active.allreduce", scope="active",
-    bad="FAIL: fails, hangs, or under half (on a CPU a fifth) of the median node's best pair, and again; UNKNOWN where nobody can tell which one",
+    bad="FAIL: fails, hangs, or under half (on a CPU a tenth) of the median node's best pair, and again; UNKNOWN where nobody can tell which one",
     how="torch.distributed (nccl, or gloo on a CPU) sums over pairs along the ring of nodes, then over all, then over halves of what fails",
     fix="leave one node out: -x; its cable, NIC counters, MTU, firewall to the other",
 )  # fmt: skip

@@ -85,8 +85,9 @@ class Rounds:
         self._pairs.update({group: speed for group, speed in speeds.items() if len(group) == 2})
         middle = self._middle()
         # Pairs of earlier rounds, too: what is slow shows only when others have been measured.
-        for group, speed in {**self._pairs, **speeds}.items():
-            if middle is not None and speed < self._share * middle and self._may_be_slow(group):
+        # Larger groups are not: how much slower they may be is a matter of the switches between them.
+        for group, speed in self._pairs.items():
+            if middle is not None and speed < self._share * middle:
                 whys[group] = f"{_rate(speed)}, the middle pair has {_rate(middle)}"
         self._why.update(whys)
         return Outcome(frozenset(whys), named, lost)
@@ -98,10 +99,6 @@ class Rounds:
             for name in pair:
                 best[name] = max(speed, best.get(name, 0.0))
         return sorted(best.values())[len(best) // 2] if best else None
-
-    def _may_be_slow(self, group: Group) -> bool:
-        # On a CPU a ring of many processes waits for the scheduler more than for the network.
-        return len(group) == 2 or self._plan.device == "cuda"
 
     def _limit_s(self, group: Group) -> float:
         return self._plan.group_limit_s(self._ranks(group))

@@ -45,7 +45,7 @@ class Plan:
     @property
     def bytes(self) -> int:
         """Of the big all-reduce."""
-        return 256 << 20 if self.device == "cuda" else 2 << 20
+        return 256 << 20 if self.device == "cuda" else 1 << 20
 
     def group_limit_s(self, ranks: int) -> float:
         """NCCL takes about a second for each few dozen ranks to meet."""

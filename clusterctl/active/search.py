@@ -5,8 +5,8 @@ came of them, and returns a `Diagnosis`. Three steps:
 
 1. Pairs along the ring of the hostfile's order, which is also the ring that a collective takes: two
    rounds (three for an odd number of nodes) test every node twice. A node all of whose pairs are bad
-   is tried once more with one that is known to work; a bad pair of two nodes that work with others
-   is a bad link.
+   is tried twice more with those that are known to work; a bad pair of two nodes that work with
+   others, tried twice more, is a bad link.
 2. All good nodes together: gloo and NCCL connect them by ways that the ring does not take.
 3. Where that fails, twice, although every pair was good: halving. Of a bad group both halves are tested at
    once; are both good, the bad link lies between them, and its ends are halved in turn.
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 Group = tuple[str, ...]
 Link = tuple[str, str]
+TWICE = 2  # more is asked before anybody is blamed: a machine under load has hiccups
 RESTARTS = 3  # of the test of all together, when a node is lost or named on the way
 
 
@@ -53,7 +54,7 @@ Rounds = Generator[list[Group], Outcome, None]
 
 def most_rounds(count: int) -> int:
     """Rounds that a search for one fault among `count` nodes takes at most."""
-    return 8 + 2 * math.ceil(math.log2(max(2, count)))
+    return 10 + 2 * math.ceil(math.log2(max(2, count)))
 
 
 def ring_rounds(nodes: Sequence[str]) -> list[list[Group]]:
@@ -150,12 +151,14 @@ class _Search:
             return
         while doubtful and helpers:
             batch, doubtful = doubtful[: len(helpers)], doubtful[len(helpers) :]
-            pairs = self._with_helpers(batch, helpers)
-            before = {node: self._partners(node) for node in batch}
-            yield from self._try(pairs)
+            for _ in range(TWICE):
+                still = [node for node in batch if self._is_left(node) and not self._works(node)]
+                helpers = [node for node in helpers if self._is_left(node)]
+                if helpers:
+                    yield from self._try(self._with_helpers(still[: len(helpers)], helpers))
             for node in batch:
                 if self._is_left(node) and not self._works(node):
-                    others = " and ".join(sorted({*before[node], *self._partners(node)}))
+                    others = " and ".join(sorted(self._partners(node)))
                     self.bad_nodes[node] = f"bad with {others}, which work with others"
             helpers = [node for node in self.left if self._works(node)]
 
@@ -186,7 +189,9 @@ class _Search:
                     batch.append(pair)
                     taken.update(pair)
             todo = [pair for pair in todo if pair not in batch]
-            for first, second in (yield from self._try(batch)):
+            for _ in range(TWICE):
+                batch = sorted((yield from self._try(batch)))
+            for first, second in batch:
                 self.bad_links[first, second] = "both work with others"
 
     def everybody(self) -> Rounds:

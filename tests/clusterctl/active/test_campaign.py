@@ -52,7 +52,7 @@ def test_four_faults_at_once_are_all_named_and_nothing_else(lab: Lab) -> None:
     n2, n4, n6, n7 = (lab.nodes[at] for at in (1, 3, 5, 6))
     shared = lab.directory / "shared"
     run_in(n2, "ip rule add pref 10 ipproto tcp sport 29500 blackhole")
-    run_in(n4, "tc qdisc add dev eth0 root tbf rate 40mbit burst 64kb latency 400ms")
+    run_in(n4, "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kb latency 400ms")
     run_in(n6, f"mount -t tmpfs none {shared}")
     run_in(n7, f"ip route add blackhole {lab.nodes[7].address}/32")
     try:

@@ -47,7 +47,7 @@ def test_without_a_terminal_nothing_is_tested_unless_yes_is_said(
 def test_dry_run_says_the_plan_and_tests_nothing(nodes: LocalCluster, capsys) -> None:
     assert preflight(nodes, "--active", "--dry-run", "--json") == 0
     out, err = capsys.readouterr()
-    assert "all-reduce  2 MiB by pairs" in err
+    assert "all-reduce  1 MiB by pairs" in err
     assert json.loads(out)["checks"] == []
     for connection in nodes.nodes.values():
         assert isinstance(connection, LocalConnection)

@@ -27,7 +27,7 @@ SHARE = Profile().active_cpu_link_share
 
 @pytest.fixture(scope="module")
 def lab(module_lab) -> Lab:
-    return module_lab(4)
+    return module_lab(3)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def test_good_nodes_sum_together(crew: Crew, lab: Lab) -> None:
     assert not isinstance(found.pair_bytes_s, Unknown)
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_named_with_both_ends(crew: Crew, lab: Lab) -> None:
     node, other = lab.nodes[1], lab.nodes[2]
     try:
@@ -58,7 +59,7 @@ def test_a_slow_link_is_named_with_both_ends(crew: Crew, lab: Lab) -> None:
             node,
             "tc qdisc add dev eth0 root handle 1: htb default 10",
             "tc class add dev eth0 parent 1: classid 1:10 htb rate 10gbit",
-            "tc class add dev eth0 parent 1: classid 1:20 htb rate 40mbit",
+            "tc class add dev eth0 parent 1: classid 1:20 htb rate 20mbit",
             f"tc filter add dev eth0 parent 1: protocol ip u32 match ip dst {other.address}/32 flowid 1:20",
         )
         found = sum_up(crew, lab)
@@ -73,7 +74,7 @@ def test_a_slow_link_is_named_with_both_ends(crew: Crew, lab: Lab) -> None:
 def test_a_node_with_a_slow_network_is_named(crew: Crew, lab: Lab) -> None:
     node = lab.nodes[2]
     try:
-        run_in(node, "tc qdisc add dev eth0 root tbf rate 40mbit burst 64kb latency 400ms")
+        run_in(node, "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kb latency 400ms")
         found = sum_up(crew, lab)
     finally:
         node.exec(["tc", "qdisc", "del", "dev", "eth0", "root"])
@@ -119,13 +120,15 @@ def test_a_node_with_a_slow_processor_is_named(crew: Crew, lab: Lab) -> None:
     assert all(not isinstance(speeds[name], Unknown) for name in lab.names)
 
 
-@pytest.mark.slow
 def test_a_rank_that_was_stopped_is_named_and_its_partner_is_not(crew: Crew, lab: Lab) -> None:
-    (rank,) = running(lab.nodes[3], "active_rank")
-    os.kill(rank, signal.SIGSTOP)
-    found = try_links(crew, make_plan(lab, group_s=8.0), addresses(lab), {}, SHARE, lambda _: None)
-    assert set(found.bad_nodes) == {"node-4"}
-    assert "state T" in found.bad_nodes["node-4"]
+    def stop(said: str) -> None:
+        if "round 2" in said:  # node-3 is to sum with node-2, and does not come
+            (rank,) = running(lab.nodes[2], "active_rank")
+            os.kill(rank, signal.SIGSTOP)
+
+    found = try_links(crew, make_plan(lab, group_s=8.0), addresses(lab), {}, SHARE, stop)
+    assert set(found.bad_nodes) == {"node-3"}
+    assert "state T" in found.bad_nodes["node-3"]
     assert not found.unknown
     assert not found.bad_links
-    assert not running(lab.nodes[3], "active_rank")  # what does not answer is ended
+    assert not running(lab.nodes[2], "active_rank")  # what does not answer is ended

@@ -43,7 +43,7 @@ def said(found: Diagnosis) -> list[object]:
     return [*filter(None, words), *(group for group, _ in found.unclear)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 1000))
 def test_good_nodes_are_all_tested_and_nothing_is_said(count: int) -> None:
     found = play(nodes(count), lambda _: False)
@@ -51,7 +51,7 @@ def test_good_nodes_are_all_tested_and_nothing_is_said(count: int) -> None:
     assert found.rounds <= 4
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(3, 1000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
 def test_one_bad_node_is_named_and_nobody_else(drawn: tuple[int, int]) -> None:
     count, bad = drawn
@@ -65,7 +65,7 @@ def test_one_bad_node_is_named_and_nobody_else(drawn: tuple[int, int]) -> None:
         lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), min_size=2, max_size=2, unique=True))
     )
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_one_bad_link_is_named_and_nothing_else(drawn: tuple[int, list[int]]) -> None:
     count, ends = drawn
     link = {f"n{end}" for end in ends}
@@ -74,7 +74,7 @@ def test_one_bad_link_is_named_and_nothing_else(drawn: tuple[int, list[int]]) ->
     assert found.rounds <= most_rounds(count)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(6, 300), st.data())
 def test_several_bad_nodes_are_all_named(count: int, data: st.DataObject) -> None:
     many = st.sets(st.integers(0, count - 3), min_size=2, max_size=max(2, count // 3))
@@ -83,7 +83,7 @@ def test_several_bad_nodes_are_all_named(count: int, data: st.DataObject) -> Non
     assert said(found) == [set(found.bad_nodes)] == [bad]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(3, 200), st.data())
 def test_a_node_that_names_itself_or_is_lost_is_not_blamed_on_its_partner(
     count: int, data: st.DataObject
@@ -125,7 +125,7 @@ def test_a_fault_that_does_not_show_again_is_not_reported() -> None:
     assert said(play(nodes(8), once)) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 1000))
 def test_the_ring_has_every_neighbour_once(count: int) -> None:
     rounds = ring_rounds(nodes(count))
