@@ -85,11 +85,13 @@ def begin(part: Path, need: int) -> None:
         shutil.rmtree(left)
     free = shutil.disk_usage(part.parent).free
     if free < need:
-        raise CheckpointError(
-            f"it needs {need / 1e9:,.2f} GB and {part.parent} has {free / 1e9:,.2f} GB free"
-        )
+        raise CheckpointError(f"it needs {_shown(need)} and {part.parent} has {_shown(free)} free")
     for folder in (OPTIMIZER, AVERAGE_PARTS):
         (part / folder).mkdir(parents=True)
+
+
+def _shown(size: int) -> str:
+    return f"{size / 1e9:,.2f} GB" if size >= 10**9 else f"{size / 1e6:,.2f} MB"
 
 
 def seal(part: Path, final: Path, files: Entries) -> None:
