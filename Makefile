@@ -46,6 +46,7 @@ lab-tools:
 bench: venv
 	$(py) -m tests.bench.fanout
 	$(py) -m tests.bench.sampler
+	$(py) -m tests.bench.decoder
 	$(py) -m tests.bench.tables
 	$(py) -m tests.bench.save
 	$(py) -m tests.bench.demo
