@@ -28,7 +28,8 @@ def add_folder(folder, known=None):
 whole, site.addsitedir = site.addsitedir, add_folder
 try:
     known = site.venv(set())
-    site.ENABLE_USER_SITE = site.check_enableusersite()
+    if site.ENABLE_USER_SITE is None:
+        site.ENABLE_USER_SITE = site.check_enableusersite()
     site.addsitepackages(site.addusersitepackages(known))
 except Exception:
     site.addsitedir = whole

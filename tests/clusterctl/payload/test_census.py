@@ -137,8 +137,12 @@ def test_environment_is_read_with_the_folders_of_pth_files_and_without_their_cod
     (site / "torch").mkdir()
     (site / "torch/version.py").write_text("cuda = '12.8'\n")
     (site / "add.pth").write_text(f"# a comment\n{elsewhere}\n\nimport os; os.mkdir({str(tmp_path / 'ran')!r})\n")  # fmt: skip
+    # A closed environment does not see what its user has installed at home.
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (tmp_path / ".local/lib" / version / "site-packages/ghost-1.0.dist-info").mkdir(parents=True)
     python = str(tmp_path / "env/bin/python")
-    found = census(tools_only(tmp_path / "bin"), python=python).software
+    env = {**tools_only(tmp_path / "bin"), "HOME": str(tmp_path)}
+    found = census(env, python=python).software
     assert not isinstance(found, Unknown)
     assert (found.executable, found.prefix) == (python, str(tmp_path / "env"))
     assert found.installed == {"torch": "2.9.1+cpu", "colossalai": "0.5.0"}
