@@ -287,7 +287,9 @@ ORDERS = ("hostfile", "value", "state", "outliers")
 
 def arranged(state: State, metric: Metric, order: str, wanted: str) -> list[NodeState]:
     """Nodes that the filter keeps, in the hostfile's order or by value (highest first) or by state."""
-    nodes = [node for node in state.nodes.values() if _matches(node, state, wanted)]
+    nodes = list(state.nodes.values())
+    if wanted.strip(" ,"):
+        nodes = [node for node in nodes if _matches(node, state, wanted)]
     if order == "value":
         lowest = float("-inf")
 
