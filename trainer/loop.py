@@ -256,11 +256,14 @@ def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
         run.journal.bad_sample(number, run.engine.rank, row, path, reason)
     too_many = isinstance(failure, TooManyBadSamples)
     said = run.engine.gather_objects(failure and (str(failure), failure.hint, too_many))
-    texts = [
-        f"rank {rank}: {words[0].removeprefix(f'rank {rank}: ')}"
-        for rank, words in enumerate(said)
-        if words
-    ]
+    alike: dict[str, list[int]] = {}  # often all ranks have the same reason
+    for rank, words in enumerate(said):
+        if words:
+            alike.setdefault(words[0].removeprefix(f"rank {rank}: "), []).append(rank)
+    texts = []
+    for text, ranks in alike.items():
+        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+        texts.append(f"rank {', '.join(map(str, ranks[:4]))}{more}: {text}")
     _, hint, too_many = next(words for words in said if words)
     kind: type[TrainerError] = TooManyBadSamples if too_many else LoaderError
     raise _agreed(kind(f"no batch for step {number}: " + "\n".join(texts), hint=hint)) from None
