@@ -49,7 +49,7 @@ def _tasks(plan: DataPlan, epoch: int, first: int, count: int) -> list[Task]:
 
 def resume(draw: random.Random, counts: Counts) -> None:
     """Train to a random place on some ranks, go on with others; every clip of that epoch and the next."""
-    rows, seed = draw.randrange(150, 400), draw.randrange(1000)
+    rows, seed = draw.randrange(100, 250), draw.randrange(1000)
     before, after = draw.randint(1, 16), draw.randint(1, 16)
     each, window = draw.choice([1, 1, 2]), draw.choice([0, 2, 8])
     epoch = draw.randrange(4)

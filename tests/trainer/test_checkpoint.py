@@ -34,7 +34,7 @@ class Together:
     """The collectives of an engine between threads: what saving needs of one."""
 
     def __init__(self, world: int) -> None:
-        self.barrier = threading.Barrier(world, timeout=20)
+        self.barrier = threading.Barrier(world, timeout=120)
         self.said: list[Any] = [None] * world
 
 
@@ -102,7 +102,7 @@ def save(run_dir: Path, step: int, *, sizes: tuple[int, ...] = (1000,), model: C
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(150)
         assert not thread.is_alive()
     return results
 

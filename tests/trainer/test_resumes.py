@@ -37,7 +37,7 @@ ckpt_every = 0
 def test_100_random_resumes_of_1_to_16_simulated_ranks_lose_and_repeat_nothing() -> None:
     counts = campaign(100, seed=0)
     print(counts)
-    assert counts.microbatches > 3000
+    assert counts.microbatches > 2000
     assert counts == Counts(resumes=100, microbatches=counts.microbatches)
 
 

@@ -1,0 +1,68 @@
+"""Tables of any content: csv and parquet say the same, good rows stay in order, wrong ones are listed."""
+
+import csv
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.data.rows import random_manifest
+from tests.trainer.data.test_buckets import CONFIGS
+from trainer.data.balance import Balance, classes
+from trainer.data.buckets import Buckets
+from trainer.data.manifest import ManifestError, read_manifest
+from trainer.data.plan import DataPlan
+
+NAMES = ("path", "text", "num_frames", "height", "width")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+NUMBERS = st.integers(-2, 400)
+ROWS = st.lists(st.tuples(TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=12)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(ROWS)
+def test_csv_and_parquet_keep_the_same_good_rows_and_list_the_others(tmp_path, rows):
+    good = [row for row in rows if row[0] and min(row[2:]) >= 1]
+    with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([NAMES, *rows])
+    columns = dict(zip(NAMES, zip(*rows, strict=True), strict=True))
+    pq.write_table(
+        pa.table({name: list(values) for name, values in columns.items()}), tmp_path / "t.parquet"
+    )
+    found = []
+    for name in ("t.csv", "t.parquet"):
+        if not good:
+            with pytest.raises(ManifestError, match="no usable row"):
+                read_manifest(tmp_path / name)
+            continue
+        manifest = read_manifest(tmp_path / name)
+        numbers = zip(*(column.tolist() for column in (manifest.num_frames, manifest.height, manifest.width)), strict=True)  # fmt: skip
+        kept = [(path, text, *rest) for path, text, rest in zip(manifest.paths, manifest.texts, numbers, strict=True)]  # fmt: skip
+        assert kept == good
+        assert len(manifest.wrong) == len(rows) - len(good)
+        found.append(manifest.fingerprint)
+    assert len(set(found)) <= 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(CONFIGS, st.integers(0, 5), st.integers(0, 6), st.integers(1, 9), st.integers(0, 3))
+def test_balanced_epoch_has_the_microbatches_of_the_random_one(config, seed, window, ranks, epoch):
+    manifest, buckets = random_manifest(120, seed), Buckets.parse(config)
+    costs = classes(cell.frames * cell.height * cell.width for cell in buckets.cells)
+    balance = Balance(window, costs, {0: (ranks, 1)}) if window else None
+    random, balanced = (DataPlan(manifest, buckets, seed, balance=b) for b in (None, balance))
+    one, two = (
+        [(batch.cell, tuple(batch.rows.tolist())) for batch in plan.epoch(epoch)]
+        for plan in (random, balanced)
+    )
+    assert sorted(one) == sorted(two)
+    rows = balanced.epoch(epoch).rows()
+    assert rows.tolist() == [row for _, batch in two for row in batch]
+    assert len(np.unique(rows)) == len(rows)
+    tail = len(one) - len(one) % ranks
+    assert one[tail:] == two[tail:]  # no kind of microbatch is left out more often than others
