@@ -116,7 +116,7 @@ class Census:
         """`idle among busy: n4/3; coldest n4/3 41 C 101 W, hottest n11/6 71 C 701 W`; may be empty."""
         words = []
         if self.idle:
-            names = [f"{one.node}/{','.join(one.gpus)}" for one in self.idle]
+            names = [f"{one.node}/{one.numbers}" for one in self.idle]
             more = f" and {len(names) - 4} more nodes" if len(names) > 5 else ""
             words.append(f"idle among busy: {' '.join(names[:4] if more else names)}{more}")
         if self.coldest is not None and self.hottest is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from checks.facts import Gpu, NodeFacts, Unknown
 from checks.profile import Profile
+from clusterctl.job import fold_ranks
 
 FEWEST = 3  # of two nobody can say which one is odd
 IDLE_PERCENT, BUSY_PERCENT = 5.0, 50.0  # of utilization, where a card tells no power
@@ -63,6 +64,13 @@ class Idle:
     others: float
     unit: str
     others_are: str  # "the others", "other nodes"
+
+    @property
+    def numbers(self) -> str:
+        """0-3,7."""
+        if not all(one.isdecimal() for one in self.gpus):
+            return ",".join(self.gpus)
+        return fold_ranks(map(int, self.gpus))
 
 
 def find_idle(nodes: Sequence[NodeFacts], limits: Profile) -> dict[str, Idle]:
@@ -121,5 +129,5 @@ def idle_words(idle: Idle, count: int) -> str:
     unit = "%" if idle.unit == "%" else " W"
     span = f"{low:.0f}{unit}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}{unit}"
     all_of_it = len(idle.gpus) == count and count > 1
-    which = f"all {count}" if all_of_it else f"GPU {','.join(idle.gpus)}"
+    which = f"all {count}" if all_of_it else f"GPU {idle.numbers}"
     return f"{which} idle at {span}, {idle.others_are} at {idle.others:.0f}{unit}"

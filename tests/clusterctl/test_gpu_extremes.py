@@ -33,6 +33,7 @@ def test_a_node_that_does_nothing_among_nodes_that_train_is_found() -> None:
     fleet = [node("a", *[700] * 4), node("b", *[86] * 4), node("c", *[700] * 4)]
     found = find_idle(fleet, Profile())
     assert set(found) == {"b"}
+    assert found["b"].numbers == "0-3"
     assert idle_words(found["b"], 4) == "all 4 idle at 86 W, other nodes at 700 W"
 
 
