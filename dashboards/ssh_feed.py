@@ -23,6 +23,7 @@ from clusterctl.nodes import Node
 from clusterctl.payload import ship
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
 from dashboards.feeds import Clock
+from dashboards.garbage import Seldom
 from dashboards.offset import ClockOffset
 from dashboards.pump import Pump
 from dashboards.samples import NodeDown, NodeSample, Sample
@@ -39,6 +40,7 @@ SILENT_S = 8.5  # a stream without a line for this long is an alarm
 LINE_BYTES = 256 << 10
 BYTES_S, BURST_BYTES = 64 << 10, 1 << 20  # of one stream; a node says 2 kB a second
 PING_S, PINGS_A_SECOND = 5.0, 100
+MANY = 100  # nodes; above, Python's collector would hold up the screen
 HURRY_S = 0.01  # an answer by pipe is here within this
 
 
@@ -111,6 +113,7 @@ class SshFeed:
         self._due_changed = threading.Condition()
         self._closing: queue.SimpleQueue[_Open | None] = queue.SimpleQueue()
         self._pump = Pump(self._take, self._look)
+        self._garbage = Seldom()
         width = max(1, min(width, CONNECTORS, len(nodes)))
         self._threads = [
             threading.Thread(target=self._connect_forever, name=f"watch-connect-{i}", daemon=True)
@@ -121,6 +124,8 @@ class SshFeed:
         ]
 
     def start(self) -> None:
+        if len(self._watched) > MANY:
+            self._garbage.begin()
         self._pump.start()
         for thread in self._threads:
             thread.start()
@@ -140,6 +145,7 @@ class SshFeed:
     def close(self) -> None:
         """Hang up everywhere: each payload sees its stdin close and exits."""
         self._stop.set()
+        self._garbage.end()
         with self._due_changed:
             self._due_changed.notify_all()
         self._pump.close()
