@@ -86,7 +86,8 @@ class DemoActions:
         return asked
 
     def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
-        from clusterctl.stacks.diagnose import Diagnosis, judge  # type: ignore[attr-defined]
+        from clusterctl.stacks.diagnose import Diagnosis
+        from clusterctl.stacks.judge import judge
 
         picture = demo_picture(self._nodes, self._ask(nodes, watch), self._clock())
         return Diagnosis(picture, judge(picture), [], [])

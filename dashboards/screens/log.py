@@ -83,6 +83,7 @@ class LogScreen(TopScreen):
         if self._rank is None and ranks:
             self._rank = ranks[0]
         self.page.fill([("reading", "dim")])
+        self.page.to_end(True)
         self._read()
         self.set_interval(EVERY_S, self._read)
 
@@ -135,9 +136,7 @@ class LogScreen(TopScreen):
             del lines[0]  # half of one
         wanted = self._wanted.lower()
         rows = [(line, ink(line)) for line in lines if not wanted or wanted in line.lower()]
-        self.page.fill(
-            rows or [("nothing" + (f" with {wanted!r}" if wanted else " yet"), "dim")], at_end=True
-        )
+        self.page.fill(rows or [("nothing" + (f" with {wanted!r}" if wanted else " yet"), "dim")])
 
     def prepare(self, state: State) -> None:
         what = "kernel" if self._rank is None else f"rank {self._rank}"

@@ -109,11 +109,9 @@ class Text(Panel, can_focus=True):
         self._follow = False
         self._room = 1
 
-    def fill(self, rows: Sequence[tuple[str, str]], *, at_end: bool = False) -> None:
-        """Show these lines; `at_end` from the end on, and stay there."""
+    def fill(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Show these lines; at the same place, or still at the end."""
         self._rows = rows
-        if at_end and not self._first:
-            self._follow = True
         self.again()
 
     @property

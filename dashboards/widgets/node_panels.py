@@ -147,7 +147,7 @@ class NodeGpus(NodePanel, can_focus=True):
     # (name, cells): which columns there are depends on the width; later ones give way first.
     _COLUMNS = (
         ("power", 7), ("util", 5), ("memory", 19), ("temp", 7), ("SM MHz", 8), ("process", 18),
-        ("rank", 5), ("ECC", 5), ("NVLink", 8), ("throttle", 15),
+        ("rank", 5), ("ECC", 5), ("NVLink", 8), ("throttle", 20),
     )  # fmt: skip
 
     def _columns(self, node: NodeState, width: int) -> list[tuple[str, int]]:
