@@ -73,8 +73,12 @@ def test_shift_of_50_ms_is_measured_and_3_ms_is_no_alarm(
 ) -> None:
     nodes.nodes["n2"] = LocalConnection(faketime(tmp_path / "a", "+0.05s"))
     nodes.nodes["n3"] = LocalConnection(faketime(tmp_path / "b", "+0.003s"))
-    ask(nodes, "--json")
-    document = json.loads(capsys.readouterr().out)
+    for _ in range(5):
+        ask(nodes, "--json")
+        document = json.loads(capsys.readouterr().out)
+        # On a machine that is very busy an answer may take more than the two seconds it has.
+        if None not in [one["offset_s"] for one in document["nodes"]]:
+            break
     assert (document["schema"], document["command"]) == (1, "clock")
     first, shifted, near = document["nodes"]
     for one, truth_s in ((first, 0.0), (shifted, 0.05), (near, 0.003)):
