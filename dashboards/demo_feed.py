@@ -171,6 +171,7 @@ class DemoFeed:
             epoch=1,
             samples=1520 + round(40 * noise(step, 5)),
             tokens=9_800_000,
+            flops=2.4e17,
             loss=loss,
             grad_norm=0.6 + 0.3 * noise(step, 6) + 2.0 * math.exp(-step / 150),
             lr=2.0e-4 * min(1.0, step / 1000),
