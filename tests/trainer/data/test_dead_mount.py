@@ -1,26 +1,26 @@
 """Clips on a file system that stops answering: what reads from it cannot even be killed."""
 
-import os
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.clusterctl.stacks.stalling_mount import GETATTR, LOOKUP, OPEN, READ
 from tests.lab.clip_mount import ClipMount, why_no_fuse
-from tests.trainer.data.test_dataset import decoders_of, plan_of
+from tests.trainer.data.test_dataset import plan_of
 from tests.trainer.data.test_decode import is_gone, wait_for
 from trainer.data import decode, digits
-from trainer.data.dataset import LoaderError, LoaderOptions, build_loader
-from trainer.data.decode import Decoder, Window
+from trainer.data.dataset import LoaderOptions, build_loader
+from trainer.data.decode import Decoder, DecoderBroken, Window
 from trainer.data.plan import Cursor
 from trainer.errors import TooManyBadSamples
 
 pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=f"no FUSE: {why_no_fuse()}")
 
-OPTIONS = LoaderOptions(clip_timeout_s=1.0, batch_timeout_s=60)
+OPTIONS = LoaderOptions(clip_timeout_s=3.0, batch_timeout_s=150)
 
 
 @pytest.fixture
@@ -38,7 +38,13 @@ def mounted(tmp_path):
 
 
 def nobody_is_left() -> bool:
-    return all(is_gone(process.pid) for process in decoders_of(os.getpid()))
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.name().startswith(("loader", "decode")) and not is_gone(process.pid):
+                return False
+        except psutil.NoSuchProcess:
+            continue
+    return True
 
 
 def is_far(folder: Path, path: str) -> bool:
@@ -61,7 +67,7 @@ def test_clips_of_a_mount_that_hangs_are_replaced_and_the_run_goes_on(mounted, o
             during.append(next(batches))
         assert mount.stalled.acquire(timeout=0)
     reasons = {reason for _, path, reason in during[-1]["bad"] if is_far(folder, path)}
-    assert reasons == {"no answer within 1 s"}
+    assert reasons == {"no answer within 3 s"}
     after = list(batches)
     whole = [*before, *during, *after]
     assert len(whole) == 10
@@ -90,22 +96,18 @@ def test_a_process_that_cannot_be_killed_is_left_behind(mounted):
     decoder.close()
 
 
-def test_many_processes_that_sleep_in_a_mount_end_the_run_with_a_word_about_it(
-    mounted, monkeypatch
-):
+def test_many_processes_that_sleep_in_a_mount_are_said_to(mounted, monkeypatch):
     monkeypatch.setattr(decode, "_LEFT_BEHIND", 2)
     monkeypatch.setattr(decode, "_ENDS_S", 0.2)
     folder, mount = mounted
-    loader = build_loader(plan_of(folder), Cursor(), 0, 1, 1, replace(OPTIONS, prefetch_factor=1))
-    batches = iter(loader)
-    next(batches)
-    with (
-        mount.hanging(),
-        pytest.raises(LoaderError, match="file system that does not answer") as caught,
-    ):
-        list(batches)
-    assert "look at the mounts" in caught.value.hint
-    loader.close()
+    path = next(path for path in sorted((folder / "clips").iterdir()) if path.is_symlink())
+    decoder, window = Decoder(clip_timeout_s=2), Window(0, 4, 1, 16, 16, 9)
+    with mount.hanging():
+        asked = [(str(path), window)] * 20  # one too slow to come as far as the mount can be killed
+        with pytest.raises(DecoderBroken, match="file system that does not answer") as caught:
+            decoder.decode(asked, (3, 4, 16, 16))
+        assert "look at the mounts" in caught.value.hint
+    decoder.close()
     wait_for(nobody_is_left, 30)
 
 
@@ -114,7 +116,7 @@ def test_a_mount_with_all_clips_stops_the_run_with_the_list_in_time(tmp_path):
     digits.make(folder, clips=12, seed=3)
     (folder / "clips").rename(tmp_path / "far")
     with ClipMount(tmp_path / "far", folder / "clips") as mount:
-        options = replace(OPTIONS, batch_timeout_s=3)
+        options = replace(OPTIONS, clip_timeout_s=1, batch_timeout_s=3)
         loader = build_loader(plan_of(folder), Cursor(), 0, 1, 1, options)
         with mount.hanging():
             began = time.monotonic()
