@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
-LIMIT_S = 400  # a guard, not a measure: machines may be busy
+LIMIT_S = 600  # a guard, not a measure: machines may be busy
 
 TINY = f"""
 _base_ = {str(REPO / "trainer/configs/demo.py")!r}

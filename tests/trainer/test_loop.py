@@ -18,7 +18,7 @@ from trainer.telemetry import Event, StepRecord, read
 CLIPS = 96  # 24 microbatches an epoch: 12 steps of 2 ranks
 
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1300)  # above what the ranks have
 
 
 @dataclass(frozen=True)
