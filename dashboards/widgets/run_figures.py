@@ -101,9 +101,9 @@ class RunFigures(Panel):
         late = now.slowest_steps > 0.3 * now.window and (idle or 0) > 0.1
         if now.slowest_rank is not None:
             slowest = f"{'! ' * late}rank {now.slowest_rank}{_where(run, now.slowest_rank)}"
-            slowest += f" in {now.slowest_steps}/{now.window}"
+            slowest += f" {now.slowest_steps}/{now.window}"
         used = mfu(now, _peak(state))
-        speed = f"{units.percent(used)} of the peak, " if used is not None else ""
+        speed = f"{units.percent(used)}  " if used is not None else ""
         if now.flops_s is not None:
             speed += f"{units.number(now.flops_s / 1e12)} TFLOP/s a rank"
         saved = units.UNKNOWN
