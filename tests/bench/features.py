@@ -16,7 +16,6 @@ import csv
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -137,7 +136,7 @@ def main() -> int:
         print(
             f"encode: {CLIPS} clips, {frames} frames: {cpu_s:.1f} s with starting, {size / 1e6:.2f} MB"
         )
-        medians: dict[str, dict[str, float]] = {}
+        least: dict[str, dict[str, float]] = {}
         for label, words in (
             ("on the fly", []),
             ("from cache", ["--dataset.features", str(cache)]),
@@ -147,15 +146,17 @@ def main() -> int:
                 ["tests.bench.features", CHILD, str(config), "--run-dir", run_dir, *words]
             )
             found = json.loads(printed.splitlines()[-1])
-            own = {n: statistics.median(found[n][1:]) for n in ("step", "encode", "decode")}
-            medians[label] = own
+            # The least of each: other work on the machine only adds.
+            own = {n: min(found[n][1:]) for n in ("step", "encode", "decode")}
+            own["rest"] = own["step"] - own["encode"]
+            least[label] = own
             shown = ", ".join(f"{name} {value:.3f} s" for name, value in own.items())
             print(f"{label}: {shown}; peak memory {found['memory_mb']:,.0f} MB")
-        fly, cached = medians["on the fly"], medians["from cache"]
-        share = fly["encode"] / fly["step"]
-        print(
-            f"encoding is {share:.0%} of a step; from the cache a step takes {fly['step'] / cached['step']:.2f}x less"
-        )
+        fly, cached = least["on the fly"], least["from cache"]
+        rest = min(fly["rest"], cached["rest"])  # the same work, bit by bit: it differs by noise
+        ratio = (rest + fly["encode"]) / (rest + cached["encode"])
+        share = fly["encode"] / (rest + fly["encode"])
+        print(f"encoding is {share:.0%} of a step; from the cache a step takes {ratio:.2f}x less")
         work = [own["encode"] + own["decode"] for own in (fly, cached)]
         print(f"decoding and encoding together: {work[0] / work[1]:,.0f}x less")
     return 0

@@ -205,7 +205,7 @@ class Maker:
             for place, values in maker.features(captions):
                 made[place] = values
                 done += 1
-                self._progress.show(done / total, done, " of captions")
+                self._progress.show(done / total, done, ", captions")
             pieces: list[Piece] = []
             crcs: list[int] = []
             for place, caption in enumerate(captions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -167,15 +167,3 @@ def piece_of(name: str, values: Tensor, chunks: int) -> tuple[Piece, list[int]]:
     size = len(data) // chunks
     crcs = [zlib.crc32(data[n * size : (n + 1) * size]) for n in range(chunks)]
     return Piece(name, _KINDS[values.dtype], tuple(values.shape), data), crcs
-
-
-def once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """`make` when it is first needed."""
-    made: list[Any] = []
-
-    def get() -> Any:
-        if not made:
-            made.append(make())
-        return made[0]
-
-    return get

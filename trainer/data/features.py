@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trainer.data.buckets import Buckets
 from trainer.data.content import content_ids
-from trainer.data.features_files import DOCUMENT, LATENTS, TEXTS, FeaturesError, damaged
+from trainer.data.features_files import LATENTS, TEXTS, FeaturesError, damaged
 from trainer.data.features_index import read_document, read_index, text_key
 from trainer.data.features_units import Grid, Keys, find_units, frames_of, keys_of
 from trainer.data.manifest import Manifest
@@ -259,6 +259,3 @@ class Shards:
         if len(self._open) > _OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
         return descriptor
-
-
-__all__ = ["DOCUMENT", "Entry", "Features", "FeaturesError", "Shards"]

@@ -20,10 +20,7 @@ from trainer.weights import find_source
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # What a T5 folder is read from; .bin only where there is no safetensors.
 _TEXT_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "spiece.model")
-_WORDS = {
-    "vae": "VAE", "text": "text encoder", "frames": "frames", "dtype": "dtype",
-    "from_pretrained": "from_pretrained", "weights": "weights",
-}  # fmt: skip
+_WORDS = {"vae": "VAE", "text": "text encoder"}
 # Config keys as a user writes them.
 _KEYS = {
     ("vae", "type"): "vae.type",

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from trainer.data.dataset import Loader, LoaderOptions, Worker
 from trainer.data.decode import IMAGE_FPS
-from trainer.data.features import POSTERIOR, Features, FeaturesError, Shards
+from trainer.data.features import POSTERIOR, Features, Shards
+from trainer.data.features_files import FeaturesError
 from trainer.data.microbatch import Batch, Clip, Task
 from trainer.data.plan import Cursor, DataPlan
 from trainer.errors import TooManyBadSamples

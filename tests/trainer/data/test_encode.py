@@ -30,8 +30,8 @@ from trainer.data import encode_job, encode_work, features_files
 from trainer.data.__main__ import main
 from trainer.data.decode import Decoder
 from trainer.data.encode_plan import Options, work_of
-from trainer.data.features import Features, FeaturesError
-from trainer.data.features_files import sweep
+from trainer.data.features import Features
+from trainer.data.features_files import FeaturesError, sweep
 from trainer.data.manifest import Manifest
 
 
@@ -366,20 +366,20 @@ def test_real_processes_killed_at_random_moments_make_the_same_bytes(tmp_path: P
     """SIGKILL, one or two ranks in turn, each time gone on with by the other number of ranks."""
     from trainer.data.digits import main as render
 
-    render(["--out", str(tmp_path / "digits"), "--clips", "1500", "--seed", "2"])
+    render(["--out", str(tmp_path / "digits"), "--clips", "600", "--seed", "2"])
     words = ["demo", "--data-path", str(tmp_path / "digits/digits.csv"), "--shard-mb", "1", "-q"]
     alone = tmp_path / "alone"
     started = time.monotonic()
-    assert all(code == 0 for code in _ended(_ranks([*words, str(alone)], 1), 600))
+    assert all(code == 0 for code in _ended(_ranks([*words, str(alone)], 1), 1800))
     whole_s, want = time.monotonic() - started, shard_bytes(alone)
     chance = random.Random(4)
     kills = 0
-    for number in range(12):
+    for number in range(8):
         out = tmp_path / f"cache{number}"
         while not (out / "features.json").exists() or (out / "job.json").exists():
             processes = _ranks([*words, str(out)], 1 + (kills + number) % 2)
-            if kills > 12 * (number + 1):  # time enough, now to its end
-                assert all(code == 0 for code in _ended(processes, 600))
+            if kills > 4 * (number + 1):  # time enough, now to its end
+                assert all(code == 0 for code in _ended(processes, 1800))
                 continue
             try:
                 _ended(processes, chance.uniform(0.3, 1.1) * whole_s)
@@ -388,7 +388,7 @@ def test_real_processes_killed_at_random_moments_make_the_same_bytes(tmp_path: P
         assert shard_bytes(out) == want, f"other bytes after {kills} kills"
         shutil.rmtree(out)
     print(f"{kills} kills")
-    assert kills >= 12
+    assert kills >= 8
 
 
 def _ranks(words: list[str], world: int) -> list[subprocess.Popen[bytes]]:

@@ -26,7 +26,8 @@ from trainer.data.buckets import Buckets
 from trainer.data.content import content_ids
 from trainer.data.dataset import LoaderOptions, build_loader
 from trainer.data.decode import Decoder, Window
-from trainer.data.features import Features, FeaturesError
+from trainer.data.features import Features
+from trainer.data.features_files import FeaturesError
 from trainer.data.features_loader import latents_of, read_batch
 from trainer.data.features_units import Grid, find_units, segments
 from trainer.data.microbatch import Clip, Task, make_task
