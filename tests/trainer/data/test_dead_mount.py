@@ -53,7 +53,7 @@ def is_far(folder: Path, path: str) -> bool:
 
 @pytest.mark.parametrize(
     "opcode",
-    [READ, LOOKUP, *(pytest.param(code, marks=pytest.mark.slow) for code in (OPEN, GETATTR))],
+    [READ, *(pytest.param(code, marks=pytest.mark.slow) for code in (LOOKUP, OPEN, GETATTR))],
 )
 def test_clips_of_a_mount_that_hangs_are_replaced_and_the_run_goes_on(mounted, opcode):
     folder, mount = mounted
