@@ -36,6 +36,7 @@ from dashboards.state import fold, initial_state
 from dashboards.widgets.replay_bar import Replay, ReplayBar
 
 SCRUB = 0.02  # of the whole recording
+LEAVE_S = 15.0  # after a signal; a recording takes up to 10 s to be closed
 REPLAY_ACTIONS = ("pause", "faster", "scrub", "nudge")
 
 
@@ -112,11 +113,21 @@ class TopApp(App[None]):
         for number in (signal.SIGTERM, signal.SIGHUP):
             # Else the terminal is left in Textual's mode. Not every loop has them (tests, threads).
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                asyncio.get_running_loop().add_signal_handler(number, self.exit)
+                asyncio.get_running_loop().add_signal_handler(number, self._leave, number)
         self.feed.start()
         self.switch_mode(self._first)
         self.tick()
         self.set_interval(self._interval_s, self.tick)
+
+    def _leave(self, number: int) -> None:
+        """End by a signal. Textual may wait for ever to write to a terminal that is not there."""
+
+        def insist() -> None:
+            time.sleep(LEAVE_S)
+            os._exit(128 + number)
+
+        threading.Thread(target=insist, name="leave", daemon=True).start()
+        self.exit()
 
     def on_unmount(self) -> None:
         self.feed.close()

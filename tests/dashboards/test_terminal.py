@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.dashboards.runs import write_run
@@ -95,6 +96,17 @@ def test_keys_work_and_the_terminal_is_left_clean(terminal: Terminal) -> None:
     assert max(map(len, text.splitlines())) <= 200
     terminal.keys("q")
     terminal.assert_clean()
+
+
+def test_view_ends_with_its_terminal(terminal: Terminal) -> None:
+    terminal.start("--demo", env="NO_COLOR=1")
+    terminal.wait_for("power x10 W")
+    shell = terminal.tmux("display-message", "-p", "#{pane_pid}").strip()
+    views = psutil.Process(int(shell)).children(recursive=True)
+    assert views
+    terminal.tmux("kill-server")
+    _, alive = psutil.wait_procs(views, timeout=60)
+    assert not alive
 
 
 def assert_whole(screen: str, width: int, height: int) -> None:
