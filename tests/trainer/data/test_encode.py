@@ -369,26 +369,28 @@ def test_real_processes_killed_at_random_moments_make_the_same_bytes(tmp_path: P
     render(["--out", str(tmp_path / "digits"), "--clips", "600", "--seed", "2"])
     words = ["demo", "--data-path", str(tmp_path / "digits/digits.csv"), "--shard-mb", "1", "-q"]
     alone = tmp_path / "alone"
-    started = time.monotonic()
     assert all(code == 0 for code in _ended(_ranks([*words, str(alone)], 1), 1800))
-    whole_s, want = time.monotonic() - started, shard_bytes(alone)
-    chance = random.Random(4)
-    kills = 0
+    want = shard_bytes(alone)
+    chance, kills = random.Random(4), 0
     for number in range(8):
         out = tmp_path / f"cache{number}"
-        while not (out / "features.json").exists() or (out / "job.json").exists():
+        for shards in sorted(chance.sample(range(len(want)), 2)):
             processes = _ranks([*words, str(out)], 1 + (kills + number) % 2)
-            if kills > 4 * (number + 1):  # time enough, now to its end
-                assert all(code == 0 for code in _ended(processes, 1800))
-                continue
-            try:
-                _ended(processes, chance.uniform(0.3, 1.1) * whole_s)
-            except subprocess.TimeoutExpired:
-                kills += 1
+            deadline = time.monotonic() + 1800
+            # As soon as so many shards are there; what the ranks are at then is chance.
+            while len(list(out.glob("*.safetensors"))) < shards and time.monotonic() < deadline:
+                if all(process.poll() is not None for process in processes):
+                    break
+                time.sleep(0.01)
+            kills += any(process.poll() is None for process in processes)
+            for process in processes:
+                process.kill()
+                process.wait(30)
+        assert all(code == 0 for code in _ended(_ranks([*words, str(out)], 1 + number % 2), 1800))
         assert shard_bytes(out) == want, f"other bytes after {kills} kills"
         shutil.rmtree(out)
     print(f"{kills} kills")
-    assert kills >= 8
+    assert kills
 
 
 def _ranks(words: list[str], world: int) -> list[subprocess.Popen[bytes]]:
