@@ -157,7 +157,9 @@ class ClusterActions(LocalActions):
         )  # fmt: skip
         picture = seen.picture
         if not picture.procs and not picture.silent:
-            raise CouldNotFindOut(f"no process of a run on {fold([node.name for node in picture.nodes])}")
+            raise CouldNotFindOut(
+                f"no process of a run on {fold([node.name for node in picture.nodes])}"
+            )
         if len(picture.runs) > 1:
             raise UsageError(f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}", hint="clusterctl dump-stacks --run ID")  # fmt: skip
         return seen
