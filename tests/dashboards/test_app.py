@@ -10,6 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 from dashboards.app import TopApp
+from dashboards.demo_feed import DemoFeed
 from dashboards.feeds import ReplayFeed
 from dashboards.samples import NodeDown, NodeSample
 from dashboards.screens.cluster import ClusterScreen
@@ -303,3 +304,22 @@ def test_twenty_four_nodes_of_eight_gpus_fit_on_the_smallest_terminal() -> None:
 @pytest.mark.parametrize(("nodes", "cards"), [(2, True), (6, True), (24, False)])
 def test_cards_give_way_to_lines_when_there_are_many(nodes: int, cards: bool) -> None:
     assert (lay_out_cards(nodes, 78, 20) is not None) == cards
+
+
+def test_a_round_of_many_nodes_in_parts_ends_as_one_at_once(monkeypatch):
+    monkeypatch.setattr("dashboards.app.MANY_NODES", 5)
+    feeds = [DemoFeed(clock=lambda: NOW, nodes=12, gpus=1) for _ in range(2)]
+    apps = [TopApp(feed) for feed in feeds]
+    apps[1]._begin_round = apps[1].tick  # type: ignore[method-assign]
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        app._begin_round()
+        await app.workers.wait_for_complete()
+        assert app.state.now_s == NOW
+
+    for app in apps:
+        play(app, story)
+    in_parts, at_once = (app.state for app in apps)
+    assert in_parts.nodes == at_once.nodes
+    assert all(node.sample is not None or node.down for node in in_parts.nodes.values())
+    assert in_parts.alerts.active == at_once.alerts.active
