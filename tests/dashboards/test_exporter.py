@@ -257,6 +257,7 @@ def prometheus(directory: Path, target: str) -> Iterator[Callable[..., Any]]:
         child.wait(WAIT_S)
 
 
+@pytest.mark.slow
 @needs_prometheus
 def test_real_prometheus_scrapes_it_and_judges_our_rules(tmp_path: Path) -> None:
     def names(answer: Any) -> set[str]:

@@ -98,6 +98,7 @@ def test_keys_work_and_the_terminal_is_left_clean(terminal: Terminal) -> None:
     terminal.assert_clean()
 
 
+@pytest.mark.slow
 def test_view_ends_with_its_terminal(terminal: Terminal) -> None:
     terminal.start("--demo", env="NO_COLOR=1")
     terminal.wait_for("power x10 W")

@@ -16,7 +16,7 @@ from trainer.data.digits import main as render
 from trainer.telemetry import Event, StepRecord, read
 from trainer.weights import read_weights
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # half a minute of runs
 
 # Several runs in a process: importing torch takes longer than they do.
 RUNS = """

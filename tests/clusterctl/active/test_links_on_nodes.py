@@ -120,6 +120,7 @@ def test_a_node_with_a_slow_processor_is_named(crew: Crew, lab: Lab) -> None:
     assert all(not isinstance(speeds[name], Unknown) for name in lab.names)
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_stopped_is_named_and_its_partner_is_not(crew: Crew, lab: Lab) -> None:
     def stop(said: str) -> None:
         if "round 2" in said:  # node-3 is to sum with node-2, and does not come
