@@ -28,6 +28,7 @@ VARIABLES = (
 IB = "/sys/class/infiniband"
 IB_TOP = ("fw_ver", "board_id", "hca_type", "node_guid", "device/numa_node")
 IB_PORT = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
+YOUNG_S = 10.0  # too young to hang
 GIDS = 16  # entries of a GID table that are read; drivers keep 128 or 256, nearly all empty
 
 
@@ -208,16 +209,33 @@ def scan_one(pid):
 
 def blocked_since(pid):
     """(seconds since it last ran or "?", kernel function)."""
-    last, now = last_run(pid), last_run("self")
-    since = "?" if last is None or now is None else "%.0f" % max(0.0, now - last)
+    last, now, age = last_run(pid), last_run("self"), age_of(pid)
+    since = "?"
+    if last and now:
+        since = "%.0f" % max(0.0, now - last)
+    elif age is not None and age < YOUNG_S:
+        since = "%.0f" % age  # the kernel forgets when it last ran as it moves to another CPU
     try:
         return since, read_text("/proc/%d/wchan" % pid, 80).strip() or "?"
     except OSError:
         return since, "?"
 
 
+def age_of(pid):
+    """Seconds since a process was started."""
+    try:
+        started = read_text("/proc/%d/stat" % pid, 512).rpartition(")")[2].split()[19]
+        uptime = float(read_text("/proc/uptime", 80).split()[0])
+        return uptime - int(started) / float(os.sysconf("SC_CLK_TCK"))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def last_run(pid):
-    """When a process last had a CPU, by the scheduler's own clock, which is no other clock."""
+    """When a process last had a CPU, by the scheduler's own clock, which is no other clock.
+
+    0 after a move to another CPU on which it has not run yet.
+    """
     try:
         match = re.search(r"se\.exec_start\s*:\s*([\d.]+)", read_text("/proc/%s/sched" % pid, 2048))
     except OSError:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,3 +153,26 @@ def test_environment_is_read_with_the_folders_of_pth_files_and_without_their_cod
     assert found.packages["av"] is None
     assert found.torch_cuda == "12.8"
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_process_whose_last_turn_the_kernel_forgot_has_slept_at_most_as_long_as_it_exists() -> (
+    None
+):
+    """A move to another CPU sets it to 0, which was read as: since boot."""
+    folder = Path(ship.__file__).parent
+    text = "".join((folder / name).read_text() for name in ("prelude.py", "host_looks.py"))
+    payload: dict[str, Any] = {"__name__": "payload"}
+    exec(
+        compile(text.replace("from __future__ import annotations", ""), "payload", "exec"), payload
+    )
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        turns = {child.pid: 0.0, 1: 0.0, os.getpid(): 90.0, "self": 100.0}
+        payload["last_run"] = turns.get
+        assert 0 <= int(payload["blocked_since"](child.pid)[0]) < payload["YOUNG_S"]
+        assert payload["blocked_since"](os.getpid())[0] == "10"
+        payload["age_of"] = lambda pid: 3600.0
+        assert payload["blocked_since"](1)[0] == "?"
+    finally:
+        child.kill()
+        child.wait()
