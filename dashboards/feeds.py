@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from dashboards.player import Player
 from dashboards.samples import EventSample, RunOpened, Sample, StepSample
 from trainer.telemetry import FILE, Event, Record, StepRecord, Tail, decode
 
@@ -229,52 +230,22 @@ def as_sample(record: Record, at_s: float, source: str = "telemetry") -> Sample:
     return EventSample(record, at_s, source)
 
 
-class ReplayFeed:
+class ReplayFeed(Player):
     """Plays a run directory again with its own times; pause, speed and position can be changed."""
 
     def __init__(self, run_dir: Path, *, clock: Clock, speed: float = 10.0) -> None:
         """Reads the whole directory. Raises `OSError` when it cannot."""
-        self._clock = clock
         self._timed = timed_records(run_dir)
         self._next = 0
         self._opened = False
-        self._speed = speed
-        self._paused = False
-        self._base_s = 0.0  # time in the run at _since
-        self._since = 0.0
+        # A hair before the first record, so that the first look is an empty run.
+        first_s, last_s = (
+            (self._timed[0][0] - 0.001, self._timed[-1][0]) if self._timed else (0.0, 0.0)
+        )
+        super().__init__(first_s, last_s, clock=clock, speed=speed)
         self._opening = opened(run_dir, 0.0)
         self.nodes: tuple[str, ...] = ()  # a run directory holds no readings of nodes
         self.source = "replay"
-
-    def start(self) -> None:
-        self._base_s, self._since = self.first_s, self._clock()
-
-    @property
-    def first_s(self) -> float:
-        # A hair before the first record, so that the first look is an empty run.
-        return self._timed[0][0] - 0.001 if self._timed else 0.0
-
-    @property
-    def last_s(self) -> float:
-        return self._timed[-1][0] if self._timed else 0.0
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """Beginning and end, in seconds of unix time."""
-        return self.first_s, self.last_s
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
-    @property
-    def speed(self) -> float:
-        """Seconds of the past in a second; 0 while it is paused."""
-        return 0.0 if self._paused else self._speed
-
-    def now(self) -> float:
-        passed = (self._clock() - self._since) * self.speed
-        return min(self.last_s, self._base_s + passed)
 
     def drain(self) -> list[Sample]:
         now = self.now()
@@ -288,34 +259,8 @@ class ReplayFeed:
             self._next += 1
         return samples
 
-    def settled(self) -> bool:
-        return True
-
-    def pause(self) -> None:
-        """Stop the time, or let it go on."""
-        self._hold()
-        self._paused = not self._paused
-
-    def faster(self, factor: float) -> None:
-        self._hold()
-        self._speed = min(1e6, max(0.1, self._speed * factor))
-
-    def seek(self, seconds: float) -> None:
-        """Go forth or back in the run's time; back means that the run is read from its beginning."""
-        before = self.now()
-        self._base_s = min(self.last_s, max(self.first_s, before + seconds))
-        self._since = self._clock()
-        if self._base_s < before:
-            self._next, self._opened = 0, False
-
-    def seek_to(self, at_s: float) -> None:
-        self.seek(at_s - self.now())
-
-    def seek_end(self) -> None:
-        self.seek_to(self.last_s)
-
-    def _hold(self) -> None:
-        self._base_s, self._since = self.now(), self._clock()
+    def _rewind(self) -> None:
+        self._next, self._opened = 0, False
 
     def close(self) -> None:
         """Nothing is held open."""

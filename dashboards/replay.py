@@ -9,55 +9,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from dashboards.feeds import Clock, ReplayFeed
+from dashboards.player import Player
 from dashboards.recorded import Place, Recorded
 from dashboards.samples import Restored, Sample, Tick
 
 AT_ONCE = 600  # readings folded in one round of the screen, about 50 ms
 
 
-class Replay:
+class Replay(Player):
     """A Feed over the file that `record.Recording` wrote."""
 
     def __init__(self, path: Path, *, clock: Clock, speed: float = 1.0) -> None:
         """Raises `OSError`; `UsageError` for what is no recording."""
         self._recorded = Recorded(path)
-        self._clock = clock
-        self._speed, self._paused = speed, False
-        self._base_s = self.first_s  # time in the recording at _since
-        self._since = clock()
+        super().__init__(self._recorded.first_s, self._recorded.last_s, clock=clock, speed=speed)
         self._place: Place | None = None  # None: the next drain restores
         self._seen_s = self.first_s
         self.nodes = self._recorded.nodes
         self.source = f"replay {path.name}"
-
-    @property
-    def first_s(self) -> float:
-        return self._recorded.first_s
-
-    @property
-    def last_s(self) -> float:
-        return self._recorded.last_s
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """Beginning and end, in seconds of unix time."""
-        return self.first_s, self.last_s
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
-    @property
-    def speed(self) -> float:
-        """Seconds of the past in a second; 0 while it is paused."""
-        return 0.0 if self._paused else self._speed
-
-    def start(self) -> None:
-        self._base_s, self._since = self.first_s, self._clock()
-
-    def now(self) -> float:
-        passed = (self._clock() - self._since) * self.speed
-        return max(self.first_s, min(self.last_s, self._base_s + passed))
 
     def drain(self) -> list[Sample]:
         """Rounds up to now, each with its time; or the state as it is now.
@@ -86,34 +55,8 @@ class Replay:
         self._seen_s = now
         return [Restored(state)]
 
-    def settled(self) -> bool:
-        return True
-
-    def pause(self) -> None:
-        """Stop the time, or let it go on."""
-        self._hold()
-        self._paused = not self._paused
-
-    def faster(self, factor: float) -> None:
-        self._hold()
-        self._speed = min(1e6, max(0.1, self._speed * factor))
-
-    def seek(self, seconds: float) -> None:
-        """Forth, or back."""
-        self.seek_to(self.now() + seconds)
-
-    def seek_to(self, at_s: float) -> None:
-        before = self.now()
-        self._base_s = min(self.last_s, max(self.first_s, at_s))
-        self._since = self._clock()
-        if self._base_s < before:
-            self._place = None
-
-    def seek_end(self) -> None:
-        self.seek_to(self.last_s)
-
-    def _hold(self) -> None:
-        self._base_s, self._since = self.now(), self._clock()
+    def _rewind(self) -> None:
+        self._place = None
 
     def close(self) -> None:
         self._recorded.close()
