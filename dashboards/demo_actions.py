@@ -15,13 +15,13 @@ from clusterctl.stacks.frames import Frame, Stack
 from clusterctl.stacks.model import STUCK, NodeView, Picture, Proc, Thread
 from clusterctl.stacks.sites import Sites
 from dashboards.actions import Ending, LogText
+from dashboards.healthy import GPUS
 from dashboards.state import RunState
 from dashboards.work import Watch
 
 if TYPE_CHECKING:
     from clusterctl.stacks.diagnose import Diagnosis
 
-GPUS = 8
 LOADERS = 4
 HUNG_RANK, HUNG_LOADER = 27, 2
 CLIP = "/data/clips/part-0417/8f3ad1.mp4"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dashboards.healthy import GPUS, NODES
 from dashboards.incidents import TEN, Incident
 from dashboards.invented import Cluster
 from dashboards.samples import Sample, Tick
@@ -18,8 +19,8 @@ def hour(
     incidents: Sequence[Incident] = (),
     *,
     seed: int = 0,
-    nodes: int = 24,
-    gpus: int = 8,
+    nodes: int = NODES,
+    gpus: int = GPUS,
     begin_s: float = BEGIN_S,
     seconds: int = 3600,
 ) -> Iterator[list[Sample]]:
@@ -33,8 +34,3 @@ def hour(
 def planted_hour(*, seed: int = 0) -> Iterator[list[Sample]]:
     """The hour in which one incident of each kind happens (`incidents.TEN`)."""
     return hour(TEN, seed=seed)
-
-
-def names(nodes: int = 24) -> tuple[str, ...]:
-    """The nodes of the hour, in the hostfile's order."""
-    return Cluster(began_s=BEGIN_S, nodes=nodes, gpus=1).nodes

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dashboards.samples import Gpu, NodeSample, Xid
+from dashboards.samples import EventSample, Gpu, NodeDown, NodeSample, Xid
+from trainer.telemetry import Event
 
 KINDS = (
     "power_drop",  # one GPU waits while the others compute
@@ -67,6 +68,17 @@ XID_TEXT = {
     74.0: "pid=88127, name=python3, NVLink: fatal error detected on link 7(0x10000, 0x0, 0x0)",
     79.0: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
 }
+
+
+def no_banner(node: str, at_s: float) -> NodeDown:
+    """A node that accepts the connection and says nothing."""
+    return NodeDown(node, at_s, "banner", "the server sent no ssh version line within 7 s")
+
+
+def unsent(steps: int, step: int, at_s: float) -> EventSample:
+    """W&B took no figures of so many steps."""
+    text = f"W&B was too slow for {steps} steps"
+    return EventSample(Event("tracking", text, {"unsent": steps}, step, at_s), at_s)
 
 
 def spoil(

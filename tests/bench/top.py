@@ -26,7 +26,8 @@ from textual import events
 from clusterctl.transport.base import Limits
 from dashboards.app import TopApp
 from dashboards.feeds import steady_clock
-from dashboards.hour import BEGIN_S, hour, names
+from dashboards.healthy import names
+from dashboards.hour import BEGIN_S, hour
 from dashboards.incidents import TEN
 from dashboards.record import Writer
 from dashboards.record_file import Appender

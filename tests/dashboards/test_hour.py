@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dashboards.hour import BEGIN_S, hour, names
+from dashboards.healthy import names
+from dashboards.hour import BEGIN_S, hour
 from dashboards.incidents import KINDS, TEN, Incident
 from dashboards.samples import EventSample, NodeDown, NodeSample, Sample, StepSample, Tick
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from dashboards.alerts import changes
-from dashboards.hour import BEGIN_S, hour, names
+from dashboards.healthy import names
+from dashboards.hour import BEGIN_S, hour
 from dashboards.incidents import TEN, Incident
 from dashboards.samples import Sample
 from dashboards.state import fold, initial_state

@@ -12,7 +12,8 @@ import pytest
 from clusterctl.errors import UsageError
 from dashboards import plain
 from dashboards.feeds import ReplayFeed
-from dashboards.hour import BEGIN_S, hour, names
+from dashboards.healthy import names
+from dashboards.hour import BEGIN_S, hour
 from dashboards.incidents import Incident
 from dashboards.record import Recording, Writer
 from dashboards.record_file import Appender, blocks, older, pack

@@ -15,8 +15,9 @@ import pytest
 
 from clusterctl.cli import run
 from clusterctl.transport.loopback import LoopbackCluster
+from dashboards.healthy import names
 from dashboards.hook import Hook
-from dashboards.hour import BEGIN_S, hour, names
+from dashboards.hour import BEGIN_S, hour
 from dashboards.incidents import Incident
 from dashboards.record import Writer as RecordWriter
 from dashboards.record_file import Appender
