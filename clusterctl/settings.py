@@ -117,6 +117,33 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("hostfile", required=False, type=click.Path(path_type=Path))(wrapped)
 
 
+_SOURCE_OPTIONS = (
+    click.option("--run", "--run-dir", "run_dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory. Default: the one below outputs/ that was written last."),
+    click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes."),
+    click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds between readings."),
+)  # fmt: skip
+
+
+def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that goes on looking --run, --demo and --interval.
+
+    It receives `run_dir`, `demo` and `interval`. Of these two and a --replay of its own, one at most
+    may be given.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        sources = {"--run": "run_dir", "--replay": "replay", "--demo": "demo"}
+        if sum(bool(kwargs.get(name)) for name in sources.values()) > 1:
+            *first, last = (option for option, name in sources.items() if name in kwargs)
+            raise UsageError(f"{', '.join(first)} and {last} exclude each other")
+        return function(*args, **kwargs)
+
+    for option in reversed(_SOURCE_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
 def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command --json, -q, -v and --color; it receives `output`."""
 

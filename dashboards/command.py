@@ -56,8 +56,6 @@ def top(
     """
     if web and (once or output.json):
         raise UsageError("--web shows screens: it goes neither with --once nor with --json")
-    if sum(bool(choice) for choice in (run_dir, replay, demo)) > 1:
-        raise UsageError("--run, --replay and --demo exclude each other")
     if record is not None and (replay is not None or web or once):
         raise UsageError("--record is for live screens: not with --replay, --web or --once")
     if speed is not None and replay is None:

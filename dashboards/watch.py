@@ -49,8 +49,6 @@ def watch(
     Raises `UsageError` for options that exclude each other, unknown ids and a hook that is not there,
     `HostfileError` when there is neither a hostfile nor a run.
     """
-    if sum(bool(choice) for choice in (run_dir, replay, demo)) > 1:
-        raise UsageError("--run, --replay and --demo exclude each other")
     if record and (replay or once):
         raise UsageError(
             "--record writes down what comes: it goes neither with --replay nor with --once"

@@ -6,14 +6,13 @@ On this machine only unless told otherwise; the board for Grafana and the rules 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import click
 
 from clusterctl.errors import UsageError
 from clusterctl.render import Output
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
 
 @click.command(
@@ -41,22 +40,7 @@ Examples:
     type=click.Choice(["board", "rules"]),
     help="The Grafana board or Prometheus' alerting rules on stdout; exports nothing.",
 )
-@click.option(
-    "--run",
-    "--run-dir",
-    "run_dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Run directory. Default: the one below outputs/ that was written last.",
-)
-@click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.2, 60),
-    default=1.0,
-    show_default=True,
-    help="Seconds between readings.",
-)
+@source_options
 @cluster_options
 @output_options
 def command(settings: Settings, output: Output, printed: str | None, **options: Any) -> int:  # fmt: skip
@@ -67,8 +51,6 @@ def command(settings: Settings, output: Output, printed: str | None, **options: 
     """
     if output.json:
         raise UsageError("export speaks Prometheus' format", hint="clusterctl watch --json has alerts, top --json figures")  # fmt: skip
-    if options["demo"] and options["run_dir"]:
-        raise UsageError("--run and --demo exclude each other")
     # By name: the import arrows point from dashboards to clusterctl.
     if printed:
         text = importlib.import_module(f"dashboards.grafana.{printed}").render()

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from clusterctl.render import Output
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
 
 @click.command(
@@ -24,13 +24,7 @@ Examples:
   clusterctl top --replay night.rec --speed 60
   clusterctl top --demo --web --theme clusterctl-blue-orange""",
 )
-@click.option(
-    "--run",
-    "run_dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Run directory. Default: the one below outputs/ that was written last.",
-)
+@source_options
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
@@ -47,14 +41,6 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write down all that is shown, for --replay; goes on with a file that is there.",
-)
-@click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes, to look around.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.2, 60),
-    default=1.0,
-    show_default=True,
-    help="Seconds between readings.",
 )
 @click.option("--once", is_flag=True, help="One look as text, then exit.")
 @click.option(

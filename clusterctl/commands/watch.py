@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from clusterctl.render import Output
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -39,14 +39,7 @@ Examples:
   clusterctl watch nodes.txt --for 10m
   clusterctl watch nodes.txt --json --severity fail --exec './page-me --team gpu'""",
 )
-@click.option(
-    "--run",
-    "--run-dir",
-    "run_dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Run directory. Default: the one below outputs/ that was written last.",
-)
+@source_options
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
@@ -58,14 +51,6 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Also write down everything, for top --replay FILE in the morning.",
-)
-@click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.2, 60),
-    default=1.0,
-    show_default=True,
-    help="Seconds between readings.",
 )
 @click.option(
     "--for",

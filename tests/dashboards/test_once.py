@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cli import run
 from dashboards import once
 from dashboards.samples import EventSample, NodeDown, NodeSample, RunOpened, Sample, Tick
 from dashboards.state import State, fold, initial_state
@@ -101,10 +102,15 @@ def test_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
     assert "holds no run" in done.stderr
 
 
-def test_sources_exclude_each_other(tmp_path: Path) -> None:
-    done = top(tmp_path, "--demo", "--replay", "x")
-    assert done.returncode == 2
-    assert "exclude each other" in done.stderr
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [("top", "--run, --replay"), ("watch", "--run, --replay"), ("export", "--run")],
+)
+def test_sources_exclude_each_other(
+    command: str, others: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--demo", "--run-dir", "x"]) == 2
+    assert f"{others} and --demo exclude each other" in capsys.readouterr().err
 
 
 def test_one_look_loads_neither_textual_nor_paramiko(tmp_path: Path) -> None:
