@@ -17,7 +17,7 @@ from clusterctl.nodes import fold
 from dashboards import units
 from dashboards.alerts import Alert
 from dashboards.fleet import short_names
-from dashboards.screens.base import TopScreen
+from dashboards.screens.base import MOVING, TopScreen
 from dashboards.state import State
 from dashboards.widgets.attention import (
     WORDS,
@@ -161,10 +161,7 @@ class AlertsScreen(TopScreen):
         ("e", "copy", "screen.copy"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("pagedown", "page(1)", "page down", show=False),
+        *MOVING,
         Binding("a", "acknowledge", "acknowledge"),
         Binding("m", "mute", "mute for an hour"),
         Binding("enter", "goto", "go where it is"),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.screen import Screen
 from textual.widget import Widget
@@ -27,6 +28,13 @@ TABS: Keys = (
     ("3", "Run", "app.switch_mode('run')"),
     ("4", "Alerts", "app.switch_mode('alerts')"),
     ("5", "Stacks", "app.switch_mode('stacks')"),
+)
+# For screens with `action_move(rows)` and `action_page(pages)`.
+MOVING: tuple[BindingType, ...] = (
+    Binding("up,k", "move(-1)", "up", show=False),
+    Binding("down,j", "move(1)", "down", show=False),
+    Binding("pageup", "page(-1)", "page up", show=False),
+    Binding("pagedown", "page(1)", "page down", show=False),
 )
 KILL = "screen.kill"
 HELP: Keys = (("?", "help", "app.help"),)

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from dashboards.fleet import ORDERS
-from dashboards.screens.base import TopScreen
+from dashboards.screens.base import MOVING, TopScreen
 from dashboards.screens.log import LogScreen
 from dashboards.state import State
 from dashboards.widgets.bars import RunStrip
@@ -34,12 +34,9 @@ class ClusterScreen(TopScreen):
         ("enter", "node", "screen.enter"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1,0)", "up", show=False),
-        Binding("down,j", "move(1,0)", "down", show=False),
+        *MOVING,
         Binding("left,h", "move(0,-1)", "left", show=False),
         Binding("right,l", "move(0,1)", "right", show=False),
-        Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("pagedown", "page(1)", "page down", show=False),
         Binding("enter", "enter", "look at the node"),
         Binding("slash", "filter", "filter nodes"),
         Binding("s", "sort", "change the order"),
@@ -113,7 +110,7 @@ class ClusterScreen(TopScreen):
     def on_gpu_grid_opened(self) -> None:
         self.action_enter()
 
-    def action_move(self, nodes: int, gpus: int) -> None:
+    def action_move(self, nodes: int, gpus: int = 0) -> None:
         self.grid.move(nodes, gpus)
 
     def action_page(self, pages: int) -> None:

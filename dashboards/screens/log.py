@@ -12,10 +12,8 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from dashboards.actions import LogText, ranks_of
-from dashboards.screens.base import TopScreen
-from dashboards.screens.text import SCROLLING
+from dashboards.screens.text import PageScreen
 from dashboards.state import State
-from dashboards.widgets.listing import Text
 from dashboards.work import Job, Watch
 
 EVERY_S = 2.0
@@ -32,7 +30,7 @@ class Read(Message):
         self.job = job
 
 
-class LogScreen(TopScreen):
+class LogScreen(PageScreen):
     """One log at a time; left and right go through the ranks, d is the kernel's."""
 
     KEYS = (
@@ -47,9 +45,7 @@ class LogScreen(TopScreen):
         Binding("right,l", "rank(1)", "next rank", show=False),
         Binding("d", "kernel", "the kernel's log"),
         Binding("slash", "search", "show only lines with"),
-        Binding("e", "copy", "copy"),
         Binding("escape", "leave", "back"),
-        *SCROLLING,
     ]
 
     def __init__(self, node: str | None, rank: int | None) -> None:
@@ -62,12 +58,8 @@ class LogScreen(TopScreen):
         self._wanted = ""
 
     def body(self) -> Iterable[Widget]:
-        yield Text(id="text")
+        yield from super().body()
         yield Input(placeholder="only lines with this text", id="filter", compact=True)
-
-    @property
-    def page(self) -> Text:
-        return self.query_one(Text)
 
     def _ranks(self) -> list[int]:
         run = self.top.state.run
@@ -200,21 +192,6 @@ class LogScreen(TopScreen):
             self.again()
         else:
             self.app.pop_screen()
-
-    def to_copy(self) -> str:
-        return self.page.text()
-
-    def action_scroll_text(self, lines: int) -> None:
-        self.page.scroll_lines(lines)
-        self.again()
-
-    def action_page(self, pages: int) -> None:
-        self.page.pages(pages)
-        self.again()
-
-    def action_to_end(self, end: bool) -> None:
-        self.page.to_end(end)
-        self.again()
 
 
 def ink(line: str) -> str:

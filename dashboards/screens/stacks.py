@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from clusterctl.stacks.classes import Class
 from clusterctl.stacks.files import process_text
-from dashboards.screens.base import TopScreen
+from dashboards.screens.base import MOVING, TopScreen
 from dashboards.screens.text import TextScreen
 from dashboards.state import State
 from dashboards.widgets.stacks_panels import ClassList, VerdictPanel
@@ -44,10 +44,7 @@ class StacksScreen(TopScreen):
         ("e", "copy", "screen.copy"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("pagedown", "page(1)", "page down", show=False),
+        *MOVING,
         Binding("enter", "enter", "look, or the full stack"),
         Binding("S,r", "look", "look at all processes"),
         Binding("x", "everything", "show or hide idle classes"),
