@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dashboards import units
 from dashboards.columns import NODE_COLUMNS, gpu_column
@@ -89,8 +89,7 @@ NODE_METRICS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One GPU in the grid. `value` is None where there is a mark instead of a number."""
 
     value: float | None
@@ -180,23 +179,25 @@ def fresh(nodes: Iterable[NodeState], state: State) -> list[NodeSample]:
 
 def past(node: NodeState, column: int, rows: int, state: State) -> list[float]:
     """The newest `rows` of one column up to now, oldest first; NaN where and since nothing came."""
-    silent = 0
-    if node.history_s is not None:
-        # One interval is the usual distance between a reading and now, not a silence.
-        silent = int((state.now_s - node.history_s) / state.history_step_s - 1)
-    silent = max(0, min(rows, silent))
+    silent = min(rows, silent_rows(node, state))
     known = node.history.column(column, rows - silent) if rows > silent else []
     missing_rows = rows - silent - len(known)
     return [math.nan] * missing_rows + known + [math.nan] * silent
 
 
-def node_past(node: NodeState, metric: Metric, rows: int, state: State) -> list[float]:
-    """As `past` for a node's one number: the mean over its GPUs, cpu where it has none."""
-    if metric.of_gpu:
-        column = "gpu_" + metric.column if node.gpus_seen else "cpu"
-    else:
-        column = metric.column
-    return past(node, NODE_COLUMNS.index(column), rows, state)
+def silent_rows(node: NodeState, state: State) -> int:
+    """Rows of history that would have come by now."""
+    if node.history_s is None:
+        return 0
+    # One interval is the usual distance between a reading and now, not a silence.
+    return max(0, int((state.now_s - node.history_s) / state.history_step_s - 1))
+
+
+def node_column(node: NodeState, metric: Metric) -> int:
+    """Of the node's one number in its history: the mean over its GPUs, cpu where it has none."""
+    if not metric.of_gpu:
+        return NODE_COLUMNS.index(metric.column)
+    return NODE_COLUMNS.index("gpu_" + metric.column if node.gpus_seen else "cpu")
 
 
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:

@@ -55,12 +55,7 @@ class Ring:
 
     def column(self, index: int, last: int | None = None) -> list[float]:
         """One value of the newest `last` rows, oldest first; empty when there is no such column."""
-        if not 0 <= index < self.width:
-            return []
-        size = struct.calcsize("=" + self.code)
-        before, behind = index * size, (self.width - 1 - index) * size
-        form = f"={before}x{self.code}{behind}x"
-        return [row[0] for row in struct.iter_unpack(form, b"".join(self._newest(last)))]
+        return column_of(b"".join(self._newest(last)), self.width, self.code, index)
 
     def newest_bytes(self, last: int) -> bytes:
         """The newest `last` rows packed, oldest first; for `from_bytes`."""
@@ -103,3 +98,12 @@ class Ring:
         for row in self.rows():
             wider = wider.append(row)
         return wider
+
+
+def column_of(rows: bytes, width: int, code: str, index: int) -> list[float]:
+    """One value of each of packed rows; empty when there is no such column."""
+    if not 0 <= index < width:
+        return []
+    size = struct.calcsize("=" + code)
+    form = f"={index * size}x{code}{(width - 1 - index) * size}x"
+    return [value for (value,) in struct.iter_unpack(form, rows)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
+from rich.segment import Segment
 from rich.style import Style
 from textual.events import Click
 from textual.message import Message
@@ -21,12 +23,12 @@ from dashboards.fleet import (
     arranged,
     cells,
     node_mark,
-    node_past,
     node_value,
     short_names,
     usual_range,
 )
-from dashboards.plot import SPARKS, Scale, nice_scale, spark
+from dashboards.plot import SPARKS, Scale, nice_scale
+from dashboards.sparks import node_spark
 from dashboards.state import NodeState, State
 from dashboards.widgets.palette import Palette
 from dashboards.widgets.panel import Line, Panel, fitted, width_of, words
@@ -52,6 +54,14 @@ class Layout:
 def centred(text: str, width: int) -> str:
     """In the middle, and where that cannot be to the right: next to the mark that belongs to it."""
     return text.rjust((width + len(text) + 1) // 2).ljust(width)
+
+
+@functools.lru_cache(8192)
+def tile(text: str, width: int, ground: Style, mark: str, mark_style: Style) -> tuple[Segment, ...]:
+    """Text on its ground and behind it the mark; the same few hundred come again at every tick."""
+    if len(text) > width - 1:  # 100 takes the gap's place
+        return (Segment(text[:width], ground),)
+    return Segment(centred(text, width - 1), ground), Segment(mark, mark_style)
 
 
 def lay_out(nodes: int, gpus: int, label: int, width: int, height: int) -> Layout:
@@ -88,6 +98,7 @@ class GpuGrid(Panel, can_focus=True):
         self.only_outliers = False  # those within the fleet's usual range step back
         self._usual: tuple[float, float] | None = None
         self.cursor: tuple[str, int] | None = None
+        self.marked: set[str] = set()  # nodes; the screen's own set
         self._listed: list[NodeState] = []
         self._gpus = 0
         self._shape = Layout(1, 1, 1, 3)
@@ -110,7 +121,7 @@ class GpuGrid(Panel, can_focus=True):
         self._shape = shape
         self._keep_cursor(height)
         hidden = max(0, shape.rows - (height - 1))
-        notes = [f"order: {self.order}"] if self.order != "hostfile" else []
+        notes = self._notes()
         if self.only_outliers:
             self._usual = usual_range(state, self.metric)
             notes += [self._range_note()]
@@ -132,6 +143,23 @@ class GpuGrid(Panel, can_focus=True):
                     line += fitted(block, shape.block, colors.text)
             lines.append(line)
         return lines
+
+    def _notes(self) -> list[str]:
+        """For below: how many are marked, also those that the filter hides, and the order."""
+        listed = sum(node.name in self.marked for node in self._listed)
+        unseen = len(self.marked) - listed
+        notes = []
+        if self.marked:
+            notes = [f"{len(self.marked)} marked*" + (f", {unseen} filtered out" if unseen else "")]
+        return notes + ([f"order: {self.order}"] if self.order != "hostfile" else [])
+
+    def _front(self, node: NodeState, label: str, here: bool, style: Style, colors: Palette) -> Line:
+        """The beginning of a node's row: cursor, name, mark."""
+        return words(
+            ("▸" if here else " ", colors.cursor),
+            (f"{label:<{self._label}}", style),
+            ("*" if node.name in self.marked else " ", colors.cursor),
+        )
 
     def _range_note(self) -> str:
         if self._usual is None:
@@ -167,9 +195,7 @@ class GpuGrid(Panel, can_focus=True):
         mark, why = node_mark(node, state)
         silent = mark in (UNKNOWN, STALE)
         name_style = colors.cursor if here else colors.dim if silent else colors.text
-        line = words(
-            ("▸" if here else " ", colors.cursor), (f"{label:<{self._label}} ", name_style)
-        )
+        line = self._front(node, label, here, name_style, colors)
         shown = cells(node, self.metric, state)
         shown += [Cell(None, None, " ")] * (self._gpus - len(shown))
         if node.sample is not None and not node.gpus_seen and not silent:
@@ -195,20 +221,18 @@ class GpuGrid(Panel, can_focus=True):
             line += self._more(node, state, room - TAIL - 18, silent, scale, colors)
         return line
 
-    def _cell(self, cell: Cell, width: int, at: bool, colors: Palette) -> Line:
+    def _cell(self, cell: Cell, width: int, at: bool, colors: Palette) -> tuple[Segment, ...]:
         """A tile and behind it the mark or a gap."""
-        hot = self.metric.key == "temperature"
-        ground = colors.cell(cell.level, hot)
+        ground = colors.cell(cell.level, self.metric.key == "temperature")
         mark_style = colors.text
-        inner = width - 1
         if cell.value is None:
             ground = {MISSING: colors.bad, UNKNOWN: colors.dim}.get(cell.mark, colors.text)
-            text, mark = centred(cell.mark, inner), " "
+            text, mark = cell.mark, " "
         else:
             if width == 2:
                 text = SPARKS[min(7, int(8 * (cell.level or 0.0)))]
             else:
-                text = centred(self._number(cell.value, width), inner)
+                text = self._number(cell.value, width)
             mark = cell.mark or " "
             if cell.mark == ALARM:
                 ground = mark_style = colors.alarm
@@ -224,9 +248,7 @@ class GpuGrid(Panel, can_focus=True):
         if at:
             ground = ground + REVERSED
             mark_style = ground if cell.mark == ALARM else mark_style
-        if len(text) > inner:  # 100 takes the gap's place
-            return words((text[:width], ground))
-        return words((text, ground), (mark, mark_style))
+        return tile(text, width, ground, mark, mark_style)
 
     def _number(self, value: float, width: int) -> str:
         if width >= 5 and self.metric.key == "power":
@@ -254,7 +276,7 @@ class GpuGrid(Panel, can_focus=True):
         width = min(120, room - 19)
         if width >= 8:
             ink = style if silent else colors.spark
-            line += words((spark(node_past(node, self.metric, 2 * width, state), scale), ink))
+            line += words((node_spark(node, self.metric, width, state, scale), ink))
         return line
 
     def _spark_scale(self) -> Scale:
@@ -295,6 +317,22 @@ class GpuGrid(Panel, can_focus=True):
             self.cursor = place
             self.again()
             self.post_message(self.Moved())
+
+    def mark(self) -> None:
+        """Mark the node under the cursor, or unmark it, and go on to the next."""
+        if self.cursor is not None and self._listed:
+            self.marked ^= {self.cursor[0]}
+            self.move(1, 0)
+            self.again()
+
+    def mark_all(self) -> None:
+        """All that are listed; none of them when all are marked."""
+        listed = {node.name for node in self._listed}
+        if listed <= self.marked:
+            self.marked -= listed
+        else:
+            self.marked |= listed
+        self.again()
 
     def selected(self) -> NodeState | None:
         """The node under the cursor."""

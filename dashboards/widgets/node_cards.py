@@ -16,9 +16,10 @@ from dashboards.fleet import (
     arranged,
     level,
     load_per_core,
+    node_column,
     node_mark,
-    node_past,
     node_value,
+    past,
     short_names,
 )
 from dashboards.plot import Scale, bar, finite, nice_scale, spark
@@ -62,7 +63,7 @@ class NodeCards(GpuGrid):
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         self._listed = arranged(state, self.metric, self.order, self.wanted)
         self._gpus = 0
-        notes = [f"order: {self.order}"] if self.order != "hostfile" else []
+        notes = self._notes()
         notes += [f"filter: {self.wanted} ({len(self._listed)})"] if self.wanted else []
         prefix, short = short_names(state.nodes)
         many = len(self._listed) > 4
@@ -123,7 +124,7 @@ class NodeCards(GpuGrid):
         )
 
     def _past(self, node: NodeState, state: State, rows: int) -> list[float]:
-        values = node_past(node, self.metric, rows, state)
+        values = past(node, node_column(node, self.metric), rows, state)
         if self.metric.key == "load" and node.sample is not None and node.sample.cpus:
             return [value / node.sample.cpus for value in values]
         return values
@@ -136,6 +137,7 @@ class NodeCards(GpuGrid):
         name = words(
             ("▸ " if here else "  ", colors.cursor),
             (node.name, colors.cursor if here else colors.strong),
+            ("*" if node.name in self.marked else "", colors.cursor),
             (f"  {mark} {why}" if mark else "", colors.warn),
         )
         inner = width - 2
@@ -215,7 +217,7 @@ class NodeCards(GpuGrid):
         mark, why = node_mark(node, state)
         silent = mark in (UNKNOWN, STALE)
         style = colors.cursor if here else colors.dim if silent else colors.text
-        line = words(("▸" if here else " ", colors.cursor), (f"{label:<{self._label}} ", style))
+        line = self._front(node, label, here, style, colors)
         sample = node.sample
         if sample is None or node.down:
             said = f"{mark} {why}" if mark else "not watched"
