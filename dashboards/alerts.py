@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dashboards.fold_alerts import Alert, Track, folded
+from dashboards.fold_alerts import Alert, Track, folded, worst_first
 from dashboards.rules import gpus, nodes, run
 from dashboards.rules.kept import keep
 from dashboards.rules.limits import DEFAULT, Limits
@@ -188,14 +188,15 @@ def changes(before: AlertBook, now: AlertBook, state: State) -> tuple[Change, ..
 
 def acknowledge(book: AlertBook, key: tuple[str, str], yes: bool = True) -> AlertBook:
     """The user knows of it: it stays, quietly, until it ends; a node that joins it speaks up anew."""
-    units = {unit for alert in _meant(book, key) for unit in alert.units}
+    meant = _meant(book, key)
+    units = {unit for alert in meant for unit in alert.units}
     tracks = {
         one: replace(track, acknowledged=yes) if one[0] == key[0] and one[1] in units else track
         for one, track in book.tracks.items()
     }
-    active = tuple(
-        replace(alert, acknowledged=yes) if alert in _meant(book, key) else alert for alert in book.active
-    )  # fmt: skip
+    active = worst_first(
+        replace(alert, acknowledged=yes) if alert in meant else alert for alert in book.active
+    )
     return replace(book, tracks=tracks, active=active)
 
 
@@ -206,7 +207,7 @@ def mute(book: AlertBook, key: tuple[str, str], until_s: float | None) -> AlertB
     mutes = {one: at_s for one, at_s in book.mutes.items() if not (one[0] == key[0] and one[1] in units)}  # fmt: skip
     if until_s is not None:
         mutes |= {(key[0], unit): until_s for unit in units}
-    active = tuple(
+    active = worst_first(
         replace(alert, muted_until_s=until_s) if alert in meant else alert for alert in book.active
     )
     return replace(book, mutes=mutes, active=active)

@@ -67,7 +67,7 @@ def folded(
     state: State,
     cleared_s: float | None = None,
 ) -> tuple[Alert, ...]:
-    """Alerts out of tracks: of one kind, severity and attention each one; worst first, then newest."""
+    """Alerts out of tracks: of one kind, severity and attention each one, worst first."""
     groups: dict[tuple[str, str, bool, float | None], list[Item]] = {}
     for key, track in items:
         muted = mutes.get(key)
@@ -99,15 +99,22 @@ def folded(
                 could_not_ask=rules[id].could_not_ask,
             )
         )  # fmt: skip
-    alerts.sort(
-        key=lambda one: (
-            one.muted_until_s is not None,
-            one.acknowledged,
-            -SEVERITIES.index(one.severity),
-            -one.first_s,
+    return worst_first(alerts)
+
+
+def worst_first(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
+    """Then the newest; what the user knows of comes last."""
+    return tuple(
+        sorted(
+            alerts,
+            key=lambda one: (
+                one.muted_until_s is not None,
+                one.acknowledged,
+                -SEVERITIES.index(one.severity),
+                -one.first_s,
+            ),
         )
     )
-    return tuple(alerts)
 
 
 def _printable(text: str, other: str = "?") -> str:
