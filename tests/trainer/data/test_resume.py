@@ -211,7 +211,8 @@ def test_interrupt_says_how_to_go_on_and_ends_at_once(tmp_path):
     code = (
         "import sys, time, trainer.data.probe as probe; from trainer.data.__main__ import main\n"
         "def slow(futures):\n"
-        f"    open({str(made / 'ready')!r}, 'w').close(); time.sleep(600)\n"
+        f"    open({str(made / 'ready')!r}, 'w').close()\n"
+        "    while True: time.sleep(0.05)  # one long sleep misses a signal that comes just before it\n"
         "probe.answers = slow; sys.exit(main(sys.argv[1:]))"
     )
     process = subprocess.Popen(
