@@ -27,7 +27,8 @@ from trainer.data.features_key import Hashes, key_of, refuse_other, unseen
 from trainer.data.features_loader import NoText, NoVAE
 from trainer.data.manifest import Manifest
 from trainer.data.plan import Cursor, DataPlan
-from trainer.data.shared import read_once
+from trainer.data.shared_manifest import read_once
+from trainer.data.shared_plan import plan_once
 from trainer.ema import EMA
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import CheckpointError, ConfigError
@@ -123,6 +124,8 @@ def assemble(
             if restored.note:
                 journal.event("data", restored.note)
         journal.event("resume", _resumed(source, running, cursor, engine.world))
+    for note in plan_once(engine, plan, cursor.epoch, ids=features is not None):
+        journal.event("data", note)
     loader = build_loader(
         plan, cursor, engine.rank, engine.world, config.num_workers, config,
         each=config.accumulation_steps, features=features,
@@ -185,7 +188,7 @@ def _balance(
     recompute = parts.model.checkpoint_every == 1
     cells = list(buckets.cells)
     if how == "timed":
-        present = np.unique(plan.epoch(0).cells).tolist()
+        present = engine.alone(lambda: np.unique(plan.epoch(0).cells).tolist())
         costs = costs_by_timing(cells, present, parts, engine, recompute)
     else:
         costs = costs_by_arithmetic(cells, parts, recompute)

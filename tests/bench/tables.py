@@ -1,4 +1,4 @@
-"""Manifests: read and filtered against row by row, and read once on a machine against once a rank.
+"""Manifests: read and filtered against row by row; read and planned once on a machine against once a rank.
 
 python -m tests.bench.tables [--rows 200000] [--shared-rows 1300000] [--ranks 4]
 
@@ -44,6 +44,7 @@ _WORDS = [
     "gulls",
     "circle",
 ]
+EACH, READ, ONCE = "all by each rank", "read once", "read and planned once"
 _LEAST = {"num_frames": 100, "height": 600}
 
 
@@ -146,26 +147,40 @@ def measure(work: Callable[[], Any]) -> dict[str, float]:
     return {"cpu": cpu_s, "wall": wall_s, "peak": peak, "rows": count}
 
 
-def rank_reads(path: Path, once: bool) -> dict[str, float]:
-    """One rank of many: its processor time, and its part of the machine's memory when all have read."""
+def rank_begins(path: Path, how: str) -> dict[str, float]:
+    """One rank of many before its first step: its processor time, and its part of the machine's memory
+    when all have manifest and plan."""
+    from tests.bench.sampler import CONFIG
+    from trainer.data.balance import Balance, classes
+    from trainer.data.buckets import Buckets
     from trainer.data.manifest import read_manifest
-    from trainer.data.shared import read_once
+    from trainer.data.plan import DataPlan
+    from trainer.data.shared_manifest import read_once
+    from trainer.data.shared_plan import plan_once
     from trainer.engine.native import NativeEngine
 
     engine = NativeEngine()
     engine.setup(1, 300)
+    buckets = Buckets.parse(CONFIG)
+    costs = classes([c.batch_size * c.frames * c.height * c.width for c in buckets.cells])
+    balance = Balance(8, costs, {0: (engine.world, 1)})
     engine.barrier()
     before = _pss()
     engine.barrier()
     cpu, wall = time.process_time(), time.perf_counter()
-    manifest = read_once(engine, path)[0] if once else read_manifest(path)
+    manifest = read_once(engine, path)[0] if how != EACH else read_manifest(path)
+    read_s = time.process_time() - cpu
+    plan = DataPlan(manifest, buckets, 42, balance=balance)
+    if how == ONCE:
+        plan_once(engine, plan, 0)
+    count = len(plan.epoch(0))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    print(manifest.fingerprint, file=sys.stderr)  # all of it is in use
+    print(manifest.fingerprint, plan.epoch(0).hash, file=sys.stderr)  # all of it is in use
     engine.barrier()
-    found = {"cpu": cpu, "wall": wall, "memory": _pss() - before, "rows": len(manifest)}
+    memory = _pss() - before
     engine.barrier()
     engine.close()
-    return found
+    return {"read": read_s, "plan": cpu - read_s, "wall": wall, "memory": memory, "count": count}
 
 
 def _pss() -> int:
@@ -199,7 +214,7 @@ def compare_rows(folder: Path, rows: int) -> None:
 def compare_ranks(folder: Path, rows: int, ranks: int) -> None:
     path = folder / "many.parquet"
     write(path, rows)
-    for how in ("each", "once"):
+    for how in (EACH, READ, ONCE):
         port = free_port()
         processes = [
             subprocess.Popen(
@@ -211,10 +226,11 @@ def compare_ranks(folder: Path, rows: int, ranks: int) -> None:
             for rank in range(ranks)
         ]
         said = [json.loads(process.communicate(timeout=900)[0]) for process in processes]
+        assert len({one["count"] for one in said}) == 1
         print(
-            f"{ranks} ranks, {rows:,} rows of {path.stat().st_size / 1e6:,.0f} MB, read "
-            f"{'once' if how == 'once' else 'by each'}: "
-            f"{sum(one['cpu'] for one in said):.1f} CPU s, {max(one['wall'] for one in said):.1f} s, "
+            f"{ranks} ranks, {rows:,} rows of {path.stat().st_size / 1e6:,.0f} MB, {how}: "
+            f"{sum(one['read'] for one in said):.1f} CPU s to read and "
+            f"{sum(one['plan'] for one in said):.1f} to plan, {max(one['wall'] for one in said):.1f} s, "
             f"{sum(one['memory'] for one in said) / 1e6:,.0f} MB of the machine; load {os.getloadavg()[0]:.1f}"
         )
 
@@ -228,7 +244,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.child is not None:
         what, path = args.child[0], Path(args.child[1])
-        done = measure(lambda: WORK[what](path)) if what in WORK else rank_reads(path, what == "once")  # fmt: skip
+        done = measure(lambda: WORK[what](path)) if what in WORK else rank_begins(path, what)  # fmt: skip
         print(json.dumps(done))
         return 0
     with tempfile.TemporaryDirectory() as name:

@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from trainer.data import encode_job as jobs
     from trainer.data.encode_plan import Options, foresee
     from trainer.data.manifest import read_manifest
+    from trainer.data.shared_manifest import read_once
 
     config = configuration.load(args.config, args.overrides)
     if config.dataset.data_path is None:
@@ -84,11 +85,10 @@ def run(args: argparse.Namespace) -> int:
         raise FeaturesError("--shard-mb and --max-frames begin at 1")
     if args.sample and config.vae.type == "identity":
         raise FeaturesError("--sample is for a VAE that has a spread; identity has none")
-    rank, world = _ranks()
+    rank, world, local_rank = _ranks()
+    data_path = Path(config.dataset.data_path)
     root = Path(config.dataset.root) if config.dataset.root else None
-    manifest = read_manifest(
-        config.dataset.data_path, root, memory_efficient=config.dataset.memory_efficient
-    )
+    by_shards = config.dataset.memory_efficient
     options = Options(
         kind="exact" if config.vae.type == "identity" else "sample" if args.sample else "posterior",
         dtype=_DTYPES[args.latent_dtype or ("fp32" if config.vae.type == "identity" else "fp16")],
@@ -103,9 +103,14 @@ def run(args: argparse.Namespace) -> int:
     )
     out = args.out.absolute()
     if args.dry_run:
+        manifest = read_manifest(data_path, root, memory_efficient=by_shards)
         print(foresee(config, manifest, out, options))
         return 0
-    document = _alone(rank, world, lambda: jobs.prepare(config, manifest, out, options))
+    with _Together(rank, world, local_rank) as ranks:
+        manifest, notes = read_once(ranks, data_path, root, by_shards)
+        document = ranks.alone(lambda: jobs.prepare(config, manifest, out, options))
+    for note in notes if not rank else ():
+        print(note, file=sys.stderr)
     if document is not None:
         if not (out / JOB).is_file() and not (out / DOCUMENT).is_file():
             raise FeaturesError(
@@ -139,51 +144,82 @@ def _tell(out: Path) -> int:
     return 1 if document["bad"] else 0
 
 
-def _ranks() -> tuple[int, int]:
+def _ranks() -> tuple[int, int, int]:
+    """Rank, world, local rank."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     try:
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        rank, world, local_rank = (int(os.environ.get(n, n == "WORLD_SIZE")) for n in names)
     except ValueError:
-        raise FeaturesError("RANK and WORLD_SIZE must be numbers; torchrun sets them") from None
+        raise FeaturesError(f"{', '.join(names)} must be numbers; torchrun sets them") from None
     if not 0 <= rank < world:
         raise FeaturesError(f"rank {rank} of {world}")
     if world > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
         raise FeaturesError("WORLD_SIZE is set but not MASTER_ADDR and MASTER_PORT; use torchrun")
-    return rank, world
+    return rank, world, local_rank
 
 
-def _alone(rank: int, world: int, prepare: Callable[[], T]) -> T:
-    """What rank 0's `prepare` gives, or its failure, on every rank.
+class _Together:
+    """The ranks while they talk: at the start, and never again however long their shards take.
 
-    This is the only time that ranks talk: then each goes through its shards, however long it takes.
+    Leaving it raises FeaturesError when a rank has gone or never came.
     """
-    if world == 1:
-        return prepare()
-    from datetime import timedelta
 
-    import torch.distributed as dist
+    def __init__(self, rank: int, world: int, local_rank: int) -> None:
+        self.rank, self.world, self.local_rank = rank, world, local_rank
 
-    box: list[Any] = [None, None]
-    try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
-        if rank == 0:
+    def __enter__(self) -> _Together:
+        if self.world > 1:
+            from datetime import timedelta
+
+            import torch.distributed as dist
+
             try:
-                box = [prepare(), None]
-            except TrainerError as error:
-                box = [None, error]
-            except OSError as error:
-                box = [None, FeaturesError(f"rank 0: {error}")]
-        dist.broadcast_object_list(box, src=0)
-        dist.barrier()
-    except RuntimeError as error:  # gloo's: a rank has gone, or never came
-        first = str(error).strip().splitlines()[0]
-        raise FeaturesError(
-            f"rank {rank}: the ranks did not come together: {first}",
-            hint="what is done is kept: the same command goes on where this one stopped",
-        ) from None
-    finally:
+                dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
+            except RuntimeError as error:
+                raise self._apart(error) from None
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.world == 1:
+            return
+        import torch.distributed as dist
+
         if dist.is_initialized():
             dist.destroy_process_group()
-    if box[1] is not None:
-        box[1].on_all_ranks = True
-        raise box[1]
-    return box[0]
+        if isinstance(error, RuntimeError):  # gloo's
+            raise self._apart(error) from None
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """See `Engine.gather_objects`."""
+        if self.world == 1:
+            return [value]
+        import torch.distributed as dist
+
+        every: list[Any] = [None] * self.world
+        dist.all_gather_object(every, value)
+        return every
+
+    def alone(self, work: Callable[[], T]) -> T:
+        """What rank 0's `work` gives, or its failure, on every rank."""
+        if self.world == 1:
+            return work()
+        value, failure = None, None
+        if self.rank == 0:
+            try:
+                value = work()
+            except TrainerError as error:
+                failure = error
+            except OSError as error:
+                failure = FeaturesError(f"rank 0: {error}")
+        value, failure = self.gather_objects((value, failure))[0]
+        if failure is not None:
+            failure.on_all_ranks = True
+            raise failure
+        return value
+
+    def _apart(self, error: RuntimeError) -> FeaturesError:
+        first = str(error).strip().splitlines()[0]
+        return FeaturesError(
+            f"rank {self.rank}: the ranks did not come together: {first}",
+            hint="what is done is kept: the same command goes on where this one stopped",
+        )

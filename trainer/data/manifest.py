@@ -234,6 +234,8 @@ def _holds_numbers(values: Any) -> bool:
 
 def _floats(values: Any) -> NDArray[np.float64]:
     """Each value as a float, NaN where it is none."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":  # of shards
+        return values.astype(np.float64)
     if hasattr(values, "to_numpy"):  # a parquet column of numbers
         try:
             return np.asarray(values.to_numpy(), np.float64)

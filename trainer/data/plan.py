@@ -48,7 +48,7 @@ class EpochPlan(Sequence[Microbatch]):
         """`orders` has all rows of each cell in this epoch's order."""
         self.epoch = epoch
         self.cell_orders = orders
-        self.cells, self._firsts, self.sizes = places
+        self.cells, self.firsts, self.sizes = places
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -60,7 +60,7 @@ class EpochPlan(Sequence[Microbatch]):
     def __getitem__(self, index: int | slice) -> Microbatch | list[Microbatch]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        cell, first = int(self.cells[index]), int(self._firsts[index])
+        cell, first = int(self.cells[index]), int(self.firsts[index])
         rows = self.cell_orders[cell][first : first + int(self.sizes[index])]
         return Microbatch(cell, rows, first)
 
@@ -73,7 +73,7 @@ class EpochPlan(Sequence[Microbatch]):
         begin = np.zeros(max(present) + 1, np.int64)
         begin[present] = np.cumsum([0, *lengths[:-1]])
         sizes = self.sizes[:count]
-        starts = begin[self.cells[:count]] + self._firsts[:count]
+        starts = begin[self.cells[:count]] + self.firsts[:count]
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         every = np.concatenate(list(self.cell_orders.values()))
         return every[np.repeat(starts, sizes) + within]
@@ -142,12 +142,20 @@ class DataPlan:
         """Exact number of steps left in the cursor's epoch for `world` ranks."""
         return max(0, len(self.epoch(cursor.epoch)) - cursor.consumed) // world
 
+    def take_over(self, made: EpochPlan) -> None:
+        """This epoch's plan was made elsewhere, from the same."""
+        others = [plan for plan in self._recent if plan.epoch != made.epoch]
+        self._recent = [*others[-1:], made]
+
     def put_into_steps(self, balance: Balance | None) -> None:
         """From now on order epochs so, or at random."""
-        self.balance, self._recent = balance, []
+        if balance != self.balance:
+            self.balance, self._recent = balance, []
 
     def leave_out(self, epoch: int, ids: NDArray[np.uint64]) -> None:
         """In this epoch only, do without the clips of these content ids: it had them before."""
+        if self.left_out is None and not len(ids):
+            return  # plans that were made stay good
         self.left_out = (epoch, ids) if len(ids) else None
         self._recent = []
 

@@ -183,6 +183,12 @@ def read_shards(folder: Path, root: Path | str | None = None) -> Manifest:
     )
 
 
+def texts_of_shards(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
+    """Paths and texts alone; they stay on disk. Raises ManifestError for a folder that is not whole."""
+    reader = ShardReader(folder)
+    return ShardTexts(reader, "path"), ShardTexts(reader, "text")
+
+
 class ShardReader:
     """Row groups by number, the last ones kept. For many threads of one process."""
 

@@ -1,10 +1,10 @@
-"""A manifest read once on each machine: one rank reads, the others map what it wrote into memory.
+"""Something made once on each machine: one rank makes it, the others map what it wrote into memory.
 
 Eight ranks that read 1.3 million rows with captions each hold the table and each spend the time. So local
-rank 0 puts numbers and texts into files of a folder in memory (/dev/shm; where that is too small, in the
+rank 0 puts what it made into files of a folder in memory (/dev/shm; where that is too small, in the
 temporary folder), all ranks of the machine map them, and the names are removed at once: the kernel gives
-the memory back when the last rank ends, however it ends. Where any of it fails a rank reads for itself,
-and the run says so.
+the memory back when the last rank ends, however it ends. Where any of it fails a rank makes the thing for
+itself, and the run says so. What is shared so: `shared_manifest`, `shared_plan`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.manifest import NUMBERS, Manifest, read_manifest
-from trainer.data.texts import MappedTexts
 from trainer.errors import TrainerError
 
 MEMORY = Path("/dev/shm")
-_PREFIX = "clusterctl-manifest"
-_OLD_S = 3600.0  # a folder that is older was left by a run that was killed while it read
-_BLOCK = 1 << 14  # rows
-_ARRAYS = (*NUMBERS, "fps")
+_PREFIX = "clusterctl-shared"
+_OLD_S = 3600.0  # a folder that is older was left by a run that was killed while it wrote
+
+T = TypeVar("T")
 
 
 class Ranks(Protocol):
@@ -45,83 +43,98 @@ class Ranks(Protocol):
     def gather_objects(self, value: Any) -> list[Any]: ...
 
 
+class Form(Protocol[T]):
+    """How a thing is laid into the files of a folder."""
+
+    name: str  # what people call the thing
+
+    def size(self, made: T) -> int:
+        """More bytes than the files will need."""
+
+    def write(self, made: T, folder: Path) -> Any:
+        """Make the files; returns what of it goes to the others by pickle, which should be little."""
+
+    def map(self, facts: Any, folder: Path) -> T:
+        """The thing again, standing on mapped files. Raises OSError, ValueError or TrainerError when
+        they are not good."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What a machine's reading rank tells the others of it."""
+    """What a machine's making rank tells the others of it."""
 
     folder: Path | None
-    source: Path
-    root: Path
-    wrong: tuple[Any, ...]
+    facts: Any = None
     reason: str = ""  # why there is no folder
 
 
-def read_once(
-    ranks: Ranks, path: Path, root: Path | None = None, memory_efficient: bool = False
-) -> tuple[Manifest, list[str]]:
-    """`read_manifest` for all ranks (collective), and what to say where it could not be shared.
+def once(ranks: Ranks, make: Callable[[], T], form: Form[T]) -> tuple[T, list[str]]:
+    """What `make` returns, for all ranks (collective), and what to say where it could not be shared.
 
-    Raises what it raises, on all ranks. Shards are read by every rank: their texts stay on disk and
-    their numbers are 16 bytes a row. Columns that training does not use are not shared.
+    `make` must give the same on every rank. Its TrainerError on any of them is raised on all.
     """
-    if memory_efficient or path.is_dir() or ranks.world == 1:
-        return _alone(ranks, path, root, memory_efficient)
+    if ranks.world == 1:
+        return make(), []
     leader = ranks.rank - ranks.local_rank
     hosts = ranks.gather_objects(_machine())
-    # A launcher that numbers local ranks in another way: each rank reads, nobody maps another's.
-    reads = leader == ranks.rank or not leader >= 0 or hosts[leader] != hosts[ranks.rank]
+    # A launcher that numbers local ranks in another way: each rank makes it, nobody maps another's.
+    makes = leader == ranks.rank or not leader >= 0 or hosts[leader] != hosts[ranks.rank]
     shares = sum(host == hosts[ranks.rank] for host in hosts) > 1
-    own: Manifest | None = None
+    own: list[T] = []  # none or one
     said: _Offer | TrainerError | None = None
-    if reads:
-        try:
-            own = read_manifest(path, root=root)
-            said = _offer(own, ranks.rank) if shares else None
-        except TrainerError as error:
-            said = error
+    if makes:
+        own, said = _attempt(make)
+        if own and shares:
+            said = _offer(own[0], form, ranks.rank)
     offers = ranks.gather_objects(said)
-    refused = [offer for offer in offers if isinstance(offer, TrainerError)]
-    if refused:
-        refused[0].on_all_ranks = True
-        raise refused[0]
-    offer = offers[ranks.rank if reads else leader]
-    reason, mapped = "", None
+    _raise_any(offers)
+    offer = offers[ranks.rank if makes else leader]
+    reason, mapped = "", own
     if offer is not None and offer.folder is not None:
         try:
-            mapped = _map(offer)
-        except (OSError, ValueError) as error:
+            mapped = [form.map(offer.facts, offer.folder)]
+        except (OSError, ValueError, TrainerError) as error:
             reason = f"{offer.folder}: {error}"
-    elif offer is not None or not reads:
+    elif offer is not None or not makes:
         reason = offer.reason if offer is not None else f"rank {leader} is no local rank 0"
-    failures = ranks.gather_objects(reason)  # all have mapped: the names may go
-    if reads and offer is not None and offer.folder is not None:
+    reasons = ranks.gather_objects(reason)  # all have mapped: the names may go
+    if makes and offer is not None and offer.folder is not None:
         shutil.rmtree(offer.folder, ignore_errors=True)
-    if mapped is None:
-        mapped = own if own is not None else read_manifest(path, root=root)
+    if any(reasons):
+        failure = None
+        if not mapped:
+            mapped, failure = _attempt(make)
+        _raise_any(ranks.gather_objects(failure))
     notes = [
-        f"rank {rank} on {hosts[rank].partition(' ')[0]} has the manifest to itself: {text}"
-        for rank, text in enumerate(failures)
+        f"rank {rank} on {hosts[rank].partition(' ')[0]} has {form.name} to itself: {text}"
+        for rank, text in enumerate(reasons)
         if text
     ]
-    return mapped, notes
+    return mapped[0], notes
 
 
-def _alone(
-    ranks: Ranks, path: Path, root: Path | None, memory_efficient: bool
-) -> tuple[Manifest, list[str]]:
-    failure, found = None, None
+def save_array(folder: Path, name: str, array: NDArray[Any]) -> None:
+    np.save(folder / f"{name}.npy", array)
+
+
+def map_array(folder: Path, name: str) -> NDArray[Any]:
+    """As a plain array: a memmap makes an object of its class of every slice."""
+    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+
+
+def _attempt(make: Callable[[], T]) -> tuple[list[T], TrainerError | None]:
     try:
-        found = read_manifest(path, root=root, memory_efficient=memory_efficient)
+        return [make()], None
     except TrainerError as error:
-        failure = error
-    if ranks.world > 1:
-        failures = [error for error in ranks.gather_objects(failure) if error is not None]
-        failure = failures[0] if failures else None
-    if failure is not None or found is None:
-        assert failure is not None
-        failure.on_all_ranks = ranks.world > 1
-        raise failure
-    return found, []
+        return [], error
+
+
+def _raise_any(said: list[Any]) -> None:
+    """Raise the first error that a rank tells of; all ranks do."""
+    for error in said:
+        if isinstance(error, TrainerError):
+            error.on_all_ranks = True
+            raise error
 
 
 def _machine() -> str:
@@ -135,24 +148,15 @@ def _machine() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
-def _offer(manifest: Manifest, rank: int) -> _Offer:
-    folder, reason = None, ""
+def _offer(made: T, form: Form[T], rank: int) -> _Offer:
+    folder = None
     try:
-        folder = _folder(_bytes(manifest), rank)
-        _write(manifest, folder)
+        folder = _folder(form.size(made), rank)
+        return _Offer(folder, form.write(made, folder))
     except OSError as error:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        folder, reason = None, error.strerror or str(error)
-    return _Offer(folder, manifest.source, manifest.root, manifest.wrong, reason)
-
-
-def _bytes(manifest: Manifest) -> int:
-    """More than the files will need, by the lengths of a thousand rows."""
-    count = len(manifest)
-    rows = range(0, count, max(1, count // 1000))
-    texts = [len(column[row].encode("utf-8", "surrogateescape")) for row in rows for column in (manifest.paths, manifest.texts)]  # fmt: skip
-    return int(count * (32 + 2 * sum(texts) / len(rows))) + (1 << 20)
+        return _Offer(None, reason=error.strerror or str(error))
 
 
 def _folder(need: int, rank: int) -> Path:
@@ -173,41 +177,3 @@ def _folder(need: int, rank: int) -> Path:
             return folder
         tried.append(f"{base} has {free / 1e6:,.0f} MB free for {need / 1e6:,.0f} MB")
     raise OSError("; ".join(tried))
-
-
-def _write(manifest: Manifest, folder: Path) -> None:
-    for name in _ARRAYS:
-        np.save(folder / f"{name}.npy", getattr(manifest, name))
-    for name in ("paths", "texts"):
-        ends = np.zeros(len(manifest) + 1, np.int64)
-        with (folder / f"{name}.bin").open("wb") as file:
-            for start, encoded in _encoded(getattr(manifest, name)):
-                lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-                ends[start + 1 : start + 1 + len(encoded)] = ends[start] + np.cumsum(lengths)
-                file.write(b"".join(encoded))
-            file.write(b"\0")  # a file of no bytes cannot be mapped
-        np.save(folder / f"{name}.npy", ends)
-
-
-def _encoded(texts: Sequence[str]) -> Iterator[tuple[int, list[bytes]]]:
-    for start in range(0, len(texts), _BLOCK):
-        block = texts[start : start + _BLOCK]
-        yield start, [text.encode("utf-8", "surrogateescape") for text in block]
-
-
-def _map(offer: _Offer) -> Manifest:
-    assert offer.folder is not None
-
-    def array(name: str) -> NDArray[Any]:
-        # as a plain array: a memmap makes an object of its class of every slice
-        return np.asarray(np.load(offer.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))  # type: ignore[operator]
-
-    def texts(name: str) -> MappedTexts:
-        data = np.asarray(np.memmap(offer.folder / f"{name}.bin", np.uint8, "r"))  # type: ignore[operator]
-        return MappedTexts(data, array(name))
-
-    frames, height, width, fps = (array(name) for name in _ARRAYS)
-    return Manifest(
-        offer.source, offer.root, texts("paths"), texts("texts"), frames, height, width, fps,
-        wrong=offer.wrong,
-    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A manifest is read once on a machine, and every rank of it has all of it."""
+"""What is made once on a machine is what every rank of it would have made."""
 
 import threading
 from collections.abc import Callable
@@ -11,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.test_checkpoint import Rank, Together
-from trainer.data import shared
+from trainer.data import shared, shared_manifest
+from trainer.data.__main__ import main
+from trainer.data.balance import Balance
+from trainer.data.buckets import Buckets
 from trainer.data.content import content_ids
 from trainer.data.manifest import Manifest, ManifestError, read_manifest
-from trainer.data.shared import read_once
+from trainer.data.plan import DataPlan
+from trainer.data.shared_manifest import read_once
+from trainer.data.shared_plan import plan_once
 from trainer.data.texts import MappedTexts
 
 HEADER = "path,text,num_frames,height,width,fps\n"
@@ -58,7 +63,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         found.append(path)
         return read_manifest(path, **options)
 
-    monkeypatch.setattr(shared, "read_manifest", counted)
+    monkeypatch.setattr(shared_manifest, "read_manifest", counted)
     return found
 
 
@@ -81,6 +86,62 @@ def test_ranks_of_a_machine_map_what_one_has_read(tmp_path, monkeypatch, reads, 
         np.testing.assert_array_equal(manifest.fps, whole.fps)
 
 
+def test_numbers_of_shards_are_read_once_and_texts_stay_on_disk(tmp_path, reads):
+    path = a_manifest(tmp_path, 3000)
+    assert main(["shard", str(path), "-q"]) == 0
+    results = on_ranks([0, 1], lambda ranks: read_once(ranks, path, memory_efficient=True))
+    assert len(reads) == 1
+    whole = read_manifest(path)
+    for manifest, notes in results:
+        assert notes == []
+        assert (manifest.fingerprint, manifest.root) == (whole.fingerprint, whole.root)
+        np.testing.assert_array_equal(manifest.fps, whole.fps)
+
+
+@pytest.mark.parametrize("draw", ["hash", "upstream"])
+@pytest.mark.parametrize("room", [True, False])
+def test_a_shared_plan_has_all_microbatches_of_one_that_each_rank_makes(
+    tmp_path, monkeypatch, room, draw
+):
+    if not room:
+        monkeypatch.setattr(shared, "MEMORY", tmp_path / "nowhere")
+        monkeypatch.setattr(shared.tempfile, "gettempdir", lambda: str(tmp_path / "nowhere"))
+    manifest = read_manifest(a_manifest(tmp_path, 500))
+    config = {"144p": {1: (1.0, 5), 51: ((0.9, 0.5), 3)}, "240p": {34: (0.7, 4)}}
+    buckets = Buckets.parse(config, draw=draw)
+    balance = Balance(4, tuple(range(len(buckets.cells))), {0: (2, 2)})
+    before = content_ids(manifest)[::7]
+
+    def a_plan() -> DataPlan:
+        plan = DataPlan(manifest, buckets, seed=3, balance=balance)
+        plan.leave_out(1, before)
+        return plan
+
+    def on_rank(ranks: Any) -> tuple[DataPlan, list[str], int]:
+        plan, made = a_plan(), []
+        plain = plan._make
+        plan._make = lambda epoch: made.append(epoch) or plain(epoch)
+        notes = plan_once(ranks, plan, 1, ids=True)
+        assert len(plan.epoch(1)) > 30  # kept
+        return plan, notes, len(made)
+
+    alone, results = a_plan(), on_ranks([0, 1, 2], on_rank)
+    assert [made for _, _, made in results] == ([1, 0, 0] if room else [1, 1, 1])
+    for plan, notes, _ in results:
+        assert len(notes) == (0 if room else 3)
+        assert all("has the data plan to itself: " in note for note in notes)
+        np.testing.assert_array_equal(plan.content_ids, alone.content_ids)
+        for epoch in (1, 2):
+            ours, theirs = alone.epoch(epoch), plan.epoch(epoch)
+            assert theirs.hash == ours.hash
+            assert len(theirs) == len(ours)
+            for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+                assert (one.cell, one.first) == (other.cell, other.first)
+                np.testing.assert_array_equal(one.rows, other.rows)
+                spares = theirs.substitutes(index, 4)
+                np.testing.assert_array_equal(ours.substitutes(index, 4), spares)
+
+
 def test_without_room_every_rank_reads_and_the_run_says_so(tmp_path, monkeypatch, reads):
     monkeypatch.setattr(shared.shutil, "disk_usage", lambda _: type("Room", (), {"free": 1000})())
     path = a_manifest(tmp_path, 10)
@@ -94,14 +155,25 @@ def test_without_room_every_rank_reads_and_the_run_says_so(tmp_path, monkeypatch
 
 
 def test_files_that_cannot_be_mapped_are_read_by_the_rank_itself(tmp_path, monkeypatch, reads):
-    def cut(offer: Any) -> Manifest:
+    def cut(form: Any, facts: Any, folder: Path) -> Manifest:
         raise ValueError("mmap length is greater than file size")
 
-    monkeypatch.setattr(shared, "_map", cut)
+    monkeypatch.setattr(shared_manifest.ManifestForm, "map", cut)
     path = a_manifest(tmp_path, 10)
     results = on_ranks([0, 1], lambda ranks: read_once(ranks, path))
     assert [len(manifest) for manifest, _ in results] == [10, 10]
     assert "mmap length" in results[0][1][1]
+
+    def gone(path: Path, **options: Any) -> Manifest:
+        if reads[2:]:
+            raise ManifestError("gone meanwhile")
+        reads.append(path)
+        return read_manifest(path, **options)
+
+    monkeypatch.setattr(shared_manifest, "read_manifest", gone)
+    errors = on_ranks([0, 1], lambda ranks: read_once(ranks, path))
+    assert [str(error) for error in errors] == ["gone meanwhile"] * 2
+    assert all(error.on_all_ranks for error in errors)
 
 
 def test_a_wrong_manifest_is_the_same_error_on_all_ranks(tmp_path):
@@ -115,8 +187,8 @@ def test_a_wrong_manifest_is_the_same_error_on_all_ranks(tmp_path):
 
 def test_a_folder_that_a_killed_run_left_is_removed_later(tmp_path, monkeypatch):
     monkeypatch.setattr(shared, "MEMORY", tmp_path)
-    left = tmp_path / f"clusterctl-manifest-{shared.os.getuid()}-abc-0"
-    other = tmp_path / f"clusterctl-manifest-{shared.os.getuid()}-def-0"
+    left = tmp_path / f"clusterctl-shared-{shared.os.getuid()}-abc-0"
+    other = tmp_path / f"clusterctl-shared-{shared.os.getuid()}-def-0"
     for folder in (left, other):
         folder.mkdir()
     shared.os.utime(left, (0, 0))
