@@ -153,7 +153,3 @@ def main(folder: Path) -> None:
         said["alone"] = str(error)
     engine.close()
     (folder / f"{engine.rank}.json").write_text(json.dumps(said))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,20 +1,21 @@
 """Real training runs for tests: ranks as processes over gloo, several runs in each set of processes.
 
-Importing torch and ColossalAI takes 8 s, a tiny run 1 s: so each process does runs one after another,
-writes what they did to a file, and many assertions share them.
+Importing torch and ColossalAI takes 8 s, a tiny run 1 s: so ranks are forked from a process that has
+them (`warm.py`), each does runs one after another and writes what they did to a file, and many
+assertions share them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -66,43 +67,60 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
     }
 
 
+def fork(work: Callable[..., None], *args: Any, env: Mapping[str, str], log: Path) -> BaseProcess:
+    """A process of its own session and of just this environment; what it prints goes to `log`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.trainer.warm"])
+    process = context.Process(target=_begin, args=(work, args, dict(env), log))
+    process.start()
+    return process
+
+
+def _begin(
+    work: Callable[..., None], args: tuple[Any, ...], env: dict[str, str], log: Path
+) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(env)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    work(*args)
+
+
+def wait(processes: Sequence[BaseProcess], limit_s: float) -> list[int | None]:
+    """Exit codes; None of what had not ended and is ended here."""
+    deadline = time.monotonic() + limit_s
+    try:
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join(10)
+
+
 def start(
     runs: Sequence[Sequence[str]], world: int, folder: Path, env: Mapping[str, str] | None = None
-) -> list[subprocess.Popen[bytes]]:
+) -> list[BaseProcess]:
     """`world` processes that each do all `runs` (arguments of trainer.train) in order."""
     folder.mkdir(parents=True, exist_ok=True)
     ports = [free_port() for _ in runs]
     (folder / "runs.json").write_text(json.dumps(list(zip(map(list, runs), ports, strict=True))))
-    processes = []
-    for rank in range(world):
-        with (folder / f"{rank}.log").open("wb") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.trainer.ranks", str(folder)],
-                    env={**environment(rank, world, ports[0]), **(env or {})},
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
-    return processes
+    return [
+        fork(_runs, folder, env=environment(rank, world, ports[0]) | (env or {}), log=folder / f"{rank}.log")
+        for rank in range(world)
+    ]  # fmt: skip
 
 
 def finish(
-    processes: list[subprocess.Popen[bytes]], folder: Path, limit_s: float = LIMIT_S
+    processes: list[BaseProcess], folder: Path, limit_s: float = LIMIT_S
 ) -> list[list[Done]]:
     """Per run, per rank. Fails with the logs when a process does not end well."""
-    try:
-        for process in processes:
-            process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        raise AssertionError(_logs(folder, len(processes))) from None
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(10)
-    assert not any(p.returncode for p in processes), _logs(folder, len(processes))
+    codes = wait(processes, limit_s)
+    assert codes == [0] * len(codes), f"{codes}\n{_logs(folder, len(codes))}"
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(processes))]
     return [[Done(**rank[run]) for rank in ranks] for run in range(len(ranks[0]))]
 
@@ -128,7 +146,7 @@ def _digest(batch: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _main(folder: Path) -> None:
+def _runs(folder: Path) -> None:
     """One rank."""
     import contextlib
     from collections.abc import Iterator
@@ -162,7 +180,3 @@ def _main(folder: Path) -> None:
         done.append({"code": code, "rows": rows, "seen": seen, "tensors": tensors, "out": said[0], "err": said[1]})  # fmt: skip
         print(words, code, said[1], flush=True)
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(done))
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer import engine_ranks
 from tests.trainer.engine_ranks import make_model
-from tests.trainer.ranks import environment, free_port
+from tests.trainer.ranks import environment, fork, free_port, wait
 from trainer.engine import base, shards
+from trainer.engine.base import build_engine
 from trainer.errors import CheckpointError, EngineError
 
 LIMIT_S = 300  # a guard, not a measure: machines may be busy
@@ -37,22 +37,13 @@ class Ranks:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     folder = tmp_path_factory.mktemp("engine")
     port = free_port()
+    logs = [folder / f"{rank}.log" for rank in range(2)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.engine_ranks", str(folder)],
-            env=environment(rank, 2, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        fork(engine_ranks.main, folder, env=environment(rank, 2, port), log=logs[rank])
         for rank in range(2)
     ]
-    try:
-        outputs = [process.communicate(timeout=LIMIT_S)[0].decode() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(10)
-    assert [p.returncode for p in processes] == [0, 0], "\n".join(outputs)
+    codes = wait(processes, LIMIT_S)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
     return Ranks([json.loads((folder / f"{r}.json").read_text()) for r in range(2)], folder)
 
 
@@ -174,29 +165,22 @@ def test_the_lean_import_leaves_nothing_behind(ranks: Ranks) -> None:
     assert ranks.said[0]["peft"] is False
 
 
-def test_a_rank_that_never_comes_is_an_error_after_the_limit_not_a_hang() -> None:
-    code = (
-        "from trainer.engine.base import build_engine\n"
-        "from trainer.errors import EngineError\n"
-        "engine = build_engine('colossal')\n"
-        "import time; start = time.monotonic()\n"
-        "try:\n"
-        "    engine.setup(1, 2.0)\n"
-        "except EngineError as error:\n"
-        "    print('EngineError', round(time.monotonic() - start, 1), error, error.hint)\n"
-    )
+def alone_of_two() -> None:
+    engine = build_engine("colossal")
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(0, 2, free_port()),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.startswith("EngineError"), done.stdout + done.stderr
-    assert "rank 0 of 2 could not join the others" in done.stdout
-    assert float(done.stdout.split()[1]) < 20
-    assert time.monotonic() - start < 60
+    try:
+        engine.setup(1, 2.0)
+    except EngineError as error:
+        print("EngineError", round(time.monotonic() - start, 1), error, error.hint, flush=True)
+
+
+def test_a_rank_that_never_comes_is_an_error_after_the_limit_not_a_hang(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    wait([fork(alone_of_two, env=environment(0, 2, free_port()), log=log)], 60)
+    said = log.read_text()
+    assert said.startswith("EngineError"), said
+    assert "rank 0 of 2 could not join the others" in said
+    assert float(said.split()[1]) < 20
 
 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
