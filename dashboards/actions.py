@@ -74,8 +74,8 @@ class Actions(Protocol):
     def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
         """Stacks of the run in `directory` (None: the one that is there), on these nodes or all."""
 
-    def preflight(self, node: str, watch: Watch) -> list[str]:
-        """All checks of one node, as lines."""
+    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
+        """All checks of these nodes, as lines."""
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
         """What would be ended; touches nothing."""
@@ -99,7 +99,7 @@ class LocalActions:
     def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
         raise CouldNotFindOut(NO_NODES)
 
-    def preflight(self, node: str, watch: Watch) -> list[str]:
+    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
         raise CouldNotFindOut(NO_NODES)
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
@@ -164,11 +164,11 @@ class ClusterActions(LocalActions):
             raise UsageError(f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}", hint="clusterctl dump-stacks --run ID")  # fmt: skip
         return seen
 
-    def preflight(self, node: str, watch: Watch) -> list[str]:
+    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
         from clusterctl import history
         from clusterctl.preflight import LookOptions, run_preflight
 
-        settings = self._only([node])
+        settings = self._only(nodes)
         report = run_preflight(
             settings.nodes(), self._ssh(), settings.limits, None, settings.width,
             sweep=watch.sweep, options=LookOptions(memory=history.default_path()),

@@ -92,14 +92,15 @@ class DemoActions:
         picture = demo_picture(self._nodes, self._ask(nodes, watch), self._clock())
         return Diagnosis(picture, judge(picture), [], [])
 
-    def preflight(self, node: str, watch: Watch) -> list[str]:
-        self._ask([node] * 10, watch)
+    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
+        self._ask(nodes, watch)
+        count, last = len(nodes), nodes[-1]
         return [
-            "GO: 87 checks on 1 node, 1 warn",
+            f"GO: 87 checks on {count} node{'s' * (count > 1)}, 1 warn",
             "",
-            f"WARN     gpu.power_limit  {node}: 650 W, the others 700 W",
+            f"WARN     gpu.power_limit  {last}: 650 W, the others 700 W",
             "",
-            f"fix {node}: nvidia-smi -pl 700",
+            f"fix {last}: nvidia-smi -pl 700",
             "",
             "(the demo: this answer is invented)",
         ]

@@ -60,14 +60,17 @@ class TopScreen(Screen[None]):
         yield TopBar(with_run=self.RUN_ABOVE, id="top")
         yield from self.body()
         yield ReplayBar(self.top.replay, id="replay")
-        may_kill = self.top.actions is not None and not self.top.readonly
-        keys = [key for key in self.KEYS if may_kill or key[2] != KILL]
+        keys = [key for key in self.KEYS if self.offers(key[2])]
         yield KeyBar(TABS if self.TAB else (), self.TAB, (*HELP, *keys, *ALWAYS), id="keys")
         yield Static("", id="too-small", markup=False)
 
     @property
     def top(self) -> TopApp:
         return cast("TopApp", self.app)
+
+    def offers(self, action: str) -> bool:
+        """Whether its key stands in the bar below."""
+        return action != KILL or (self.top.actions is not None and not self.top.readonly)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A key may come before the widgets that it means are there."""

@@ -11,8 +11,10 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 from textual.widgets import Input
 
+from clusterctl.nodes import fold
 from dashboards.fleet import ORDERS
 from dashboards.screens.base import MOVING, TopScreen
+from dashboards.screens.dialogs import PreflightDialog
 from dashboards.screens.log import LogScreen
 from dashboards.state import State
 from dashboards.widgets.bars import RunStrip
@@ -20,6 +22,8 @@ from dashboards.widgets.gpu_grid import GpuGrid
 from dashboards.widgets.history import FleetHistory, Selected, metrics_of
 from dashboards.widgets.node_cards import NodeCards
 from dashboards.widgets.run_panels import Events, LossCurve
+
+MARK = "screen.mark"
 
 
 class ClusterScreen(TopScreen):
@@ -32,6 +36,10 @@ class ClusterScreen(TopScreen):
         ("p", "metric", "screen.metric"),
         ("o", "odd", "screen.outliers"),
         ("enter", "node", "screen.enter"),
+        ("space", "mark", MARK),
+        ("S", "stacks", "screen.stacks"),
+        ("P", "preflight", "screen.preflight"),
+        ("K", "kill…", "screen.kill"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         *MOVING,
@@ -42,12 +50,19 @@ class ClusterScreen(TopScreen):
         Binding("s", "sort", "change the order"),
         Binding("p", "metric", "change the metric"),
         Binding("o", "outliers", "who stands out of the fleet"),
+        Binding("space", "mark", "mark the node"),
+        Binding("asterisk", "mark_all", "mark all that are listed"),
         Binding("L", "log", "logs of the node"),
-        Binding("S", "stacks", "stacks of all processes"),
-        Binding("K", "kill", "end the run on all nodes"),
-        Binding("e", "copy", "copy the node's name"),
-        Binding("escape", "leave", "drop the filter"),
+        Binding("S", "stacks", "stacks of all processes, or of the marked nodes"),
+        Binding("P", "preflight", "check the marked nodes, or this one"),
+        Binding("K", "kill", "end the run on all nodes, or on the marked ones"),
+        Binding("e", "copy", "copy the names of the marked nodes, or of this one"),
+        Binding("escape", "leave", "drop the filter, then the marks"),
     ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marked: set[str] = set()
 
     def body(self) -> Iterable[Widget]:
         yield GpuGrid(id="grid")
@@ -69,6 +84,9 @@ class ClusterScreen(TopScreen):
 
     def prepare(self, state: State) -> None:
         grid, cards = self.query_one("#grid", GpuGrid), self.query_one("#cards", NodeCards)
+        grid.marked = cards.marked = self._marked
+        if self._marked:
+            self._marked.intersection_update(state.nodes)
         grid.set_class(not state.has_gpus, "-off")
         cards.set_class(state.has_gpus, "-off")
         below = self.query_one("#below")
@@ -142,7 +160,9 @@ class ClusterScreen(TopScreen):
         self._end_filter()
 
     def action_leave(self) -> None:
-        """Escape: first the filter's line, then the filter."""
+        """Escape: first the filter, then the marks."""
+        if not self.grid.wanted and not self.has_class("-filtering"):
+            self._marked.clear()
         self.grid.wanted = ""
         self._end_filter()
         self.again()
@@ -165,22 +185,59 @@ class ClusterScreen(TopScreen):
         if node is not None:
             self.app.push_screen(LogScreen(node.name, None))
 
+    def offers(self, action: str) -> bool:
+        # There the key pauses; nothing can be done to nodes of the past.
+        return super().offers(action) and (action != MARK or self.top.replay is None)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "mark" and not self.offers(MARK):
+            return False
+        return super().check_action(action, parameters)
+
+    def action_mark(self) -> None:
+        self.grid.mark()
+
+    def action_mark_all(self) -> None:
+        self.grid.mark_all()
+
+    def _marked_nodes(self) -> list[str]:
+        """In the hostfile's order."""
+        return [name for name in self.top.state.nodes if name in self._marked]
+
+    def _meant(self) -> list[str]:
+        """The marked nodes, else the one under the cursor."""
+        node = self.grid.selected()
+        return self._marked_nodes() or ([node.name] if node else [])
+
     def action_stacks(self) -> None:
-        self.top.look_at_stacks()
+        """Without marks of all nodes: who hangs is seen among all ranks, not among eight."""
+        self.top.look_at_stacks(self._marked_nodes())
+
+    def action_preflight(self) -> None:
+        nodes = self._meant()
+        if nodes and self.top.may_act():
+            self.app.push_screen(PreflightDialog(nodes))
 
     def action_kill(self) -> None:
-        self.top.ask_to_kill()
+        """Without marks on all nodes: no rank goes on without the others."""
+        self.top.ask_to_kill(self._marked_nodes())
 
     def to_copy(self) -> str:
-        node = self.grid.selected()
-        return node.name if node else ""
+        return fold(self._meant())
 
     def commands(self) -> Iterable[SystemCommand]:
         yield SystemCommand("Metric", "the next metric (p)", self.action_metric)
         yield SystemCommand("Sort", "the next order (s)", self.action_sort)
         yield SystemCommand("Filter", "by name or mark (/)", self.action_filter)
         yield SystemCommand("Outliers", "who stands out of the fleet (o)", self.action_outliers)
+        yield SystemCommand("Mark", "or unmark all that are listed (*)", self.action_mark_all)
         if self.top.actions is not None:
-            yield SystemCommand("Look at stacks", "of all processes, now (S)", self.action_stacks)
+            count = len(self._marked_nodes())
+            where = f"the {count} marked nodes" if count else "all nodes"
+            yield SystemCommand(
+                "Look at stacks", f"of processes on {where} (S)", self.action_stacks
+            )
+            checked = where if count else "this node"
+            yield SystemCommand("Preflight", f"all checks of {checked} (P)", self.action_preflight)
             if not self.top.readonly:
-                yield SystemCommand("Kill", "end the run on all nodes (K)", self.action_kill)
+                yield SystemCommand("Kill", f"end the run on {where} (K)", self.action_kill)

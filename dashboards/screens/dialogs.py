@@ -107,6 +107,8 @@ class KillDialog(Dialog):
     def begin(self) -> None:
         actions, run = self.top.actions, self.top.state.run
         assert actions is not None
+        where = fold(self._where) or "all nodes"
+        self.query_one("#dialog").border_title = f"{self.HEADING} on {where}"
         directory = run.directory if run else None
         nodes = self._where
 
@@ -178,23 +180,23 @@ class KillDialog(Dialog):
 
 
 class PreflightDialog(Dialog):
-    """All checks of one node; reads only."""
+    """All checks of some nodes; reads only."""
 
     HEADING = "Preflight"
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, nodes: Sequence[str]) -> None:
         super().__init__()
-        self._node = node
+        self._where = nodes
 
     def begin(self) -> None:
         actions = self.top.actions
         assert actions is not None
-        node = self._node
-        self.query_one("#dialog").border_title = f"Preflight of {node}"
+        nodes = self._where
+        self.query_one("#dialog").border_title = f"Preflight of {fold(nodes)}"
 
         def work(watch: Watch) -> list[str]:
             watch.say("asking;")
-            return actions.preflight(node, watch)
+            return actions.preflight(nodes, watch)
 
         self._start(work)
 

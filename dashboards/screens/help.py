@@ -15,6 +15,8 @@ TEXT = """\
 [b]Moving[/b]    arrows or h j k l, page up and down, enter in, mouse
 [b]Cluster[/b]   / filter   p metric   s sort: hostfile, value, state, outliers
           o who is out of the fleet's range   enter the node
+          space mark a node   * all listed   esc drop filter, then marks
+          S stacks   P preflight   K kill   e copy: of marked nodes
 [b]Node[/b]      left right other nodes   up down GPUs   L logs   P preflight
 [b]Run[/b]       L log of the slowest rank   S stacks
 [b]Alerts[/b]    a acknowledge   m mute for an hour   enter go there
@@ -29,6 +31,7 @@ TEXT = """\
 [b]Marks[/b]     [b]![/b] odd: alerts say why   [b]x[/b] missing: a GPU that was there
           [b]~[/b] stale: no reading for three intervals, with its age
           [b]-[/b] unknown: no answer, with the phase that failed
+          [b]*[/b] marked by you
 """
 
 

@@ -146,7 +146,7 @@ class NodeScreen(TopScreen):
     def action_preflight(self) -> None:
         name = self.top.node()
         if name is not None and self.top.may_act():
-            self.app.push_screen(PreflightDialog(name))
+            self.app.push_screen(PreflightDialog([name]))
 
     def action_kill(self) -> None:
         name = self.top.node()

@@ -153,12 +153,15 @@ class GpuGrid(Panel, can_focus=True):
             notes = [f"{len(self.marked)} marked*" + (f", {unseen} filtered out" if unseen else "")]
         return notes + ([f"order: {self.order}"] if self.order != "hostfile" else [])
 
-    def _front(self, node: NodeState, label: str, here: bool, style: Style, colors: Palette) -> Line:
+    def _front(
+        self, node: NodeState, label: str, here: bool, style: Style, colors: Palette
+    ) -> Line:
         """The beginning of a node's row: cursor, name, mark."""
+        marked = node.name in self.marked
         return words(
             ("▸" if here else " ", colors.cursor),
-            (f"{label:<{self._label}}", style),
-            ("*" if node.name in self.marked else " ", colors.cursor),
+            (f"{label:<{self._label}}{'' if marked else ' '}", style),
+            ("*" if marked else "", colors.cursor),
         )
 
     def _range_note(self) -> str:

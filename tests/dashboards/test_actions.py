@@ -36,10 +36,10 @@ def actions(nodes: LoopbackCluster) -> ClusterActions:
 def test_preflight_of_one_node_tells_what_the_command_tells(
     actions: ClusterActions, nodes: LoopbackCluster
 ) -> None:
-    lines = actions.preflight(nodes.names[1], Watch())
+    lines = actions.preflight([nodes.names[1]], Watch())
     assert "on 1 node" in lines[0] or lines[0].startswith("NO-GO")
     with pytest.raises(UsageError, match="nowhere is not in"):
-        actions.preflight("nowhere", Watch())
+        actions.preflight(["nowhere"], Watch())
 
 
 def test_processes_of_the_run_are_found_named_and_ended(
@@ -107,7 +107,7 @@ def test_without_nodes_only_what_was_written_down(tmp_path: Path) -> None:
         lambda: here.kernel_log("a", Watch()),
         lambda: here.diagnose(None, [], Watch()),
         lambda: here.find(None, [], Watch()),
-        lambda: here.preflight("a", Watch()),
+        lambda: here.preflight(["a"], Watch()),
     ):
         with pytest.raises(CouldNotFindOut):
             ask()

@@ -280,6 +280,32 @@ def test_readonly_removes_kill_from_keys_and_palette() -> None:
     play(TopApp(feed, actions=DemoActions(list(feed.nodes)), readonly=True), story)
 
 
+def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("j", "space", "space", "j", "e")
+        assert app.clipboard == "ml-64-node-[002-003]"
+        lines = shown(app, "#grid").splitlines()
+        assert [line[1:5] for line in lines[1:5]] == ["001 ", "002*", "003*", "004 "]
+        assert grid(app).border_subtitle == "2 marked*"
+        await pilot.press("K")
+        await until(pilot, lambda: "16 processes on ml-64-node-[002-003]" in dialog(app))
+        await pilot.press("escape", "P")
+        await until(pilot, lambda: "on 2 nodes" in dialog(app))
+        await pilot.press("escape", "slash", "0", "0", "2", "enter")
+        assert "2 marked*, 1 filtered out" in str(grid(app).border_subtitle)
+        await pilot.press("asterisk", "S")
+        screen = app.screen
+        assert isinstance(screen, StacksScreen)
+        await until(pilot, lambda: screen.listing.diagnosis)
+        assert screen.listing.diagnosis is not None
+        asked = screen.listing.diagnosis.picture.nodes
+        assert [node.name[-3:] for node in asked] == ["003"]  # 002 was listed, so * unmarked it
+        await pilot.press("1", "escape", "escape", "e")
+        assert (app.clipboard, grid(app).border_subtitle) == ("ml-64-node-002", "")
+
+    play(demo(), story)
+
+
 def test_log_of_the_rank_under_the_cursor_is_followed_and_searched(
     demo: Callable[[], TopApp],
 ) -> None:
@@ -350,6 +376,10 @@ def test_replay_keys_work_on_every_screen_and_the_bar_can_be_clicked(tmp_path: P
         assert "|| paused" in shown(app, "#replay")
         await pilot.press("comma", "full_stop", *["left_square_bracket"] * 5)
         assert step(app) == 0
+        await pilot.press("1", "space")  # where it marks nodes of a live view
+        assert "|| paused" not in shown(app, "#replay")
+        assert "mark" not in shown(app, "#keys")
+        await pilot.press("space")
         await pilot.click("#replay", offset=(40, 0))
         assert 100 < step(app) < 250
         await pilot.press("3")
