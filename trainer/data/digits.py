@@ -22,6 +22,7 @@ import sys
 import time
 from fractions import Fraction
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -48,10 +49,14 @@ class DigitsError(TrainerError):
 
 @cache
 def _all_scans() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    from sklearn.datasets import load_digits  # here: the import alone costs 1.4 CPU s
-
-    pixels, labels = load_digits(return_X_y=True)
-    return pixels.reshape(-1, BOX, BOX).astype(np.float32) / 16, labels.astype(np.int64)
+    package = find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise DigitsError("the scans come with scikit-learn, which this Python does not have")
+    # What load_digits() reads; importing scikit-learn for it costs 1.4 CPU s.
+    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(path, delimiter=",", dtype=np.int64)
+    pixels, labels = table[:, :-1], table[:, -1]
+    return pixels.reshape(-1, BOX, BOX).astype(np.float32) / np.float32(16), labels
 
 
 def scans(split: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
