@@ -191,7 +191,7 @@ def test_children_of_a_hook_end_with_it(tmp_path: Path) -> None:
     hook = Hook([str(script)], 600.0)
     hook.put({})
     until((tmp_path / "pid").exists, WAIT_S)
-    hook._timeout_s = 0.0
+    hook._timeout_s = 0.1
     hook.close()
     until(lambda: not is_alive(int((tmp_path / "pid").read_text())), WAIT_S)
 
