@@ -32,7 +32,7 @@ from dashboards.screens.help import HelpScreen
 from dashboards.screens.node import NodeScreen
 from dashboards.screens.run import RunScreen
 from dashboards.screens.stacks import StacksScreen
-from dashboards.state import fold, initial_state
+from dashboards.state import fold, initial_state, tick_parts
 from dashboards.widgets.replay_bar import Replay, ReplayBar
 
 SCRUB = 0.02  # of the whole recording
@@ -156,8 +156,9 @@ class TopApp(App[None]):
         for start in range(0, len(samples), MANY_NODES):
             self.state = fold(self.state, samples[start : start + MANY_NODES])
             await asyncio.sleep(LET_IN_S)
-        self.state = fold(self.state, [Tick(self.feed.now())])
-        await asyncio.sleep(LET_IN_S)
+        for part in tick_parts(Tick(self.feed.now())):
+            self.state = part(self.state)
+            await asyncio.sleep(LET_IN_S)
         self.show()
 
     def _drained(self) -> list[Sample]:
@@ -170,7 +171,8 @@ class TopApp(App[None]):
 
     def show(self) -> None:
         """The state on whatever screen is up; dialogs keep still."""
-        stack = self.screen_stack  # empty while the program ends
+        # While the program ends screens lose their widgets, and then there are none.
+        stack = self.screen_stack if self.is_running else []
         if stack and isinstance(stack[-1], TopScreen):
             stack[-1].show(self.state)
 

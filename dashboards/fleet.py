@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -361,26 +362,28 @@ class Summary:
 
     nodes: int
     answering: int
-    stale: int
-    down: int
+    marks: Mapping[str, int]  # nodes by mark, those that have one
     gpus: int
     gpus_seen: int
     odd: int
 
 
 def summarise(state: State) -> Summary:
-    nodes: Mapping[str, NodeState] = state.nodes
-    marks = [node_mark(node, state)[0] for node in nodes.values()]
+    marks: Counter[str] = Counter()
+    gpus = seen = 0
+    for node in state.nodes.values():
+        mark = node_mark(node, state)[0]
+        marks[mark] += 1
+        seen += node.gpus_seen
+        if node.sample is not None and node.down is None:
+            # A node that has another mark, or none, has all of them.
+            gpus += node.gpus_seen - (len(missing(node)) if mark in (MISSING, STALE) else 0)
+    del marks[""]
     return Summary(
-        nodes=len(nodes),
-        answering=len(fresh(nodes.values(), state)),
-        stale=marks.count(STALE),
-        down=marks.count(UNKNOWN),
-        gpus=sum(
-            node.gpus_seen - len(missing(node))
-            for node in nodes.values()
-            if node.sample is not None and node.down is None
-        ),
-        gpus_seen=sum(node.gpus_seen for node in nodes.values()),
+        nodes=len(state.nodes),
+        answering=len(fresh(state.nodes.values(), state)),
+        marks=marks,
+        gpus=gpus,
+        gpus_seen=seen,
         odd=len(state.odd),
     )

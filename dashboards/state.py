@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dashboards.alerts import AlertBook, after
@@ -294,10 +294,26 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
 
 
 def _after_tick(state: State, tick: Tick) -> State:
-    state = replace(state, now_s=tick.now_s)
-    state = replace(state, odd=odd_gpus(state))
-    state = replace(state, alerts=after(state.alerts, state))
-    now_s, step_s = tick.now_s, state.history_step_s
+    for part in tick_parts(tick):
+        state = part(state)
+    return state
+
+
+def tick_parts(tick: Tick) -> tuple[Callable[[State], State], ...]:
+    """What a tick does, one after the other: for whoever lets something else in between."""
+    return (
+        lambda state: _with_odd(replace(state, now_s=tick.now_s)),
+        lambda state: replace(state, alerts=after(state.alerts, state)),
+        _with_fleet_row,
+    )
+
+
+def _with_odd(state: State) -> State:
+    return replace(state, odd=odd_gpus(state))
+
+
+def _with_fleet_row(state: State) -> State:
+    now_s, step_s = state.now_s, state.history_step_s
     row_s, fleet = now_s, state.fleet
     if state.fleet_s is not None:
         rows = round((now_s - state.fleet_s) / step_s)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.style import Style
 
 from dashboards import units
-from dashboards.fleet import ALARM, MISSING, STALE, UNKNOWN, node_mark, summarise
+from dashboards.fleet import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
 from dashboards.plot import bar, nice_scale, resampled, spark
 from dashboards.progress import Figures, figures
 from dashboards.state import RunState, State
@@ -28,6 +28,9 @@ class TopBar(Panel):
         super().__init__(id=id)
         self._with_run = with_run
 
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return (state,)
+
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         summary = summarise(state)
         left = words((" clusterctl ", colors.accent))
@@ -41,7 +44,7 @@ class TopBar(Panel):
         options = [
             words((f"  {state.source}", colors.dim)) if state.source else [],
             _run_words(state, colors) if self._with_run else [],
-            _counts(state, colors),
+            _counts(summary, colors),
             _alert_words(state, colors),
         ]
         # What matters most is added last and dropped last.
@@ -56,14 +59,13 @@ class TopBar(Panel):
         return [spread(left, right, width, colors.text)]
 
 
-def _counts(state: State, colors: Palette) -> Line:
+def _counts(summary: Summary, colors: Palette) -> Line:
     """How many nodes have which mark."""
-    marks = [node_mark(node, state)[0] for node in state.nodes.values()]
     styles = {ALARM: colors.bad, MISSING: colors.bad, UNKNOWN: colors.warn, STALE: colors.warn}
     line: Line = []
     for mark, style in styles.items():
-        if marks.count(mark):
-            line += words(("  ", colors.text), (f"{mark}{marks.count(mark)}", style))
+        if mark in summary.marks:
+            line += words(("  ", colors.text), (f"{mark}{summary.marks[mark]}", style))
     return line
 
 

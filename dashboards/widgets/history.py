@@ -99,19 +99,19 @@ class FleetHistory(Panel):
             return []
         _, short = short_names(state.nodes)
         found = [
-            (value, f"{short[sample.node]}/{gpu.index}")
+            (value, sample.node, gpu.index)
             for sample in fresh(state.nodes.values(), state)
             for gpu in sample.gpus or ()
             if (value := self.metric.read(gpu)) is not None
         ]
         if not found:
             return []
-        low, high = min(found), max(found)
+        low, high = (
+            f"{short[node]}/{index} {self.metric.say(value)}"
+            for value, node, index in (min(found), max(found))
+        )
         line = words(
-            (" low ", colors.dim),
-            (f"{low[1]} {self.metric.say(low[0])}", colors.text),
-            ("  high ", colors.dim),
-            (f"{high[1]} {self.metric.say(high[0])}", colors.text),
+            (" low ", colors.dim), (low, colors.text), ("  high ", colors.dim), (high, colors.text)
         )
         return [fitted(line, width, colors.text)]
 
