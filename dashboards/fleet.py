@@ -46,6 +46,30 @@ class Metric:
     say: Callable[[float | None], str]  # in full, with unit
     short: Callable[[float], str]  # at most three characters
     full_scale: float | None  # value of a full bar; None: of the largest seen
+    of_many: str = "mean"  # a node's or the fleet's one number, see FOLDS
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether `short` and the title are in tens or hundreds of the unit."""
+        return " x1" in self.title
+
+    @property
+    def whole_title(self) -> str:
+        """The title where cells have room for all digits."""
+        return " ".join(word for word in self.title.split() if not word.startswith("x1"))
+
+    @property
+    def name(self) -> str:
+        """The title without the unit."""
+        return self.whole_title.rpartition(" ")[0] if self.of_gpu else self.title
+
+
+FOLDS: dict[str, Callable[[Sequence[float]], float]] = {
+    "total": sum,
+    "highest": max,
+    "lowest": min,
+    "mean": lambda values: sum(values) / len(values),
+}
 
 
 def load_per_core(sample: NodeSample) -> float | None:
@@ -57,7 +81,11 @@ def _network_mb_s(sample: NodeSample) -> float | None:
 
 
 def _degrees(value: float | None) -> str:
-    return units.UNKNOWN if value is None else f"{value:.0f} °C"
+    return f"{value:.0f} °C" if value is not None and units.known(value) else units.UNKNOWN
+
+
+def _mhz(value: float | None) -> str:
+    return f"{value:,.0f} MHz" if value is not None and units.known(value) else units.UNKNOWN
 
 
 def _two_digits(value: float | None) -> str:
@@ -77,10 +105,12 @@ def _percent_number(value: float) -> str:
 
 
 METRICS = (
-    Metric("power", "power x10 W", True, attrgetter("power_w"), "power", "power_kw", units.power, lambda v: f"{v / 10:.0f}", 700.0),
+    Metric("power", "power x10 W", True, attrgetter("power_w"), "power", "power_kw", units.power, lambda v: f"{v / 10:.0f}", 700.0, "total"),
     Metric("util", "utilisation %", True, attrgetter("util"), "util", "util", units.percent, _percent_number, 1.0),
     Metric("memory", "GPU memory %", True, attrgetter("memory"), "memory", "gpu_memory", units.percent, _percent_number, 1.0),
-    Metric("temperature", "temperature C", True, attrgetter("temperature_c"), "temperature", "temperature", _degrees, _whole, 90.0),
+    Metric("temperature", "temperature C", True, attrgetter("temperature_c"), "temperature", "temperature", _degrees, _whole, 90.0, "highest"),
+    # A slow one holds all others up. Full is what H100 and H200 reach; others are told apart all the same.
+    Metric("clock", "SM clock x100 MHz", True, attrgetter("sm_mhz"), "clock", "clock", _mhz, lambda v: f"{v / 100:.0f}", 1980.0, "lowest"),
 )  # fmt: skip
 NODE_METRICS = (
     Metric("cpu", "cpu", False, attrgetter("cpu"), "cpu", "cpu", units.percent, _percent_number, 1.0),
@@ -260,11 +290,7 @@ def node_value(sample: NodeSample, metric: Metric) -> float | None:
 
 
 def _folded(metric: Metric, values: Sequence[float]) -> float | None:
-    if not values:
-        return None
-    if metric.key == "power":
-        return sum(values)
-    return max(values) if metric.key == "temperature" else sum(values) / len(values)
+    return FOLDS[metric.of_many](values) if values else None
 
 
 def fleet_row(state: State) -> list[float | None]:

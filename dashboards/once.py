@@ -74,7 +74,7 @@ def write(state: State, output: Output) -> None:
 
 def _write_nodes(state: State, output: Output) -> None:
     columns = ["NODE", "STATE", "CPU", "LOAD", "MEM GiB", "NET"]
-    gpu_columns = ["GPUS", "POWER", "UTIL", "GPU MEM", "TEMP"] if state.has_gpus else []
+    gpu_columns = ["GPUS", "POWER", "UTIL", "GPU MEM", "TEMP", "SM CLOCK"] if state.has_gpus else []
     rows: list[list[str | Cell]] = []
     for node in state.nodes.values():
         mark, why = node_mark(node, state)

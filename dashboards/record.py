@@ -18,6 +18,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from dashboards import plain
+from dashboards.columns import LAYOUT
 from dashboards.feeds import Feed
 from dashboards.record_file import DEEP, KEY, ROUNDS, Appender, pack
 from dashboards.ring import Ring
@@ -219,7 +220,8 @@ class Writer:
             self._rows[name] = last_s
             rows[name] = [ring.width, count]
             packed.append(ring.newest_bytes(count))
-        return _json({"whole": whole, "rows": rows}) + b"\n" + b"".join(packed)
+        about = {"whole": whole, "rows": rows, "columns": LAYOUT}
+        return _json(about) + b"\n" + b"".join(packed)
 
     def close(self) -> None:
         """What came since the last block, and the file."""

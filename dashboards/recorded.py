@@ -17,7 +17,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from dashboards import plain
-from dashboards.columns import FLEET_COLUMNS, NODE_COLUMNS
+from dashboards.columns import FLEET_COLUMNS, LAYOUT, NODE_COLUMNS
 from dashboards.record_file import DEEP, ROUNDS, blocks, is_recording, older, section
 from dashboards.ring import Ring
 from dashboards.samples import NodeSample, Sample, Tick
@@ -173,6 +173,8 @@ class Recorded:
         line, _, data = text.partition(b"\n")
         rows: dict[str, tuple[int, bytes]] = {}
         about = json.loads(line)
+        if about.get("columns") != LAYOUT:
+            return None  # of another version: its history is left out, its readings are good
         at = 0
         for name, (width, count) in about["rows"].items():
             size = HALF_BYTES * width * count

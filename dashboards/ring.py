@@ -1,8 +1,8 @@
 """History in bounded memory as immutable values: rows of floats, oldest dropped.
 
 Rows lie packed in chunks, so that appending copies at most one chunk and a reducer may keep the
-ring before and after. Half floats (11 bits) by default: 24 nodes x 8 GPUs x 4 metrics x 1 h are
-6 MB; a chart of 200 columns cannot show more.
+ring before and after. Half floats (11 bits) by default: 24 nodes x 8 GPUs x 5 metrics x 1 h are
+7 MB; a chart of 200 columns cannot show more.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def initial_state(
     Above 100 nodes history rows lie further apart, so that an hour of 1,000 nodes of 8 GPUs stays
     below 60 MB.
     """
-    step = max(1.0, interval_s) * (1 if len(nodes) <= 100 else 5)
+    step = max(1.0, interval_s) * (1 if len(nodes) <= 100 else 6)
     limit = math.ceil(HISTORY_S / step)
     return State(
         now_s=now_s,
@@ -195,7 +195,9 @@ def _row(sample: NodeSample, gpus_seen: int) -> list[float | None]:
     for index in range(gpus_seen):
         gpu = by_index.get(index)
         readings.append(
-            (gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c) if gpu else _NO_READING
+            (gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c, gpu.sm_mhz)
+            if gpu
+            else _NO_READING
         )
     row += _means(readings)
     for reading in readings:

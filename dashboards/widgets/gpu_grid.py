@@ -171,16 +171,14 @@ class GpuGrid(Panel, can_focus=True):
         return f"outliers: not {low} to {high}"
 
     def _heading_title(self) -> str:
-        if self._shape.cell >= 5 and self.metric.key == "power":
-            return "power W"
-        return self.metric.title
+        return self.metric.whole_title if self._shape.cell >= 5 else self.metric.title
 
     def _heading(self, shape: Layout, colors: Palette) -> Line:
         cell = shape.cell
         numbers = "".join(
             (centred(str(index), max(1, cell - 1)) + " ")[:cell] for index in range(self._gpus)
         )
-        total = {"power": "total", "temperature": "highest"}.get(self.metric.key, "mean")
+        total = self.metric.of_many
         text = f" {'node' if self._label > 3 else '':<{self._label}} {numbers}{total:>{TAIL - 1}}"
         room = shape.block - len(text)
         if room >= 14:
@@ -208,7 +206,7 @@ class GpuGrid(Panel, can_focus=True):
                 at = here and self.cursor == (node.name, index)
                 line += self._cell(cell, shape.cell, at, colors)
         value = None if node.sample is None or node.down else node_value(node.sample, self.metric)
-        total = self.metric.say(value)
+        total = self.metric.say(value).removesuffix(" MHz")
         style = {"": colors.text, STALE: colors.stale, UNKNOWN: colors.warn}.get(mark, colors.bad)
         room = shape.block - width_of(line)
         if room < TAIL + 14:
@@ -254,7 +252,7 @@ class GpuGrid(Panel, can_focus=True):
         return tile(text, width, ground, mark, mark_style)
 
     def _number(self, value: float, width: int) -> str:
-        if width >= 5 and self.metric.key == "power":
+        if width >= 5 and self.metric.is_scaled:
             return f"{value:.0f}"
         return self.metric.short(value)
 

@@ -80,13 +80,12 @@ class FleetHistory(Panel):
             values = [value * 1000 for value in values]
             now = values[-1] if values else None
         samples = fresh(state.nodes.values(), state)
-        what = (
-            "highest" if metric.key == "temperature" else "all" if metric.key == "power" else "mean"
-        )
-        self.title(
-            f"{metric.title.split(' ')[0]}, {what} of {len(samples)} nodes  {metric.say(now)}"
-        )
-        scale = Scale(0.0, metric.full_scale or 1.0)
+        what = "all" if metric.of_many == "total" else metric.of_many
+        name, value = f"{metric.name}, {what}", f"  {metric.say(now)}"
+        nodes = f" of {len(samples)} nodes"
+        fits = len(name + nodes + value) <= width - 4
+        self.title(name + (nodes if fits else "") + value)
+        scale = Scale(0.0, max([metric.full_scale or 1.0, *finite(values)]))
         if metric.key == "power" or metric.full_scale is None:
             scale = nice_scale(values, from_zero=True)
         notes = self._notes(state, width, colors) if height > 2 else []
@@ -113,6 +112,8 @@ class FleetHistory(Panel):
         line = words(
             (" low ", colors.dim), (low, colors.text), ("  high ", colors.dim), (high, colors.text)
         )
+        if width_of(line) > width:
+            del line[2:]
         return [fitted(line, width, colors.text)]
 
 
@@ -144,7 +145,7 @@ class Selected(Panel):
         else:
             values = past(node, NODE_COLUMNS.index("cpu"), rows, state)
         full = self.metric.full_scale or 1.0
-        if self.metric.key == "power":
+        if self.metric.is_scaled:
             full = max([full, *finite(values)])
         return head + chart(state, values, width, left, Scale(0.0, full), self.metric.say, colors)
 

@@ -285,7 +285,7 @@ class NodeChart(NodePanel):
         odd = state.odd.get((node.name, self.gpu), "")
         minutes = units.span(len(values) * state.history_step_s)
         self.title(
-            f"GPU {self.gpu} {self.metric.title.split(' ')[0]} {self.metric.say(now)}"
+            f"GPU {self.gpu} {self.metric.name} {self.metric.say(now)}"
             + (f"  ! {odd}" if odd else ""),
             f"last {minutes}",
         )

@@ -74,11 +74,11 @@ def test_edge_of_a_node_leads_into_the_next_column(demo: Callable[[], TopApp]) -
 def test_metric_goes_round_and_charts_follow(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         seen = []
-        for _ in range(4):
+        for _ in range(5):
             seen.append(grid(app).metric.key)
             assert app.screen.query_one("#fleet").metric is grid(app).metric  # type: ignore[attr-defined]
             await pilot.press("p")
-        assert seen == ["power", "util", "memory", "temperature"]
+        assert seen == ["power", "util", "memory", "temperature", "clock"]
         assert grid(app).metric.key == "power"
 
     play(demo(), story)

@@ -4,12 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from dashboards.fleet import METRICS, NODE_METRICS, arranged, odd_gpus, short_names, summarise
+from dashboards.columns import gpu_column
+from dashboards.fleet import (
+    METRICS,
+    NODE_METRICS,
+    arranged,
+    cells,
+    node_value,
+    odd_gpus,
+    short_names,
+    summarise,
+    usual_range,
+)
 from dashboards.samples import NodeDown, NodeSample, Tick
 from dashboards.state import State, fold, initial_state
 from tests.dashboards.test_state import busy
 
-POWER = METRICS[0]
+POWER, CLOCK = METRICS[0], METRICS[-1]
 
 
 def low(node: str, at_s: float, index: int, watts: float) -> NodeSample:
@@ -71,6 +82,24 @@ def test_orders_and_filter() -> None:
 def test_summary_counts_what_can_be_known() -> None:
     summary = summarise(seconds(6))
     assert (summary.nodes, summary.answering, summary.gpus, summary.odd) == (2, 2, 16, 1)
+
+
+def test_clock_of_a_node_is_that_of_its_slowest_gpu_and_unknown_ones_have_none() -> None:
+    sample = busy("a", 0.0)
+    clocks = [1980.0, 1980.0, 345.0, 1965.0, None, 1980.0, 1980.0, 1980.0]
+    gpus = tuple(replace(g, sm_mhz=clocks[g.index]) for g in sample.gpus or ())
+    state = fold(initial_state(["a"], now_s=0.0), [replace(sample, gpus=gpus), Tick(0.0)])
+    node = state.nodes["a"]
+    assert node.sample is not None
+    assert CLOCK.say(node_value(node.sample, CLOCK)) == "345 MHz"
+    shown = cells(node, CLOCK, state)
+    assert [(cell.value, cell.mark) for cell in shown[3:5]] == [(1965.0, ""), (None, "-")]
+    low, high = usual_range(state, CLOCK) or (0.0, 0.0)
+    assert 345 < low < 1965 < 1980 < high
+    assert node.history.column(gpu_column(2, "clock")) == [345.0]
+    (unknown,) = node.history.column(gpu_column(4, "clock"))
+    assert CLOCK.say(unknown) == "-"
+    assert node_value(NodeSample("b", 1.0), CLOCK) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from dashboards import plain
+from dashboards import plain, record
 from dashboards.feeds import ReplayFeed
 from dashboards.healthy import names
 from dashboards.hour import BEGIN_S, hour
@@ -333,6 +333,19 @@ def test_damaged_key_falls_back_to_the_one_before(recording: Path, tmp_path: Pat
     player.feed.seek_to(BEGIN_S + 65)
     assert player.tick().now_s == BEGIN_S + 65
     assert len(player.state.nodes) == 4
+
+
+def test_history_that_another_version_laid_out_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Player(write(tmp_path / "ours.rec", rounds(50))).tick(45)
+    with monkeypatch.context() as then:
+        then.setattr(record, "LAYOUT", [["power_kw"], ["cpu"], ["power"]])
+        old = write(tmp_path / "old.rec", rounds(50))
+    node, same = Player(old).tick(45).nodes["ml-64-node-004"], ours.nodes["ml-64-node-004"]
+    assert node.sample == same.sample
+    assert 0 < len(node.history) < len(same.history)  # since the last key
+    assert node.history.rows() == same.history.rows(len(node.history))
 
 
 def test_block_of_garbage_is_no_block(tmp_path: Path) -> None:
