@@ -3,7 +3,7 @@
 
 py := .venv/bin/python
 tests ?= tests
-workers ?= 2# most tests wait for processes and networks; two share a core without minding
+workers ?= 3# most tests wait for processes and networks; three share two cores without minding
 export OMP_NUM_THREADS ?= 1
 
 help:
@@ -35,8 +35,10 @@ format: venv
 
 # Real processes on a busy machine can miss a deadline: what failed beside other tests runs once more,
 # alone, and both results stand in the output. Wrong code fails twice.
+# Bytecode is kept whatever the environment says: each worker loads all tests, in 9 CPU s instead of 17.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(py) -m pytest -n $(workers) --dist loadfile $(tests) || { [ $$? = 1 ] && \
+	$(py) -m pytest -n $(workers) --dist loadfile --no-loadscope-reorder $(tests) || { [ $$? = 1 ] && \
 	  echo "failed beside other tests; once more, alone:" && \
 	  $(py) -m pytest --last-failed --last-failed-no-failures none --maxfail 6 $(tests); }
 

@@ -13,6 +13,24 @@ from tests.lab import Lab, why_not
 
 Cluster = Lab | LoopbackCluster
 
+# The files that take longest are begun first: a worker that begins one of them last leaves the other
+# workers idle. (`make test` keeps this order; xdist's own begins with the files of most tests.)
+LONGEST = (
+    "trainer/test_loop",
+    "dashboards/test_terminal",
+    "clusterctl/test_demo",
+    "clusterctl/commands/test_launch",
+    "trainer/data/test_dead_mount",
+    "trainer/data/test_dataset",
+    "clusterctl/launch/test_supervise",
+    "dashboards/test_screens",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {Path(__file__).parent / f"{name}.py": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
 
 def pytest_report_header() -> str:
     reason = why_not()
