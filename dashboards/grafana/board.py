@@ -81,7 +81,11 @@ def _panel(number: int, title: str, metrics: list[Metric], place: dict[str, int]
             "defaults": {"unit": metrics[0].unit, "custom": {"fillOpacity": 10, "spanNulls": False}},
             "overrides": [],
         },
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},
+        "options": {
+            # Said in full: from schema 37 on a legend that does not say so is not shown.
+            "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
         "targets": [
             {"refId": chr(ord("A") + index), "datasource": SOURCE, "expr": expression(metric), "legendFormat": metric.legend}
             for index, metric in enumerate(metrics)
