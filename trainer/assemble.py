@@ -141,7 +141,7 @@ def assemble(
         background=config.async_io,
     )
     if config.ckpt_every:
-        saver.prepare(engine.module.state_dict())
+        saver.prepare(engine.weights_to_save())
     fresh = config.start_from_scratch
     return Run(
         config=config, engine=engine, parts=parts, plan=plan, loader=loader, ema=ema,

@@ -342,13 +342,16 @@ def save(run: Run, *, background: bool = True) -> None:
         return
     engine = run.engine
     with run.clock.phase("checkpoint", run.step):
+        began = time.perf_counter()
+        state, weights = engine.state(), engine.weights_to_save()
         done = run.saver.save(
             checkpoint.Position(run.loader.cursor.epoch, run.step),
-            engine.state(),
-            engine.weights(),
-            engine.flat_parts(run.ema.state_dict().items()),
+            state,
+            weights,
+            run.ema.state_dict(),
             _documents(run),
             background=background,
+            waited_s=time.perf_counter() - began,
         )
     run.saved_at = run.step
     _tell(run, done)

@@ -26,7 +26,7 @@ from trainer import checkpoint
 from trainer.aside import Aside, Ready
 from trainer.checkpoint import Entries, Position
 from trainer.engine.base import Engine, EngineState
-from trainer.engine.shards import Shards, part_length, write
+from trainer.engine.shards import Shards, write
 from trainer.errors import CheckpointError
 from trainer.weights import EMA, MODEL
 
@@ -57,6 +57,7 @@ class _Save:
     position: Position
     documents: Documents
     shapes: Mapping[str, torch.Size]
+    weights: Mapping[str, Tensor]
     began: float
     stall_s: float = 0.0
     state: int = _WORKING
@@ -85,23 +86,21 @@ class Saver:
         self._save: _Save | None = None
         self._aside = Aside()
 
-    def prepare(self, weights: Mapping[str, Tensor]) -> None:
+    def prepare(self, weights: Mapping[str, Tensor] | None) -> None:
         """Get the memory for copies on a thread, now, so that the first save does not wait for it.
 
-        `weights` is the module's state, for sizes and names of what rank 0 writes. Not collective.
+        `weights` as for `save`. Not collective.
         """
         engine = self._engine
         if not self._background or not (engine.is_sharded or engine.rank == 0):
             return
-        world = engine.world if engine.is_sharded else 1
-        trained = [name for name, _ in engine.masters()]
+        masters = engine.masters()
         sizes: dict[str, int] = {}
-        for name in trained:
-            part = 4 * part_length(weights[name].numel(), world)  # fp32
-            sizes |= {f"state/{name}/{kind}": part for kind in _KINDS} | {f"average/{name}": part}
-        if engine.rank == 0:
-            sizes |= {f"weights/{k}": v.numel() * v.element_size() for k, v in weights.items()}
-        self._aside.prepare(sizes, pinned=any(value.is_cuda for value in weights.values()))
+        for name, master in masters:
+            size = _bytes([master])
+            sizes |= {f"state/{name}/{kind}": size for kind in _KINDS} | {f"average/{name}": size}
+        sizes |= {f"weights/{k}": _bytes([v]) for k, v in (weights or {}).items() if not v.is_meta}
+        self._aside.prepare(sizes, pinned=any(master.is_cuda for _, master in masters))
 
     @property
     def status(self) -> float:
@@ -117,12 +116,14 @@ class Saver:
         documents: Documents,
         *,
         background: bool = True,
+        waited_s: float = 0.0,
     ) -> list[Saved]:
         """Begin a checkpoint; returns those that were complete by now.
 
         `state` and `average` (the EMA under the model's names) are this rank's parts, `weights` rank
-        0's; they must not change before `hold` has returned. `background=False` waits until all is
-        written, which needs no copy. Raises `CheckpointError` on all ranks when there is no room.
+        0's, of which those on the meta device are made of masters. None may change before `hold` has
+        returned. `background=False` waits until all is written, which needs no copy. `waited_s` is what
+        it took to get at them. Raises `CheckpointError` on all ranks when there is no room.
         """
         done = self.finish()
         began = time.perf_counter()
@@ -136,10 +137,10 @@ class Saver:
         checkpoint.together(
             self._engine, lambda: checkpoint.begin(part, need), only_rank_0=True, part=part
         )
-        save = _Save(position, documents, state.shapes if state else {}, began)
+        save = _Save(position, documents, state.shapes if state else {}, weights or {}, began)
         tensors = {f"state/{key}": value for key, value in (state.tensors if state else {}).items()}
         tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
-        tensors |= {f"weights/{key}": value for key, value in (weights or {}).items()}
+        tensors |= {f"weights/{k}": v for k, v in save.weights.items() if not v.is_meta}
         background = background and self._background
         ready = Ready(tensors)
         self._save = save
@@ -150,7 +151,7 @@ class Saver:
             self._write_part(save, part, state, held)
 
         self._start(work)
-        save.stall_s = time.perf_counter() - began
+        save.stall_s = waited_s + time.perf_counter() - began
         if not background:
             done += self.finish()
         return done
@@ -243,13 +244,17 @@ class Saver:
             written.append(write(part / checkpoint.OPTIMIZER, *place, of("state/"), state.facts))
             write(part / checkpoint.AVERAGE_PARTS, *place, of("average/"), {})
         if self._engine.rank == 0:
-            written += checkpoint.write_weights(part / MODEL, of("weights/"))
+            save.weights = {**save.weights, **of("weights/")}
+            if not any(value.is_meta for value in save.weights.values()):
+                written += checkpoint.write_weights(part / MODEL, save.weights)
         save.entries = checkpoint.entries(part, written)
         save.state = _WRITTEN
 
     def _seal(self, save: _Save, files: Entries) -> None:
         part = self._part(save.position)
         written = self._write_average(save, part)
+        if not (part / MODEL).is_dir():
+            written += self._write_model(save, part)
         # No file of them is open any more: NFS would keep it under another name, and the folder with it.
         shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
         written += checkpoint.write_documents(part, save.documents())
@@ -267,6 +272,17 @@ class Saver:
 
         average = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         return checkpoint.write_weights(part / EMA, average, whole)
+
+    def _write_model(self, save: _Save, part: Path) -> list[Path]:
+        parts, own = Shards(part / checkpoint.OPTIMIZER), save.weights
+
+        def whole(name: str) -> Tensor:
+            if not own[name].is_meta:
+                return own[name]
+            shape = own[name].shape
+            return parts.read(f"{name}/master", shape.numel(), 0, 1).view(shape).to(own[name].dtype)
+
+        return checkpoint.write_weights(part / MODEL, own, whole)
 
     # --- small things ---
 

@@ -5,11 +5,15 @@ python -m tests.bench.save [--ranks 2]
 Two models through the real trainer: the demo's, and one whose state is about 1 GB on disk. The stall is
 what the loop waited for; the steps' own times while a checkpoint is written stand beside it, because a
 thread that copies, hashes and writes takes processor time from them.
+
+Of 968 MB on one rank, 2 cores, load 6: colossal 0.006 s of stall, native 0.02 s, 7.3 s to write while
+training waits.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -31,8 +35,8 @@ GIGABYTE = f"""
 _base_ = {str(ranks.REPO / "trainer/configs/demo.py")!r}
 bucket_config = {{"16px": {{8: (1.0, 2)}}}}
 model = dict(hidden_size=768, num_heads=12, depth=3)
-ckpt_every = 5
-max_steps = 18
+ckpt_every = 15
+max_steps = 45
 num_workers = 1
 """
 _LIMIT_S, _LIMIT_SHARE = 0.5, 0.05
@@ -40,7 +44,10 @@ _LIMIT_S, _LIMIT_SHARE = 0.5, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """Of one run: all but its last checkpoint, which nothing follows."""
+    """Of one run: all but its last checkpoint, which nothing follows.
+
+    Each must be whole before the next begins, or the stall is that of a disk that cannot follow.
+    """
 
     size: int  # bytes of a checkpoint
     stalls: list[float]
@@ -65,10 +72,13 @@ def measure(run_dir: Path) -> Saves:
     )
 
 
-def compare(name: str, text: str, world: int, folder: Path, clips: Path) -> tuple[Saves, Saves]:
+def compare(
+    name: str, text: str, engine: str, world: int, folder: Path, clips: Path
+) -> tuple[Saves, Saves]:
     """Written behind training, and waited for."""
+    name = f"{name}-{engine}"
     config = folder / f"{name}.py"
-    config.write_text(text)
+    config.write_text(f"{text}engine = {engine!r}\n")
     runs = {
         kind: [str(config), "--data-path", str(clips), "--run-dir", str(folder / name / kind),
                "--async-io", str(kind == "behind")]
@@ -83,17 +93,20 @@ def compare(name: str, text: str, world: int, folder: Path, clips: Path) -> tupl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1, help="of the run of 1 GB (%(default)s)")
+    parser.add_argument("--engine", nargs="+", default=["colossal", "native"], metavar="ENGINE")
     parser.add_argument("--folder", type=Path, help="where to write; default a temporary folder")
     args = parser.parse_args()
     good = True
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
         render(["--out", str(folder / "clips"), "--clips", "512", "--seed", "1"])
-        for kind, text, world in (("demo", DEMO, 2), ("1 GB", GIGABYTE, args.ranks)):
-            behind, waited = compare(kind, text, world, folder, folder / "clips" / "digits.csv")
+        models = (("demo", DEMO, 2), ("1 GB", GIGABYTE, args.ranks))
+        for engine, (kind, text, world) in itertools.product(args.engine, models):
+            table = folder / "clips" / "digits.csv"
+            behind, waited = compare(kind, text, engine, world, folder, table)
             stall, whole = max(behind.stalls), statistics.median(waited.stalls)
             print(
-                f"{kind}: {behind.size / 1e6:,.0f} MB, {world} ranks; waited for {whole:.2f} s; behind "
+                f"{kind}, {engine}: {behind.size / 1e6:,.0f} MB, {world} ranks; waited for {whole:.2f} s; behind "
                 f"training {', '.join(f'{s:.3f}' for s in behind.stalls)} s of stall "
                 f"({stall / whole:.1%} at most) and {statistics.median(behind.seconds):.2f} s until it is "
                 f"whole; a step takes {behind.step_s:.2f} s, {behind.beside_s:.2f} s beside a save; "

@@ -324,6 +324,22 @@ def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
     assert saver.finish() == []
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_weights_that_have_masters_are_written_from_those(tmp_path: Path, background: bool) -> None:
+    engine, master = Rank(Together(1), 0), torch.arange(6.0) / 3
+    state = EngineState(0, 1, {"w/master": master}, {}, {"w": torch.Size([2, 3])})
+    meta = torch.empty((2, 3), dtype=torch.bfloat16, device="meta")
+    saver = Saver(tmp_path, engine)  # type: ignore[arg-type]
+    weights = {"w": meta, "buffer": torch.ones(2)}
+    done = saver.save(Position(0, 1), state, weights, {"w": master}, dict, background=background)
+    (saved,) = done or saver.finish()
+    found = read_weights(saved.path / "model")
+    assert torch.equal(found["w"], master.view(2, 3).bfloat16())
+    assert torch.equal(found["buffer"], torch.ones(2))
+    assert torch.equal(read_weights(saved.path / "ema")["w"], master.view(2, 3))
+    checkpoint.verify(saved.path)
+
+
 @pytest.mark.parametrize("broken", ["copy", "documents", "write"])
 def test_a_save_that_fails_behind_the_step_is_raised_on_all_ranks_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str

@@ -124,6 +124,10 @@ class Engine(abc.ABC):
     def weights(self) -> dict[str, Tensor] | None:
         """The whole model's state in working precision on rank 0 (collective); None elsewhere."""
 
+    def weights_to_save(self) -> dict[str, Tensor] | None:
+        """As `weights`; tensors on the meta device are those of `masters`, in the dtype they tell."""
+        return self.weights()
+
     @abc.abstractmethod
     def masters(self) -> list[tuple[str, Tensor]]:
         """Name and fp32 master of each trained parameter: this rank's flat part, or the whole."""
@@ -140,10 +144,6 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def wholes(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The whole fp32 parameters from all ranks' parts, one after another (collective)."""
-
-    def flat_parts(self, parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Of tensors as `masters` holds them, the flat parts that `shards` writes (collective)."""
-        return {name: part.reshape(-1) for name, part in parts}
 
     @abc.abstractmethod
     def refresh(self) -> None:

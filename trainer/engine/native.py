@@ -1,8 +1,8 @@
 """The engine without ColossalAI: torch's FSDP2, fp32 parts of every parameter on the ranks.
 
 Forward and backward gather one block at a time in working precision; optimizer and EMA work on this
-rank's fp32 rows. On disk its state looks like every other engine's, so either may go on from the
-other's checkpoint, at any world size.
+rank's fp32 rows, and those go to disk as they are. Every engine's files tell the same by the same names,
+so either may go on from the other's checkpoint, at any world size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.engine.base import (
     ensure_environment,
     timeout_of,
 )
-from trainer.engine.shards import Shards, part_of
+from trainer.engine.shards import Shards
 from trainer.errors import EngineError
 
 _STATE = ("exp_avg", "exp_avg_sq")
@@ -129,6 +129,19 @@ class NativeEngine(Engine):
                 found[name] = whole.to(self._dtype) if whole.is_floating_point() else whole
         return found if self.rank == 0 else None
 
+    def weights_to_save(self) -> dict[str, Tensor] | None:
+        """Nothing trained is gathered: of 240 million weights that took a step 0.2 to 4 s."""
+        trained = dict(self._trained())
+        found = {}
+        for name, value in self._model.state_dict().items():
+            if name in trained:
+                dtype = self._dtype
+                found[name] = torch.empty(value.shape, dtype=dtype, device="meta")
+                continue
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            found[name] = whole.to(self._dtype) if whole.is_floating_point() else whole
+        return found if self.rank == 0 else None
+
     def masters(self) -> list[tuple[str, Tensor]]:
         return [(name, parameter.to_local().detach()) for name, parameter in self._trained()]
 
@@ -144,23 +157,20 @@ class NativeEngine(Engine):
             )  # fmt: skip
             yield name, placed.full_tensor()
 
-    def flat_parts(self, parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: part_of(whole, self.rank, self.world) for name, whole in self.wholes(parts)}
-
     def refresh(self) -> None:
         """The parameters are the masters."""
 
     # --- state on disk ---
 
     def state(self) -> EngineState | None:
-        tensors = {f"{name}/master": part for name, part in self.flat_parts(self.masters()).items()}
+        tensors: dict[str, Tensor] = {}
         steps: dict[str, int] = {}
         for name, parameter in self._trained():
             own = self._optimizer.state.get(parameter, {})
             steps[name] = int(own.get("step", 0))
-        for kind in _STATE:
-            present = [(n, self._local(self._optimizer.state[p][kind])) for n, p in self._trained() if steps[n]]  # fmt: skip
-            tensors |= {f"{name}/{kind}": part for name, part in self.flat_parts(present).items()}
+            values = {"master": parameter} | {kind: own[kind] for kind in _STATE if steps[name]}
+            for kind, value in values.items():
+                tensors[f"{name}/{kind}"] = self._local(value).detach().reshape(-1)
         shapes = {name: parameter.shape for name, parameter in self._trained()}
         facts = {"engine": self.name, "steps": steps}
         return EngineState(self.rank, self.world, tensors, facts, shapes)

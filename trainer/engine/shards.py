@@ -1,7 +1,7 @@
 """Optimizer state on disk: one safetensors file per rank with flat fp32 parts of each parameter.
 
-A parameter of n elements is flattened, padded to a multiple of the world size and cut in equal
-parts; part r stands in `rank-{r}-of-{world}.safetensors` as `<parameter>/<kind>`, kinds being
+A parameter of n elements is flattened and cut in equal parts, the last of them shorter or padded. Parts
+are a whole number of rows where the engine holds rows. Part r stands in `rank-{r}-of-{world}.safetensors` as `<parameter>/<kind>`, kinds being
 `master`, `exp_avg` and `exp_avg_sq`. Any other world size reads the pieces it needs from the files
 that hold them.
 """
@@ -75,12 +75,13 @@ class Shards:
         """The part that `rank` of `world` holds of a parameter of `numel` elements."""
         if key not in self._keys:
             raise CheckpointError(f"{self.directory} has no {key}: it is of another model")
-        own, theirs = part_length(numel, world), part_length(numel, self.world)
-        stored = self._files[0].get_slice(key).get_shape()
-        if stored != [theirs]:
-            raise CheckpointError(
-                f"{self.directory}: {key} has parts of {stored} elements, the model's are {[theirs]}"
-            )
+        own, theirs = part_length(numel, world), self._length(key, 0)
+        if theirs != part_length(numel, self.world):  # rows: all of them, without padding
+            held = sum(self._length(key, file) for file in range(self.world))
+            if held != numel:
+                raise CheckpointError(
+                    f"{self.directory}: {key} has {held:,} elements, the model's has {numel:,}"
+                )
         start, end = rank * own, min((rank + 1) * own, numel)
         pieces = []
         while start < end:
@@ -90,3 +91,6 @@ class Shards:
             start = until
         flat = torch.cat(pieces) if pieces else torch.empty(0)
         return torch.nn.functional.pad(flat, (0, own - flat.numel()))
+
+    def _length(self, key: str, file: int) -> int:
+        return int(self._files[file].get_slice(key).get_shape()[0])
