@@ -108,9 +108,9 @@ def filter_ours(path: Path) -> int:
     from trainer.data.__main__ import main
 
     out = path.with_name(f"ours{path.suffix}")
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
         main(["filter", str(path), str(out), "--min-frames", "100", "--min-height", "600", "-q"])
-    return read_ours(out)
+    return int(said.getvalue().split(": ")[1].split(" of ")[0].replace(",", ""))
 
 
 def filter_row_wise(path: Path) -> int:

@@ -47,7 +47,8 @@ class CsvFormat:
         self.names = list(names)
 
     def write_piece(self, path: Path, batches: Sequence[Batch]) -> list[WrongRow]:
-        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        how: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
+        with path.open("w", buffering=1 << 20, **how) as file:
             writer = csv.writer(file)
             for batch in batches:
                 chosen = batch.select(self.names)

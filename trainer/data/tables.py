@@ -8,6 +8,7 @@ type for type. `Table.position` after a read says where to go on in another proc
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from trainer.data.manifest import FIELD_LIMIT, ManifestError, WrongRow, check_suffix, require
 
 Position = dict[str, int]
+_BLOCK_BYTES = 1 << 18  # of a csv in hand, beside the rows
 
 
 class Batch(Protocol):
@@ -204,17 +206,18 @@ def open_table(source: Path, required: Sequence[str] = ()) -> Table:
 
 
 class CsvTable:
-    """A csv, with the byte at which each row begins."""
+    """A csv, with the byte at which the next row begins."""
 
     def __init__(self, source: Path, required: Sequence[str]) -> None:
         csv.field_size_limit(FIELD_LIMIT)
         self.source = source
         self.wrong: list[WrongRow] = []
-        self._file = source.open("rb")
+        self._file = source.open("rb", _BLOCK_BYTES)
         self._size = max(1, source.stat().st_size)
-        self._offset = self._line = self._row = 0  # attributes: a dictionary costs 10 % of reading
+        self._block: list[bytes] = []
+        self._block_offset = self._block_line = self._first_line = self._row = 0
         try:
-            self._reader = csv.reader(self._texts())
+            self.seek({"offset": 0, "line": 0, "row": 0})
             header = next(self._reader, None)
             if header is None:
                 raise ManifestError(f"{source}: the file is empty")
@@ -227,14 +230,30 @@ class CsvTable:
             self._file.close()
             raise
 
-    def _texts(self) -> Iterator[str]:
-        for raw in self._file:
-            # as text files with newline="" do: a lone return ends a line, too
-            for piece in raw.splitlines(keepends=True) if b"\r" in raw else (raw,):
-                self._offset += len(piece)
-                self._line += 1
-                text = piece.decode("utf-8", "surrogateescape")
-                yield text if self._line > 1 else text.removeprefix("\ufeff")
+    def _lines(self) -> Iterator[list[str]]:
+        """A block of lines at a time: a generator's turn for each line costs as much as parsing it."""
+        while block := self._file.readlines(_BLOCK_BYTES):
+            whole = b"".join(block)
+            if b"\r" in whole:  # as text files with newline="" do: a lone return ends a line, too
+                block = whole.splitlines(keepends=True)
+            self._block_offset += sum(map(len, self._block))
+            self._block_line += len(self._block)
+            self._block = block
+            texts = [raw.decode("utf-8", "surrogateescape") for raw in block]
+            if not self._block_line:
+                texts[0] = texts[0].removeprefix("\ufeff")
+            yield texts
+
+    @property
+    def _line(self) -> int:
+        """Lines of the file that the reader has had."""
+        return self._first_line + self._reader.line_num
+
+    @property
+    def _offset(self) -> int:
+        """Bytes of the file that the reader has had; they end in the block at hand."""
+        had = self._block[: self._line - self._block_line]
+        return self._block_offset + sum(map(len, had))
 
     @property
     def position(self) -> Position:
@@ -246,28 +265,33 @@ class CsvTable:
 
     def seek(self, position: Position) -> None:
         self._file.seek(position["offset"])
-        self._offset, self._line = position["offset"], position["line"]
-        self._row = position["row"]
-        self._reader = csv.reader(self._texts())
+        self._block = []
+        self._block_offset, self._row = position["offset"], position["row"]
+        self._block_line = self._first_line = position["line"]
+        self._reader = csv.reader(itertools.chain.from_iterable(self._lines()))
 
     def read(self, rows: int) -> CsvBatch | None:
         found: list[list[str]] = []
         lines: list[int] = []
-        width, reader = len(self.names), self._reader
-        while len(found) < rows:
-            line = self._line + 1
+        width, reader, before = len(self.names), self._reader, self._first_line
+        ended = False
+        while len(found) < rows and not ended:
+            line = before + reader.line_num + 1
             try:
-                row = next(reader)
-            except StopIteration:
-                break
+                for row in reader:
+                    if len(row) == width:
+                        found.append(row)
+                        lines.append(line)
+                        if len(found) == rows:
+                            break
+                    elif row:  # an empty line is nothing, not a wrong row
+                        reason = f"{len(row)} cells, the header has {width}"
+                        self.wrong.append(WrongRow(line, reason))
+                    line = before + reader.line_num + 1
+                else:
+                    ended = True
             except csv.Error as error:
                 self.wrong.append(WrongRow(line, str(error)))
-                continue
-            if len(row) == width:
-                found.append(row)
-                lines.append(line)
-            elif row:  # an empty line is nothing, not a wrong row
-                self.wrong.append(WrongRow(line, f"{len(row)} cells, the header has {width}"))
         if not found:
             return None
         start, self._row = self._row, self._row + len(found)

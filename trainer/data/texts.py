@@ -21,10 +21,8 @@ class PackedTexts(Sequence[str]):
     def extend(self, texts: Iterable[str]) -> None:
         # surrogateescape: file names are bytes
         encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-        end = self._ends[-1]
-        for one in encoded:
-            end += len(one)
-            self._ends.append(end)
+        ends = itertools.accumulate(map(len, encoded), initial=self._ends.pop())
+        self._ends.extend(ends)
         self._data += b"".join(encoded)
 
     def __len__(self) -> int:

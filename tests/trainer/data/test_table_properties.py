@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.rows import random_manifest
 from tests.trainer.data.test_buckets import CONFIGS
+from trainer.data import tables
 from trainer.data.balance import Balance, classes
 from trainer.data.buckets import Buckets
 from trainer.data.manifest import ManifestError, read_manifest
@@ -66,3 +67,30 @@ def test_balanced_epoch_has_the_microbatches_of_the_random_one(config, seed, win
     assert len(np.unique(rows)) == len(rows)
     tail = len(one) - len(one) % ranks
     assert one[tail:] == two[tail:]  # no kind of microbatch is left out more often than others
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([b"a,b", b'"c\nd",e', b"\xff,\xc3\xbc", b"lone", b"", b'"x""y",z']), max_size=9),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]), st.booleans(), st.integers(2, 40), st.integers(1, 4),
+)  # fmt: skip
+def test_a_csv_read_in_blocks_and_from_any_place_is_the_csv_module_s(
+    tmp_path_factory, lines, end, has_mark, block_bytes, each
+):
+    path = tmp_path_factory.mktemp("blocks") / "m.csv"
+    path.write_bytes(b"\xef\xbb\xbf" * has_mark + end.join([b"path,text", *lines]) + end)
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        expected = [row for row in list(csv.reader(file))[1:] if len(row) == 2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "_BLOCK_BYTES", block_bytes)
+        table, found, places = tables.CsvTable(path, ("path",)), [], []
+        while (batch := table.read(each)) is not None:
+            found += batch.rows
+            places.append((len(found), table.position))
+        assert found == expected
+        assert table.position["offset"] == path.stat().st_size
+        for count, place in places:
+            table.seek(place)
+            rest = [row for batch in iter(lambda: table.read(each), None) for row in batch.rows]
+            assert rest == expected[count:]
+        table.close()
