@@ -74,7 +74,13 @@ class Demo:
         """Exit code and stdout."""
         assert self.child.stdout is not None
         out = self.child.stdout.read() if self.child.wait(timeout_s) is not None else ""
+        with self._new:
+            assert self._new.wait_for(lambda: self.ended, timeout_s), "somebody holds its stderr"
         return self.child.returncode, out
+
+    def ends_before_it_is_ours(self) -> bool:
+        """Whether the interpreter ended while it was starting: with status 1 by Ctrl-C at that time."""
+        return any("init_import_site" in line for line in self.lines)
 
 
 def _left(scratch: Path) -> list[str]:
@@ -132,9 +138,16 @@ def test_ctrl_c_leaves_nothing(words: str, outputs: Path, tmp_path: Path) -> Non
     if words:
         demo.wait_for(words)
     demo.child.send_signal(signal.SIGINT)
-    code, _ = demo.end()
+    try:
+        code, _ = demo.end()
+    except subprocess.TimeoutExpired:
+        # An interpreter that starts loses one in a hundred; whoever presses it presses it again.
+        assert not words
+        demo.child.send_signal(signal.SIGINT)
+        code, _ = demo.end()
     # Before the interpreter has its handler the signal itself ends it.
-    assert code in (130, -signal.SIGINT) if not words else code == 130, demo.lines
+    early = not words and (code == -signal.SIGINT or demo.ends_before_it_is_ours())
+    assert code == 130 or early, (code, demo.lines)
     assert not any("Traceback" in line for line in demo.lines) or not words
     _assert_nothing_left(tmp_path, before)
 
