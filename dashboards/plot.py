@@ -93,13 +93,20 @@ def area(values: Sequence[float], width: int, height: int, scale: Scale) -> list
     one dot: it differs from a gap.
     """
     heights = _heights(values, 4 * height - 1, scale)
-    heights += [0] * (2 * width - len(heights))
-    rows: list[Row] = []
-    for row in range(height - 1, -1, -1):
+    heights = (heights + [0] * (2 * width - len(heights)))[: 2 * width]
+    lowest, highest = min(filter(None, heights), default=0), max(heights, default=0)
+
+    def text(row: int) -> str:
         low, high = 4 * row, 4 * row + 4
         dots = [0 if h <= low else 4 if h >= high else h - low for h in heights]
-        pairs = zip(dots[0 : 2 * width : 2], dots[1 : 2 * width : 2], strict=True)
-        rows.append([("".join([_BARS[left][right] for left, right in pairs]), row)])
+        return "".join([_BARS[left][right] for left, right in zip(dots[::2], dots[1::2], strict=True)])  # fmt: skip
+
+    # Rows below the lowest bar are all the same, and so are those above the highest.
+    full, blank = text(0) if lowest >= 4 else "", _BARS[0][0] * width
+    rows: list[Row] = []
+    for row in range(height - 1, -1, -1):
+        same = blank if 4 * row >= highest else full if 4 * row + 4 <= lowest else None
+        rows.append([(text(row) if same is None else same, row)])
     return rows
 
 

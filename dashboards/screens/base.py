@@ -51,6 +51,7 @@ class TopScreen(Screen[None]):
     TAB: ClassVar[str] = ""  # its key in TABS; "" for a screen above another
     KEYS: ClassVar[Keys] = ()
     _composed = False
+    _panels: Sequence[Panel] = ()  # none is added after compose
 
     def body(self) -> Iterable[Widget]:
         """The widgets between the bars."""
@@ -81,7 +82,7 @@ class TopScreen(Screen[None]):
         if not self._composed or self.has_class("-too-small"):
             return
         self.prepare(state)
-        for panel in self.query(Panel):
+        for panel in self._panels:
             if panel.display:
                 panel.show(state)
 
@@ -108,6 +109,7 @@ class TopScreen(Screen[None]):
             self.notify(f"copied: {first[:60]}", timeout=3)
 
     def on_mount(self) -> None:
+        self._panels = list(self.query(Panel))
         self._composed = True
         self.query_one(ReplayBar).set_class(self.top.replay is None, "-off")
 

@@ -22,6 +22,7 @@ from dashboards.fleet import (
     Metric,
     arranged,
     cells,
+    level,
     node_mark,
     node_value,
     short_names,
@@ -197,14 +198,7 @@ class GpuGrid(Panel, can_focus=True):
         silent = mark in (UNKNOWN, STALE)
         name_style = colors.cursor if here else colors.dim if silent else colors.text
         line = self._front(node, label, here, name_style, colors)
-        shown = cells(node, self.metric, state)
-        shown += [Cell(None, None, " ")] * (self._gpus - len(shown))
-        if node.sample is not None and not node.gpus_seen and not silent:
-            line += self._without_gpus(node, shape.cell * self._gpus, colors)
-        else:
-            for index, cell in enumerate(shown):
-                at = here and self.cursor == (node.name, index)
-                line += self._cell(cell, shape.cell, at, colors)
+        line += self._tiles(node, mark, state, colors)
         value = None if node.sample is None or node.down else node_value(node.sample, self.metric)
         total = self.metric.say(value).removesuffix(" MHz")
         style = {"": colors.text, STALE: colors.stale, UNKNOWN: colors.warn}.get(mark, colors.bad)
@@ -220,6 +214,33 @@ class GpuGrid(Panel, can_focus=True):
         line += words((f"  {f'{mark} {why}'.strip():<16}"[:18], style))
         if room - TAIL - 18 >= 22:
             line += self._more(node, state, room - TAIL - 18, silent, scale, colors)
+        return line
+
+    def _tiles(self, node: NodeState, mark: str, state: State, colors: Palette) -> Line:
+        """The node's GPUs."""
+        width, metric = self._shape.cell, self.metric
+        on = self.cursor[1] if self.cursor is not None and self.cursor[0] == node.name else -1
+        gpus = node.sample.gpus or () if node.sample is not None else ()
+        if not node.gpus_seen and node.sample is not None and mark not in (UNKNOWN, STALE):
+            return self._without_gpus(node, width * self._gpus, colors)
+        line: Line = []
+        if not mark and on < 0 and len(gpus) == self._gpus and width > 2 and not self.only_outliers:
+            # Nearly all nodes at every tick: each GPU is there and has nothing but its number.
+            ramp = colors.heat if metric.key == "temperature" else colors.cool
+            for index, gpu in enumerate(gpus):
+                value = metric.read(gpu)
+                if value is None or gpu.index != index:
+                    break
+                step = int((level(value, metric, gpu) or 0.0) * len(ramp))
+                ground = ramp[min(len(ramp) - 1, step)]
+                line += tile(self._number(value, width), width, ground, " ", colors.text)
+            else:
+                return line
+            line.clear()
+        shown = cells(node, metric, state)
+        shown += [Cell(None, None, " ")] * (self._gpus - len(shown))
+        for index, cell in enumerate(shown):
+            line += self._cell(cell, width, index == on, colors)
         return line
 
     def _cell(self, cell: Cell, width: int, at: bool, colors: Palette) -> tuple[Segment, ...]:

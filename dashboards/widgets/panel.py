@@ -33,9 +33,9 @@ class Panel(Widget):
         self._strips: list[Strip] = []
         self._width = 0
         self._seen: tuple[object, ...] = ()
-        self._ground: Color | None = None
+        self._colors: Palette | None = None
         self._sides: tuple[Size, Strip, Strip] | None = None  # of a line: border and padding
-        self._bordered: dict[int, Strip] = {}  # content lines with their sides
+        self._whole: dict[int, Strip] = {}  # lines with their sides, by place in the widget
         self.state: State | None = None
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
@@ -55,10 +55,10 @@ class Panel(Widget):
         width, height = self.content_size
         if not width or not height:
             return
-        if self._ground is None:
-            self._ground = self.rich_style.bgcolor or Color.default()
-        # What render_line gives is taken as it is: the ground has to be in every style.
-        colors = palette(self.app, self._ground)
+        if self._colors is None:
+            # What render_line gives is taken as it is: the ground has to be in every style.
+            self._colors = palette(self.app, self.rich_style.bgcolor or Color.default())
+        colors = self._colors
         parts = self.looks_at(state)
         if parts is not None:
             # States are never changed, so the same object is the same picture.
@@ -78,13 +78,13 @@ class Panel(Widget):
         lines += [[Segment(" " * width, colors.text)]] * (height - len(lines))
         if width != self._width or len(lines) != len(self._lines):
             self._strips = [Strip(line, width) for line in lines]
-            self._lines, self._width, self._bordered = lines, width, {}
+            self._lines, self._width, self._whole = lines, width, {}
             self.refresh()
             return
         changed = [y for y, line in enumerate(lines) if line != self._lines[y]]
         for y in changed:
             self._strips[y] = Strip(lines[y], width)
-            self._bordered.pop(y, None)
+            self._whole.pop(y + self.gutter.top, None)
         self._lines = lines
         if changed:
             self.refresh(*(Region(0, y, width, 1) for y in changed))
@@ -102,16 +102,16 @@ class Panel(Widget):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._width, self._ground, self._sides = 0, None, None  # another theme: every line is new
+        self._width, self._colors, self._sides = 0, None, None  # another theme: every line is new
         if self.is_attached:
             self.call_later(self.again)
 
     def title(self, text: str, note: str = "") -> None:
         """Words in the border; set only when they change, which lays the screen out anew."""
-        if self.border_title != text:
-            self.border_title = text
-        if self.border_subtitle != note:
-            self.border_subtitle = note
+        if self.border_title != text or self.border_subtitle != note:
+            self.border_title, self.border_subtitle = text, note
+            top = self.gutter.top
+            self._whole = {y: line for y, line in self._whole.items() if 0 <= y - top < len(self._strips)}  # fmt: skip
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):
@@ -130,20 +130,22 @@ class Panel(Widget):
             left = self.gutter.left
             whole = super().render_lines(Region(0, top, size.width, 1))[0]
             self._sides = size, whole.crop(0, left), whole.crop(left + self._width)
-            self._bordered = {}
+            self._whole = {}
         _, before, behind = self._sides
+        filters = None
         lines = []
         for y in crop.line_range:
-            line = self._bordered.get(y - top)
+            line = self._whole.get(y)
             if line is None:
-                if not 0 <= y - top < len(self._strips):
-                    lines += super().render_lines(Region(0, y, size.width, 1))
-                    continue
-                strip = self._strips[y - top]
-                for filter in self.get_line_filters():
-                    strip = strip.apply_filter(filter, self.background_colors[1])
-                line = Strip([*before, *strip, *behind], size.width)
-                self._bordered[y - top] = line
+                if 0 <= y - top < len(self._strips):
+                    strip = self._strips[y - top]
+                    filters = self.get_line_filters() if filters is None else filters
+                    for filter in filters:
+                        strip = strip.apply_filter(filter, self.background_colors[1])
+                    line = Strip([*before, *strip, *behind], size.width)
+                else:
+                    (line,) = super().render_lines(Region(0, y, size.width, 1))
+                self._whole[y] = line
             lines.append(line)
         if crop.column_span != (0, size.width):
             lines = [line.crop(*crop.column_span) for line in lines]

@@ -17,7 +17,6 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,11 +53,11 @@ def rss_mb() -> float:
 
 
 class Hours:
-    """A feed that says second after second when it is asked."""
+    """A feed that says second after second when it is asked; invented before."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: int) -> None:
         self.nodes, self.source = names(), "bench"
-        self._rounds: Iterator[list[Sample]] = hour((), seconds=100_000)
+        self._rounds = iter(list(hour((), seconds=seconds)))
         self._now_s = BEGIN_S
 
     def start(self) -> None: ...
@@ -83,8 +82,8 @@ class Hours:
 def grid(ticks: int) -> None:
     """CPU of a tick, without inventing the readings."""
     for size in ((80, 24), (200, 50)):
-        feed = Hours()
-        app = TopApp(feed)
+        feed = Hours(ticks + 10)
+        app = TopApp(feed, interval_s=3600.0)  # ticks come from here alone
         costs: list[float] = []
 
         async def run(app: TopApp = app, feed: Hours = feed, size: tuple[int, int] = size, costs: list[float] = costs) -> None:  # fmt: skip
