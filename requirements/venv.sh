@@ -24,8 +24,10 @@ install() {
             uv pip install --quiet --compile-bytecode --no-deps -r "requirements/lock-$1.txt" -e .
     else
         [ -x .venv/bin/pip ] || "$python" -m venv .venv
-        .venv/bin/pip install --quiet --quiet --disable-pip-version-check --no-deps \
+        .venv/bin/pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile \
             -r "requirements/lock-$1.txt" -e .
+        # pip compiles on one core, 90 s; some packages hold templates that are no Python.
+        .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
     fi
 }
 
