@@ -7,10 +7,12 @@ assertions share them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +99,9 @@ def wait(processes: Sequence[BaseProcess], limit_s: float) -> list[int | None]:
         return [process.exitcode for process in processes]
     finally:
         for process in processes:
-            if process.is_alive():
+            if process.is_alive() and process.pid:
+                with contextlib.suppress(ProcessLookupError):  # no session of its own yet
+                    os.killpg(process.pid, signal.SIGKILL)  # its loaders, too
                 process.kill()
                 process.join(10)
 
