@@ -192,12 +192,10 @@ class _Together:
     def gather_objects(self, value: Any) -> list[Any]:
         """See `Engine.gather_objects`."""
         if self.world == 1:
-            return [value]
-        import torch.distributed as dist
+            return [value]  # without importing torch
+        from trainer.engine.base import gathered
 
-        every: list[Any] = [None] * self.world
-        dist.all_gather_object(every, value)
-        return every
+        return gathered(value, self.world)
 
     def alone(self, work: Callable[[], T]) -> T:
         """What rank 0's `work` gives, or its failure, on every rank."""

@@ -57,6 +57,15 @@ class EngineState:
     shapes: dict[str, torch.Size]  # of the whole parameters
 
 
+def gathered(value: Any, world: int) -> list[Any]:
+    """Every rank's picklable value, in rank order, on every rank (collective)."""
+    if world == 1:
+        return [value]
+    every: list[Any] = [None] * world
+    dist.all_gather_object(every, value)
+    return every
+
+
 class Engine(abc.ABC):
     """One process of a run. Collective verbs must be called by all ranks in the same order."""
 
@@ -170,11 +179,7 @@ class Engine(abc.ABC):
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's picklable value, in rank order, on every rank; for rare and small things."""
-        if self.world == 1:
-            return [value]
-        every: list[Any] = [None] * self.world
-        dist.all_gather_object(every, value)
-        return every
+        return gathered(value, self.world)
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's picklable value on every rank."""

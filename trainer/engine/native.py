@@ -122,24 +122,22 @@ class NativeEngine(Engine):
         return True
 
     def weights(self) -> dict[str, Tensor] | None:
-        found = {}
-        for name, value in self._model.state_dict().items():
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
-            if self.rank == 0:
-                found[name] = whole.to(self._dtype) if whole.is_floating_point() else whole
-        return found if self.rank == 0 else None
+        return self._weights(frozenset())
 
     def weights_to_save(self) -> dict[str, Tensor] | None:
         """Nothing trained is gathered: of 240 million weights that took a step 0.2 to 4 s."""
-        trained = dict(self._trained())
+        return self._weights(frozenset(name for name, _ in self._trained()))
+
+    def _weights(self, told_only: frozenset[str]) -> dict[str, Tensor] | None:
+        """The state on rank 0 (collective); of `told_only` shape and dtype, on the meta device."""
         found = {}
         for name, value in self._model.state_dict().items():
-            if name in trained:
-                dtype = self._dtype
-                found[name] = torch.empty(value.shape, dtype=dtype, device="meta")
+            if name in told_only:
+                found[name] = torch.empty(value.shape, dtype=self._dtype, device="meta")
                 continue
             whole = value.full_tensor() if isinstance(value, DTensor) else value
-            found[name] = whole.to(self._dtype) if whole.is_floating_point() else whole
+            if self.rank == 0:
+                found[name] = whole.to(self._dtype) if whole.is_floating_point() else whole
         return found if self.rank == 0 else None
 
     def masters(self) -> list[tuple[str, Tensor]]:
