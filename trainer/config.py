@@ -267,7 +267,7 @@ def main(args: Sequence[str]) -> int:
     try:
         config = load(args[1], words)
     except TrainerError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error.told(), file=sys.stderr)
         return error.exit_code
     if len(words) < len(args[2:]):
         print(json.dumps({"schema": 1, "command": "config show", "config": to_dict(config)}))

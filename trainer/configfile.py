@@ -280,9 +280,7 @@ def resolve_name(
     names = [*known, *options, *cls.aliases, *cls.harmless, *cls.refused]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {'.'.join((*key[:-1], near[0]))}?" if near else None
-    raise ConfigError(
-        f"{place}: there is no key {shown}" + (f"; {hint}" if hint else ""), hint=hint
-    )
+    raise ConfigError(f"{place}: there is no key {shown}", hint=hint)
 
 
 def _section_of(kind: Any) -> type[Section] | None:

@@ -15,6 +15,10 @@ class TrainerError(Exception):
         self.hint = hint
         self.on_all_ranks = False  # raised by agreement: rank 0 says it for all
 
+    def told(self) -> str:
+        """What a command prints of it."""
+        return f"error: {self}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
 
 class ConfigError(TrainerError):
     """Wrong configuration; the message names the file and line, or the flag."""

@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {args.prompts} cannot be read: {error}", file=sys.stderr)
         return 2
     except TrainerError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error.told(), file=sys.stderr)
         return error.exit_code
     if args.json:
         print(json.dumps({"schema": 1, "command": "evaluate digits", **scores}))

@@ -46,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _train(config, options, words)
     except TrainerError as error:
         if _speaks(error):
-            print(f"error: {error}", file=sys.stderr)
-            if error.hint:
-                print(f"  hint: {error.hint}", file=sys.stderr)
+            print(error.told(), file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the rank's last words; the launcher shows them
         traceback.print_exc()

@@ -77,7 +77,6 @@ def our_type(section: str, name: str, place: str) -> str:
         raise ConfigError(f"{place}: {section}.type {name!r} {refused[name]}")
     near = difflib.get_close_matches(name, [*known, *refused], n=1)
     raise ConfigError(
-        f"{place}: {section}.type {name!r} is not known; there is {', '.join(known)}"
-        + (f"; did you mean {near[0]}?" if near else ""),
+        f"{place}: {section}.type {name!r} is not known; there is {', '.join(known)}",
         hint=f"did you mean {near[0]}?" if near else None,
     )

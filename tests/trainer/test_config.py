@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,10 +158,10 @@ def test_overrides_reach_into_bucket_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("\n\nwarmup_step = 3", [], r"c\.py:3: there is no key warmup_step; did you mean warmup_steps\?"),
-        ("dataset = dict(\n  data_pth='x')", [], r"c\.py:2: there is no key dataset.data_pth; did you mean dataset.data_path"),
-        ("model = dict(type='STDiT3',\n  deptth=3)", [], r"c\.py:2: .*did you mean model\.depth"),
-        ("", ["--dataset.data-pth", "x"], "--dataset.data-pth: .*did you mean dataset.data_path"),
+        ("\n\nwarmup_step = 3", [], r"c\.py:3: there is no key warmup_step\n  hint: did you mean warmup_steps\?"),
+        ("dataset = dict(\n  data_pth='x')", [], r"c\.py:2: there is no key dataset.data_pth\n  hint: did you mean dataset.data_path"),
+        ("model = dict(type='STDiT3',\n  deptth=3)", [], r"c\.py:2: .*\n.*did you mean model\.depth"),
+        ("", ["--dataset.data-pth", "x"], "--dataset.data-pth: .*\n.*did you mean dataset.data_path"),
         ("", ["--lr", "fast"], "--lr must be float, not 'fast'"),
         ("lr = '1e-4'", [], r"c\.py:1: lr must be float, not '1e-4' \(str\)"),
         ("seed = True", [], "seed must be int"),
@@ -188,8 +189,9 @@ def test_what_is_wrong_is_named_with_its_place(
     if message is None:
         assert load(path, words) == Config()
         return
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(path, words)
+    assert re.search(message, caught.value.told())
     assert caught.value.exit_code == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -157,7 +158,7 @@ def test_upstreams_two_names_of_one_vae_are_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model = dict(type='STDiT3-XL')", r"c\.py:1: model\.type 'STDiT3-XL' is not known.* did you mean STDiT3-XL/2\?"),
+        ("model = dict(type='STDiT3-XL')", r"c\.py:1: model\.type 'STDiT3-XL' is not known.*\n.*did you mean STDiT3-XL/2\?"),
         ("model = dict(type='flux')", r"c\.py:1: model\.type 'flux' is another network"),
         ("scheduler = dict(type='iddpm')", "rectified flow"),
         ("vae = dict(type='dc_ae')", "Open-Sora 2's; there is OpenSoraVAE_V1_2"),
@@ -175,8 +176,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "c.py").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as caught:
         load(tmp_path / "c.py")
+    assert re.search(message, caught.value.told())
 
 
 def test_what_asks_for_nothing_is_fine(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from trainer.infer import __main__ as infer
 from trainer.infer import files
 from trainer.infer.request import settings_of
 from trainer.mp4 import read_mp4
+from trainer.weights import __main__ as weights
 from trainer.weights import read_weights
 
 
@@ -88,6 +90,33 @@ def test_a_run_directory_stands_for_its_newest_checkpoint(
     words[words.index(str(run[1]))] = str(run[1].parent)
     assert infer.main(words) == 0
     assert len(videos(tmp_path)) == 3
+
+
+def test_weights_from_elsewhere_use_the_text_encoder_of_the_run_named(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = run[1].parent
+    elsewhere = tmp_path / "converted" / "m.safetensors"
+    assert weights.main(["convert", str(run[1]), str(elsewhere)]) == 0
+    words = command(run, tmp_path)
+    words[words.index(str(run[1]))] = str(elsewhere)
+    assert infer.main(words) == 2
+    said = capsys.readouterr().err
+    assert f"there is no text_encoder folder in {elsewhere.parent}" in said
+    assert "give the run directory" in said
+    assert not (tmp_path / "out").exists()
+
+    config = configuration.to_dict(configuration.load(run[0]))
+    of_run = tmp_path / "of_run"
+    shutil.copytree(run_dir, of_run)
+    (of_run / "config.json").write_text(json.dumps({"schema": 1, "config": config}))
+    for named in (of_run, of_run / "config.json"):
+        assert infer.main([str(named), *words[1:], "--overwrite"]) == 0
+    mine, theirs = tmp_path / "mine", tmp_path
+    mine.mkdir()
+    assert infer.main(command(run, mine)) == 0
+    for one, other in zip(videos(mine), videos(theirs), strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_ema_is_the_default_and_the_weights_themselves_a_flag(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from trainer import config as configuration
 from trainer.errors import ConfigError, TrainerError
+from trainer.progress import StepProgress
 
 _INTERRUPTED = 130
 _DESCRIPTION = """\
@@ -32,9 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args, overrides)
     except TrainerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
+        print(error.told(), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -195,9 +193,8 @@ def _measure(args: argparse.Namespace, config: Any, shapes: Sequence[Any], devic
         for path in paths:
             spec = replace(_spec(args, config, shape, device), path=path)
             what = f"bucket {number + 1} of {len(shapes)}: {shape.name} x {spec.batch}, {path}"
-            progress = _Progress(what)
-            outcome = try_in_child(spec, progress, timeout_s=args.timeout_s)
-            progress.end()
+            with _progress(what) as progress:
+                outcome = try_in_child(spec, progress, timeout_s=args.timeout_s)
             rows.append(Row(shape, path, spec.batch, spec.batch * shape.tokens(patch), outcome))
     if args.json:
         print(json.dumps(_document(args, device, peak, rows=[row.to_json(peak) for row in rows])))
@@ -224,10 +221,10 @@ def _search(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device
         def trial(
             batch: int, spec: Any = spec, number: int = number, shape: Any = shape
         ) -> Outcome:
-            progress = _Progress(f"bucket {number + 1} of {len(shapes)}: {shape.name} x {batch}")
-            outcome = try_in_child(replace(spec, batch=batch), progress, timeout_s=args.timeout_s)
-            progress.end()
-            return outcome
+            with _progress(
+                f"bucket {number + 1} of {len(shapes)}: {shape.name} x {batch}"
+            ) as shown:
+                return try_in_child(replace(spec, batch=batch), shown, timeout_s=args.timeout_s)
 
         try:
             best = largest_batch(spec.batch, budget, trial, args.most)
@@ -297,22 +294,11 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class _Progress:
-    """Where a trial is: a line that renews itself on a terminal, one line elsewhere."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._began, self._live = what, time.monotonic(), sys.stderr.isatty()
-        if not self._live:
-            _say(what)
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._live:
-            text = f"{self._what}: step {done + 1} of {total}"
-            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._live:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+def _progress(what: str) -> StepProgress:
+    """Of a trial; a log names it at once."""
+    if not sys.stderr.isatty():
+        _say(what)
+    return StepProgress(what)
 
 
 if __name__ == "__main__":

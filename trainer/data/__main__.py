@@ -69,9 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     except TrainerError as error:
         if error.on_all_ranks and os.environ.get("RANK", "0") != "0":
             return error.exit_code  # rank 0 says it
-        print(f"error: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+        print(error.told(), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where this one stopped", file=sys.stderr)

@@ -25,8 +25,8 @@ from trainer.data.features import DTYPES, NETWORK_DTYPES
 from trainer.data.features_files import LATENTS, TEXTS, FeaturesError, Piece, write
 from trainer.data.features_index import COLUMNS, table_pieces, text_key
 from trainer.data.features_units import keys_of, segments
-from trainer.data.progress import Progress
 from trainer.engine.base import set_threads
+from trainer.progress import RowProgress
 
 Shard = tuple[Path, str, int]
 _AT_A_SIZE = " (a row is a clip at one size)"
@@ -52,7 +52,7 @@ class Maker:
         self._options, self._out = options, out
         self._device = _device()
         self._bad = 0
-        self._progress = Progress(f"encode {out.name}", options.quiet)
+        self._progress = RowProgress(f"encode {out.name}", options.quiet)
 
     def make(self, shards: Sequence[Shard]) -> None:
         """Write each. Raises FeaturesError above the limit of bad clips; what is done stays."""
@@ -95,7 +95,7 @@ class Maker:
                     held, at = [], at + 1
                 if not held or held[-1].unit != segment.unit:
                     held.append(_Clip(segment.unit))
-                    self._progress.show(done / total, clips, _AT_A_SIZE)
+                    self._progress.at(done / total, clips, _AT_A_SIZE)
                     done, clips = done + int(sizes[segment.unit]), clips + 1
                 clip = held[-1]
                 clip.reply = reply
@@ -205,7 +205,7 @@ class Maker:
             for place, values in maker.features(captions):
                 made[place] = values
                 done += 1
-                self._progress.show(done / total, done, ", captions")
+                self._progress.at(done / total, done, ", captions")
             pieces: list[Piece] = []
             crcs: list[int] = []
             for place, caption in enumerate(captions):

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.data.features_files import LATENTS, FeaturesError, verify
 from trainer.data.features_index import read_document, read_index
-from trainer.data.progress import Progress
+from trainer.progress import RowProgress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,12 +77,12 @@ def describe(folder: Path, document: Mapping[str, Any]) -> str:
 
 
 def _damaged(folder: Path, document: Mapping[str, Any], quiet: bool) -> list[str]:
-    progress = Progress(f"check {folder.name}", quiet)
+    progress = RowProgress(f"check {folder.name}", quiet)
     found, done = [], 0
     for number, (name, size, header) in enumerate(document["shards"], 1):
         if (problem := verify(folder / str(name), str(header))) is not None:
             found.append(problem)
         done += size
-        progress.show(done / document["bytes"], number, " (rows are shards)")
+        progress.at(done / document["bytes"], number, " (rows are shards)")
     progress.clear()
     return found

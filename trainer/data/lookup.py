@@ -12,8 +12,8 @@ from typing import Any
 from trainer.data.job import identity
 from trainer.data.keys import digests
 from trainer.data.manifest import ManifestError
-from trainer.data.progress import Progress
 from trainer.data.tables import Batch, ParquetTable, column_type, open_table
+from trainer.progress import RowProgress
 
 
 class Lookup:
@@ -47,7 +47,7 @@ class Lookup:
             for name in self.names
         }
 
-    def load(self, path: Path, progress: Progress) -> None:
+    def load(self, path: Path, progress: RowProgress) -> None:
         """Fill the file; one that is whole already is used as it is."""
         fresh = path.with_suffix(".new")
         if not path.is_file():
@@ -63,7 +63,7 @@ class Lookup:
             fresh.replace(path)
         self._file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
 
-    def _insert(self, file: sqlite3.Connection, progress: Progress) -> None:
+    def _insert(self, file: sqlite3.Connection, progress: RowProgress) -> None:
         with contextlib.closing(open_table(self.source, (self._on,))) as table:
             while (batch := table.read(4096)) is not None:
                 columns = [batch.column(name) for name in self.names]
@@ -76,7 +76,7 @@ class Lookup:
                     )
                 except sqlite3.IntegrityError:
                     raise self._twice(file, batch, keys) from None
-                progress.show(table.share / 2, batch.start + len(batch))
+                progress.at(table.share / 2, batch.start + len(batch))
 
     def _twice(
         self, file: sqlite3.Connection, batch: Batch, keys: Sequence[bytes]

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from trainer.data.job import Job
 from trainer.data.keys import Buckets, also_in, first_of_each
 from trainer.data.manifest import ManifestError
-from trainer.data.progress import Progress
 from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch, open_table
+from trainer.progress import RowProgress
 
 WITHOUT_OTHER = ("dedupe",)
 
@@ -100,7 +100,7 @@ def _join(args: argparse.Namespace) -> Done:
             raise ManifestError(f"{other} has no column that is not there already")
         present += lookups[-1].names
 
-    def prepare(job: Job, progress: Progress) -> None:
+    def prepare(job: Job, progress: RowProgress) -> None:
         for number, lookup in enumerate(lookups):
             lookup.load(job.folder / f"lookup-{number}.sqlite", progress)
         job.state.setdefault("missed", 0)
@@ -139,7 +139,7 @@ def _choose(args: argparse.Namespace) -> Done:
         "difference": lambda mine, others: ~also_in(mine, others),
     }
 
-    def prepare(job: Job, progress: Progress) -> None:
+    def prepare(job: Job, progress: RowProgress) -> None:
         nonlocal keep
         path = job.folder / "keep.npy"
         if "read" not in job.state or not path.is_file():
@@ -148,7 +148,7 @@ def _choose(args: argparse.Namespace) -> Done:
             for number, source in enumerate(tables):
                 table = open_table(source, names)
                 buckets.append(Buckets(job.folder / "keys", str(number)))
-                buckets[-1].fill(table, names, lambda share, rows: progress.show(share / 2, rows))
+                buckets[-1].fill(table, names, lambda share, rows: progress.at(share / 2, rows))
                 table.close()
             np.save(path, decide[args.verb](*buckets))
             job.state["read"] = buckets[0].rows

@@ -74,15 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when rows would be left out of training."""
-    from trainer.data.progress import Progress
     from trainer.data.reading import read_numbers
+    from trainer.progress import RowProgress
 
     if args.world < 1 or args.epochs < 1 or args.epoch < 0:
         raise ManifestError("--world and --epochs begin at 1, --epoch at 0")
     if args.picture is not None and args.picture.suffix != ".png":
         raise ManifestError(f"--picture {args.picture}: pictures are .png")
-    progress = Progress(f"stats {args.manifest.name}", args.quiet)
-    manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.show)
+    progress = RowProgress(f"stats {args.manifest.name}", args.quiet)
+    manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.at)
     progress.clear()
     stats = _with_config(manifest, args) if args.config else describe(manifest)
     print(json.dumps(document(stats)) if args.json else text(stats, args.world))

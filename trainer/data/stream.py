@@ -12,8 +12,8 @@ from typing import Any
 
 from trainer.data.job import CsvFormat, Format, Job, ParquetFormat, identity
 from trainer.data.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow, check_suffix
-from trainer.data.progress import Progress
 from trainer.data.tables import Batch, ParquetTable, Table, column_type, open_table
+from trainer.progress import RowProgress
 
 READ_ROWS = 8192
 LISTED = 20  # wrong rows that are shown
@@ -60,7 +60,7 @@ class Plan:
     names: Callable[[tuple[str, ...]], Sequence[str]] = tuple
     ask: Callable[[Batch], Any] = lambda batch: None
     give: Callable[[Batch, Any], Result] = lambda batch, answer: (batch, ())
-    prepare: Callable[[Job, Progress], None] = lambda job, progress: None
+    prepare: Callable[[Job, RowProgress], None] = lambda job, progress: None
     read_rows: int = 0  # at once; 0: READ_ROWS
     ahead: int = 0
     layout: Callable[[Any], Format] | None = (
@@ -102,7 +102,7 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
         "arguments": dict(plan.arguments),
         "out": out.suffix,
     }
-    progress = Progress(f"{plan.verb} {out.name}", options.quiet)
+    progress = RowProgress(f"{plan.verb} {out.name}", options.quiet)
     tables = [open_table(source, plan.required) for source in plan.sources]
     job = Job(out, key, force=options.force)
     try:
@@ -133,7 +133,7 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
             table.close()
 
 
-def _layout(plan: Plan, tables: list[Table], out: Path, job: Job, progress: Progress) -> Format:
+def _layout(plan: Plan, tables: list[Table], out: Path, job: Job, progress: RowProgress) -> Format:
     every = dict.fromkeys(name for table in tables for name in table.names)
     names = list(plan.names(tuple(every)))
     if plan.layout is None and out.suffix == ".csv":
@@ -150,7 +150,7 @@ def _layout(plan: Plan, tables: list[Table], out: Path, job: Job, progress: Prog
             types = job.state.setdefault("types", {})
             if str(number) not in types:
                 types[str(number)] = arrow.guess_types(
-                    table, lambda share: progress.show(share / 2, 0)
+                    table, lambda share: progress.at(share / 2, 0)
                 )
                 job.save_state()
             found = {
@@ -186,7 +186,9 @@ def _common(name: str, one: Any, two: Any) -> Any:
     return pa.field(name, pa.int64() if whole else pa.float64())
 
 
-def _pump(plan: Plan, tables: list[Table], job: Job, options: Options, progress: Progress) -> None:
+def _pump(
+    plan: Plan, tables: list[Table], job: Job, options: Options, progress: RowProgress
+) -> None:
     at = job.position or {"source": 0, "at": None}
     waiting: deque[tuple[Batch, Any, list[WrongRow], dict[str, Any], float, int]] = deque()
     held = 0
@@ -199,7 +201,7 @@ def _pump(plan: Plan, tables: list[Table], job: Job, options: Options, progress:
         job.add(rows, position, [*wrong, *refused])
         if job.left_out > options.max_wrong_rows:
             check_limit(job.out, job.wrong, options)
-        progress.show(share, through)
+        progress.at(share, through)
 
     through = 0
     for number in range(at["source"], len(tables)):

@@ -23,8 +23,8 @@ Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in 
 prompts, and contact_sheet.png. Under torchrun every rank makes its share of them. A file that is
 finished is not made again; the same seed gives the same videos on any number of ranks.
 
-CONFIG is a config file, the short name of one (any key of it is an option too), a run's config.json,
-or a run directory, which then is the checkpoint as well."""
+CONFIG is a config file, the short name of one (any key of it is an option too), or a run directory
+(or its config.json), which then is the checkpoint as well."""
 _EPILOG = """\
 mask strategy
   Groups separated by ";" of up to six numbers: loop, reference, reference start, target start,
@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(args, overrides)
     except TrainerError as error:
         if _speaks(error):
-            print(f"error: {error}", file=sys.stderr)
-            if error.hint:
-                print(f"  {error.hint}", file=sys.stderr)
+            print(error.told(), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; finished videos stay and are not made again", file=sys.stderr)
@@ -157,6 +155,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     from trainer.infer.prompts import read_prompts
     from trainer.infer.run import Options, Rank, carry_out, prepare
     from trainer.infer.sampling import counted
+    from trainer.progress import StepProgress
 
     rank = Rank.from_environment()
     say = _say if rank.rank == 0 else _nothing
@@ -180,6 +179,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         upscale=args.upscale,
         overwrite=args.overwrite,
         allow_partial=args.allow_partial,
+        run_dir=_run_dir(args.config),
     )
     plan = prepare(config, checkpoint, prompts, args.save_dir, options)
     if args.dry_run:
@@ -190,8 +190,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
                 print(f"{plan.state(job).value:<10} {job.path}  {job.prompt.text}")
         return 0
     say(f"{counted(len(plan.jobs))}: {plan.settings.describe()}")
-    progress = _Progress() if rank.rank == 0 else None
-    made = carry_out(plan, rank, say=say, progress=progress)
+    with StepProgress("sampling", quiet=rank.rank != 0) as progress:
+        made = carry_out(plan, rank, say=say, progress=progress)
     of_rank = f" by rank 0 of {rank.world}" if rank.world > 1 else ""
     say(f"{counted(len(made))} in {time.monotonic() - began:.1f} s{of_rank}")
     if rank.rank == 0:
@@ -199,11 +199,17 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _run_dir(name: str) -> Path | None:
+    """The run that CONFIG names, by its directory or the config in it."""
+    path = Path(name)
+    run_dir = path.parent if path.name == CONFIG_FILE else path
+    return run_dir if (run_dir / CONFIG_FILE).is_file() else None
+
+
 def _config(args: argparse.Namespace, overrides: list[str]) -> tuple[Config, str]:
     """The config with the sampling flags laid over it, and where the weights are."""
-    name = args.config
-    run_dir = Path(name) if (Path(name) / CONFIG_FILE).is_file() else None
-    config = _load(str(run_dir / CONFIG_FILE) if run_dir else name, overrides)
+    run_dir = _run_dir(args.config)
+    config = _load(str(run_dir / CONFIG_FILE) if run_dir else args.config, overrides)
     checkpoint = args.ckpt_path or (str(run_dir) if run_dir else config.model.from_pretrained)
     if checkpoint is None:
         raise ConfigError("there are no weights", hint="--ckpt-path CHECKPOINT")
@@ -236,24 +242,6 @@ def _say(line: str) -> None:
 
 def _nothing(line: str) -> None:
     """The other ranks' part in talking: rank 0's share goes like theirs."""
-
-
-class _Progress:
-    """A line that renews itself on a terminal, a line every tenth of the way elsewhere."""
-
-    def __init__(self) -> None:
-        self._began, self._tenth = time.monotonic(), -1
-
-    def __call__(self, done: int, total: int) -> None:
-        spent_s = time.monotonic() - self._began
-        left = f", {spent_s / done * (total - done):.0f} s left" if done else ""
-        text = f"sampling: step {done + 1} of {total}{left}"
-        if sys.stderr.isatty():
-            end = "\n" if done + 1 == total else ""
-            print(f"\r\x1b[2K{text}", end=end, file=sys.stderr, flush=True)
-        elif done * 10 // total > self._tenth:
-            self._tenth = done * 10 // total
-            _say(text)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from trainer.infer.prompts import Prompt, parse_prompts
 from trainer.infer.references import ReferenceFiles, split_paths
 from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of, share_of
 from trainer.infer.sampling import Progress, Sampler, groups_of
-from trainer.parts import build_parts
+from trainer.parts import TINY_T5, build_parts
 from trainer.pictures import contact_sheet
 from trainer.weights import find_source, load_into
 
@@ -52,6 +52,7 @@ class Options:
     upscale: int = 1
     overwrite: bool = False
     allow_partial: bool = False  # weights that give less than 99 % of the model
+    run_dir: Path | None = None  # whose own text encoder serves weights that have none beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Plan:
     config: Config
     settings: Settings
     checkpoint: Path | str
+    run_dir: Path  # where a text encoder of the run's own lies
     save_dir: Path
     options: Options
     jobs: tuple[Job, ...]
@@ -142,7 +144,8 @@ def prepare(
     identities = {
         job.path: identity(job, settings, references[job.prompt.index], made_of) for job in jobs
     }
-    plan = Plan(config, settings, checkpoint, save_dir, options, tuple(jobs), identities)
+    run_dir = _run_dir(config, checkpoint, options)
+    plan = Plan(config, settings, checkpoint, run_dir, save_dir, options, tuple(jobs), identities)
     others = [job for job in jobs if not options.overwrite and plan.state(job) is State.OTHER]
     if others:
         raise ConfigError(
@@ -190,6 +193,22 @@ def _found(checkpoint: Path | str) -> Path | str:
     if any(file.is_file() for file in ours) or (path.is_dir() and checkpoints.complete(path)):
         return checkpoints.find(path)
     return checkpoint
+
+
+def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
+    """The run that a checkpoint lies in, else the one that is asked for. Raises ConfigError."""
+    beside = Path(checkpoint).absolute().parent
+    runs = [beside] if options.run_dir is None else [beside, options.run_dir]
+    if config.text_encoder.type != "tiny_t5":
+        return beside
+    for run in runs:
+        if (run / TINY_T5).is_dir():
+            return run
+    raise ConfigError(
+        f"the model reads its prompts through its run's own text encoder, and there is no {TINY_T5} "
+        f"folder in {' or '.join(map(str, runs))}",
+        hint="give the run directory that made these weights as CONFIG",
+    )
 
 
 def _made_of(config: Config, checkpoint: Path | str, options: Options) -> str:
@@ -241,6 +260,7 @@ def _make(
     plan: Plan, rank: Rank, todo: Sequence[Job], say: Say, progress: Progress | None
 ) -> list[Path]:
     device = plan.device(rank)
+    say("loading the text encoder, the VAE and the model")
     set_threads(plan.config.threads, rank.on_host, device.type != "cpu")
     with memory.as_one_sentence(
         device, "the model and its encoders", "a smaller text encoder or model, or dtype = bf16"
@@ -264,7 +284,7 @@ def _make(
 def _sampler(plan: Plan, device: torch.device, say: Say) -> Sampler:
     config, options = plan.config, plan.options
     dtype = torch.bfloat16 if config.dtype == "bf16" and device.type == "cuda" else torch.float32
-    parts = build_parts(config, Path(plan.checkpoint).absolute().parent, dtype, empty=True)
+    parts = build_parts(config, plan.run_dir, dtype, empty=True)
     report = load_into(
         parts.model, plan.checkpoint, ema=options.ema, allow_partial=options.allow_partial
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.errors import TrainerError
+from trainer.progress import ProgressLine
 from trainer.weights.contents import as_lines, inspect
 from trainer.weights.convert import DTYPES, FORMATS, convert
 
@@ -19,9 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _inspect(args) if args.command == "inspect" else _convert(args)
     except TrainerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"  hint: {error.hint}", file=sys.stderr)
+        print(error.told(), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
@@ -66,42 +65,41 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    progress = _Progress(args.target)
-    report = convert(
-        args.source,
-        args.target,
-        to=args.to,
-        dtype=args.dtype,
-        start=args.start,
-        ema=args.weights == "ema",
-        seed=args.seed,
-        overwrite=args.overwrite,
-        allow_partial=args.allow_partial,
-        progress=progress,
-    )
+    with _Progress(args.target) as progress:
+        report = convert(
+            args.source,
+            args.target,
+            to=args.to,
+            dtype=args.dtype,
+            start=args.start,
+            ema=args.weights == "ema",
+            seed=args.seed,
+            overwrite=args.overwrite,
+            allow_partial=args.allow_partial,
+            progress=progress,
+        )
     if report is not None:
         print("\n".join([report.summary(), *report.lines()]), file=sys.stderr)
     print(args.target)
     return 0
 
 
-class _Progress:
-    """A line that renews itself on a terminal, a line every quarter of the way elsewhere."""
+class _Progress(ProgressLine):
+    """Bytes written and their speed."""
 
     def __init__(self, target: Path) -> None:
-        self._target, self._began, self._quarter = target, 0.0, 0
+        super().__init__()
+        self._target, self._began = target, 0.0
 
     def __call__(self, done: int, total: int) -> None:
         self._began = self._began or time.monotonic() - 1e-3  # the first tensor is written
-        spent_s = time.monotonic() - self._began
-        text = f"{self._target}: {done / 1e9:.2f} of {total / 1e9:.2f} GB, {done / spent_s / 1e6:.0f} MB/s"
-        quarter = 4 * done // max(1, total)
-        if sys.stderr.isatty():
-            end = "\n" if done == total else ""
-            print(f"\r\x1b[2K{text}", end=end, file=sys.stderr, flush=True)
-        elif quarter > self._quarter:
-            self._quarter = quarter
-            print(text, file=sys.stderr, flush=True)
+        if self.is_due():
+            speed = done / (time.monotonic() - self._began)
+            self.show(f"{self._target}: {_mb(done)} of {_mb(total)} MB, {_mb(speed)} MB/s")
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:,.0f}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""One line about work that takes long: how far, how fast, how long still."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_ON_TERMINAL_S, _IN_LOG_S = 0.2, 10.0
+
+
+class ProgressLine:
+    """Writes to stderr: one line over and over on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._quiet = quiet
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._last = time.monotonic()
+        self._shown = False
+
+    def is_due(self) -> bool:
+        """Whether the next `show` will write; the text need not be made otherwise."""
+        every_s = _ON_TERMINAL_S if self._live else _IN_LOG_S
+        return not self._quiet and time.monotonic() - self._last >= every_s
+
+    def show(self, text: str) -> None:
+        if not self.is_due():
+            return
+        self._last = time.monotonic()
+        self._stream.write(f"\r\x1b[2K{text[:200]}" if self._live else text + "\n")
+        self._stream.flush()
+        self._shown = self._live
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Take the line off a terminal."""
+        if self._shown:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
+            self._shown = False
+
+
+class RowProgress(ProgressLine):
+    """Of a verb over a file: share, rows, rows a second, time left."""
+
+    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
+        super().__init__(quiet, stream)
+        self._what, self._began = what, time.monotonic()
+        self._first: tuple[float, int] | None = None  # share and rows when this process began
+
+    def at(self, share: float, rows: int, extra: str = "") -> None:
+        """`share` of the input is done (0 to 1), `rows` of it are through."""
+        if self._first is None:
+            self._first = (share, rows)
+        if self.is_due():
+            seconds = time.monotonic() - self._began
+            self.show(f"{self._what}: {line(share, rows, self._first, seconds)}{extra}")
+
+
+class StepProgress(ProgressLine):
+    """Of steps that take about equally long: which of how many, time left."""
+
+    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
+        super().__init__(quiet, stream)
+        self._what = what
+        self._began: float | None = (
+            None  # with the first step; what is loaded before tells no speed
+        )
+
+    def __call__(self, done: int, total: int) -> None:
+        """Step `done` (from 0) begins."""
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        if self.is_due():
+            left = f", {clock((now - self._began) / done * (total - done))} left" if done else ""
+            self.show(f"{self._what}: step {done + 1} of {total}{left}")
+
+
+def line(share: float, rows: int, first: tuple[float, int], seconds: float) -> str:
+    """`first` is (share, rows) at the beginning of these seconds; earlier work tells no speed."""
+    done = share - first[0]
+    rate = (rows - first[1]) / seconds if seconds > 0 else 0.0
+    left = (
+        f"{clock(seconds / done * (1 - share))} left" if done > 0 and seconds > 0 else "no end seen"
+    )
+    return f"{share:.1%}, {rows:,} rows, {rate:,.0f}/s, {left}"
+
+
+def clock(seconds: float) -> str:
+    """7 s, 2 min 05 s, 3 h 04 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
