@@ -25,6 +25,7 @@ from trainer.config import (
     TextEncoderConfig,
     VaeConfig,
 )
+from trainer.configvalues import allowed
 from trainer.models.stdit_config import STDiT3Config
 from trainer.typenames import REFUSED, TYPES
 
@@ -81,7 +82,12 @@ def rows(prefix: str, cls: Any) -> Iterator[tuple[str, str, str, str]]:
     for field in dataclasses.fields(cls):
         if not field.metadata.get("settable", True) or str(field.type).endswith("Config"):
             continue
-        yield f"{prefix}{field.name}", str(field.type), _default(field), comments[field.name]
+        yield f"{prefix}{field.name}", _kind(field), _default(field), comments[field.name]
+
+
+def _kind(field: dataclasses.Field[Any]) -> str:
+    rule = allowed(field)
+    return f"{field.type}, {rule}" if rule else str(field.type)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from trainer.configfile import Section, field_types
+from trainer.configbuild import Section
+from trainer.configvalues import choice, number
 from trainer.errors import ConfigError
 
 # The model's own dataclass is the home of its fields; reading a config imports it when one is set.
@@ -29,17 +30,23 @@ class DatasetConfig(Section):
     type: str = "VariableVideoTextDataset"  # upstream's name for bucketed clips with captions
     data_path: str | None = None  # manifest, csv or parquet
     transform_name: str = "resize_crop"  # scale to cover the bucket's size, crop the centre
-    frame_interval: int = 1  # every n-th frame
+    frame_interval: int = number(1, least=1)  # every n-th frame
     features: str | None = None  # cache made by trainer.data encode: no VAE, no text encoder
     memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
     root: str | None = None  # folder that relative paths start from; default the manifest's
-    resize: str = "bilinear"  # or "area": sharper; "torch": upstream's pixels, see docs/data.md
-    clip_timeout_s: float = 30.0  # a clip that takes longer is bad; another stands in for it
-    batch_timeout_s: float = 300.0  # a batch that takes longer stops the run
-    worker_memory_mb: int = 2048  # of a decoding process; a clip that wants more is bad
-    cache_decoded_mb: int = 0  # decoded clips each worker keeps; for data sets of a few MB
-    balance_window: int = 8  # steps over which microbatches of one cost are put together; 0 is off
-    balance_costs: str = "flops"  # or "timed": measured at the start, three forward passes a bucket
+    # "area": sharper; "torch": upstream's pixels, see docs/data.md
+    resize: str = choice("bilinear", "area", "torch")
+    # a clip that takes longer is bad; another stands in for it
+    clip_timeout_s: float = number(30.0, above=0)
+    batch_timeout_s: float = number(300.0, above=0)  # a batch that takes longer stops the run
+    # of a decoding process; a clip that wants more is bad
+    worker_memory_mb: int = number(2048, least=1)
+    # decoded clips each worker keeps; for data sets of a few MB
+    cache_decoded_mb: int = number(0, least=0)
+    # steps over which microbatches of one cost are put together; 0 is off
+    balance_window: int = number(8, least=0)
+    # "timed": measured at the start, three forward passes a bucket
+    balance_costs: str = choice("flops", "timed")
 
     aliases: ClassVar = {"sampling_interval": "frame_interval"}
     harmless: ClassVar = {
@@ -71,13 +78,13 @@ class ModelConfig(Section):
     nothing: ClassVar = {"qk_norm_legacy": (False,)}
 
     @classmethod
-    def open_types(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def further(cls, data: Mapping[str, Any]) -> Any:
         name = str(data.get("type", cls.type))
         home = _MODELS.get(name.split("-")[0])
         if home is None:
             raise ConfigError(f"model.type {name!r} is not known; there is {', '.join(_MODELS)}")
         module, _, attribute = home.partition(":")
-        return field_types(getattr(importlib.import_module(module), attribute))
+        return getattr(importlib.import_module(module), attribute)
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,11 @@ class VaeConfig(Section):
     type: str = "OpenSoraVAE_V1_2"  # or "identity": pixels are the latents
     from_pretrained: str | None = None  # weights: a file, a folder or a hub id
     channels: int = 3  # identity only: 3, or 1 for luma
-    micro_frame_size: int | None = 17  # frames of a chunk, which sees no other
-    memory_gb: float | None = None  # for encoding and decoding; default 1/8 of the accelerator's
-    scale: tuple[float, ...] | None = None  # latents are divided by this, per channel
+    micro_frame_size: int | None = number(17, least=1)  # frames of a chunk, which sees no other
+    # for encoding and decoding; default 1/8 of the accelerator's
+    memory_gb: float | None = number(None, above=0)
+    # latents are divided by this, per channel
+    scale: tuple[float, ...] | None = number(None, above=0)
     shift: tuple[float, ...] | None = None  # and before that moved by this
 
     harmless: ClassVar = {
@@ -109,10 +118,11 @@ class TextEncoderConfig(Section):
 
     type: str = "t5"  # or "tiny_t5": built offline from the dataset's captions into the run
     from_pretrained: str | None = None  # folder with tokenizer and weights
-    model_max_length: int = 300  # tokens; longer captions are cut
-    d_model: int = 128  # tiny_t5 only: width of its output
-    num_layers: int = 2  # tiny_t5 only
-    initializer_factor: float = 1.0  # tiny_t5 only: small keeps the word in the residual stream
+    model_max_length: int = number(300, least=1)  # tokens; longer captions are cut
+    d_model: int = number(128, least=1)  # tiny_t5 only: width of its output
+    num_layers: int = number(2, least=1)  # tiny_t5 only
+    # tiny_t5 only: small keeps the word in the residual stream
+    initializer_factor: float = number(1.0, above=0)
 
     harmless: ClassVar = {
         "shardformer": "T5 runs as it is",
@@ -126,16 +136,17 @@ class SchedulerConfig(Section):
     """Rectified flow: how time is drawn in training, how it is walked in sampling."""
 
     type: str = "rflow"  # rectified flow, the only one
-    num_timesteps: int = 1000  # t runs from 0 (clean) to this (noise)
-    num_sampling_steps: int = 30  # from noise to a latent
+    num_timesteps: int = number(1000, least=1)  # t runs from 0 (clean) to this (noise)
+    num_sampling_steps: int = number(30, least=1)  # from noise to a latent
     cfg_scale: float = 7.0  # guidance while sampling
     use_discrete_timesteps: bool = False  # whole numbers only
-    sample_method: str = "uniform"  # or "logit-normal"
+    sample_method: str = choice("uniform", "logit-normal")  # of the times trained on
     loc: float = 0.0  # of logit-normal
-    scale: float = 1.0  # of logit-normal
+    scale: float = number(1.0, above=0)  # of logit-normal
     use_timestep_transform: bool = False  # more noise for larger and longer clips
-    transform_scale: float = 1.0  # factor on how much more
-    timestep_transform: str = "true-length"  # of the latent; "upstream": t = 0 for 2 to 16 frames
+    transform_scale: float = number(1.0, above=0)  # factor on how much more
+    # of the latent; "upstream": t = 0 for 2 to 16 frames
+    timestep_transform: str = choice("true-length", "upstream")
 
 
 @dataclass(frozen=True)
@@ -143,25 +154,29 @@ class SampleConfig(Section):
     """Videos made from prompts: size, length and how."""
 
     prompts: str | None = None  # file, one prompt a line
-    num_frames: int | None = None  # of a video; 1 is an image
-    image_size: tuple[int, int] | None = None  # height, width in pixels
+    num_frames: int | None = number(None, least=1)  # of a video; 1 is an image
+    image_size: tuple[int, int] | None = number(None, least=1)  # height, width in pixels
     resolution: str | None = None  # or an area by name ...
     aspect_ratio: str | None = None  # ... at a ratio height:width
-    fps: float = 24.0  # told to the model
-    frame_interval: int = 1  # of the videos trained on; the file plays at fps / this
-    save_fps: float | None = None  # written into the file; default fps / frame_interval
-    num_sampling_steps: int | None = None  # default scheduler.num_sampling_steps
-    cfg_scale: float | None = None  # default scheduler.cfg_scale
+    fps: float = number(24.0, above=0)  # told to the model
+    # of the videos trained on; the file plays at fps / this
+    frame_interval: int = number(1, least=1)
+    # written into the file; default fps / frame_interval
+    save_fps: float | None = number(None, above=0)
+    num_sampling_steps: int | None = number(None, least=1)  # default scheduler.num_sampling_steps
+    cfg_scale: float | None = number(None)  # default scheduler.cfg_scale
     negative_prompt: str | None = None  # steered away from; default the learned null text
-    aes: float | None = None  # scores appended to prompts that state none
-    flow: float | None = None  # motion score
+    aes: float | None = number(None)  # scores appended to prompts that state none
+    flow: float | None = number(None)  # motion score
     camera_motion: str | None = None  # in words
-    num_sample: int = 1  # videos of each prompt
-    loop: int = 1  # clips joined to one video, each continuing the one before
-    condition_frame_length: int = 5  # latent frames of a clip that the next one continues
-    condition_frame_edit: float = 0.0  # how far those may change, 0 to 1
-    align: int | None = None  # conditions start at multiples of it; default the VAE's chunk
-    batch_size: int = 8  # videos at once; does not change them
+    num_sample: int = number(1, least=1)  # videos of each prompt
+    loop: int = number(1, least=1)  # clips joined to one video, each continuing the one before
+    # latent frames of a clip that the next one continues
+    condition_frame_length: int = number(5, least=1)
+    condition_frame_edit: float = number(0.0, least=0, most=1)  # how far those may change
+    # conditions start at multiples of it; default the VAE's chunk
+    align: int | None = number(None, least=1)
+    batch_size: int = number(8, least=1)  # videos at once; does not change them
     seed: int = 1024  # of the noise; every video has its own
 
     aliases: ClassVar = {"prompt_path": "prompts"}
@@ -176,10 +191,13 @@ class Config(Section):
     bucket_config: dict[str, Any] = field(
         default_factory=dict
     )  # resolution -> {frames: (p, batch)}
-    bucket_semantics: str = "open-sora-1.2"  # what the probabilities mean, see trainer.data.buckets
-    num_workers: int = 4  # decoding processes per rank; 0 decodes in a single process beside
-    prefetch_factor: int | None = None  # batches ahead per worker; default torch's 2
-    max_bad_samples: int = 1000  # clips that may fail before the run stops
+    # what the probabilities mean, see trainer.data.buckets
+    bucket_semantics: str = choice("open-sora-1.2", "open-sora-2")
+    # decoding processes per rank; 0 decodes in a single process beside
+    num_workers: int = number(4, least=0)
+    # batches ahead per worker; default torch's 2
+    prefetch_factor: int | None = number(None, least=1)
+    max_bad_samples: int = number(1000, least=0)  # clips that may fail before the run stops
 
     # model
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -187,53 +205,62 @@ class Config(Section):
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
-    accumulation_steps: int = 1  # microbatches of a rank that make one optimizer step
+    # microbatches of a rank that make one optimizer step
+    accumulation_steps: int = number(1, least=1)
     grad_checkpoint: bool | int | str = False  # recompute: off, all, every 2, or keep "24000 MB"
     offload_activations: bool = False  # what the backward pass keeps waits in host memory
     compile: bool = False  # torch.compile of each block: slow first steps, faster ones after
-    positions: str = "fp32-exact"  # or bf16-compat, as Open-Sora's own runs saw them
-    dtype: str = "bf16"  # bf16 or fp32; fp32 master weights either way
+    # bf16-compat: as Open-Sora's own runs saw them
+    positions: str = choice("fp32-exact", "bf16-compat")
+    dtype: str = choice("bf16", "fp32")  # fp32 master weights either way
 
     # optimisation
-    lr: float = 1e-4  # after the warmup; where 1cycle ends
-    weight_decay: float = 0.0  # of AdamW
-    adam_eps: float = 1e-8  # of AdamW
-    adam_betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
-    grad_clip: float = 0.0  # largest gradient norm; 0 is no clipping
-    warmup_steps: int | None = None  # linear from 0; None is a constant rate
-    lr_schedule: str | None = None  # "1cycle" or "cosine"; None is linear warmup, then constant
-    min_lr: float = 0.0  # 1cycle starts here, cosine ends here
-    max_lr: float | None = None  # 1cycle's peak
-    cooldown_steps: int | None = None  # 1cycle: from the peak down to lr
-    anneal_strategy: str = "cos"  # 1cycle's shape: cos or linear
-    ema_decay: float = 0.9999  # per step
+    lr: float = number(1e-4, least=0)  # after the warmup; where 1cycle ends
+    weight_decay: float = number(0.0, least=0)  # of AdamW
+    adam_eps: float = number(1e-8, above=0)  # of AdamW
+    adam_betas: tuple[float, float] = number((0.9, 0.999), least=0, below=1)  # of AdamW
+    grad_clip: float = number(0.0, least=0)  # largest gradient norm; 0 is no clipping
+    warmup_steps: int | None = number(None, least=0)  # linear from 0; None is a constant rate
+    # "1cycle" or "cosine"; None is linear warmup, then constant
+    lr_schedule: str | None = choice(None, "linear", "1cycle", "cosine")
+    min_lr: float = number(0.0, least=0)  # 1cycle starts here, cosine ends here
+    max_lr: float | None = number(None, least=0)  # 1cycle's peak
+    cooldown_steps: int | None = number(None, least=0)  # 1cycle: from the peak down to lr
+    anneal_strategy: str = choice("cos", "linear")  # 1cycle's shape
+    ema_decay: float = number(0.9999, least=0, most=1)  # per step
     ema_warmup: bool = False  # decay grows as (1 + n) / (10 + n) first, for short runs
-    epochs: int = 1000  # passes over the data; max_steps may end the run before
-    max_steps: int | None = None  # stop after this many optimizer steps
+    epochs: int = number(1000, least=1)  # passes over the data; max_steps may end the run before
+    max_steps: int | None = number(None, least=1)  # stop after this many optimizer steps
 
     # the run
-    seed: int = 1024  # of fresh weights, the data's order, times and noise
+    seed: int = number(
+        1024, least=0, most=2**32 - 1
+    )  # of fresh weights, the data's order, times and noise
     outputs: str = "outputs"  # run directories are made here
-    ckpt_every: int = 0  # steps between checkpoints; 0 is only at the end
-    keep_checkpoints: int = -1  # newest ones to keep; -1 is all
-    keep_every: int = 0  # beside them, those of every n-th step; 0 is none
+    ckpt_every: int = number(0, least=0)  # steps between checkpoints; 0 is only at the end
+    keep_checkpoints: int = number(-1, least=-1)  # newest ones to keep; -1 is all
+    keep_every: int = number(0, least=0)  # beside them, those of every n-th step; 0 is none
     async_io: bool = True  # training goes on while a checkpoint is written, from a copy in memory
-    log_every: int = 1  # steps between lines on the terminal; telemetry has every step
+    # steps between lines on the terminal; telemetry has every step
+    log_every: int = number(1, least=1)
     load: str | None = None  # checkpoint to resume from
     start_from_scratch: bool = False  # with load: not the position in the data
-    start_epoch: int | None = None  # first is 0; the data begin here, not where the checkpoint was
-    start_step: int | None = None  # of that epoch, first is 0
-    wandb: str = "off"  # off, offline, online
+    # first is 0; the data begin here, not where the checkpoint was
+    start_epoch: int | None = number(None, least=0)
+    start_step: int | None = number(None, least=0)  # of that epoch, first is 0
+    wandb: str = choice("off", "offline", "online")  # Weights & Biases
     wandb_project: str = "clusterctl"  # where trackers put the run
     exp_name: str | None = None  # name of the run in trackers; default the run directory's
     sample: SampleConfig = field(default_factory=SampleConfig)
 
     # the machine
-    engine: str = "colossal"  # library that spreads a step over ranks
-    plugin: str = "zero2"  # zero2, zero1, ddp
-    reduce_bucket_size_in_m: int = 20  # million gradient elements per collective
-    threads: int | None = None  # per rank; default OMP_NUM_THREADS, else 1 where ranks share a CPU
-    process_group_timeout_s: float = 600.0  # a collective that waits longer is an error
+    engine: str = choice("colossal", "native")  # library that spreads a step over ranks
+    plugin: str = choice("zero2", "zero1", "ddp")  # what ranks share of the state
+    reduce_bucket_size_in_m: int = number(20, least=1)  # million gradient elements per collective
+    # per rank; default OMP_NUM_THREADS, else 1 where ranks share a CPU
+    threads: int | None = number(None, least=1)
+    # a collective that waits longer is an error
+    process_group_timeout_s: float = number(600.0, above=0)
 
     notes: tuple[str, ...] = field(default=(), metadata={"settable": False})  # for the log
 

@@ -34,6 +34,10 @@ class CheckpointError(TrainerError):
     """A checkpoint cannot be written or read; the message names the file."""
 
 
+class VideoError(TrainerError):
+    """A sampled video or the sheet of them cannot be written; the message names the file."""
+
+
 class Diverged(TrainerError):
     """The loss is no longer a number; every rank stops at the same step."""
 

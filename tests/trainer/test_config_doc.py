@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from trainer import configdoc
 from trainer.config import Config
+from trainer.configbuild import coerce, field_types
+from trainer.configvalues import allowed, require_allowed
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configs.md"
 
@@ -28,7 +31,7 @@ def test_every_key_says_what_it_is_for() -> None:
 
 def test_rows_have_type_and_default() -> None:
     found = {key: (kind, default) for key, kind, default, _ in configdoc.rows("", Config)}
-    assert found["warmup_steps"] == ("int | None", "None")
+    assert found["warmup_steps"] == ("int | None, at least 0", "None")
     assert found["bucket_config"] == ("dict[str, Any]", "{}")
     assert "notes" not in found
     assert "dataset" not in found
@@ -37,3 +40,19 @@ def test_rows_have_type_and_default() -> None:
 def test_a_document_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="has no"):
         configdoc.updated("# nothing")
+
+
+def test_every_default_is_a_value_that_its_key_may_have() -> None:
+    ruled = 0
+    for prefix, cls, _ in configdoc.SECTIONS:
+        defaults = {
+            field.name: field.default
+            for field in dataclasses.fields(cls)
+            if field.default is not dataclasses.MISSING
+        }
+        require_allowed(cls, defaults, lambda name, prefix=prefix: prefix + name)
+        types = field_types(cls)
+        for name in defaults.keys() & types.keys():
+            coerce(defaults[name], types[name], (name,), prefix + name)
+        ruled += sum(allowed(field) is not None for field in dataclasses.fields(cls))
+    assert ruled > 60

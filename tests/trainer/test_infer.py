@@ -20,7 +20,7 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.infer import __main__ as infer
 from trainer.infer import files
 from trainer.infer.request import settings_of
-from trainer.mp4 import read_mp4
+from trainer.mp4 import read_mp4, write_mp4
 from trainer.weights import __main__ as weights
 from trainer.weights import read_weights
 
@@ -150,6 +150,52 @@ def test_expected_failures_are_one_sentence_and_write_nothing(
     (tmp_path / "prompts.txt").write_text("\n \n")
     assert infer.main(good) == 2
     assert "holds no prompt" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_or_with_what_stays(
+    run: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = command(run, tmp_path)
+    in_a_file = [str(run[0] / "out") if word == str(tmp_path / "out") else word for word in words]
+    assert infer.main(in_a_file) == 2
+    said = capsys.readouterr().err
+    assert f"{run[0]} is no folder" in said
+    assert "loading" not in said
+
+    written: list[Path] = []
+
+    def full(path: Path, *rest: object) -> None:
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+        write_mp4(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(files, "write_mp4", full)
+    assert infer.main(words) == 1
+    said = capsys.readouterr().err
+    second = tmp_path / "out" / "sample_0001.mp4"
+    assert f"error: {second} cannot be written: No space left on device\n  hint: finished" in said
+    assert names(tmp_path) == ["sample_0000.mp4"]
+    monkeypatch.undo()
+    assert infer.main(words) == 0
+    assert "1 of 3 videos are there already" in capsys.readouterr().err
+
+
+def test_numbers_that_mean_nothing_are_refused(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag, value in {
+        "--cfg-scale": "nan",
+        "--aes": "inf",
+        "--condition-frame-edit": "1.5",
+    }.items():
+        assert infer.main(command(run, tmp_path, flag, value)) == 2
+        said = capsys.readouterr().err
+        assert f"error: sample.{flag[2:].replace('-', '_')} must be " in said
     assert not (tmp_path / "out").exists()
 
 

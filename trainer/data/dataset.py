@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.data.decode import MEMORY_BYTES, RESIZE, Decoder, DecoderBroken
+from trainer.data.decode import MEMORY_BYTES, Decoder, DecoderBroken
 from trainer.data.microbatch import Batch, Task, assemble, make_task
 from trainer.data.plan import Cursor, DataPlan
 from trainer.data.state import DataStateError
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import TrainerError
 
 if TYPE_CHECKING:
     from trainer.data.features import Features
@@ -164,8 +164,6 @@ class Loader:
     ) -> None:
         if not 0 <= rank < world:
             raise LoaderError(f"rank {rank} of {world}")
-        if options.resize not in RESIZE:
-            raise ConfigError(f"dataset.resize {options.resize!r}: {', '.join(RESIZE)}")
         self.plan, self.cursor, self.rank, self.world = plan, cursor, rank, world
         self._options, self._count, self._each = options, max(1, workers), each
         self._left = self._batches(cursor)

@@ -43,7 +43,6 @@ _AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pip
 _LONGEST_PATH = 4096  # bytes; Linux's own limit
 _PAGE = 1 << 20
 IMAGE_FPS = 120.0  # what the model is told for a still, as upstream has it
-RESIZE = ("bilinear", "area", "torch")
 START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
 MEMORY_BYTES = 2 << 30  # 8K video with 16 reference frames takes 0.8 GB
 _ENDS_S = 2.0  # after SIGKILL; what still lives then sleeps in the kernel and is left behind

@@ -5,11 +5,14 @@ from __future__ import annotations
 import enum
 import glob
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.errors import ConfigError, VideoError
 from trainer.mp4 import read_mp4, read_tags, sync_and_rename, write_mp4
 
 # T frames · H,W height, width
@@ -54,10 +57,43 @@ def write(
     title: str,
     upscale: int = 1,
 ) -> None:
-    """An mp4, or of one frame a png if the path says so, with its request and prompt in the head."""
+    """An mp4, or of one frame a png if the path says so, with its request and prompt in the head.
+
+    Makes the folder. Raises VideoError.
+    """
+    with as_one_sentence(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, frames_THW3, fps, {"comment": _MARK + identity, "title": title}, upscale)
+
+
+@contextmanager
+def as_one_sentence(path: Path) -> Iterator[None]:
+    """What the system says of a file that cannot be written becomes a VideoError."""
+    try:
+        yield
+    except OSError as error:
+        raise VideoError(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="finished videos stay; the same command makes the others",
+        ) from None
+
+
+def require_folder(save_dir: Path) -> None:
+    """Videos can be written there as far as can be seen without writing. Raises ConfigError."""
+    there = save_dir.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"--save-dir {save_dir}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"--save-dir {save_dir}: {there} cannot be written to")
+
+
+def _write(
+    path: Path, frames_THW3: NDArray[np.uint8], fps: float, tags: dict[str, str], upscale: int
+) -> None:
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         left.unlink(missing_ok=True)  # of a process that was killed; no other rank makes this video
-    tags = {"comment": _MARK + identity, "title": title}
     if path.suffix != ".png":
         write_mp4(path, frames_THW3, fps, upscale, tags)
         return

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer.config import Config
+from trainer.configvalues import require_allowed
 from trainer.data.aspect import size_of
 from trainer.data.decode import IMAGE_FPS
 from trainer.errors import ConfigError
@@ -82,6 +83,7 @@ def settings_of(config: Config) -> Settings:
     Raises ConfigError when the size of the videos is said nowhere or the numbers do not fit.
     """
     sample, flow = config.sample, config.scheduler
+    require_allowed(type(sample), vars(sample), lambda name: f"sample.{name}")
     if sample.resolution is not None and sample.image_size is None:
         height, width = size_of(sample.resolution, sample.aspect_ratio or "9:16")
     elif sample.image_size is not None:
@@ -93,13 +95,6 @@ def settings_of(config: Config) -> Settings:
             "how large the videos shall be is not set",
             hint="--num-frames 4s --resolution 240p --aspect-ratio 9:16, or --image-size 144 256",
         )
-    least = {"num_frames": sample.num_frames, "frame_interval": sample.frame_interval,
-             "num_sample": sample.num_sample, "loop": sample.loop, "batch_size": sample.batch_size,
-             "condition_frame_length": sample.condition_frame_length,
-             "image_size": min(height, width)}  # fmt: skip
-    for name, value in least.items():
-        if value < 1:
-            raise ConfigError(f"sample.{name} is at least 1, not {value}")
     settings = Settings(
         num_frames=sample.num_frames,
         height=height,
@@ -127,12 +122,6 @@ def settings_of(config: Config) -> Settings:
 def _check(settings: Settings, config: Config) -> None:
     if settings.negative_prompt is not None and settings.cfg_scale == 1:
         raise ConfigError("a negative prompt needs guidance: --cfg-scale above 1")
-    if not 0 <= settings.condition_frame_edit <= 1:
-        raise ConfigError(
-            f"condition_frame_edit is from 0 (kept) to 1, not {settings.condition_frame_edit:g}"
-        )
-    if settings.align is not None and settings.align < 1:
-        raise ConfigError(f"sample.align is at least 1, not {settings.align}")
     if settings.loop > 1 and settings.is_image:
         raise ConfigError("an image cannot go on: --loop needs more than 1 frame")
     flow = config.scheduler
@@ -144,7 +133,7 @@ def _check(settings: Settings, config: Config) -> None:
         raise ConfigError(
             f"upstream's timestep transform makes every time 0 for 2 to 16 frames, here "
             f"{settings.num_frames}, and noise would stay noise",
-            hint="--scheduler.timestep-transform latent, or 17 frames and more",
+            hint="--scheduler.timestep-transform true-length, or 17 frames and more",
         )
 
 

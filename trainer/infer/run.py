@@ -139,6 +139,7 @@ def prepare(
         references = {
             prompt.index: _references(prompt, settings, reference_files) for prompt in chosen
         }
+    files.require_folder(save_dir)
     checkpoint = _found(checkpoint)
     made_of = _made_of(config, checkpoint, options)
     identities = {
@@ -237,7 +238,7 @@ def carry_out(
     """Make this rank's share of the videos that are not finished; returns what was made.
 
     Each file appears whole. Whoever finds all of the plan finished draws the contact sheet: that is
-    the rank that ends last. Raises OutOfMemory, ConfigError and CheckpointError.
+    the rank that ends last. Raises OutOfMemory, VideoError, ConfigError and CheckpointError.
     """
     rank = rank or Rank()
     mine = share_of(plan.jobs, rank.rank, rank.world)
@@ -268,7 +269,6 @@ def _make(
         sampler = _sampler(plan, device, say)
     made = []
     for job, frames in sampler.videos(todo, progress):
-        plan.save_dir.mkdir(parents=True, exist_ok=True)  # not before there is something for it
         files.write(
             job.path,
             frames,
@@ -301,7 +301,10 @@ def _draw(plan: Plan, sheet: Path, say: Say) -> None:
     if len(shown) < len(plan.jobs):
         say(f"the contact sheet shows the first {len(shown)} of {len(plan.jobs)} videos")
     back = functools.partial(files.read, upscale=plan.options.upscale)
-    contact_sheet(sheet, map(back, (job.path for job in shown)), [job.prompt.text for job in shown])
+    with files.as_one_sentence(sheet):
+        contact_sheet(
+            sheet, map(back, (job.path for job in shown)), [job.prompt.text for job in shown]
+        )
 
 
 def infer(
@@ -316,7 +319,8 @@ def infer(
 ) -> list[Path]:
     """Sample every prompt into `save_dir` in one process; returns the videos' paths, in order.
 
-    Raises ConfigError and CheckpointError before anything is written, OutOfMemory while sampling.
+    Raises ConfigError and CheckpointError before anything is written, OutOfMemory and VideoError
+    while sampling.
     """
     plan = prepare(config, checkpoint, prompts, save_dir, options)
     carry_out(plan, say=say, progress=progress)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer.configvalues import number, require_allowed
+
 
 @dataclass(frozen=True, slots=True)
 class STDiT3Config:
     """Upstream's fields with upstream's defaults; the defaults of the sizes are XL/2's."""
 
-    input_sq_size: int = 512  # pixel side of the square the positions were trained on
-    in_channels: int = 4
-    patch_size: tuple[int, int, int] = (1, 2, 2)
-    hidden_size: int = 1152
-    depth: int = 28  # pairs of a spatial and a temporal block
-    num_heads: int = 16
-    mlp_ratio: float = 4.0
-    class_dropout_prob: float = 0.1  # captions replaced by the null text in training
+    input_sq_size: int = number(512, least=1)  # pixel side of the square of the positions
+    in_channels: int = number(4, least=1)
+    patch_size: tuple[int, int, int] = number((1, 2, 2), least=1)
+    hidden_size: int = number(1152, least=1)
+    depth: int = number(28, least=1)  # pairs of a spatial and a temporal block
+    num_heads: int = number(16, least=1)
+    mlp_ratio: float = number(4.0, above=0)
+    # captions replaced by the null text in training
+    class_dropout_prob: float = number(0.1, least=0, most=1)
     pred_sigma: bool = True  # twice the channels; rectified flow reads the first half
-    drop_path: float = 0.0
-    caption_channels: int = 4096
-    model_max_length: int = 300
+    drop_path: float = number(0.0, least=0, below=1)
+    caption_channels: int = number(4096, least=1)
+    model_max_length: int = number(300, least=1)
     qk_norm: bool = True
     only_train_temporal: bool = False
     freeze_y_embedder: bool = False
@@ -33,6 +36,8 @@ class STDiT3Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patch_size", tuple(self.patch_size))
+        values = {name: getattr(self, name) for name in self.__slots__}
+        require_allowed(type(self), values, lambda name: f"model.{name}")
         if len(self.patch_size) != 3:
             raise ValueError(f"patch_size {self.patch_size} must be (frames, height, width)")
         if self.hidden_size % self.num_heads:

@@ -20,7 +20,7 @@ from trainer.data.dataset import LoaderError, LoaderOptions, build_loader
 from trainer.data.manifest import read_manifest
 from trainer.data.plan import Cursor, DataPlan
 from trainer.data.state import DataStateError
-from trainer.errors import ConfigError, TooManyBadSamples
+from trainer.errors import TooManyBadSamples
 
 CONFIG = {"16px": {8: (1.0, 4)}}
 FAST = LoaderOptions(clip_timeout_s=20, batch_timeout_s=60)
@@ -203,8 +203,6 @@ def test_too_few_clips_for_one_step_says_so(folder):
         build_loader(plan_of(folder), Cursor(), 0, 11, 0, FAST)
     with pytest.raises(LoaderError, match="rank 2 of 2"):
         build_loader(plan_of(folder), Cursor(), 2, 2, 0, FAST)
-    with pytest.raises(ConfigError, match="'bicubic': bilinear, area, torch"):
-        build_loader(plan_of(folder), Cursor(), 0, 1, 0, replace(FAST, resize="bicubic"))
 
 
 def decoders_of(pid: int) -> list[psutil.Process]:
