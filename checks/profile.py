@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,10 @@ def _convert(key: str, value: Any, default: Any) -> Any:
             return tuple(kind(item) for item in value)
         if isinstance(default, Mapping):
             return {str(id): Verdict(str(verdict).upper()) for id, verdict in value.items()}
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError, AttributeError):
         raise ProfileError(f"{key}: cannot use {value!r}") from None
+    # Against nan or inf nothing would ever be found wrong.
+    if isinstance(value, bool) or not math.isfinite(number) or number < 0:
+        raise ProfileError(f"{key}: a threshold is a number from 0, not {value!r}")
+    return number

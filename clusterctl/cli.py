@@ -79,6 +79,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 Exit codes: 0 good, 1 a finding or a node failed, 2 usage, 3 could not find out,
 4 declined or needs --yes, 130 interrupted.
 
+TIME is seconds (90, 0.5) or 10m, 1h30m, 2d.
+
 \b
 Examples:
   clusterctl demo

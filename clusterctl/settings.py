@@ -14,6 +14,7 @@ import click
 from clusterctl.errors import UsageError
 from clusterctl.fanout import WIDTH
 from clusterctl.nodes import Node, read_hostfile, select
+from clusterctl.numbers import Duration
 from clusterctl.render import Output
 from clusterctl.transport.base import Limits
 
@@ -81,9 +82,9 @@ _OPTIONS = (
     click.option("-w", "--only", metavar="SET", help="Only these nodes: n[1-3],n7."),
     click.option("-x", "--without", metavar="SET", help="Leave these nodes out."),
     click.option("-f", "--fanout", "width", type=click.IntRange(1, 1024), default=WIDTH, show_default=True, envvar="CLUSTERCTL_FANOUT", help="Nodes talked to at once."),
-    click.option("--connect-timeout", type=click.FloatRange(0.1), default=3.0, show_default=True, envvar="CLUSTERCTL_CONNECT_TIMEOUT", help="Seconds for the TCP connection."),
-    click.option("--command-timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, envvar="CLUSTERCTL_COMMAND_TIMEOUT", help="Seconds for what runs on the node."),
-    click.option("--deadline", type=click.FloatRange(0.1), envvar="CLUSTERCTL_DEADLINE", help="Seconds for all nodes together."),
+    click.option("--connect-timeout", type=Duration(0.1), default=3.0, show_default=True, envvar="CLUSTERCTL_CONNECT_TIMEOUT", help="Seconds for the TCP connection."),
+    click.option("--command-timeout", type=Duration(0.1), default=30.0, show_default=True, envvar="CLUSTERCTL_COMMAND_TIMEOUT", help="Seconds for what runs on the node."),
+    click.option("--deadline", type=Duration(0.1), envvar="CLUSTERCTL_DEADLINE", help="Seconds for all nodes together."),
     click.option("--accept-new", is_flag=True, envvar="CLUSTERCTL_ACCEPT_NEW", help="Write unknown host keys to clusterctl's own known_hosts. A changed key is always refused."),
 )  # fmt: skip
 
@@ -120,7 +121,7 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
 _SOURCE_OPTIONS = (
     click.option("--run", "--run-dir", "run_dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory. Default: the one below outputs/ that was written last."),
     click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes."),
-    click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds between readings."),
+    click.option("--interval", type=Duration(0.2, 60), default=1.0, show_default=True, help="Seconds between readings."),
 )  # fmt: skip
 
 

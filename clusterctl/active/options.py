@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import Declined, UsageError
+from clusterctl.numbers import Duration
 from clusterctl.render import Output
 from clusterctl.settings import Settings
 
@@ -20,7 +21,7 @@ _OPTIONS = (
     click.option("--active", is_flag=True, help="Also make the nodes work, after asking: ports, shared folder, matrix products, all-reduce. Refused where GPUs are busy."),
     click.option("--yes", is_flag=True, help="Do not ask before --active."),
     click.option("--dry-run", is_flag=True, help="Say what --active would do and how long it would take; look at the nodes only."),
-    click.option("--patience", "patience_s", type=click.FloatRange(2), default=15.0, show_default=True, help="Seconds that a group of nodes gets for an all-reduce of --active."),
+    click.option("--patience", "patience_s", type=Duration(2), default=15.0, show_default=True, help="Seconds that a group of nodes gets for an all-reduce of --active."),
 )  # fmt: skip
 
 

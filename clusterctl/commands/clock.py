@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import UsageError
+from clusterctl.numbers import Duration, Number
 from clusterctl.render import Cell, Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -33,7 +34,7 @@ Examples:
 @click.option(
     "--limit",
     "limit_ms",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=10.0,
     show_default=True,
     help="Milliseconds from the others, beyond the error bound, that are too many.",
@@ -43,7 +44,7 @@ Examples:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.1),
+    type=Duration(0.1),
     default=1.0,
     show_default=True,
     help="Seconds between two looks of --watch.",
@@ -51,7 +52,7 @@ Examples:
 @click.option(
     "--for",
     "for_s",
-    type=click.FloatRange(0, min_open=True),
+    type=Duration(0, min_open=True),
     help="Seconds to watch. Default: until Ctrl-C.",
 )
 @click.option("--no-fold", is_flag=True, help="One line for each node, also for equal ones.")

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from clusterctl.errors import UsageError
+from clusterctl.numbers import Duration
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -54,7 +55,7 @@ Examples:
 )
 @click.option(
     "--clip-timeout",
-    type=click.FloatRange(0.1),
+    type=Duration(0.1),
     help="Seconds for one clip. Default: 30 to probe, 120 to check.",
 )
 @click.option(

@@ -16,6 +16,7 @@ import click
 from clusterctl.commands.kill import make_pick, pick_options
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
+from clusterctl.numbers import Duration
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     click.option("--samples", type=click.IntRange(1, 100), default=2, show_default=True, help="How often each process is looked at."),
-    click.option("--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between samples."),
+    click.option("--interval", type=Duration(0.1), default=2.0, show_default=True, help="Seconds between samples."),
     click.option("--all", "everything", is_flag=True, help="All classes, threads and evidence."),
     click.option("--speedscope", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a profile for speedscope.app: stacks weighted by processes."),
     click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Also write NODE/RANK-ROLE-PID.txt, report.json and index.html."),
@@ -36,7 +37,7 @@ _OPTIONS = (
     click.option("--native-suspects", is_flag=True, help="C stacks of the suspects; stops each for some seconds."),
     click.option("--watch", is_flag=True, help="Look again and again until something is stuck."),
     click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own, else it is carried there and removed."),
-    click.option("--dump-timeout", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds for one process."),
+    click.option("--dump-timeout", type=Duration(0.1), default=5.0, show_default=True, help="Seconds for one process."),
     click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
     click.option("--sites", "sites_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="More wait sites, TOML."),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clusterctl.numbers import Duration
 from clusterctl.render import Cell, Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -31,7 +32,7 @@ Examples:
 @click.option(
     "--growth",
     "growth_s",
-    type=click.FloatRange(0, 60),
+    type=Duration(0, 60),
     default=1.0,
     show_default=True,
     help="Seconds between the two reads of the error counters.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.errors import UsageError
+from clusterctl.numbers import Duration
 from clusterctl.render import Cell, Output, local_time
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -34,8 +35,8 @@ Examples:
 )
 @click.option("--processes", is_flag=True, help="Also whoever holds a GPU: owner, age, memory, run and rank, command line.")  # fmt: skip
 @click.option("--watch", is_flag=True, help="Look again and again: a page on a terminal, blocks or JSON lines elsewhere.")  # fmt: skip
-@click.option("--interval", "interval_s", type=click.FloatRange(0.5), default=5.0, show_default=True, help="Seconds between two looks of --watch.")  # fmt: skip
-@click.option("--for", "for_s", type=click.FloatRange(0, min_open=True), help="Seconds to watch. Default: until Ctrl-C.")  # fmt: skip
+@click.option("--interval", "interval_s", type=Duration(0.5), default=5.0, show_default=True, help="Seconds between two looks of --watch.")  # fmt: skip
+@click.option("--for", "for_s", type=Duration(0, min_open=True), help="Seconds to watch. Default: until Ctrl-C.")  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="What `preflight --record` wrote: GPUs per node; without it the majority is right.")  # fmt: skip
 @click.option("--no-fold", is_flag=True, help="One line for each node, also for equal ones.")
 @cluster_options

@@ -14,6 +14,7 @@ import click
 
 from clusterctl.errors import Declined, UsageError
 from clusterctl.nodes import counted
+from clusterctl.numbers import Duration
 from clusterctl.render import Output, clock
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -83,7 +84,7 @@ Examples:
 @pick_options
 @every_option
 @click.option("--signal", "signal_name", default="TERM", show_default=True, metavar="NAME", callback=_signal, help="What is sent first; KILL leaves no grace.")  # fmt: skip
-@click.option("--grace", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds from the first signal to SIGKILL.")  # fmt: skip
+@click.option("--grace", type=Duration(0), default=10.0, show_default=True, help="Seconds from the first signal to SIGKILL.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be ended; end nothing.")
 @cluster_options

@@ -16,6 +16,7 @@ import click
 
 from clusterctl.errors import CouldNotFindOut, Declined
 from clusterctl.nodes import counted
+from clusterctl.numbers import Duration, Number
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 from clusterctl.trailing import PassingCommand
@@ -40,11 +41,11 @@ _OPTIONS = (
     click.option("--python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter on the nodes."),
     click.option("--workdir", type=click.Path(path_type=Path), default=Path(), help="Folder that ranks start in. Default: this one."),
     click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
-    click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: room for a checkpoint."),
-    click.option("--start-timeout", type=click.FloatRange(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
-    click.option("--hang-timeout", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late; 3 times that in a save) until the run is stopped; 0 is no limit."),
-    click.option("--look", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
-    click.option("--min-free", "min_free_gib", type=click.FloatRange(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
+    click.option("--grace", type=Duration(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: room for a checkpoint."),
+    click.option("--start-timeout", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
+    click.option("--hang-timeout", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late; 3 times that in a save) until the run is stopped; 0 is no limit."),
+    click.option("--look", type=Duration(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
+    click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),
     click.option("--yes", is_flag=True, help="Start although others use the GPUs, without asking."),
     click.option("--dry-run", is_flag=True, help="Print plan, environment and commands; start nothing."),

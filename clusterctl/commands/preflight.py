@@ -15,6 +15,7 @@ import click
 from clusterctl.active.options import active_options, make_work
 from clusterctl.errors import UsageError
 from clusterctl.nodes import counted
+from clusterctl.numbers import Number
 from clusterctl.render import Cell, Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -38,7 +39,7 @@ _OPTIONS = (
     click.option("--workdir", type=click.Path(path_type=Path), default=Path(), help="Folder that ranks start in: its commit is compared. Default: this one."),
     click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
     click.option("--shared", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR", help="Prove that DIR is one folder on all nodes, with a small file that is removed again."),
-    click.option("--min-free", "min_free_gib", type=click.FloatRange(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
+    click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--check", "checks", metavar="IDS", multiple=True, help="Only these checks or subjects: gpu,ssh.reachable. (--only names nodes.)"),
     click.option("--skip", "--skip-check", "skipped", metavar="IDS", multiple=True, help="Leave these checks or subjects out."),
     click.option("--severity", "severity", metavar="ID=WORD", multiple=True, help="Another verdict for a check that is not content: warn, fail, skip."),

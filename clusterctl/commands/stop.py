@@ -11,6 +11,7 @@ import click
 
 from clusterctl.commands.kill import confirm, every_option, make_pick, pick_options, show_plan
 from clusterctl.nodes import counted
+from clusterctl.numbers import Duration
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -24,7 +25,7 @@ Examples:
 )
 @pick_options
 @every_option
-@click.option("--wait", "wait_s", type=click.FloatRange(0), default=120.0, show_default=True, help="Seconds for the step at hand and the checkpoint; then it is told what still runs.")  # fmt: skip
+@click.option("--wait", "wait_s", type=Duration(0), default=120.0, show_default=True, help="Seconds for the step at hand and the checkpoint; then it is told what still runs.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be asked to stop.")
 @cluster_options

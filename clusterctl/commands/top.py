@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from clusterctl.numbers import Number
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
@@ -33,7 +34,7 @@ Examples:
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(0.1, 100_000),
+    type=Number(0.1, 100_000),
     help="How many times faster a replay runs. Default: 1, for a run directory 10.",
 )
 @click.option(

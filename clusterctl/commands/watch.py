@@ -6,30 +6,14 @@ For a log, a service, a pager: the rules of the live view, with an exit code and
 from __future__ import annotations
 
 import importlib
-import re
 from pathlib import Path
 from typing import Any
 
 import click
 
+from clusterctl.numbers import Duration
 from clusterctl.render import Output
 from clusterctl.settings import Settings, cluster_options, output_options, source_options
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def duration(text: str) -> float:
-    """Seconds out of `90`, `10m`, `1h30m`. Raises `click.BadParameter`."""
-    words = text.strip().lower()
-    seconds = 0.0
-    if re.fullmatch(r"\d+(\.\d+)?", words):
-        seconds = float(words)
-    elif re.fullmatch(r"(\d+(\.\d+)?[smhd])+", words):
-        parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", words)
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if seconds <= 0:
-        raise click.BadParameter(f"{text!r} is no duration: 90, 10m, 1h30m")
-    return seconds
 
 
 @click.command(
@@ -55,7 +39,7 @@ Examples:
 @click.option(
     "--for",
     "for_s",
-    type=duration,
+    type=Duration(0, min_open=True),
     metavar="TIME",
     help="How long: 90, 10m, 8h. Default: until Ctrl-C or SIGTERM.",
 )
@@ -83,7 +67,7 @@ Examples:
 @click.option(
     "--exec-timeout",
     "hook_timeout",
-    type=click.FloatRange(0.1),
+    type=Duration(0.1),
     default=10.0,
     show_default=True,
     help="Seconds for one run of --exec, then it is killed.",

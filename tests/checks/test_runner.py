@@ -192,6 +192,12 @@ def test_profile_refuses_what_it_does_not_know() -> None:
             profile_from(data)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "nan", -1, True])
+def test_a_threshold_that_nothing_can_cross_is_refused(value: object) -> None:
+    with pytest.raises(ProfileError, match="a threshold is a number from 0"):
+        profile_from({"clock_skew_fail_s": value})
+
+
 def test_report_is_json() -> None:
     import json
 

@@ -1,0 +1,41 @@
+"""Numbers on the command line: finite ones, and times as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MOST = 1e8  # three years of seconds; more than 292 years overflow a wait
+
+
+class Number(click.FloatRange):
+    """Within the range; nan and inf, which compare with nothing, are in none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not abs(number) <= _MOST:
+            self.fail(f"{value!r} is no number up to {_MOST:,.0f}", param, ctx)
+        return number
+
+
+class Duration(Number):
+    """Seconds out of `90`, `10m`, `1h30m`."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, str):
+            words = value.strip().lower()
+            if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", words):
+                parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", words)
+                value = sum(float(number) * _UNITS[unit] for number, unit in parts)
+            elif not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", words):
+                self.fail(f"{value!r} is no time: 90 (seconds), 10m, 1h30m", param, ctx)
+        return super().convert(value, param, ctx)
