@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer import config as configuration
+from trainer.arguments import above_0, whole
 from trainer.errors import ConfigError, TrainerError
 from trainer.progress import StepProgress
 
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add("config", help="config file or its short name")
     add("--bucket", action="append", metavar="NAME:FRAMES", help="only this one, e.g. 360p:102")
     add("--aspect-ratio", metavar="H:W", help="of the clips; default 9:16, or the nearest there is")
-    add("--batch-size", type=_count, metavar="N", help="instead of the bucket's")
+    add("--batch-size", type=whole(1), metavar="N", help="instead of the bucket's")
     add("--compare", choices=("plain",), help="also run the model as Open-Sora 1.2 does: explicit "
         "fp32 softmax, modulation twice, every block checkpointed")  # fmt: skip
     add("--grad-checkpoint", metavar="WHAT",
@@ -60,38 +61,26 @@ def _parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="torch.compile of each block")
     add("--masks", choices=("config", "on", "off"), default="config",
         help="give some frames, as training with mask_ratios does; default as the config does")  # fmt: skip
-    add("--text-tokens", type=_count, metavar="N", help="of each caption; default all")
+    add("--text-tokens", type=whole(1), metavar="N", help="of each caption; default all")
     add(
         "--shards",
-        type=_count,
+        type=whole(1),
         default=1,
         metavar="N",
         help="ranks that share the optimizer's state",
     )
-    add("--warmup", type=_count, default=2, metavar="N", help="steps before the timed ones")
-    add("--steps", type=_count, default=5, metavar="N", help="timed steps; their median counts")
+    add("--warmup", type=whole(1), default=2, metavar="N", help="steps before the timed ones")
+    add("--steps", type=whole(1), default=5, metavar="N", help="timed steps; their median counts")
     add("--device", help="cuda or cpu; default cuda where there is one")
-    add("--peak-tflops", type=_above_0, metavar="X", help="for MFU; default by the GPU's name")
-    add("--timeout-s", type=_above_0, default=1800.0, metavar="X", help="of one bucket")
+    add("--peak-tflops", type=above_0, metavar="X", help="for MFU; default by the GPU's name")
+    add("--timeout-s", type=above_0, default=1800.0, metavar="X", help="of one bucket")
     add("--json", action="store_true", help="one document on stdout")
     search = parser.add_argument_group("search").add_argument
     search("--search-batch-size", action="store_true", help="the largest batch of each bucket")
-    search("--budget-s", type=_above_0, metavar="X", help="seconds of a step")
-    search("--budget-mb", type=_above_0, metavar="X", help="peak memory, 10^6 bytes")
-    search("--most", type=_count, default=4096, metavar="N", help="no batch above this")
+    search("--budget-s", type=above_0, metavar="X", help="seconds of a step")
+    search("--budget-mb", type=above_0, metavar="X", help="peak memory, 10^6 bytes")
+    search("--most", type=whole(1), default=4096, metavar="N", help="no batch above this")
     return parser
-
-
-def _count(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return int(text)
-
-
-def _above_0(text: str) -> float:
-    if not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return float(text)
 
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:

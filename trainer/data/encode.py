@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainer.arguments import whole
 from trainer.data.features_files import DOCUMENT, JOB, FeaturesError
 from trainer.errors import ConfigError, TrainerError
 
@@ -47,15 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "instead of 4,096",
     )  # fmt: skip
     parser.add_argument(
-        "--max-frames", type=int, metavar="N", help="encode only the first N frames of a clip"
+        "--max-frames", type=whole(1), metavar="N", help="encode only the first N frames of a clip"
     )
     parser.add_argument(
-        "--shard-mb", type=int, default=SHARD_MB, metavar="MB",
+        "--shard-mb", type=whole(1), default=SHARD_MB, metavar="MB",
         help="size of a shard, which a kill costs at most for each rank (%(default)s)",
     )  # fmt: skip
-    parser.add_argument("--workers", type=int, help="decoding processes a rank (num_workers)")
+    parser.add_argument("--workers", type=whole(), help="decoding processes a rank (num_workers)")
     parser.add_argument(
-        "--max-bad", type=int, metavar="N",
+        "--max-bad", type=whole(), metavar="N",
         help="stop above this many clips that cannot be read (max_bad_samples)",
     )  # fmt: skip
     parser.add_argument("--retry-bad", action="store_true", help="try those again that could not")
@@ -81,8 +82,6 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("there is no dataset", hint="--data-path FILE.csv")
     if config.dataset.features is not None:
         raise ConfigError("dataset.features is what encode makes: leave it out here")
-    if args.shard_mb < 1 or (args.max_frames is not None and args.max_frames < 1):
-        raise FeaturesError("--shard-mb and --max-frames begin at 1")
     if args.sample and config.vae.type == "identity":
         raise FeaturesError("--sample is for a VAE that has a spread; identity has none")
     rank, world, local_rank = _ranks()

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from trainer.arguments import above_0, whole
 from trainer.errors import TrainerError
 
 Question = dict[str, Any]
@@ -220,10 +221,10 @@ def _gone() -> ExamineBroken:
 
 def add_pool_options(parser: argparse.ArgumentParser, clip_timeout_s: float) -> None:
     """Options of verbs that look into files."""
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--root", type=Path, help="folder that relative paths start from")
     parser.add_argument(
-        "--clip-timeout-s", type=float, default=clip_timeout_s, metavar="S",
+        "--clip-timeout-s", type=above_0, default=clip_timeout_s, metavar="S",
         help="seconds until a clip is given up and its process replaced (%(default)s)",
     )  # fmt: skip
     # For clusterctl data: descriptors for questions and answers, and how many to ask ahead.
@@ -251,8 +252,10 @@ def answers(futures: Sequence[Future[Answer]]) -> list[Mapping[str, Any]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=int, default=0, help="processes; 0: one for each core")
-    parser.add_argument("--clip-timeout-s", type=float, default=30.0)
+    parser.add_argument(
+        "--workers", type=whole(), default=0, help="processes; 0: one for each core"
+    )
+    parser.add_argument("--clip-timeout-s", type=above_0, default=30.0)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from typing import Any
 
+from trainer.arguments import whole
 from trainer.data.manifest import ManifestError
 from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
 from trainer.data.stream import run as run_plan
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="manifest")
     parser.add_argument("out", type=Path, help="manifest to write; its name says csv or parquet")
     if parser.prog.endswith("clean-captions"):
-        parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+        parser.add_argument(
+            "--workers", type=whole(1), default=os.cpu_count() or 1, help="processes"
+        )
     add_options(parser)
 
 
@@ -92,7 +95,7 @@ def _clean(args: argparse.Namespace) -> Done:
 
     # spawn: a fork would copy pyarrow's threads' locks
     context = multiprocessing.get_context("spawn")
-    with context.Pool(max(1, args.workers), _begin_worker, (os.getpid(),)) as pool:
+    with context.Pool(args.workers, _begin_worker, (os.getpid(),)) as pool:
         plan = Plan(
             "clean-captions",
             [args.source],
@@ -102,6 +105,6 @@ def _clean(args: argparse.Namespace) -> Done:
             give=give,
             prepare=prepare,
             read_rows=1024,
-            ahead=2048 * max(1, args.workers),
+            ahead=2048 * args.workers,
         )
         return run_plan(plan, args.out, Options.of(args))

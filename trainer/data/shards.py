@@ -20,6 +20,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from trainer.arguments import whole
 from trainer.data.job import ParquetFormat, sync
 from trainer.data.manifest import (
     NUMBERS,
@@ -43,14 +44,12 @@ _OPEN_FILES, _KEPT_GROUPS = 16, 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="manifest")
     parser.add_argument("out", type=Path, nargs="?", help="folder to make; default SOURCE.shards")
-    parser.add_argument("--rows", type=int, default=ROWS, help="of a shard (%(default)s)")
+    parser.add_argument("--rows", type=whole(1), default=ROWS, help="of a shard (%(default)s)")
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Split a manifest; rows that training would leave out are left out now."""
-    if args.rows < 1:
-        raise ManifestError(f"--rows {args.rows} is below 1")
     source_bytes = args.source.stat().st_size if args.source.is_file() else 0
 
     def give(batch: Batch, _: Any) -> Result:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.arguments import above_0, whole
+
 if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.data.buckets import Bucket
@@ -45,20 +47,22 @@ class Outcome:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", help=f"manifest (csv or parquet), or {' or '.join(STAND_INS)}")
     parser.add_argument("config", help="training config, a file or a short name")
-    parser.add_argument("--ranks", type=int, default=192, help="default 192")
-    parser.add_argument("--windows", type=int, nargs="+", default=list(_WINDOWS), metavar="STEPS")
+    parser.add_argument("--ranks", type=whole(1), default=192, help="default 192")
+    parser.add_argument(
+        "--windows", type=whole(), nargs="+", default=list(_WINDOWS), metavar="STEPS"
+    )
     parser.add_argument(
         "--accumulate",
-        type=int,
+        type=whole(1),
         nargs="*",
         default=[],
         metavar="N",
         help="microbatches a rank and step",
     )
-    parser.add_argument("--rows", type=int, default=1_000_000, help="clips of a stand-in")
-    parser.add_argument("--epoch", type=int, default=0)
+    parser.add_argument("--rows", type=whole(1), default=1_000_000, help="clips of a stand-in")
+    parser.add_argument("--epoch", type=whole(), default=0)
     parser.add_argument(
-        "--peak-tflops", type=float, default=989, help="of a GPU; default H100, bf16"
+        "--peak-tflops", type=above_0, default=989, help="of a GPU; default H100, bf16"
     )
     parser.add_argument("--cached", action="store_true", help="latents and text from a cache")
     parser.add_argument("--json", action="store_true")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.arguments import whole
 from trainer.data.manifest import MAX_WRONG_ROWS, Manifest, ManifestError
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ class Stats:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", type=Path, help="csv, parquet or a folder of shards")
     parser.add_argument("config", nargs="?", help="training config, a file or a short name")
-    parser.add_argument("--world", type=int, default=1, help="ranks (%(default)s)")
-    parser.add_argument("--epoch", type=int, default=0, help="first epoch (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=1, help="how many (%(default)s)")
+    parser.add_argument("--world", type=whole(1), default=1, help="ranks (%(default)s)")
+    parser.add_argument("--epoch", type=whole(), default=0, help="first epoch (%(default)s)")
+    parser.add_argument("--epochs", type=whole(1), default=1, help="how many (%(default)s)")
     parser.add_argument("--picture", type=Path, metavar="PNG", help="draw histograms")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--max-wrong-rows", type=int, default=MAX_WRONG_ROWS, metavar="N")
+    parser.add_argument("--max-wrong-rows", type=whole(), default=MAX_WRONG_ROWS, metavar="N")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
@@ -77,8 +78,6 @@ def run(args: argparse.Namespace) -> int:
     from trainer.data.reading import read_numbers
     from trainer.progress import RowProgress
 
-    if args.world < 1 or args.epochs < 1 or args.epoch < 0:
-        raise ManifestError("--world and --epochs begin at 1, --epoch at 0")
     if args.picture is not None and args.picture.suffix != ".png":
         raise ManifestError(f"--picture {args.picture}: pictures are .png")
     progress = RowProgress(f"stats {args.manifest.name}", args.quiet)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.arguments import whole
 from trainer.data.job import CsvFormat, Format, Job, ParquetFormat, identity
 from trainer.data.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow, check_suffix
 from trainer.data.tables import Batch, ParquetTable, Table, column_type, open_table
@@ -38,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser, max_wrong_rows: int = MAX_WRONG
     """The options of `Options`, for a verb's parser."""
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
     parser.add_argument(
-        "--max-wrong-rows", type=int, default=max_wrong_rows, metavar="N",
+        "--max-wrong-rows", type=whole(), default=max_wrong_rows, metavar="N",
         help="stop above this many rows that had to be left out (%(default)s)",
     )  # fmt: skip
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")

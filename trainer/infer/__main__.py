@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer import config as configuration
+from trainer.arguments import above_0, finite, whole
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
 
@@ -81,12 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("prompts").add_argument
     what("--prompt", action="append", metavar="TEXT", help="may be given several times")
     what("--prompt-path", type=Path, metavar="FILE", help="one a line; default sample.prompts")
-    what("--start-index", type=_from(0), default=0, metavar="N", help="first prompt, from 0")
-    what("--end-index", type=_from(0), metavar="N", help="the prompt to stop before")
-    what("--num-sample", type=_from(1), metavar="N", help="videos of each prompt, all different")
+    what("--start-index", type=whole(0), default=0, metavar="N", help="first prompt, from 0")
+    what("--end-index", type=whole(0), metavar="N", help="the prompt to stop before")
+    what("--num-sample", type=whole(1), metavar="N", help="videos of each prompt, all different")
     what("--negative-prompt", metavar="TEXT", help="steered away from, in place of the null text")
-    what("--aes", type=float, metavar="X", help="aesthetic score, appended to the prompts")
-    what("--flow", type=float, metavar="X", help="motion score, appended to the prompts")
+    what("--aes", type=finite, metavar="X", help="aesthetic score, appended to the prompts")
+    what("--flow", type=finite, metavar="X", help="motion score, appended to the prompts")
     what("--camera-motion", metavar="TEXT", help="camera motion, appended to the prompts")
     what("--clean-caption", action=argparse.BooleanOptionalAction,
          help="clean prompts as Open-Sora's inference does; default with a T5")  # fmt: skip
@@ -97,46 +97,31 @@ def _parser() -> argparse.ArgumentParser:
     size("--num-frames", type=_length, metavar="N", help="frames, or 2s 4s 8s 16s, or image")
     size("--resolution", metavar="NAME", help="144p 240p 360p 480p 720p ...")
     size("--aspect-ratio", metavar="H:W", help="with --resolution; default 9:16")
-    size("--image-size", type=_from(1), nargs=2, metavar=("H", "W"), help="pixels, instead")
-    size("--fps", type=_above_0, metavar="X", help="told to the model and written into the file")
-    size("--save-fps", type=_above_0, metavar="X", help="written into the file instead")
-    size("--frame-interval", type=_from(1), metavar="N", help="the file plays at fps / N")
-    size("--upscale", type=_from(1), default=1, metavar="N", help="enlarge pixels N times")
+    size("--image-size", type=whole(1), nargs=2, metavar=("H", "W"), help="pixels, instead")
+    size("--fps", type=above_0, metavar="X", help="told to the model and written into the file")
+    size("--save-fps", type=above_0, metavar="X", help="written into the file instead")
+    size("--frame-interval", type=whole(1), metavar="N", help="the file plays at fps / N")
+    size("--upscale", type=whole(1), default=1, metavar="N", help="enlarge pixels N times")
 
     how = parser.add_argument_group("sampling").add_argument
-    how("--num-sampling-steps", type=_from(1), metavar="N")
-    how("--cfg-scale", type=float, metavar="X", help="guidance; 1 is none and twice as fast")
+    how("--num-sampling-steps", type=whole(1), metavar="N")
+    how("--cfg-scale", type=finite, metavar="X", help="guidance; 1 is none and twice as fast")
     how("--seed", type=int, metavar="N")
-    how("--batch-size", type=_from(1), metavar="N", help="videos at once; does not change them")
+    how("--batch-size", type=whole(1), metavar="N", help="videos at once; does not change them")
 
     given = parser.add_argument_group("given frames").add_argument
     given("--reference-path", action="append", metavar="A;B",
           help="images and videos, one option for all prompts or one a prompt")  # fmt: skip
     given("--mask-strategy", action="append", metavar="GROUPS",
           help="where they go; default the first frame of the video")  # fmt: skip
-    given("--loop", type=_from(1), metavar="N", help="clips joined, each going on from the last")
-    given("--condition-frame-length", type=_from(1), metavar="N",
+    given("--loop", type=whole(1), metavar="N", help="clips joined, each going on from the last")
+    given("--condition-frame-length", type=whole(1), metavar="N",
           help="latent frames a clip takes over; 5 are 17 frames")  # fmt: skip
-    given("--condition-frame-edit", type=float, metavar="X", help="how far they may change, 0 to 1")
-    given("--align", type=_from(1), metavar="N", help="given frames start at multiples of N")
+    given(
+        "--condition-frame-edit", type=finite, metavar="X", help="how far they may change, 0 to 1"
+    )
+    given("--align", type=whole(1), metavar="N", help="given frames start at multiples of N")
     return parser
-
-
-def _from(least: int) -> Any:
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is below {least}")
-        return value
-
-    return number
-
-
-def _above_0(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
 
 
 def _length(text: str) -> int:

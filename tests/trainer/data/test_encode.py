@@ -251,7 +251,6 @@ def test_wrong_use_is_said_before_anything_is_made(
     out = tmp_path / "cache"
     for words, said in (
         (["--sample"], "identity has none"),
-        (["--shard-mb", "0"], "begin at 1"),
         (["--max-frames", "20"], "below a bucket's 34 frames"),
         (["--dataset.features", "x"], "leave it out"),
         (["--no-such-key", "1"], "there is no key no_such_key"),

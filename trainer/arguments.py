@@ -1,0 +1,45 @@
+"""Numbers on the trainer's command lines, as types of argparse: one sentence for what is none."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+
+def whole(least: int = 0) -> Callable[[str], int]:
+    """A whole number from `least` on."""
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise ArgumentTypeError(f"{text!r} is no whole number from {least}")
+        return number
+
+    return convert
+
+
+def above_0(text: str) -> float:
+    """A finite number above 0."""
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+def finite(text: str) -> float:
+    """Any number but nan and inf."""
+    number = _number(text)
+    if not math.isfinite(number):
+        raise ArgumentTypeError(f"{text!r} is no finite number")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
