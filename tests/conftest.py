@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,12 @@ LONGEST = (
     "clusterctl/launch/test_supervise",
     "dashboards/test_screens",
 )
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what tests start: a shell without job control begins `make test &` deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
