@@ -36,6 +36,6 @@ class Duration(Number):
             if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", words):
                 parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", words)
                 value = sum(float(number) * _UNITS[unit] for number, unit in parts)
-            elif not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", words):
+            elif not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", words):
                 self.fail(f"{value!r} is no time: 90 (seconds), 10m, 1h30m", param, ctx)
         return super().convert(value, param, ctx)

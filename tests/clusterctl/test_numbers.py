@@ -13,7 +13,7 @@ from clusterctl.numbers import Duration, Number
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("0.5", 0.5), (".5", 0.5), (7, 7), ("10m", 600), ("1h30m", 5400), ("1.5H", 5400), (" 2d ", 172_800)],
+    [("90", 90), ("1e2", 100), ("0.5", 0.5), (".5", 0.5), (7, 7), ("10m", 600), ("1h30m", 5400), ("1.5H", 5400), (" 2d ", 172_800)],
 )  # fmt: skip
 def test_times_as_people_write_them(text: object, seconds: float) -> None:
     assert Duration(0.1).convert(text, None, None) == seconds
