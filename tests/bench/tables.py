@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.ranks import environment, free_port
+from tests.ports import free_port
+from tests.trainer.ranks import environment
 
 _WORDS = [
     "a",

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.parse
@@ -30,6 +29,7 @@ from dashboards.samples import Gpu, NodeDown, NodeSample, Tick
 from dashboards.state import fold, initial_state
 from tests.dashboards.conftest import NOW, demo_state
 from tests.dashboards.test_feeds import until
+from tests.ports import free_port
 
 WAIT_S = 60.0  # a deadline for a loaded machine
 GRAFANA = Path(board.__file__).parent
@@ -252,9 +252,7 @@ def test_serves_on_this_machine_until_it_is_told_to_end(tmp_path: Path) -> None:
 def _started(directory: Path, config: Path) -> tuple[subprocess.Popen[bytes], int]:
     """It takes no port 0, so a free one is looked for, and another one when that was lost."""
     for attempt in range(5):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
+        port = free_port()
         with (directory / "prometheus.log").open("w") as log:
             child = subprocess.Popen(
                 [str(PROMETHEUS), f"--config.file={config}", f"--storage.tsdb.path={directory / f'tsdb{attempt}'}",

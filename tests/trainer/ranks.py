@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
+
 REPO = Path(__file__).resolve().parents[2]
-LIMIT_S = 600  # a guard, not a measure: machines may be busy
+LIMIT_S = 300  # a guard, not a measure: machines may be busy
 
 TINY = f"""
 _base_ = {str(REPO / "trainer/configs/demo.py")!r}
@@ -48,12 +49,6 @@ class Done:
     out: str
     err: str
     tensors: list[str]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.ports import free_port
 from tests.trainer import engine_ranks
 from tests.trainer.engine_ranks import make_model
-from tests.trainer.ranks import environment, fork, free_port, wait
-from trainer.engine import base, shards
+from tests.trainer.ranks import environment, fork, wait
+from trainer.engine import base, joining, shards
 from trainer.engine.base import build_engine
 from trainer.errors import CheckpointError, EngineError
 
@@ -189,6 +191,24 @@ def test_a_rank_that_never_comes_is_an_error_after_the_limit_not_a_hang(tmp_path
     assert said.startswith("EngineError"), said
     assert "rank 0 of 2 could not join the others" in said
     assert float(said.split()[1]) < 20
+
+
+def second_of_two() -> None:
+    joining.MORE_S = 0.5
+    build_engine("colossal").setup(1, 2.0)
+
+
+def test_a_port_that_another_program_has_is_an_error_after_the_limit(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        codes = wait([fork(second_of_two, env=environment(1, 2, port), log=log)], 60)
+    assert codes == [1]
+    said = log.read_text()
+    assert (
+        f"error: rank 1 of 2 could not join the others at 127.0.0.1:{port}: whoever listens" in said
+    )
+    assert "hint: another program or an older run has that port" in said
 
 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def _ranks() -> tuple[int, int, int]:
 class _Together:
     """The ranks while they talk: at the start, and never again however long their shards take.
 
-    Leaving it raises FeaturesError when a rank has gone or never came.
+    Entering it raises EngineError when a rank never comes, leaving it FeaturesError when one has gone.
     """
 
     def __init__(self, rank: int, world: int, local_rank: int) -> None:
@@ -172,10 +172,10 @@ class _Together:
 
             import torch.distributed as dist
 
-            try:
+            from trainer.engine.joining import joining
+
+            with joining(_AGREE_S):
                 dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
-            except RuntimeError as error:
-                raise self._apart(error) from None
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -30,6 +29,7 @@ from trainer.engine.base import (
     timeout_of,
 )
 from trainer.engine.colossal_import import import_colossalai
+from trainer.engine.joining import joining
 from trainer.engine.shards import Shards, part_of
 from trainer.errors import EngineError
 
@@ -59,15 +59,8 @@ class ColossalEngine(Engine):
         # launch_from_torch passes no timeout on; gloo's default is 30 minutes, upstream's loop
         # asked for 24 hours, in which no watchdog can fire.
         join = functools.partial(dist.init_process_group, timeout=timeout_of(timeout_s))
-        try:
-            with _replaced(dist, "init_process_group", join):
-                self._names.colossalai.launch_from_torch(seed=seed, verbose=False)
-        except (RuntimeError, ValueError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise EngineError(
-                f"rank {self.rank} of {self.world} could not join the others at {where}: {error}",
-                hint="is the first node's name resolved and its port open on every node?",
-            ) from error
+        with joining(timeout_s), _replaced(dist, "init_process_group", join):
+            self._names.colossalai.launch_from_torch(seed=seed, verbose=False)
 
     def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
         self._settings = settings

@@ -8,7 +8,6 @@ so either may go on from the other's checkpoint, at any world size.
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from trainer.engine.base import (
     ensure_environment,
     timeout_of,
 )
+from trainer.engine.joining import joining
 from trainer.engine.shards import Shards
 from trainer.errors import EngineError
 
@@ -51,14 +51,8 @@ class NativeEngine(Engine):
             self.device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(self.device)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        try:
+        with joining(timeout_s):
             dist.init_process_group(backend, timeout=timeout_of(timeout_s))
-        except (RuntimeError, ValueError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise EngineError(
-                f"rank {self.rank} of {self.world} could not join the others at {where}: {error}",
-                hint="is the first node's name resolved and its port open on every node?",
-            ) from error
         torch.manual_seed(seed)
 
     def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import socket
 import sys
@@ -22,6 +21,7 @@ from clusterctl.transport.base import Limits
 from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
+from tests.ports import free_port
 
 LINES = "n1 host=127.0.0.1\nn2 host=127.0.0.1 port=2222 rack=r7\nn3 host=127.0.0.1 slots=1\n"
 
@@ -40,18 +40,6 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
 def equip(cluster: LocalCluster, name: str, gpus: str, apps: str | None = None, **how) -> None:
     env = fake.install(cluster.hostfile.parent / f"bin-{name}", gpus, apps, **how)
     cluster.nodes[name] = LocalConnection(env)
-
-
-def free_port() -> int:
-    """A port below the ephemeral range, where no outgoing connection takes it meanwhile."""
-    for port in random.sample(range(20000, 30000), 50):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
 
 
 def preflight(cluster: LocalCluster, *args: str) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,15 +13,10 @@ from pathlib import Path
 
 from clusterctl.job import Pick
 from tests.clusterctl.jobs.trees import wait_until
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class GlooJob:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from clusterctl.stacks.evidence import clues, parse_counters, parse_watchdog
 from clusterctl.stacks.flight import compare, make_dump, read_dump
-from tests.clusterctl.stacks.job import free_port
 from tests.clusterctl.stacks.made import cluster, part, picture
+from tests.ports import free_port
 
 load_plain, newest = part("flight")["load_plain"], part("flight")["newest"]
 CAPTURES = Path(__file__).parents[2] / "captures"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from clusterctl.nodes import Node, parse_hostfile, read_hostfile
 from clusterctl.transport.base import Completed, Limits, Progress
 from clusterctl.transport.loopback import LoopbackCluster, make_key
 from clusterctl.transport.paramiko import ParamikoTransport, own_known_hosts
+from tests.ports import free_port
 
 LIMITS = Limits(tcp_s=1.0, handshake_s=1.5, channel_s=1.0, command_s=1.5)
 MARGIN_S = 0.5
@@ -53,12 +53,6 @@ def failure(node: Node, limits: Limits = LIMITS, accept_new: bool = False) -> Tr
     with pytest.raises(TransportError) as caught:
         ParamikoTransport(accept_new).connect(node, limits, Progress())
     return caught.value
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def sweep_with(bad: Node, good: LoopbackCluster) -> NodeResult[Completed]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ports import free_port
 from tests.trainer.data.feature_caches import (
     FRAMES,
     Place,
@@ -24,7 +25,7 @@ from tests.trainer.data.feature_caches import (
     shard_bytes,
     write_table,
 )
-from tests.trainer.ranks import environment, free_port
+from tests.trainer.ranks import environment
 from trainer.config import Config
 from trainer.data import encode_job, encode_work, features_files
 from trainer.data.__main__ import main
