@@ -8,18 +8,19 @@ from typing import Any
 import click
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_MOST = 1e8  # three years of seconds; more than 292 years overflow a wait
 
 
 class Number(click.FloatRange):
-    """Within the range; nan and inf, which compare with nothing, are in none."""
+    """Within the range; nan, which compares with nothing, and inf are in none."""
+
+    longest = 1e15
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number = float(super().convert(value, param, ctx))
-        if not abs(number) <= _MOST:
-            self.fail(f"{value!r} is no number up to {_MOST:,.0f}", param, ctx)
+        if not abs(number) <= self.longest:
+            self.fail(f"{value!r} is no number up to {self.longest:,.0f}", param, ctx)
         return number
 
 
@@ -27,6 +28,7 @@ class Duration(Number):
     """Seconds out of `90`, `10m`, `1h30m`."""
 
     name = "time"
+    longest = 1e8  # three years; more than 292 overflow a wait
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -122,7 +122,8 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         if one.process.poll() is None:
             os.killpg(one.process.pid, signal.SIGKILL)
         for pid in tagged(one.run_id):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it was ending
+                os.kill(pid, signal.SIGKILL)
         one.process.wait(5)
         for pipe in (one.process.stdin, one.process.stdout):
             with contextlib.suppress(OSError):
