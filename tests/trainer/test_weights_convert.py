@@ -123,6 +123,15 @@ def test_a_target_that_is_there_stays_unless_told_otherwise(
     assert left_over(tmp_path) == ["m.safetensors"]
 
 
+def test_a_target_below_a_file_is_one_sentence(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert main(["convert", str(checkpoint), str(tmp_path / "file" / "m.safetensors")]) == 1
+    assert "m.safetensors could not be written: " in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 @pytest.mark.parametrize("to", ["safetensors", "hf-folder"])
 def test_a_failure_half_way_leaves_what_was_there(
     checkpoint: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has gone
         return 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _without_keys(words: list[str], verb: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

@@ -251,8 +251,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         rendered = make(args.out, args.clips, args.seed, args.size, args.frames)
     except DigitsError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error.told(), file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {args.out} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     what = "rendered" if rendered else "already there:"
     print(f"{what} {args.clips} clips, {time.monotonic() - began:.1f} s", file=sys.stderr)
     print(args.out / MANIFEST)

@@ -6,6 +6,7 @@ length, a JSON header and the bytes, so this writes it in the memory of one tens
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -62,7 +63,8 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
             hint="what was there before is untouched",
         ) from None
     finally:
-        _remove(part)
+        with contextlib.suppress(NotADirectoryError):  # said above
+            _remove(part)
         if aside.exists() and not target.exists():
             aside.rename(target)
 

@@ -60,3 +60,15 @@ def test_stats_prints_buckets_and_steps_and_warns_of_empty_ones(folder, tmp_path
     assert "16px 8f 1.00" in printed.out
     assert "warning: 32px 4f 1.00 has" in printed.err
     assert main(["stats", str(tmp_path / "none.csv"), str(config)]) == 2
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(folder, tmp_path, capsys):
+    below = tmp_path / "file" / "x"
+    below.parent.write_text("mine")
+    manifest = str(folder / digits.MANIFEST)
+    assert main(["stats", manifest, "--picture", f"{below}.png"]) == 1
+    assert capsys.readouterr().err.endswith("Not a directory\n")
+    assert main(["encode", "demo", str(below), "--data-path", manifest]) == 1
+    assert capsys.readouterr().err == f"error: {below}: Not a directory\n"
+    assert digits.main(["--out", str(below), "--clips", "3", "--seed", "1"]) == 1
+    assert f"error: {below} cannot be written: " in capsys.readouterr().err
