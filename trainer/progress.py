@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -31,7 +32,9 @@ class ProgressLine:
         if not self.is_due():
             return
         self._last = time.monotonic()
-        self._stream.write(f"\r\x1b[2K{text[:200]}" if self._live else text + "\n")
+        # A line that wraps would not be taken off whole.
+        width = shutil.get_terminal_size().columns - 1
+        self._stream.write(f"\r\x1b[2K{text[:width]}" if self._live else text + "\n")
         self._stream.flush()
         self._shown = self._live
 
@@ -72,9 +75,8 @@ class StepProgress(ProgressLine):
     def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
         super().__init__(quiet, stream)
         self._what = what
-        self._began: float | None = (
-            None  # with the first step; what is loaded before tells no speed
-        )
+        # With the first step: what is loaded before tells no speed.
+        self._began: float | None = None
 
     def __call__(self, done: int, total: int) -> None:
         """Step `done` (from 0) begins."""

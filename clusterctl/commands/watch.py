@@ -40,7 +40,6 @@ Examples:
     "--for",
     "for_s",
     type=Duration(0, min_open=True),
-    metavar="TIME",
     help="How long: 90, 10m, 8h. Default: until Ctrl-C or SIGTERM.",
 )
 @click.option("--once", is_flag=True, help="One look of some readings, then exit.")

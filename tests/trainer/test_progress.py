@@ -19,6 +19,7 @@ class Terminal(io.StringIO):
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setenv("COLUMNS", "80")
     return seconds
 
 
@@ -48,6 +49,14 @@ def test_a_terminal_has_one_line_that_goes_away(now: list[float]) -> None:
         "filter a.csv: 50.0%, 2,000 rows, 1,000/s, 2 s left",
         "",
     ]
+
+
+def test_a_terminal_s_line_never_wraps(now: list[float]) -> None:
+    terminal = Terminal()
+    with StepProgress("x" * 100, stream=terminal) as steps:
+        now[0] += 1
+        steps(0, 2)
+    assert terminal.getvalue().split("\r\x1b[2K") == ["", "x" * 79, ""]
 
 
 def test_quick_and_quiet_work_says_nothing(now: list[float]) -> None:

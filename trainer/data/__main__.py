@@ -55,8 +55,9 @@ def main(argv: list[str] | None = None) -> int:
             try:
                 modules[name] = importlib.import_module(f"trainer.data.{module}")
             except ModuleNotFoundError as error:
-                print(f"error: {name} needs {error.name}", file=sys.stderr)
-                print("hint: install the training environment, docs/install.md", file=sys.stderr)
+                hint = "install the training environment, docs/install.md"
+                missing = TrainerError(f"{name} needs {error.name}", hint=hint)
+                print(missing.told(), file=sys.stderr)
                 return 2
             verb.description = modules[name].__doc__
             modules[name].add_arguments(verb)

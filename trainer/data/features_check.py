@@ -77,12 +77,11 @@ def describe(folder: Path, document: Mapping[str, Any]) -> str:
 
 
 def _damaged(folder: Path, document: Mapping[str, Any], quiet: bool) -> list[str]:
-    progress = RowProgress(f"check {folder.name}", quiet)
     found, done = [], 0
-    for number, (name, size, header) in enumerate(document["shards"], 1):
-        if (problem := verify(folder / str(name), str(header))) is not None:
-            found.append(problem)
-        done += size
-        progress.at(done / document["bytes"], number, " (rows are shards)")
-    progress.clear()
+    with RowProgress(f"check {folder.name}", quiet) as progress:
+        for number, (name, size, header) in enumerate(document["shards"], 1):
+            if (problem := verify(folder / str(name), str(header))) is not None:
+                found.append(problem)
+            done += size
+            progress.at(done / document["bytes"], number, " (rows are shards)")
     return found

@@ -80,9 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.picture is not None and args.picture.suffix != ".png":
         raise ManifestError(f"--picture {args.picture}: pictures are .png")
-    progress = RowProgress(f"stats {args.manifest.name}", args.quiet)
-    manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.at)
-    progress.clear()
+    with RowProgress(f"stats {args.manifest.name}", args.quiet) as progress:
+        manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.at)
     stats = _with_config(manifest, args) if args.config else describe(manifest)
     print(json.dumps(document(stats)) if args.json else text(stats, args.world))
     for wrong in manifest.wrong[:20]:
