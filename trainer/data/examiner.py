@@ -61,7 +61,7 @@ def _check(path: str) -> dict[str, Any]:
 
     video.check_regular(path)
     try:
-        with av.open(path, metadata_errors="ignore") as container:
+        with video.open_clip(path) as container:
             if not container.streams.video:
                 return {"error": "no video stream"}
             stream = container.streams.video[0]

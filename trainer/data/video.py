@@ -28,12 +28,15 @@ from numpy.typing import NDArray
 from trainer.data.decode import Window
 from trainer.data.scale import Put, scaler
 
-__all__ = ["ClipError", "ClipFacts", "check_regular", "probe", "read_window", "scaler"]
+__all__ = ["ClipError", "ClipFacts", "check_regular", "open_clip", "probe", "read_window", "scaler"]
 
 # In its streams' first frames libavformat looks for what an mp4's header says already: 15 of the 17 CPU
 # ms that opening a 720p clip takes. These options let it look at nothing.
 _UNPROBED = {"skip_frame": "all", "probesize": "32"}
 _INDEXED = (".mp4", ".m4v", ".mov")
+# Nobody reads titles here, so bytes that are not UTF-8 must not refuse a clip. PyAV 19 decodes
+# them leniently by itself and no longer takes the argument.
+_ANY_TITLE = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 class ClipError(Exception):
@@ -89,7 +92,7 @@ def probe(path: str) -> ClipFacts:
     """Length, size and rate from container and packet index; decodes the first frame only."""
     check_regular(path)
     try:
-        with _open(path) as container:
+        with open_clip(path) as container:
             stream = _video(container)
             fps = float(stream.average_rate or 0)
             count = _indexed_count(stream)
@@ -125,9 +128,12 @@ def _why(error: BaseException) -> str:
     return str(text).strip()
 
 
-def _open(path: str, quick: bool = False) -> Any:
-    # metadata is nobody's business here, and odd bytes in a title must not refuse a clip
-    return av.open(path, metadata_errors="ignore", options=_UNPROBED if quick else {})
+def open_clip(path: str, quick: bool = False) -> Any:
+    """The container of a clip, whatever bytes its title has. `quick` reads the header only.
+
+    Raises av.FFmpegError and OSError.
+    """
+    return av.open(path, options=_UNPROBED if quick else {}, **_ANY_TITLE)
 
 
 def _video(container: Any) -> Any:
@@ -192,7 +198,7 @@ def _times(container: Any, stream: Any) -> tuple[NDArray[np.int64], int] | None:
 def _read(
     path: str, window: Window, out_CTHW: NDArray[Any], put: Put, seek: bool, quick: bool = False
 ) -> float:
-    with _open(path, quick) as container:
+    with open_clip(path, quick) as container:
         stream = _video(container)
         fps = float(stream.average_rate or 0)
         count = _indexed_count(stream)

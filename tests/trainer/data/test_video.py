@@ -10,7 +10,9 @@ from PIL import Image
 
 from tests.trainer.data.clips import frame_numbers, write_clip
 from trainer.data.decode import Window
+from trainer.data.examiner import _check as check
 from trainer.data.video import ClipError, probe, read_window
+from trainer.mp4 import write_mp4
 
 FRAMES = 60
 X264 = {"preset": "veryfast", "threads": "1"}
@@ -62,6 +64,17 @@ def test_rate_and_length_come_from_the_container_without_decoding_all(clips):
 def test_fewer_frames_than_the_manifest_says_is_an_error(clips, kind, start):
     with pytest.raises(ClipError, match=r"60 frames, the manifest says 70|ends before frame 60"):
         read(clips[kind], start, frames=70 if start == 0 else 8, expected=70)
+
+
+def test_a_title_that_is_not_utf8_refuses_no_clip(tmp_path):
+    path = tmp_path / "a.mp4"
+    write_mp4(path, np.full((4, 48, 64, 3), 90, np.uint8), 24, tags={"title": "PLAINTITLE"})
+    path.write_bytes(path.read_bytes().replace(b"PLAINTITLE", b"\xff\xfeABC\xe9\x80DE"[:10]))
+    assert b"PLAINTITLE" not in path.read_bytes()
+    assert probe(str(path)).num_frames == 4
+    assert check(str(path))["num_frames"] == 4
+    pixels, _ = read(path, frames=4, expected=4)
+    assert np.abs(pixels.astype(int) - 90).max() < 8
 
 
 def left_half_white(_: int) -> np.ndarray:
