@@ -48,14 +48,14 @@ class DatasetConfig(Section):
     # "timed": measured at the start, three forward passes a bucket
     balance_costs: str = choice("flops", "timed")
 
-    aliases: ClassVar = {"sampling_interval": "frame_interval"}
-    harmless: ClassVar = {
+    aliases: ClassVar[Mapping[str, str]] = {"sampling_interval": "frame_interval"}
+    harmless: ClassVar[Mapping[str, str]] = {
         "num_frames": "buckets state the length",
         "image_size": "buckets state the size",
         "fps_max": "fps is read from the manifest",
         "vmaf": "scores are columns of the manifest",
     }
-    refused: ClassVar = {
+    refused: ClassVar[Mapping[str, str]] = {
         "tokenize_fn": "captions are tokenised by the text encoder",
     }
 
@@ -69,13 +69,15 @@ class ModelConfig(Section):
     allow_partial: bool = False  # start although the weights give less than 99 % of the tensors
     options: dict[str, Any] = field(default_factory=dict, metadata={"settable": False})
 
-    harmless: ClassVar = {"force_huggingface": "weights are told apart by content"}
-    refused: ClassVar = {
+    harmless: ClassVar[Mapping[str, str]] = {
+        "force_huggingface": "weights are told apart by content"
+    }
+    refused: ClassVar[Mapping[str, str]] = {
         "qk_norm_legacy": "norms stand before the rotation, as in the published weights",
         "grad_ckpt_setting": "say grad_checkpoint, for a memory budget too",
         "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
     }
-    nothing: ClassVar = {"qk_norm_legacy": (False,)}
+    nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"qk_norm_legacy": (False,)}
 
     @classmethod
     def further(cls, data: Mapping[str, Any]) -> Any:
@@ -101,7 +103,7 @@ class VaeConfig(Section):
     scale: tuple[float, ...] | None = number(None, above=0)
     shift: tuple[float, ...] | None = None  # and before that moved by this
 
-    harmless: ClassVar = {
+    harmless: ClassVar[Mapping[str, str]] = {
         "micro_batch_size": "as many frames as fit into memory go through at once; see vae.memory_gb",
         "vae_2d": "the weights say what they are",
         "vae_temporal": "the weights say what they are",
@@ -124,7 +126,7 @@ class TextEncoderConfig(Section):
     # tiny_t5 only: small keeps the word in the residual stream
     initializer_factor: float = number(1.0, above=0)
 
-    harmless: ClassVar = {
+    harmless: ClassVar[Mapping[str, str]] = {
         "shardformer": "T5 runs as it is",
         "local_files_only": "nothing is downloaded while training",
         "cache_dir": "nothing is downloaded while training",
@@ -179,7 +181,7 @@ class SampleConfig(Section):
     batch_size: int = number(8, least=1)  # videos at once; does not change them
     seed: int = 1024  # of the noise; every video has its own
 
-    aliases: ClassVar = {"prompt_path": "prompts"}
+    aliases: ClassVar[Mapping[str, str]] = {"prompt_path": "prompts"}
 
 
 @dataclass(frozen=True)
@@ -264,14 +266,14 @@ class Config(Section):
 
     notes: tuple[str, ...] = field(default=(), metadata={"settable": False})  # for the log
 
-    aliases: ClassVar = {
+    aliases: ClassVar[Mapping[str, str]] = {
         "keep_n_latest": "keep_checkpoints",
         "data_path": "dataset.data_path",
         "ckpt_path": "model.from_pretrained",
         "allow_partial": "model.allow_partial",
         "grad_ckpt": "grad_checkpoint",
     }
-    harmless: ClassVar = {
+    harmless: ClassVar[Mapping[str, str]] = {
         "num_bucket_build_workers": "buckets are assigned vectorised in one process",
         "record_time": "every step's phases are always recorded",
         "record_barrier": "timing needs no barriers",
@@ -286,7 +288,7 @@ class Config(Section):
         "vae_out_channels": "the VAE says its channels",
         "debug": "the log says what is done",
     }
-    refused: ClassVar = {
+    refused: ClassVar[Mapping[str, str]] = {
         "batch_size": "bucket_config holds one batch size per bucket",
         "optim": "the optimizer is AdamW; its keys are lr, adam_eps, adam_betas, weight_decay",
         "lora_config": "there is no LoRA training",
@@ -305,7 +307,7 @@ class Config(Section):
         "grad_ckpt_buffer_size": "say offload_activations = True",
     }
     # Values of refused keys that ask for nothing, as the published files write them.
-    nothing: ClassVar = {
+    nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "batch_size": (None,),
         "load_video_features": (False,),
         "load_text_features": (False,),
