@@ -113,6 +113,8 @@ def encode(path: Path, clip: NDArray[np.float32], factor: int, fps: int = FPS) -
     """Write [T, h, w] in 0..1 as grey h264 yuv420p mp4, each pixel `factor` x `factor`."""
     import av  # here: who only wants captions or scans needs no codec
 
+    from trainer.mp4 import REPRODUCIBLE
+
     frames, height, width = clip.shape[0], clip.shape[1] * factor, clip.shape[2] * factor
     luma = np.rint(16 + 219 * clip).astype(np.uint8)  # limited range, the default of yuv420p
     luma = luma.repeat(factor, 1).repeat(factor, 2)
@@ -129,6 +131,7 @@ def encode(path: Path, clip: NDArray[np.float32], factor: int, fps: int = FPS) -
             "g": str(frames),
             "bf": "0",
             "threads": "1",
+            "x264-params": REPRODUCIBLE,
         }
         for index in range(frames):
             planes[:height] = luma[index]
