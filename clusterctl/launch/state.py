@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusterctl.launch import error_line
 from trainer import telemetry
 
 
@@ -83,19 +84,26 @@ class Death:
     how: str
     tail: Sequence[str]
     at_s: float  # monotonic time at which the head heard of it
+    error: str | None = None  # what its log states as the reason
 
     @property
     def weight(self) -> int:
         """How likely it drew others along: 0 for a cause, more for what follows from one.
 
         SIGTERM is what torchrun sends to the peers of a rank that has died. SIGABRT is how NCCL's
-        watchdog and gloo end a rank whose peer is gone, so it counts as an exit code does.
+        watchdog and gloo end a rank whose peer is gone, so it counts as an exit code does. Of exit
+        codes the one whose log states an error comes first: an error that all ranks have agreed on
+        stands in the log of one.
         """
         if self.code is None:
-            return 2
+            return 4
         if self.code == -signal.SIGTERM:
-            return 3
-        return 0 if self.code < 0 and self.code != -signal.SIGABRT else 1
+            return 5
+        if self.code < 0 and self.code != -signal.SIGABRT:
+            return 0
+        if self.error is None:
+            return 2
+        return 3 if error_line.blames_a_peer(self.error) else 1
 
     @property
     def settle_s(self) -> float:
@@ -103,7 +111,7 @@ class Death:
 
         An end that nobody saw may have been a good one: only torchrun's own end tells.
         """
-        return (0.0, 0.3, math.inf, 1.5)[self.weight]
+        return (0.0, 0.3, 1.5, 1.5, math.inf, 1.5)[self.weight]
 
 
 def cause(deaths: Sequence[Death], now_s: float) -> Death | None:

@@ -6,11 +6,11 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from clusterctl.fanout import in_order
-from clusterctl.launch import incidents, journal
+from clusterctl.launch import error_line, incidents, journal
 from clusterctl.launch.ending import prove_gone
 from clusterctl.launch.hang import Look, StepClock
 from clusterctl.launch.meeting import candidates, choose_address
@@ -24,6 +24,7 @@ from trainer import telemetry
 
 TICK_S = 0.2
 PING_S = 5.0
+SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
 SLEPT_S = 3.0  # between two looks: longer only when the head itself did not run
 ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
 
@@ -67,6 +68,7 @@ class _Supervisor:
         self.hellos: dict[str, dict[str, Any]] = {}
         self.knocks: dict[str, dict[str, str | None]] = {}
         self.deaths: list[Death] = []
+        self.starter_ended_s = math.inf  # when a torchrun ended because of one of these
         self.started = False
         self.clock = StepClock(plan.timing, time.monotonic())
         self.look: Look | None = None  # at ranks that take no step, before they are stopped
@@ -212,10 +214,10 @@ class _Supervisor:
                     why = f"{name} has said nothing for {timing.silent_s:g} s"
                     self._lose(name, why)
                     raise RunFailed(3, why)
-            death = cause(self.deaths, now)
-            if death is not None:
-                self._fail_of(death)
+            self._fail_of_a_death(now)
             self._mind_the_steps(now)
+        if self.starter_ended_s < math.inf:
+            self._fail_of_a_death(math.inf)
 
     def _mind_the_steps(self, now: float) -> None:
         """A run that takes no step is looked at and then stopped; while it is, all else goes on."""
@@ -342,21 +344,29 @@ class _Supervisor:
                 self.journal.write("error", f"{name}: {error}")
 
     def _rank_ended(self, name: str, message: dict[str, Any]) -> None:
-        rank, code = message["rank"], message["code"]
-        self.journal.write("rank-ended", f"rank {rank}: {message['how']}", node=name, code=code)
+        rank, code, how = message["rank"], message["code"], message["how"]
+        tail = message.get("tail", ())
+        error = error_line.sentence(tail)
+        why = f": {self.plan.environment.redact(error)}" if error else ""
+        self.journal.write("rank-ended", f"rank {rank}: {how}{why}", node=name, code=code)
         if code != 0:
-            now = time.monotonic()
-            self.deaths.append(Death(name, rank, code, message["how"], message["tail"], now))
+            self.deaths.append(Death(name, rank, code, how + why, tail, time.monotonic(), error))
 
     def _starter_ended(self, name: str, message: dict[str, Any]) -> None:
         """torchrun has ended badly; of a rank, if one is known, else of itself."""
-        death = cause(self.deaths, math.inf)
-        if death is not None:
-            self._fail_of(death)
+        if self.deaths:
+            self.starter_ended_s = min(self.starter_ended_s, time.monotonic())
+            return
         what = f"what starts its ranks ended with code {message['code']}"
         raise RunFailed(1, f"{name}: {what}", last_lines=self._shown(message["tail"]))
 
-    def _fail_of(self, death: Death) -> NoReturn:
+    def _fail_of_a_death(self, now: float) -> None:
+        """Raise once the cause is known. After torchrun has failed, an end that nobody saw counts too."""
+        if now - self.starter_ended_s > SETTLE_S:
+            now = math.inf
+        death = cause(self.deaths, now)
+        if death is None:
+            return
         if death.code == ASKED_TO_STOP:
             raise RunFailed(130, "its ranks were asked to stop (clusterctl stop)")
         raise RunFailed(
@@ -364,8 +374,8 @@ class _Supervisor:
             failed_rank=death.rank, last_lines=self._shown(death.tail),
         )  # fmt: skip
 
-    def _shown(self, lines: Iterable[str]) -> tuple[str, ...]:
-        return tuple(self.plan.environment.redact(line) for line in lines)
+    def _shown(self, lines: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self.plan.environment.redact(line) for line in error_line.shown(lines))
 
     def _lose(self, name: str, why: str) -> None:
         node = self.state.nodes[name]

@@ -7,7 +7,7 @@ import threading
 
 FLUSH_S = 3.0  # for the last messages, when the head reads slowly or not at all
 BACKLOG = 50  # messages on their way, above which what can wait does
-TAIL_LINES = 25
+TAIL_BYTES = 16384
 
 
 class Voice:
@@ -81,12 +81,13 @@ class Follower:
 
 
 def tail(path):
-    """The last lines of a log."""
+    """The last lines of a log. Whoever shows them finds the one that states the error."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            text = file.read().decode("utf-8", "backslashreplace")
+            start = max(0, file.tell() - TAIL_BYTES)
+            file.seek(start)
+            lines = file.read().decode("utf-8", "backslashreplace").splitlines()
     except OSError:
         return []
-    return text.splitlines()[-TAIL_LINES:]
+    return lines[1:] if start and len(lines) > 1 else lines  # the first one is cut

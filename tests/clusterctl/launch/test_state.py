@@ -5,8 +5,8 @@ from __future__ import annotations
 from clusterctl.launch.state import Death, cause
 
 
-def death(rank: int, code: int | None, at_s: float) -> Death:
-    return Death("node", rank, code, "", (), at_s)
+def death(rank: int, code: int | None, at_s: float, error: str | None = None) -> Death:
+    return Death("node", rank, code, "", (), at_s, error)
 
 
 def test_signal_is_a_cause_at_once() -> None:
@@ -15,7 +15,7 @@ def test_signal_is_a_cause_at_once() -> None:
 
 
 def test_exit_code_waits_a_moment_for_the_signal_that_drew_it_along() -> None:
-    peer, killed = death(0, 1, 10.0), death(1, -11, 10.2)
+    peer, killed = death(0, 1, 10.0, "no batch"), death(1, -11, 10.2)
     assert cause([peer], 10.1) is None
     assert cause([peer, killed], 10.2) is killed
     assert cause([peer], 10.4) is peer
@@ -23,7 +23,23 @@ def test_exit_code_waits_a_moment_for_the_signal_that_drew_it_along() -> None:
 
 def test_first_of_equals_is_the_cause() -> None:
     first, second = death(3, 7, 10.0), death(0, 1, 10.1)
-    assert cause([first, second], 11.0) is first
+    assert cause([first, second], 11.6) is first
+
+
+def test_rank_whose_log_states_the_error_comes_before_one_that_says_nothing() -> None:
+    silent, speaking = death(1, 1, 10.0), death(0, 1, 10.4, "no batch for step 1")
+    assert cause([silent], 11.4) is None
+    assert cause([silent, speaking], 10.5) is speaking
+    assert cause([silent], 11.6) is silent
+
+
+def test_rank_that_lost_its_peer_is_not_the_cause() -> None:
+    lost = death(0, 1, 10.0, "RuntimeError: [../gloo/pair.cc:547] Connection closed by peer")
+    silent, speaking = death(1, 3, 10.1), death(2, 1, 10.2, "out of memory")
+    assert cause([lost], 10.5) is None
+    assert cause([lost, silent], 11.6) is silent
+    assert cause([lost, silent, speaking], 10.6) is speaking
+    assert cause([lost], 11.6) is lost
 
 
 def test_peers_that_torchrun_or_gloo_ended_are_not_the_cause() -> None:

@@ -61,6 +61,22 @@ def test_exit_code_of_a_rank_is_named_and_its_peers_are_stopped(bench) -> None:
     assert tagged(plan.run_id) == []
 
 
+def test_reason_comes_from_the_log_that_has_it_though_another_rank_ends_first(bench) -> None:
+    """An error that all ranks have agreed on is printed by rank 0, which may be the last to end."""
+    program = (
+        "import os, sys, time\nprint('Warning: deprecated', flush=True)\n"
+        "if os.environ['RANK'] == '1': sys.exit(1)\ntime.sleep(0.8)\n"
+        "print('error: no batch for step 1', *map(str, range(40)), sep='\\n', flush=True)\nsys.exit(1)\n"
+    )
+    result, plan = bench.run(program)
+    assert (result.exit_code, result.failed_rank) == (1, 0)
+    assert result.reason == "rank 0 on node-1: exit code 1: no batch for step 1"
+    assert result.last_lines[:2] == ("error: no batch for step 1", "0")
+    events = (plan.run_dir / "events.jsonl").read_text()
+    assert "rank 0: exit code 1: no batch for step 1" in events
+    assert tagged(plan.run_id) == []
+
+
 def test_rank_that_dies_before_anybody_looks_is_named_by_torchruns_log(bench) -> None:
     result, _ = bench.run("import sys\nsys.exit(9)\n", env=("POLL_S=0.001",))
     assert result.exit_code == 1
