@@ -14,7 +14,6 @@ and when there are many of them the decoder gives up with a sentence about the f
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import math
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data import helper_process
 from trainer.data.clip_cache import ClipCache
 from trainer.errors import TrainerError
 from trainer.telemetry import CurrentClip
@@ -235,14 +235,15 @@ class Decoder:
         }
         memory, cache, parent = str(self._memory), str(self._cache_bytes), str(os.getpid())
         limit = str(self._memory_bytes + self._cache_bytes)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, memory, cache, parent, limit, self._resize],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[self._memory],
-            env=environment,
-            bufsize=0,
-        )
+        with helper_process.signals_held():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, memory, cache, parent, limit, self._resize],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[self._memory],
+                env=environment,
+                bufsize=0,
+            )
         self._lines = b""
         try:
             ready = self._answer_line(time.monotonic() + self.start_timeout_s)
@@ -318,24 +319,13 @@ class _Dead(Exception):
 # Below: the helper's side.
 
 
-def die_with_parent(parent: int | None = None, name: str | None = None) -> None:
-    """Ask the kernel to kill this process when its parent ends; optionally name it for `ps`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if parent is not None and os.getppid() != parent:
-        os._exit(1)  # it ended before the line above
-    if name is not None:
-        libc.prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME
-
-
 def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize: str) -> None:
     """Answer requests from stdin until it ends."""
-    die_with_parent(parent, os.environ.get("CLUSTERCTL_ROLE", "decode"))
+    helper_process.begin(parent, os.environ.get("CLUSTERCTL_ROLE", "decode"))
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most != resource.RLIM_INFINITY:
         memory_bytes = min(memory_bytes, most)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, most))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which ends us
     faulthandler.register(
         signal.SIGUSR1, all_threads=True
     )  # as the rank does: clusterctl dump-stacks

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from trainer.arguments import above_0, whole
+from trainer.data import helper_process
 from trainer.errors import TrainerError
 
 Question = dict[str, Any]
@@ -86,13 +87,14 @@ class Examiner:
             return
         home = str(Path(__file__).resolve().parents[2])
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.data.examiner", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-            bufsize=0,
-        )
+        with helper_process.signals_held():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer.data.examiner", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                bufsize=0,
+            )
         self._text = b""
         ready = self._line(START_TIMEOUT_S)
         if not ready or "ready" not in ready:

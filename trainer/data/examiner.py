@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from typing import Any
 
-from trainer.data.decode import die_with_parent
+from trainer.data import helper_process
 
 
 def serve(parent: int) -> None:
     """Answer until stdin ends. A question is {"what": "probe" | "check", "path": …}."""
-    die_with_parent(parent, "examine")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that asks
+    helper_process.begin(parent, "examine")
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a codec prints must not stand between the answers
     try:

@@ -14,11 +14,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from typing import Any
 
 from trainer.arguments import whole
+from trainer.data import helper_process
 from trainer.data.manifest import ManifestError
 from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
 from trainer.data.stream import run as run_plan
@@ -64,10 +66,7 @@ def cleaner() -> Callable[[str], str]:
 
 
 def _begin_worker(parent: int) -> None:
-    from trainer.data.decode import die_with_parent
-
-    die_with_parent(parent, "captions")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    helper_process.begin(parent, "captions", (signal.SIGINT,))  # the pool ends us with SIGTERM
 
 
 def clean_texts(texts: Sequence[Any]) -> list[str]:
@@ -95,7 +94,10 @@ def _clean(args: argparse.Namespace) -> Done:
 
     # spawn: a fork would copy pyarrow's threads' locks
     context = multiprocessing.get_context("spawn")
-    with context.Pool(args.workers, _begin_worker, (os.getpid(),)) as pool:
+    resource_tracker.ensure_running()  # its start unblocks the signals that are held below
+    with helper_process.signals_held():
+        workers = context.Pool(args.workers, _begin_worker, (os.getpid(),))
+    with workers as pool:
         plan = Plan(
             "clean-captions",
             [args.source],

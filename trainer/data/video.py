@@ -36,7 +36,7 @@ _UNPROBED = {"skip_frame": "all", "probesize": "32"}
 _INDEXED = (".mp4", ".m4v", ".mov")
 # Nobody reads titles here, so bytes that are not UTF-8 must not refuse a clip. PyAV 19 decodes
 # them leniently by itself and no longer takes the argument.
-_ANY_TITLE = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+_ANY_TITLE: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 class ClipError(Exception):

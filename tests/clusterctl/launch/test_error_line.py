@@ -25,9 +25,11 @@ LOGS = {
         "no batch for step 4: no clip is left",
     ),
     "a chain ends with what the program died of": (
-        "Traceback (most recent call last):\nKeyError: 'a'\n\nDuring handling of the above "
-        "exception, another exception occurred:\n\nTraceback (most recent call last):\n"
-        "trainer.errors.ConfigError: no such key",
+        (
+            "Traceback (most recent call last):\nKeyError: 'a'\n\nDuring handling of the above "
+            "exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+            "trainer.errors.ConfigError: no such key"
+        ),
         "trainer.errors.ConfigError: no such key",
     ),
     "what Python ignores at its end is not the reason": (
@@ -65,8 +67,10 @@ def test_lines_shown_begin_with_the_error_where_it_stands_far_up() -> None:
     "text",
     [
         "RuntimeError: [../third_party/gloo/pair.cc:547] Connection closed by peer [10.0.0.2]:4711",
-        "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly "
-        "due to a network error or a remote process exiting prematurely.",
+        (
+            "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly "
+            "due to a network error or a remote process exiting prematurely."
+        ),
         "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
         "ConnectionResetError: [Errno 104] Connection reset by peer",
     ],
