@@ -1,42 +1,137 @@
 #!/usr/bin/env bash
-# Make .venv from a lock file. PYTHON=python3.12 picks the interpreter, LOCK=cpu|cuda the platform
-# (default: cuda where nvidia-smi answers). uv is used when it is on PATH; pip gives the same.
+# Make an environment from a lock file, and show what is being done. Settings by environment:
+#   PYTHON=python3.12   the interpreter           VENV=.venv   the folder to make
+#   LOCK=cpu|cuda       the platform (default: cuda where nvidia-smi answers)
+#   INSTALLER=uv|pip    default: uv, from PATH or from the package index; pip where there is no uv
+#   COMPILE=            empty: no bytecode now; Python makes it when it first imports a module
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
-if ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; then
-    echo "error: $("$python" --version 2>&1 || echo "$python") found; clusterctl needs Python 3.10 to 3.13" >&2
-    echo "  hint: PYTHON=python3.11 make venv" >&2
+venv=${VENV:-.venv}
+compile=${COMPILE-yes}
+log=$venv/install.log
+
+die() {
+    echo "error: $1" >&2
+    [ -z "${2:-}" ] || echo "  hint: $2" >&2
     exit 2
+}
+
+if ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+    die "$("$python" --version 2>/dev/null || echo "$python") found; clusterctl needs Python 3.10 to 3.13" \
+        "PYTHON=python3.11 make venv"
 fi
 lock=${LOCK:-}
 if [ -z "$lock" ]; then
     lock=cpu
     if timeout 10 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then lock=cuda; fi
 fi
+[ -f "requirements/lock-$lock.txt" ] || die "there is no requirements/lock-$lock.txt" "LOCK=cpu or LOCK=cuda"
 
-install() {
-    if command -v uv >/dev/null; then
-        [ -x .venv/bin/python ] || uv venv --quiet --python "$python" .venv
-        # uv does not read pip's settings; a wheel folder named there must count here too.
-        UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}} VIRTUAL_ENV=$PWD/.venv \
-            uv pip install --quiet --compile-bytecode --no-deps -r "requirements/lock-$1.txt" -e .
-    else
-        [ -x .venv/bin/pip ] || "$python" -m venv .venv
-        .venv/bin/pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile \
-            -r "requirements/lock-$1.txt" -e .
-        # pip compiles on one core, 90 s; some packages hold templates that are no Python.
-        .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
-    fi
+# Lines of pip or uv to a few lines of progress; all of them go to the log.
+show() {
+    local line packages=0 total shown=-9 status
+    total=$(grep -c '==' "requirements/lock-$1.txt")
+    while :; do
+        if IFS= read -r -t 15 line; then
+            echo "$line" >>"$log"
+            case $line in
+            Collecting\ *)
+                packages=$((packages + 1))
+                if [ $((SECONDS - shown)) -ge 3 ]; then
+                    shown=$SECONDS
+                    echo "  $packages of at most $total packages: $(cut -d' ' -f2 <<<"$line")"
+                fi
+                ;;
+            "Installing collected packages"*) echo "  unpacking $packages packages" ;;
+            *Downloading\ *) echo "  $(sed 's/^ *//' <<<"$line")" ;;
+            Prepared\ * | Installed\ *) echo "  $line" ;;
+            esac
+        else
+            status=$?
+            [ $status -gt 128 ] || break # the end of the output; above 128 nothing came for 15 s
+            echo "  still at it after $SECONDS s"
+        fi
+    done
+} >&2
+
+pip_setting() { # what pip would use: its environment, then its files
+    local scope settings
+    settings=$("$python" -m pip config list 2>/dev/null)
+    for scope in :env: install global; do
+        sed -n "s/^$scope\.$1='\(.*\)'$/\1/p" <<<"$settings" | grep . && return
+    done
+    return 0
 }
 
-echo "Installing requirements/lock-$lock.txt into .venv (a first time downloads it; one to two minutes from a warm cache)" >&2
+install_with_uv() { # uv reads none of pip's settings: indexes, wheel folders and certificates count here too
+    local index extra links certificates
+    index=$(pip_setting index-url) extra=$(pip_setting extra-index-url) links=$(pip_setting find-links)
+    certificates=$(pip_setting cert)
+    [ -z "$index" ] || export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$index}"
+    [ -z "$extra" ] || export UV_INDEX="${UV_INDEX:-$extra}" UV_INDEX_STRATEGY=unsafe-best-match
+    [ -z "$links" ] || export UV_FIND_LINKS="${UV_FIND_LINKS:-${links// /,}}"
+    [ -z "$certificates" ] || export SSL_CERT_FILE="${SSL_CERT_FILE:-$certificates}"
+    VIRTUAL_ENV=$PWD/$venv "$uv" pip install ${compile:+--compile-bytecode} --no-deps \
+        -r "requirements/lock-$1.txt" -e . 2>&1 | show "$1"
+}
+
+install_with_pip() {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-deps --no-compile \
+        --progress-bar off -r "requirements/lock-$1.txt" -e . 2>&1 | show "$1" || return
+    [ -n "$compile" ] || return 0
+    echo "  compiling" >&2
+    # pip compiles on one core, 90 s; some packages hold templates that are no Python.
+    "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
+}
+
+install() {
+    echo "Installing requirements/lock-$1.txt into $venv" >&2
+    if [ -n "$uv" ]; then
+        install_with_uv "$1" && return
+        "$venv/bin/python" -m pip --version >/dev/null 2>&1 || fail
+        tail -n 5 "$log" >&2
+        echo "uv could not install it; pip tries" >&2
+        uv=
+    fi
+    install_with_pip "$1" || fail
+}
+
+fail() {
+    tail -n 20 "$log" >&2
+    die "the packages could not be installed" "all output: $log"
+}
+
+uv=
+[ "${INSTALLER:-uv}" = pip ] || uv=$(command -v uv || true)
+if [ -n "$uv" ]; then
+    [ -x "$venv/bin/python" ] || "$uv" venv --quiet --python "$python" "$venv"
+else
+    # A venv whose making was cut short has no pip.
+    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        rm -rf "$venv"
+        echo "Making $venv for $("$python" --version)" >&2
+        "$python" -m venv "$venv" >&2 || {
+            rm -rf "$venv"
+            die "$python cannot make an environment" "Debian and Ubuntu: apt install python3-venv; or install uv"
+        }
+    fi
+    # uv installs the lock in a fifth of pip's time; without it in the package index pip does it all.
+    if [ "${INSTALLER:-uv}" != pip ] && "$venv/bin/python" -m pip install --quiet --quiet \
+        --disable-pip-version-check uv >/dev/null 2>&1; then
+        uv=$venv/bin/uv
+    fi
+fi
+: >"$log"
+
 install "$lock"
-if [ "$lock" = cpu ] && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+works() { "$venv/bin/python" -c 'import torch' 2>>"$log"; }
+if [ "$lock" = cpu ] && ! works; then
     # A package index without CPU builds gives the CUDA build under the same version.
     echo "This package index has only the CUDA build of torch: installing its libraries too (about 3 GB)." >&2
     echo "  (an index or wheel folder with CPU builds in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS avoids it)" >&2
     install cuda
 fi
-touch .venv/.complete
+works || fail
+touch "$venv/.complete"
