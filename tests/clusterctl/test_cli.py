@@ -47,6 +47,23 @@ def test_no_arguments_shows_help_with_exit_codes(capsys) -> None:
         assert f"  {name} " in out
 
 
+def test_help_imports_click_and_nothing_else() -> None:
+    program = (
+        "import sys, click; before = set(sys.modules)\n"
+        "from clusterctl import cli; cli.run(['--help'])\n"
+        "print(*sorted(set(sys.modules) - before), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    packages = {name.partition(".")[0] for name in done.stderr.split()}
+    assert {name for name in done.stderr.split() if name.startswith("clusterctl")} == {
+        "clusterctl", "clusterctl.cli", "clusterctl.errors",
+    }  # fmt: skip
+    assert packages <= {"clusterctl", "click", *sys.stdlib_module_names}
+    assert not packages & {"ast", "json", "inspect", "pathlib", "subprocess", "asyncio"}
+
+
 def test_hostfile_comes_from_argument_then_environment_then_here(
     hostfile: Path, monkeypatch, capsys
 ) -> None:
