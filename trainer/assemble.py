@@ -38,8 +38,8 @@ from trainer.resume import place_note, read_source, stated_place, take_over
 from trainer.saver import Saver
 from trainer.schedules import build_schedule
 from trainer.telemetry import Heartbeat
-from trainer.weights import EMA as EMA_FOLDER
-from trainer.weights import load_into, load_weights, read_checkpoint, read_weights
+from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
+from trainer.weights.source import EMA as EMA_FOLDER
 
 _SHARED_WAIT_S = 10.0
 LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips, and each clip once in it: upstream's weighting"

@@ -19,6 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.environment import TRAINING, require
+
+if __name__ == "__main__":  # before the imports that need them
+    require(*TRAINING)
+
 import numpy as np
 from numpy.typing import NDArray
 

@@ -9,6 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.environment import TRAINING, require
+
+if __name__ == "__main__":  # before the imports that need them
+    require(*TRAINING)
+
 import numpy as np
 from numpy.typing import NDArray
 

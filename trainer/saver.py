@@ -28,7 +28,7 @@ from trainer.checkpoint import Entries, Position
 from trainer.engine.base import Engine, EngineState
 from trainer.engine.shards import Shards, write
 from trainer.errors import CheckpointError
-from trainer.weights import EMA, MODEL
+from trainer.weights.source import EMA, MODEL
 
 _IDLE, _WORKING, _WRITTEN, _SEALED, _FAILED = range(5)
 _LOOK_S = 0.2  # how often `finish` asks the other ranks

@@ -24,6 +24,7 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.remove(str(Path(__file__).resolve().parent))
 
 from trainer import config as configuration
+from trainer.environment import missing_packages
 from trainer.errors import ConfigError, TrainerError
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.allow_partial:
             overrides.append("--allow-partial")
         config = configuration.load(options.config, overrides)
-        return _train(config, options, words)
+        with missing_packages():
+            return _train(config, options, words)
     except TrainerError as error:
         if _speaks(error):
             print(error.told(), file=sys.stderr)
@@ -140,7 +142,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
 def _look_at_weights(config: configuration.Config) -> None:
     """Missing, cut or hostile weights are said before a run directory is made; a hub id is fetched."""
     if config.load is None and config.model.from_pretrained is not None:
-        from trainer.weights import find_source
+        from trainer.weights.source import find_source
 
         find_source(config.model.from_pretrained).read(shapes_only=True)
 

@@ -23,7 +23,7 @@ from tests.trainer.test_checkpoint import Rank, Together
 from trainer import checkpoint
 from trainer.checkpoint import Position
 from trainer.saver import Saver
-from trainer.weights import read_weights
+from trainer.weights.load import read_weights
 
 BYTES = 4_000_000  # of the optimizer's state; the weights are half as many
 _LIMIT_S = 60

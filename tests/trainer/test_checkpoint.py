@@ -25,7 +25,7 @@ from trainer.engine.base import EngineState
 from trainer.engine.shards import part_of
 from trainer.errors import CheckpointError
 from trainer.saver import Saver
-from trainer.weights import read_weights
+from trainer.weights.load import read_weights
 
 FIRST_PART = "optimizer/rank-00000-of-00001.safetensors"
 

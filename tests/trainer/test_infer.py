@@ -22,7 +22,7 @@ from trainer.infer import files
 from trainer.infer.request import settings_of
 from trainer.mp4 import read_mp4, write_mp4
 from trainer.weights import __main__ as weights
-from trainer.weights import read_weights
+from trainer.weights.load import read_weights
 
 
 @pytest.fixture(scope="module")

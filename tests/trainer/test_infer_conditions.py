@@ -34,7 +34,7 @@ from trainer.models.stdit import build_stdit
 from trainer.models.vae import IdentityVAE
 from trainer.mp4 import write_mp4
 from trainer.parts import Parts, build_parts
-from trainer.weights import load_weights, read_checkpoint
+from trainer.weights.load import load_weights, read_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,13 @@ from trainer import mp4
 from trainer.data import digits
 
 TIMES = 50
-SHAPES = [(8, 16, 16), (8, 32, 32), (17, 32, 32), (8, 128, 128), (9, 90, 160)]  # frames, height, width
+SHAPES = [
+    (8, 16, 16),
+    (8, 32, 32),
+    (17, 32, 32),
+    (8, 128, 128),
+    (9, 90, 160),
+]  # frames, height, width
 
 INSTRUCTIONS = {"ssse3": "ssse3", "sse4.2": "sse4_2", "avx2": "avx2", "avx512": "avx512bw"}
 

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from tests.trainer.stdit_weights import small
 from trainer.errors import CheckpointError
-from trainer.weights import load_into, read_weights
 from trainer.weights.__main__ import main
+from trainer.weights.load import load_into, read_weights
 from trainer.weights.tensorfile import read_file
 
 

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from tests.trainer.stdit_weights import noisy, pixart, small, write_upstream_checkpoint
 from trainer.errors import CheckpointError
-from trainer.weights import load_into, write
+from trainer.weights import write
 from trainer.weights.__main__ import main
 from trainer.weights.convert import convert
+from trainer.weights.load import load_into
 from trainer.weights.write import dtypes_for, write_folder
 
 

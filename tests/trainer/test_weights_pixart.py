@@ -10,7 +10,7 @@ import torch
 from tests.trainer.stdit_weights import inputs, noisy, pixart, small
 from trainer.errors import CheckpointError
 from trainer.models.stdit import STDiT3
-from trainer.weights import load_into
+from trainer.weights.load import load_into
 
 
 @pytest.fixture

@@ -21,7 +21,9 @@ from tests.trainer.stdit_weights import (
 )
 from trainer.errors import CheckpointError
 from trainer.models.stdit import STDiT3
-from trainer.weights import LoadReport, find_source, load_into, read_checkpoint
+from trainer.weights.load import load_into, read_checkpoint
+from trainer.weights.report import LoadReport
+from trainer.weights.source import find_source
 
 Tensors = dict[str, Tensor]
 

@@ -8,6 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.environment import TRAINING, require
+
+if __name__ == "__main__":  # before the imports that need them
+    require(*TRAINING)
+
 from trainer import config as configuration
 from trainer.arguments import above_0, whole
 from trainer.errors import ConfigError, TrainerError

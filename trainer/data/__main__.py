@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 
+from trainer.environment import MissingPackages, missing_packages
 from trainer.errors import TrainerError
 
 # verb -> (module with add_arguments(parser) and run(args) -> exit code, what it does). Modules are
@@ -53,12 +54,11 @@ def main(argv: list[str] | None = None) -> int:
         )
         if name == wanted:
             try:
-                modules[name] = importlib.import_module(f"trainer.data.{module}")
-            except ModuleNotFoundError as error:
-                hint = "install the training environment, docs/install.md"
-                missing = TrainerError(f"{name} needs {error.name}", hint=hint)
-                print(missing.told(), file=sys.stderr)
-                return 2
+                with missing_packages():
+                    modules[name] = importlib.import_module(f"trainer.data.{module}")
+            except MissingPackages as error:
+                print(error.told(), file=sys.stderr)
+                return error.exit_code
             verb.description = modules[name].__doc__
             modules[name].add_arguments(verb)
             if getattr(modules[name], "OVERRIDES", False):
@@ -66,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(given)
     args.overrides = overrides
     try:
-        return int(modules[args.verb].run(args))
+        with missing_packages():
+            return int(modules[args.verb].run(args))
     except TrainerError as error:
         if error.on_all_ranks and os.environ.get("RANK", "0") != "0":
             return error.exit_code  # rank 0 says it

@@ -25,6 +25,11 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from trainer.environment import TRAINING, require
+
+if __name__ == "__main__":  # before the imports that need them
+    require(*TRAINING)
+
 import numpy as np
 from numpy.typing import NDArray
 

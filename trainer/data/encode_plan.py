@@ -178,7 +178,7 @@ def grid_facts(config: Config) -> dict[str, Any]:
     if vae.type == "identity":
         return {"chunk": 1, "time": 1, "edge": 1, "channels": vae.channels}
     from trainer.models.video_vae import VideoVAESettings
-    from trainer.weights import find_source
+    from trainer.weights.source import find_source
 
     settings = VideoVAESettings.from_dict(find_source(str(vae.from_pretrained)).config)
     chunk = vae.micro_frame_size or settings.micro_frame_size

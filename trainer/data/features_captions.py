@@ -22,8 +22,7 @@ from trainer.data.features import Features
 from trainer.data.features_files import FeaturesError
 from trainer.models.layers import CaptionEmbedder
 from trainer.models.stdit import STDiT3, build_stdit
-from trainer.weights import read_checkpoint
-from trainer.weights.load import converted
+from trainer.weights.load import converted, read_checkpoint
 
 _PREFIX = "y_embedder."
 _FREEZE = "model.freeze_y_embedder = True"

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.config import Config
 from trainer.data.features_files import FeaturesError, digest_of
-from trainer.weights import find_source
+from trainer.weights.source import find_source
 
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # What a T5 folder is read from; .bin only where there is no safetensors.

@@ -14,6 +14,7 @@ from pathlib import Path
 from trainer import config as configuration
 from trainer.arguments import above_0, finite, whole
 from trainer.config import Config
+from trainer.environment import missing_packages
 from trainer.errors import ConfigError, TrainerError
 
 CONFIG_FILE = "config.json"  # of a run directory
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, overrides = parser.parse_known_args(argv)
     try:
-        return _run(args, overrides)
+        with missing_packages():
+            return _run(args, overrides)
     except TrainerError as error:
         if _speaks(error):
             print(error.told(), file=sys.stderr)

@@ -28,7 +28,8 @@ from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_o
 from trainer.infer.sampling import Progress, Sampler, groups_of
 from trainer.parts import TINY_T5, build_parts
 from trainer.pictures import contact_sheet
-from trainer.weights import find_source, load_into
+from trainer.weights.load import load_into
+from trainer.weights.source import find_source
 
 SHEET = "contact_sheet.png"
 _ON_SHEET = 400  # videos; a longer sheet nobody looks at

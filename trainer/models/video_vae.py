@@ -22,7 +22,8 @@ from trainer.models.posterior import Posterior, draw
 from trainer.models.room import Room, in_batches
 from trainer.models.spatial_vae import FACTOR, SpatialSettings, SpatialVAE, modern_names
 from trainer.models.temporal_vae import TemporalSettings, TemporalVAE
-from trainer.weights import find_source, load_weights
+from trainer.weights.load import load_weights
+from trainer.weights.source import find_source
 
 # B batch · C channels · T frames · H,W pixels · Z,h,w latent frames, height, width
 SHIFT, SCALE = (-0.10, 0.34, 0.27, 0.98), (3.85, 2.32, 2.33, 3.06)

@@ -9,6 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.environment import TRAINING, require
+
+if __name__ == "__main__":  # before the imports that need them
+    require(*TRAINING)
+
 from trainer.errors import TrainerError
 from trainer.progress import ProgressLine
 from trainer.weights.contents import as_lines, inspect

@@ -245,7 +245,8 @@ def test_no_caption_cleaning_says_so(do, tmp_path, monkeypatch, capsys):
 
 
 def test_missing_library_is_named_with_what_to_do(do, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "trainer.data.sets", None)
+    monkeypatch.delitem(sys.modules, "trainer.data.sets", raising=False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
     assert do("dedupe a.csv o.csv") == 2
     assert "docs/install.md" in capsys.readouterr().err
 

@@ -1,0 +1,45 @@
+"""Without the training packages every command of the trainer says so in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.environment import missing_packages
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = (
+    "trainer.train demo --dataset.data-path rows.csv",
+    "trainer.infer demo --ckpt-path nowhere --prompt a",
+    "trainer.bench demo",
+    "trainer.evaluate digits",
+    "trainer.pictures folder",
+    "trainer.weights inspect folder",
+    "trainer.data probe rows.csv out.csv",
+    "trainer.data stats rows.csv demo",
+    "trainer.data.digits --out folder",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_missing_packages_are_one_sentence(tmp_path: Path, command: str) -> None:
+    """-S leaves out site-packages, as in an interpreter that has only the standard library."""
+    (tmp_path / "rows.csv").write_text("path,text\na.mp4,a\n")
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", *command.split()],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    said, hint = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said.startswith("error: this Python has no ")
+    assert said.endswith(sys.executable)
+    assert "docs/install.md" in hint
+
+
+def test_a_module_of_ours_that_is_missing_stays_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"trainer\.nothing"), missing_packages():
+        __import__("trainer.nothing")
