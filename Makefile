@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test venv lint format bench campaign lab-tools clean
+.PHONY: help demo test test-pythons venv lint format bench campaign lab-tools clean
 
 py := .venv/bin/python
 tests ?= tests
@@ -9,6 +9,7 @@ export OMP_NUM_THREADS ?= 1
 help:
 	@echo "make demo      two loopback nodes, a real training run, its videos and their score"
 	@echo "make test      lint and tests"
+	@echo "make test-pythons  part of the tests and a short demo on each Python from 3.10 to 3.13"
 	@echo "make venv      only .venv (PYTHON=python3.12, LOCK=cpu|cuda)"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make bench     benchmarks against the named peers"
@@ -42,6 +43,9 @@ test: lint
 	  echo "failed beside other tests; once more, alone:" && \
 	  $(py) -m pytest --last-failed --last-failed-no-failures none --maxfail 6 $(tests); }
 
+test-pythons: venv
+	@$(py) -m tests.pythons $(args)
+
 lab-tools:
 	@tests/lab/install.sh
 
@@ -57,4 +61,4 @@ campaign: venv
 	$(py) -m pytest $(tests) -m slow --timeout 3600
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .pythons build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

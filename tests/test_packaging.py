@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.sources import ROOT, copy_sources
+
 HEAVY = {"torch", "textual", "paramiko", "fabric", "rich", "numpy", "transformers", "colossalai"}
 
 
@@ -16,15 +17,7 @@ HEAVY = {"torch", "textual", "paramiko", "fabric", "rich", "numpy", "transformer
 def wheel(tmp_path_factory) -> Path:
     """Built from a copy of what git would hand out, so that this folder stays clean."""
     source = tmp_path_factory.mktemp("source")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, check=True,
-    ).stdout  # fmt: skip
-    for name in listed.decode().split("\0"):
-        path = ROOT / name
-        if name and path.is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes(path.read_bytes())
+    copy_sources(source)
     out = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source],

@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 Examples:
   clusterctl demo
   clusterctl demo --keep      # and in a second terminal: clusterctl gpus HOSTFILE
-  clusterctl demo --json --seed 7""",
+  clusterctl demo --json --seed 7
+  clusterctl demo --steps 20 --no-score     # only whether everything works here: half a minute""",
 )
 @click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of data set and run directory.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=42, show_default=True, help="Of data and training.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), help="Fewer steps than the config's: quicker, and not good at it.")  # fmt: skip
+@click.option("--score/--no-score", default=True, show_default=True, help="Judge the sampled videos; the exit code then is the verdict.")  # fmt: skip
 @click.option("--keep", is_flag=True, help="Leave the nodes up at the end, until Ctrl-C.")
 @output_options
-def command(output: Output, outputs: Path, seed: int, steps: int | None, keep: bool) -> int:
+def command(
+    output: Output, outputs: Path, seed: int, steps: int | None, score: bool, keep: bool
+) -> int:
     """Two small nodes, a real training run over ssh, its videos and their score.
 
     Exit code 0 when the videos show what their prompts say, 1 when the score is too low for that.
@@ -58,7 +62,7 @@ def command(output: Output, outputs: Path, seed: int, steps: int | None, keep: b
             output.note("")
 
     result = run_demo(
-        outputs, seed=seed, steps=steps, say=say, on_update=progress.update,
+        outputs, seed=seed, steps=steps, score=score, say=say, on_update=progress.update,
         while_up=hold if keep else None,
     )  # fmt: skip
     if output.json:
@@ -76,6 +80,8 @@ def _summarize(output: Output, result: DemoResult, seconds: float) -> None:
         ("digit accuracy", result.digit_accuracy, 0.10, DIGIT_FLOOR),
         ("direction accuracy", result.direction_accuracy, 0.25, DIRECTION_FLOOR),
     ):
+        if value is None:
+            continue
         verdict, style = ("ok", "good") if value >= floor else (f"below {floor:.2f}", "bad")
         output.line(f"  {name:19} {value:.2f}  (chance {chance:.2f})  {verdict}", style)
     output.line(f"  run directory       {result.run_dir}")

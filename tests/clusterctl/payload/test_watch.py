@@ -174,7 +174,7 @@ def test_frozen_watcher_is_ended_by_the_next_one(tmp_path: Path) -> None:
 
 
 def test_text_of_nvidia_smi_is_followed(tmp_path: Path) -> None:
-    smi = f'while :; do echo "{ROW}"; echo "{ROW}" | sed s/^0/1/; sleep 0.3; done'
+    smi = f'while :; do echo "{ROW}\n1{ROW[1:]}"; sleep 0.3; done'
     with watch(tools_only(tmp_path, **{"nvidia-smi": smi})) as stream:
         watcher = Watcher(stream)
         gpus = watcher.until(lambda: watcher.said.get("csv")).gpus

@@ -1,0 +1,183 @@
+"""Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--skip-demo]`.
+
+For each of them the environment from the lock, the import of every module, the tests of video, loader,
+payloads and commands, and a short demo: as root, the demo runs as an ordinary user in a home with a
+space in its path. The Python of .venv, whose tests `make test` runs all, only gets the demo here. The
+last line names every version and what broke. Exit code 1 if one did, 3 if one could not be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.sources import ROOT, copy_sources
+
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+NOBODY = 65534
+LIMIT_S = 900  # of one step
+TESTS = (
+    "tests/test_imports.py",
+    "tests/clusterctl/payload",
+    "tests/clusterctl/commands",
+    "tests/clusterctl/test_cli.py",
+    "tests/trainer/test_config.py",
+    "tests/trainer/test_environment.py",
+    "tests/trainer/test_mp4.py",
+    "tests/trainer/data/test_dataset.py",
+    "tests/trainer/data/test_decode.py",
+    "tests/trainer/data/test_helper_process.py",
+    "tests/trainer/data/test_probe_check.py",
+    "tests/trainer/data/test_upstream_resize.py",
+    "tests/trainer/data/test_video.py",
+    "tests/trainer/data/test_windows.py",
+)
+
+
+class Broken(Exception):
+    """A step failed; the text names the step."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", choices=VERSIONS, metavar="VERSION")
+    parser.add_argument("--skip-demo", action="store_true")
+    args = parser.parse_args()
+    results = {version: try_version(version, args.skip_demo) for version in args.only or VERSIONS}
+    words = ", ".join(f"{version} {result}" for version, result in results.items())
+    print(f"Pythons: {words}", flush=True)
+    if any(result.startswith("broken") for result in results.values()):
+        return 1
+    return 3 if "not found" in results.values() else 0
+
+
+def try_version(version: str, skip_demo: bool) -> str:
+    """ "ok", "not found", or what is broken."""
+    python = sys.executable
+    steps: list[tuple[str, Callable[[str], None]]] = [] if skip_demo else [("demo", run_demo)]
+    if version != "{}.{}".format(*sys.version_info):
+        base = interpreter(version)
+        if base is None:
+            return "not found"
+        folder = ROOT / ".pythons" / version
+        python = str(folder / "bin" / "python")
+        steps = [
+            ("environment", lambda _: make_environment(base, folder)),
+            ("tests", run_tests),
+            *steps,
+        ]
+    for name, step in steps:
+        began = time.monotonic()
+        print(f"Python {version}: {name}", flush=True)
+        try:
+            step(python)
+        except (Broken, OSError, subprocess.SubprocessError) as error:
+            print(f"Python {version}: {name} failed: {error}", flush=True)
+            return f"broken ({name})"
+        print(f"Python {version}: {name} took {time.monotonic() - began:.0f} s", flush=True)
+    return "ok"
+
+
+def interpreter(version: str) -> str | None:
+    """An interpreter of this version: on PATH, of pyenv or of uv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python3"))]
+    uv = shutil.which("uv")
+    if uv:
+        asked = [uv, "python", "find", "--no-python-downloads", version]
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        found.append(answer.stdout.strip())
+    # A pyenv shim stands on PATH for versions that are not switched on, so each is tried.
+    question = "import sys; print('{}.{}'.format(*sys.version_info))"
+    for path in filter(None, map(str, filter(None, found))):
+        answer = subprocess.run(
+            [path, "-c", question], capture_output=True, text=True, timeout=60, check=False
+        )
+        if answer.stdout.strip() == version:
+            return path
+    return None
+
+
+def make_environment(python: str, folder: Path) -> None:
+    """From the lock, without bytecode: less than a tenth of it is ever imported here."""
+    folder.parent.mkdir(exist_ok=True)
+    if (folder / ".complete").exists():
+        return
+    place = str(folder.relative_to(ROOT))
+    run(["requirements/venv.sh"], PYTHON=python, VENV=place, COMPILE="")
+
+
+def run_tests(python: str) -> None:
+    """As `make test`: what failed beside other tests runs once more, alone."""
+    pytest = [python, "-m", "pytest", "-q", "-o", f"cache_dir={Path(python).parents[1]}/.pytest"]
+    try:
+        run([*pytest, "-n", "3", "--dist", "loadfile", *TESTS])
+    except Broken:
+        print("failed beside other tests; once more, alone:", flush=True)
+        run(
+            [
+                *pytest,
+                "--last-failed",
+                "--last-failed-no-failures",
+                "none",
+                "--maxfail",
+                "6",
+                *TESTS,
+            ]
+        )
+
+
+def run_demo(python: str) -> None:
+    """As somebody else where we are root, from a copy of the sources in their home."""
+    with home_with_a_space() as home:
+        sources = home / "clusterctl"
+        copy_sources(sources)
+        demo = [python, "-m", "clusterctl", "demo", "--steps", "6", "--no-score"]
+        if os.geteuid() == 0:
+            for path in [home, *home.rglob("*")]:
+                os.lchown(path, NOBODY, NOBODY)
+            base = subprocess.run(
+                [python, "-c", "import sys; print(sys.base_prefix)"],
+                capture_output=True, text=True, check=True,
+            ).stdout.strip()  # fmt: skip
+            paths = [base, str(ROOT)]
+            apart = ["unshare", "--mount", "--propagation", "private", sys.executable]
+            demo = [*apart, str(ROOT / "tests/as_user.py"), str(NOBODY), *paths, "--", *demo]
+        run(demo, cwd=sources, HOME=str(home))
+
+
+@contextmanager
+def home_with_a_space() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="pythons-"))
+    folder.chmod(0o755)
+    try:
+        home = folder / "home of a user"
+        home.mkdir()
+        yield home
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(command: list[str], cwd: Path = ROOT, **environment: str) -> None:
+    """Run it with its output passed on, and bytecode kept: hundreds of processes import torch. Raises Broken."""
+    environment = {**environment, "PYTHONDONTWRITEBYTECODE": ""}
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+        timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise Broken(f"exit code {done.returncode}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

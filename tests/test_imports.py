@@ -1,0 +1,35 @@
+"""Every module imports, on every Python that is supported."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("checks", "clusterctl", "dashboards", "trainer")
+
+
+def modules(package: str) -> list[str]:
+    paths = sorted((ROOT / package).rglob("*.py"))
+    names = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in paths)
+    # Payloads are shipped as one text with their prelude, and configs are read, not imported.
+    apart = ("clusterctl.payload.", "trainer.configs.")
+    return [name.removesuffix(".__init__") for name in names if not name.startswith(apart)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_module_imports(package: str) -> None:
+    names = modules(package)
+    assert len(names) > 20
+    for name in names:
+        importlib.import_module(name)
+
+
+def test_payloads_and_configs_parse() -> None:
+    paths = [*(ROOT / "clusterctl/payload").glob("*.py"), *(ROOT / "trainer/configs").glob("*.py")]
+    assert len(paths) > 30
+    for path in paths:
+        ast.parse(path.read_text(encoding="utf-8"), str(path))
