@@ -56,10 +56,15 @@ show() {
     done
 } >&2
 
-pip_setting() { # what pip would use: its environment, then its files
-    local scope settings
-    settings=$("$python" -m pip config list 2>/dev/null)
-    for scope in :env: install global; do
+pip_setting() { # what pip would use: its environment, then its files, where there is a pip to read them
+    local scope settings variable
+    variable=PIP_$(tr a-z- A-Z_ <<<"$1")
+    if [ -n "${!variable:-}" ]; then
+        echo "${!variable}"
+        return
+    fi
+    settings=$("$venv/bin/python" -m pip config list 2>/dev/null || "$python" -m pip config list 2>/dev/null || true)
+    for scope in install global; do
         sed -n "s/^$scope\.$1='\(.*\)'$/\1/p" <<<"$settings" | grep . && return
     done
     return 0
@@ -125,13 +130,15 @@ else
 fi
 : >"$log"
 
-install "$lock"
 works() { "$venv/bin/python" -c 'import torch' 2>>"$log"; }
-if [ "$lock" = cpu ] && ! works; then
+
+install "$lock"
+if ! works; then
+    [ "$lock" = cpu ] || fail
     # A package index without CPU builds gives the CUDA build under the same version.
     echo "This package index has only the CUDA build of torch: installing its libraries too (about 3 GB)." >&2
     echo "  (an index or wheel folder with CPU builds in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS avoids it)" >&2
     install cuda
+    works || fail
 fi
-works || fail
 touch "$venv/.complete"

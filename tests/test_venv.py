@@ -1,0 +1,116 @@
+"""requirements/venv.sh: what it says while it installs, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT
+
+# A stand-in for uv: the real one needs a package index. Its words are those of uv 0.13.
+UV = """#!/bin/sh
+if [ "$1" = venv ]; then
+    for venv; do :; done
+    mkdir -p "$venv/bin"
+    printf '#!/bin/sh\\n[ "$2" != pip ] || exit 1\\nexec "%s" "$@"\\n' "$REAL_PYTHON" >"$venv/bin/python"
+    chmod +x "$venv/bin/python"
+    exit 0
+fi
+env | grep -E '^(UV_|SSL_CERT_FILE)' >uv-environment
+echo 'Downloading torch (502.2MiB)' >&2
+[ ! -e broken ] || { echo 'error: Failed to fetch: `https://index/simple/torch/`' >&2; exit 1; }
+echo ' Downloaded torch' >&2
+echo 'Installed 144 packages in 1.13s' >&2
+echo ' + accelerate==1.15.0' >&2
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with a space in its name, and a uv that installs nothing first on PATH."""
+    folder = tmp_path / "a check out"
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
+    uv = folder / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    return folder
+
+
+def make(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    names = ("HOME", "LD_LIBRARY_PATH")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(
+        [folder / "requirements" / "venv.sh"],
+        env={**kept, "PATH": path, "PYTHON": sys.executable, "REAL_PYTHON": sys.executable, "LOCK": "cpu", **environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_progress_is_a_few_lines_and_the_log_has_them_all(checkout: Path) -> None:
+    done = make(checkout)
+    assert done.returncode == 0, done.stderr
+    assert "Installing requirements/lock-cpu.txt into .venv" in done.stderr
+    assert "  Downloading torch (502.2MiB)" in done.stderr
+    assert "  Installed 144 packages" in done.stderr
+    assert "accelerate" not in done.stderr
+    assert " + accelerate==1.15.0" in (checkout / ".venv/install.log").read_text()
+    assert (checkout / ".venv/.complete").exists()
+
+
+def test_settings_of_pip_reach_uv(checkout: Path) -> None:
+    done = make(
+        checkout, PIP_INDEX_URL="https://index/simple", PIP_EXTRA_INDEX_URL="https://one https://two",
+        PIP_FIND_LINKS="/wheels /more", PIP_CERT="/etc/own.pem",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    given = dict(
+        line.split("=", 1) for line in (checkout / "uv-environment").read_text().splitlines()
+    )
+    assert given["UV_DEFAULT_INDEX"] == "https://index/simple"
+    assert given["UV_INDEX"] == "https://one https://two"
+    assert given["UV_INDEX_STRATEGY"] == "unsafe-best-match"  # pip knows no order among indexes
+    assert given["UV_FIND_LINKS"] == "/wheels,/more"
+    assert given["SSL_CERT_FILE"] == "/etc/own.pem"
+
+
+def test_failure_shows_the_last_lines_and_leaves_no_finished_environment(checkout: Path) -> None:
+    (checkout / "broken").touch()
+    done = make(checkout)
+    assert done.returncode == 2
+    assert "error: Failed to fetch" in done.stderr
+    assert "error: the packages could not be installed" in done.stderr
+    assert "hint: all output: .venv/install.log" in done.stderr
+    assert not (checkout / ".venv/.complete").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (
+            "[ $1 = --version ] && echo Python 3.9.2",
+            "Python 3.9.2 found; clusterctl needs Python 3.10 to 3.13",
+        ),
+        (
+            'case "$*" in *venv*) echo "No module named ensurepip" >&2; exit 1;; esac',
+            "apt install python3-venv",
+        ),
+    ],
+    ids=["too old", "without the venv module"],
+)
+def test_python_that_will_not_do_is_named_with_what_to_do(
+    checkout: Path, program: str, words: str
+) -> None:
+    python = checkout / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    done = make(checkout, PYTHON=str(python), INSTALLER="pip")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (checkout / ".venv").exists()
