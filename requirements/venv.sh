@@ -111,7 +111,7 @@ fail() {
 uv=
 [ "${INSTALLER:-uv}" = pip ] || uv=$(command -v uv || true)
 if [ -n "$uv" ]; then
-    [ -x "$venv/bin/python" ] || "$uv" venv --quiet --python "$python" "$venv"
+    [ -x "$venv/bin/python" ] || "$uv" venv --quiet --seed --python "$python" "$venv"
 else
     # A venv whose making was cut short has no pip.
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then

@@ -1,7 +1,7 @@
 """Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--skip-demo]`.
 
 For each of them the environment from the lock, the import of every module, the tests of video, loader,
-payloads and commands, and a short demo: as root, the demo runs as an ordinary user in a home with a
+payloads and commands (those of video also with the newest PyAV tried), and a short demo: as root, the demo runs as an ordinary user in a home with a
 space in its path. The Python of .venv, whose tests `make test` runs all, only gets the demo here. The
 last line names every version and what broke. Exit code 1 if one did, 3 if one could not be tried.
 """
@@ -42,6 +42,11 @@ TESTS = (
 )
 
 
+# The lock has one PyAV for all Pythons; who installs without it gets a newer one from Python 3.12 on.
+NEWEST_PYAV, TAKES_NEWEST_PYAV = "av==19.0.2", ("3.12", "3.13")
+OF_VIDEO = [test for test in TESTS if "video" in test or "probe" in test or "mp4" in test]
+
+
 class Broken(Exception):
     """A step failed; the text names the step."""
 
@@ -62,7 +67,7 @@ def main() -> int:
 
 
 def try_version(version: str, skip_demo: bool) -> str:
-    """ "ok", "not found", or what is broken."""
+    """Returns ok, not found, or broken with the step."""
     python = sys.executable
     steps: list[tuple[str, Callable[[str], None]]] = [] if skip_demo else [("demo", run_demo)]
     if version != "{}.{}".format(*sys.version_info):
@@ -74,6 +79,7 @@ def try_version(version: str, skip_demo: bool) -> str:
         steps = [
             ("environment", lambda _: make_environment(base, folder)),
             ("tests", run_tests),
+            *([("newest PyAV", run_newest_pyav)] if version in TAKES_NEWEST_PYAV else []),
             *steps,
         ]
     for name, step in steps:
@@ -135,6 +141,14 @@ def run_tests(python: str) -> None:
                 *TESTS,
             ]
         )
+
+
+def run_newest_pyav(python: str) -> None:
+    """Beside the environment, not in it."""
+    folder = Path(python).parents[1] / "newest-pyav"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+    run([*install, "--target", str(folder), NEWEST_PYAV])
+    run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *OF_VIDEO], PYTHONPATH=str(folder))
 
 
 def run_demo(python: str) -> None:
