@@ -17,6 +17,7 @@ Cluster = Lab | LoopbackCluster
 # The files that take longest are begun first: a worker that begins one of them last leaves the other
 # workers idle. (`make test` keeps this order; xdist's own begins with the files of most tests.)
 LONGEST = (
+    "bench/test_tiny",
     "trainer/test_loop",
     "dashboards/test_terminal",
     "clusterctl/test_demo",

@@ -1,7 +1,7 @@
 """Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--skip-demo]`.
 
-For each of them the environment from the lock, the import of every module, the tests of video, loader,
-payloads and commands (those of video also with the newest PyAV tried), and a short demo: as root, the demo runs as an ordinary user in a home with a
+For each of them the environment from the lock, mypy, the import of every module, the tests of video,
+loader, payloads and commands (those of video also with the newest PyAV tried), and a short demo: as root, the demo runs as an ordinary user in a home with a
 space in its path. The Python of .venv, whose tests `make test` runs all, only gets the demo here. The
 last line names every version and what broke. Exit code 1 if one did, 3 if one could not be tried.
 """
@@ -78,7 +78,7 @@ def try_version(version: str, skip_demo: bool) -> str:
         python = str(folder / "bin" / "python")
         steps = [
             ("environment", lambda _: make_environment(base, folder)),
-            ("tests", run_tests),
+            ("lint and tests", run_lint_and_tests),
             *([("newest PyAV", run_newest_pyav)] if version in TAKES_NEWEST_PYAV else []),
             *steps,
         ]
@@ -121,6 +121,26 @@ def make_environment(python: str, folder: Path) -> None:
         return
     place = str(folder.relative_to(ROOT))
     run(["requirements/venv.sh"], PYTHON=python, VENV=place, COMPILE="")
+
+
+def run_lint_and_tests(python: str) -> None:
+    """Together: the tests wait for processes most of the time, and mypy takes one core."""
+    cache = str(Path(python).parents[1] / ".mypy")
+    with tempfile.TemporaryFile("w+") as output:
+        lint = subprocess.Popen(
+            [python, "-m", "mypy", "--cache-dir", cache],
+            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+        try:
+            run_tests(python)
+            lint.wait(LIMIT_S)
+        finally:
+            lint.kill()
+            lint.wait()
+        output.seek(0)
+        print(output.read(), flush=True)
+    if lint.returncode:
+        raise Broken("mypy finds errors with this Python's packages")
 
 
 def run_tests(python: str) -> None:

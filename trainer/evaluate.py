@@ -58,7 +58,7 @@ def on_canvas(frames_THW3: NDArray[np.uint8]) -> NDArray[np.float32]:
         raise ValueError(f"a digit video is {side}x{side} or a multiple, not {height}x{width}")
     grey_THW = frames_THW3.astype(np.float32).mean(-1) / 255
     factor = height // side
-    return grey_THW.reshape(-1, side, factor, side, factor).mean((2, 4))
+    return grey_THW.reshape(-1, side, factor, side, factor).mean((2, 4), dtype=np.float32)
 
 
 def seen_digit(clip: NDArray[np.float32], direction: str) -> int:

@@ -30,16 +30,18 @@ from typing import Any
 
 import numpy as np
 
-LENGTH, RATE, SIZE = 240, 24, (720, 1280)
+from tests.bench import tiny
+
+RATE = 24
 GAPS = (12, 250)  # frames from one keyframe to the next
 WAYS = ("open-sora", "lambda", "pure decoding", "ours", "ours, area", "ours, torch")
 SLOW = WAYS[:2]
 
 
-def pictures() -> Iterator[np.ndarray]:
+def pictures(length: int, size: tuple[int, int]) -> Iterator[np.ndarray]:
     """A textured background that pans, with noise: compresses about as film does."""
     random_ = np.random.default_rng(0)
-    height, width = SIZE
+    height, width = size
     rough = random_.integers(0, 255, (height // 8 + 40, width // 8 + 200, 3), dtype=np.uint8)
     ground = rough.repeat(8, 0).repeat(8, 1).astype(np.float32)
     for axis in (0, 1):
@@ -47,13 +49,13 @@ def pictures() -> Iterator[np.ndarray]:
         ground = (np.roll(sums, -9, axis) - sums) / 9
     ground = np.clip(ground, 0, 255)
     noise = [random_.normal(0, 3, (height, width, 1)).astype(np.float32) for _ in range(4)]
-    for index in range(LENGTH):
+    for index in range(length):
         x, y = 2 * index % 800, int(40 + 30 * np.sin(index / 20))
         part = ground[y : y + height, x : x + width] + noise[index % 4]
         yield np.clip(part, 0, 255).astype(np.uint8)
 
 
-def write_clips(folder: Path) -> None:
+def write_clips(folder: Path, length: int, size: tuple[int, int]) -> None:
     import av
 
     folder.mkdir(exist_ok=True)
@@ -61,12 +63,12 @@ def write_clips(folder: Path) -> None:
     for gap in GAPS:
         container = av.open(str(folder / f"{gap}.mp4"), "w")
         stream = container.add_stream("libx264", rate=RATE)
-        stream.height, stream.width, stream.pix_fmt = *SIZE, "yuv420p"
+        stream.height, stream.width, stream.pix_fmt = *size, "yuv420p"
         stream.codec_context.thread_count = 1
         options = {"preset": "veryfast", "crf": "23", "sc_threshold": "0"}
         stream.options = {**options, "g": str(gap), "keyint_min": str(gap)}
         with_gap[gap] = (container, stream)
-    for picture in pictures():
+    for picture in pictures(length, size):
         frame = av.VideoFrame.from_ndarray(picture, "rgb24")
         for container, stream in with_gap.values():
             container.mux(stream.encode(frame))
@@ -86,8 +88,9 @@ def _resized(clip_THWC: np.ndarray, bucket: tuple[int, int]) -> Any:
     import torch
 
     clip = torch.from_numpy(clip_THWC).permute(0, 3, 1, 2).float() / 255.0
-    scale = max(bucket[0] / SIZE[0], bucket[1] / SIZE[1])
-    size = [max(b, round(n * scale)) for b, n in zip(bucket, SIZE, strict=True)]
+    shape = clip.shape[-2:]
+    scale = max(bucket[0] / shape[0], bucket[1] / shape[1])
+    size = [max(b, round(n * scale)) for b, n in zip(bucket, shape, strict=True)]
     clip = torch.nn.functional.interpolate(clip, size=size, mode="bilinear", align_corners=False)
     top, left = (size[0] - bucket[0]) // 2, (size[1] - bucket[1]) // 2
     return clip[..., top : top + bucket[0], left : left + bucket[1]].sub(0.5).div(0.5)
@@ -96,9 +99,11 @@ def _resized(clip_THWC: np.ndarray, bucket: tuple[int, int]) -> Any:
 def decode_all(path: str, start: int, frames: int, bucket: tuple[int, int], rgb_all: bool) -> None:
     import av
 
-    clip = np.zeros((LENGTH if rgb_all else frames, *SIZE, 3), np.uint8)
     with av.open(path) as container:
-        for index, frame in enumerate(container.decode(_one_thread(container))):
+        stream = _one_thread(container)
+        count = stream.frames if rgb_all else frames
+        clip = np.zeros((count, stream.height, stream.width, 3), np.uint8)
+        for index, frame in enumerate(container.decode(stream)):
             if rgb_all:
                 clip[index] = frame.to_ndarray(format="rgb24")
             elif start <= index < start + frames:
@@ -121,7 +126,8 @@ def decode_only(path: str, start: int, frames: int) -> None:
                 return
 
 
-def reader(way: str, frames: int, bucket: tuple[int, int]) -> Callable[[str, int], None]:
+def reader(way: str, args: argparse.Namespace) -> Callable[[str, int], None]:
+    frames, bucket = args.frames, tuple(args.bucket)
     if way in ("open-sora", "lambda"):
         import torch
 
@@ -137,7 +143,7 @@ def reader(way: str, frames: int, bucket: tuple[int, int]) -> Callable[[str, int
     out = np.zeros((3, frames, *bucket), kind)
 
     def read(path: str, start: int) -> None:
-        read_window(path, Window(start, frames, 1, *bucket, LENGTH, resize), out)
+        read_window(path, Window(start, frames, 1, *bucket, args.length, resize), out)
 
     return read
 
@@ -145,9 +151,9 @@ def reader(way: str, frames: int, bucket: tuple[int, int]) -> Callable[[str, int
 def times(args: argparse.Namespace) -> dict[int, dict[str, float]]:
     """Mean over the windows of each way's least CPU seconds; ways take turns, so load hits all alike."""
     draw = random.Random(1)
-    starts = [draw.randint(0, LENGTH - args.frames) for _ in range(args.windows)]
+    starts = [draw.randint(0, args.length - args.frames) for _ in range(args.windows)]
     found: dict[int, dict[str, float]] = {}
-    readers = {way: reader(way, args.frames, tuple(args.bucket)) for way in WAYS}
+    readers = {way: reader(way, args) for way in WAYS}
     for gap in GAPS:
         path = str(args.folder / f"{gap}.mp4")
         least = {way: [float("inf")] * len(starts) for way in WAYS}
@@ -168,12 +174,13 @@ def peak(args: argparse.Namespace) -> int:
     """Bytes, in a process that does nothing else."""
     from trainer.data.decode import peak_bytes
 
-    reader(args.way, args.frames, tuple(args.bucket))(str(args.folder / f"{GAPS[0]}.mp4"), 40)
+    start = min(40, args.length - args.frames)
+    reader(args.way, args)(str(args.folder / f"{GAPS[0]}.mp4"), start)
     return peak_bytes()
 
 
 def workers(args: argparse.Namespace) -> None:
-    """Four loader workers as a rank has them: CPU of a clip with all that is around it, and memory."""
+    """Loader workers as a rank has them: CPU of a clip with all that is around it, and memory."""
     import psutil
     import torch
 
@@ -183,14 +190,15 @@ def workers(args: argparse.Namespace) -> None:
     from trainer.data.plan import Cursor, DataPlan
 
     manifest = args.folder / "clips.csv"
-    rows = [f"{GAPS[row % 2]}.mp4,caption {row},{LENGTH},720,1280,{RATE}" for row in range(96)]
+    form = f"{args.length},{args.size[0]},{args.size[1]},{RATE}"
+    rows = [f"{GAPS[row % 2]}.mp4,caption {row},{form}" for row in range(args.clips)]
     manifest.write_text("\n".join(["path,text,num_frames,height,width,fps", *rows]) + "\n")
     batch = 4
     plan = DataPlan(
-        read_manifest(manifest), Buckets.parse({"360p": {args.frames: (1.0, batch)}}), 1
+        read_manifest(manifest), Buckets.parse({args.resolution: {args.frames: (1.0, batch)}}), 1
     )
     before = psutil.Process().memory_info().rss
-    loader = build_loader(plan, Cursor(), 0, 1, 4, LoaderOptions(clip_timeout_s=120))
+    loader = build_loader(plan, Cursor(), 0, 1, args.workers, LoaderOptions(clip_timeout_s=120))
     torch.set_num_threads(1)
     began, spent, count, most, own = time.process_time(), 0.0, 0, 0, 0
     for given in loader:
@@ -200,13 +208,13 @@ def workers(args: argparse.Namespace) -> None:
         own = max(own, *(p.memory_full_info().uss for p in psutil.Process().children()))
     here = time.process_time() - began
     rank = psutil.Process().memory_info().rss - before
-    clip = int(np.prod(shape))
+    clip, ahead = int(np.prod(shape)), 2 * args.workers
     print(
-        f"4 workers, 2 batches of {batch} ahead each, {args.frames} frames of {shape[2]}x{shape[3]} "
+        f"{args.workers} workers, 2 batches of {batch} ahead each, {args.frames} frames of {shape[2]}x{shape[3]} "
         f"({clip / 1e6:.0f} MB a clip): {spent / count * 1e3:.0f} CPU ms a clip in the workers and "
         f"{here / count * 1e3:.0f} in the rank; largest worker {most / 1e6:,.0f} MB resident "
-        f"(libraries and {4 * clip / 1e6:.0f} MB of shared pixels in it), {own / 1e6:,.0f} MB its own; "
-        f"the rank grew by {rank / 1e6:,.0f} MB, 8 batches ahead are {8 * batch * clip / 1e6:,.0f}"
+        f"(libraries and {batch * clip / 1e6:.0f} MB of shared pixels in it), {own / 1e6:,.0f} MB its own; "
+        f"the rank grew by {rank / 1e6:,.0f} MB, {ahead} batches ahead are {ahead * batch * clip / 1e6:,.0f}"
     )
     loader.close()
 
@@ -215,33 +223,44 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--size", type=int, nargs=2, default=[720, 1280], metavar="PIXELS")
+    parser.add_argument("--length", type=int, default=240, help="frames of a clip")
     parser.add_argument("--bucket", type=int, nargs=2, default=[360, 640], metavar="PIXELS")
-    parser.add_argument("--frames", type=int, default=51)
+    parser.add_argument("--frames", type=int, default=51, help="of a window")
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--peaks", nargs="*", default=WAYS, help="ways whose memory is measured")
+    parser.add_argument("--workers", type=int, default=4, help="of the loader")
+    parser.add_argument("--resolution", default="360p", help="bucket of the loader")
+    parser.add_argument("--clips", type=int, default=96, help="that the loader reads")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help="where the clips are, or will be written")
-    args = parser.parse_args()
+    args = tiny.parse(
+        parser, size=[180, 320], length=16, bucket=[90, 160], frames=4, windows=1, repeats=1,
+        peaks=["ours"], workers=1, resolution="144p", clips=8,
+    )  # fmt: skip
     if args.way:
         print(peak(args))
         return 0
     with tempfile.TemporaryDirectory() as temporary:
         args.folder = args.folder or Path(temporary)
         if not (args.folder / f"{GAPS[-1]}.mp4").exists():
-            write_clips(args.folder)
-        print(f"load average {os.getloadavg()[0]:.1f}; {args.frames} of {LENGTH} frames, 720p to {args.bucket}")  # fmt: skip
-        words = ["--bucket", *args.bucket, "--frames", args.frames, "--folder", args.folder]
+            write_clips(args.folder, args.length, tuple(args.size))
+        print(f"load average {os.getloadavg()[0]:.1f}; {args.frames} of {args.length} frames, {args.size} to {args.bucket}")  # fmt: skip
+        words = ["--bucket", *args.bucket, "--frames", args.frames, "--length", args.length]
+        words += ["--folder", args.folder]
         peaks = {}
-        for way in WAYS:
+        for way in args.peaks:
             command = [sys.executable, "-m", "tests.bench.decoder", "--way", way, *map(str, words)]
             peaks[way] = int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         for gap, seconds in times(args).items():
             print(f"keyframe every {gap}:")
             for way, spent in seconds.items():
+                peak_mb = f"{peaks[way] / 1e6:5,.0f}" if way in peaks else "-"
                 print(
                     f"  {way:14} {spent * 1e3:7.0f} CPU ms  {seconds['lambda'] / spent:5.2f} x less than "
                     f"lambda  {spent / seconds['pure decoding']:5.2f} x pure decoding  "
-                    f"peak {peaks[way] / 1e6:5,.0f} MB"
+                    f"peak {peak_mb:>5} MB"
                 )
         print("ours and area downscale with antialiasing, the others without: not the same pixels")
         workers(args)

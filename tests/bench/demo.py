@@ -1,6 +1,6 @@
 """Where the demo's time goes, and what the cluster way costs against one plain process.
 
-`python -m tests.bench.demo [--steps N]` runs `clusterctl demo --steps N` (two ssh nodes, ColossalAI,
+`python -m tests.bench.demo [--steps 60]` runs `clusterctl demo --steps N` (two ssh nodes, ColossalAI,
 one process each) and the same trainer as one plain process with the same data, one thread each.
 The ratio is clips per CPU second: of the two ranks together against the one. CPU time is what carries
 over between machines; wall time depends on what else runs.
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,20 +20,23 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.bench import tiny
 from trainer.telemetry import PHASES, StepRecord, read
 
-WARM_UP = 10  # first steps: allocators, thread pools, decoded clips not yet cached
+WARM_UP = 10  # first steps at most: allocators, thread pools, decoded clips not yet cached
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
-    steps = parser.parse_args().steps
+    steps = tiny.parse(parser, steps=2).steps
     with tempfile.TemporaryDirectory() as folder:
         outputs = Path(folder)
         wall_s, cpu_s, out = _timed(
             "-m", "clusterctl", "demo", "--json", "--outputs", outputs, "--steps", steps
         )
+        if not out:
+            sys.exit("clusterctl demo printed no result")
         demo = json.loads(out.splitlines()[-1])
         print(f"demo, {steps} steps: {wall_s:.1f} s wall, {cpu_s:.1f} s CPU")
         print(f"  training incl. start of the ranks: {demo['train_seconds']:.1f} s")
@@ -51,20 +55,30 @@ def main() -> None:
 def _timed(*words: object) -> tuple[float, float, str]:
     """Wall and CPU seconds (with children) of a python run, and its stdout."""
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
+    child = subprocess.Popen(
         [sys.executable, *map(str, words)],
-        stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+    try:
+        out, _ = child.communicate()
+    except BaseException:
+        child.send_signal(signal.SIGINT)  # not SIGKILL: it ends its nodes and deletes their keys
+        try:
+            child.wait(30)
+        finally:
+            child.kill()
+        raise
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode not in (0, 1):  # 1: a score too low, as few steps must have
-        sys.exit(f"{words} ended with {done.returncode}")
+    if child.returncode not in (0, 1):  # 1: a score too low, as few steps must have
+        sys.exit(f"{' '.join(map(str, words))} ended with {child.returncode}")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.monotonic() - begun, cpu_s, done.stdout
+    return time.monotonic() - begun, cpu_s, out
 
 
 def _show(title: str, run_dir: Path) -> float:
     """Print the medians of a run's steps; returns clips per rank and second."""
-    steps = [one for one in read(run_dir) if isinstance(one, StepRecord)][WARM_UP:]
+    steps = [one for one in read(run_dir) if isinstance(one, StepRecord)]
+    steps = steps[min(WARM_UP, len(steps) // 2) :]
     step_s = statistics.median(one.step_s for one in steps)
     split = "  ".join(
         f"{name} {1000 * statistics.median(one.seconds[name] for one in steps):.0f}"

@@ -29,8 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.transport.loopback import make_key
+from tests.bench import tiny
 from tests.lab.cluster import _passwd, _shadow, why_not
 
+PEERS = ("clush", "pdsh", "parallel")
 FANOUT = 64
 TIMEOUT_S = 120.0
 C25519 = "curve25519-sha256"
@@ -255,10 +257,10 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=24)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = tiny.parse(parser, nodes=2, runs=1)
     reason = why_not()
     if reason:
-        print(f"cannot measure here: {reason}", file=sys.stderr)
+        print(f"not measured: clusterctl run, clusterctl library, {', '.join(PEERS)}: {reason}")
         return 3
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as name:
         folder = Path(name)
@@ -278,13 +280,16 @@ def main() -> int:
         f"{version.split(',')[0]}"
     )
     print("\n".join(table(rows, options.nodes)))
-    print(f"not installed here: {', '.join(absent)}" if absent else "all peers are installed")
+    if absent:
+        print(f"not measured: {', '.join(absent)}: not installed")
     if options.json:
         record = [
             {"client": c.name, "kex": c.kex, "runs": [vars(run) for run in rs]} for c, rs in rows
         ]
         options.json.write_text(json.dumps({"schema": 1, "nodes": options.nodes, "rows": record}))
-    return 0
+    if any(run.failed for _, one in rows for run in one):
+        return 1
+    return 3 if absent else 0
 
 
 if __name__ == "__main__":

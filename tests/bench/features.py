@@ -13,30 +13,29 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-CLIPS, FRAMES = 8, 60
-CHILD = "--child"
+from tests.bench import forked, tiny
+
 CONFIG = """
-bucket_config = {{"64px": {{17: (1.0, 2)}}}}
+bucket_config = {{{bucket!r}: {{17: (1.0, 2)}}}}
 dataset = dict(data_path={data!r})
 num_workers = 1
 model = dict(
-    type="STDiT3", hidden_size=288, depth=28, num_heads=4, input_sq_size=64, freeze_y_embedder=True
+    type="STDiT3", hidden_size=288, depth={depth}, num_heads=4, input_sq_size=64, freeze_y_embedder=True
 )
 grad_checkpoint = True
 vae = dict(type="OpenSoraVAE_V1_2", from_pretrained={vae!r})
-text_encoder = dict(type="tiny_t5", model_max_length=300, d_model=1024, num_layers=2)
+text_encoder = dict(type="tiny_t5", model_max_length=300, d_model={captions}, num_layers=2)
 scheduler = dict(type="rflow", use_timestep_transform=True, sample_method="logit-normal")
 dtype = "fp32"
 engine = "native"
@@ -44,7 +43,13 @@ max_steps = {steps}
 """
 
 
-def make(folder: Path, steps: int) -> Path:
+def prepare(folder: Path, options: argparse.Namespace) -> float:
+    """Clips, weights, config and cache; returns the processor seconds of filling the cache."""
+    make(folder, options)
+    return encode(folder / "config.py", folder / "cache")
+
+
+def make(folder: Path, options: argparse.Namespace) -> None:
     """Clips, weights and config."""
     import torch
 
@@ -55,33 +60,55 @@ def make(folder: Path, steps: int) -> Path:
 
     chance = np.random.default_rng(0)
     rows: list[tuple[object, ...]] = [("path", "text", "num_frames", "height", "width", "fps")]
-    for number in range(CLIPS):
-        picture = chance.integers(16, 235, (360 // 8, 640 // 8 + FRAMES), np.uint8)
+    frames = options.frames
+    for number in range(options.clips):
+        picture = chance.integers(16, 235, (360 // 8, 640 // 8 + frames), np.uint8)
         large = np.kron(picture, np.ones((8, 8), np.uint8))
 
         def moving(index: int, large: np.ndarray = large) -> np.ndarray:
             return large[:, 8 * index : 8 * index + 640]
 
-        write_clip(folder / f"{number}.mp4", FRAMES, 360, 640, picture=moving)
-        rows.append((f"{number}.mp4", f"a noise that moves left, number {number}", FRAMES, 360, 640, 24))  # fmt: skip
+        write_clip(folder / f"{number}.mp4", frames, 360, 640, picture=moving)
+        rows.append((f"{number}.mp4", f"a noise that moves left, number {number}", frames, 360, 640, 24))  # fmt: skip
     with (folder / "clips.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     torch.manual_seed(0)
     settings = VideoVAESettings(
-        spatial=SpatialSettings(block_out_channels=(32, 64, 128, 128)),
-        temporal=TemporalSettings(filters=32),
+        spatial=SpatialSettings(block_out_channels=tuple(options.channels)),
+        temporal=TemporalSettings(filters=options.channels[0]),
     )
     save_vae(OpenSoraVAE(settings), folder / "vae")
-    config = folder / "config.py"
-    config.write_text(
-        CONFIG.format(data=str(folder / "clips.csv"), vae=str(folder / "vae"), steps=steps)
+    (folder / "config.py").write_text(
+        CONFIG.format(
+            data=str(folder / "clips.csv"),
+            vae=str(folder / "vae"),
+            bucket=options.bucket,
+            depth=options.depth,
+            captions=options.captions,
+            steps=options.steps,
+        )
     )
-    return config
 
 
-def child(words: list[str]) -> int:
-    """A training run that prints the processor seconds of each step and of the encoding in it."""
-    from trainer import loop, train
+def encode(config: Path, cache: Path) -> float:
+    """Processor seconds, those of the decoding processes among them."""
+    from trainer.data.__main__ import main
+
+    begun_s = _spent_s()
+    if main(["encode", str(config), str(cache), "-q"]):
+        raise RuntimeError("not every clip was encoded")
+    return _spent_s() - begun_s
+
+
+def _spent_s() -> float:
+    both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, both))
+
+
+def train(words: list[str]) -> dict[str, Any]:
+    """A training run: processor seconds of each step and of the encoding in it, and its memory."""
+    from trainer import loop
+    from trainer.train import main
 
     taken: dict[str, list[float]] = {"step": [], "encode": [], "decode": []}
 
@@ -100,52 +127,46 @@ def child(words: list[str]) -> int:
 
     timed("step")
     timed("encode")
-    code = train.main(words)
+    if main(words):
+        raise RuntimeError("the run failed")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"memory_mb": memory, **taken}))
-    return code
+    return {"memory_mb": memory, **taken}
 
 
-def run(words: list[str]) -> str:
-    """What a command prints."""
+def alone(work: Callable[..., object], *arguments: object) -> Any:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    return done.stdout
+    return forked.results(work, arguments, [environment])[0]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=4)
-    options = parser.parse_args()
+    parser.add_argument("--clips", type=int, default=8)
+    parser.add_argument("--frames", type=int, default=60, help="of a clip")
+    parser.add_argument("--depth", type=int, default=28, help="blocks of the transformer")
+    parser.add_argument(
+        "--channels", type=int, nargs=4, default=[32, 64, 128, 128], help="of the VAE"
+    )
+    parser.add_argument("--captions", type=int, default=1024, help="width of their features")
+    parser.add_argument("--bucket", default="64px")
+    options = tiny.parse(
+        parser, steps=2, clips=2, frames=18, depth=1, channels=[32] * 4, captions=64, bucket="16px"
+    )
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, one thread a process")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = make(folder, options.steps)
+        cpu_s = alone(prepare, folder, options)
         cache = folder / "cache"
-        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        run(["trainer.data", "encode", str(config), str(cache), "-q"])
-        cpu_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
         size = sum(path.stat().st_size for path in cache.glob("*.safetensors"))
-        frames = CLIPS * (FRAMES // 17 * 17)
-        print(
-            f"encode: {CLIPS} clips, {frames} frames: {cpu_s:.1f} s with starting, {size / 1e6:.2f} MB"
-        )
+        frames = options.clips * (options.frames // 17 * 17)
+        print(f"encode: {options.clips} clips, {frames} frames: {cpu_s:.1f} s, {size / 1e6:.2f} MB")
         least: dict[str, dict[str, float]] = {}
         for label, words in (
             ("on the fly", []),
             ("from cache", ["--dataset.features", str(cache)]),
         ):
             run_dir = str(folder / label.replace(" ", "-"))
-            printed = run(
-                ["tests.bench.features", CHILD, str(config), "--run-dir", run_dir, *words]
-            )
-            found = json.loads(printed.splitlines()[-1])
+            found = alone(train, [str(folder / "config.py"), "--run-dir", run_dir, *words])
             # The least of each: other work on the machine only adds.
             own = {n: min(found[n][1:]) for n in ("step", "encode", "decode")}
             own["rest"] = own["step"] - own["encode"]
@@ -163,4 +184,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(child(sys.argv[2:]) if sys.argv[1:2] == [CHILD] else main())
+    sys.exit(main())

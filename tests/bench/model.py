@@ -1,6 +1,6 @@
 """Forward and backward pass of STDiT3 on the CPU: ours against the plain path, time and memory.
 
-    python -m tests.bench.model [--size small|large] [--threads 2] [--steps 10] [--text 120] [--json FILE]
+    python -m tests.bench.model [--size small|large] [--threads 2] [--steps 10] [--text 120]
 
 Both paths run the same weights and inputs, step by step in turn, in one process: a load of the
 machine meets both. Printed are medians and minima of the wall and of the processor time, what the
@@ -27,25 +27,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.bench import tiny
 from trainer.models.flops import forward_flops
 from trainer.models.plain import plain_forward
 from trainer.models.stdit import STDiT3, STDiT3Config
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens · D width
 SIZES: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+    "tiny": ({"depth": 1, "hidden_size": 32, "num_heads": 2, "caption_channels": 16}, (4, 4, 4)),
     "small": ({"depth": 4, "hidden_size": 288, "num_heads": 8, "caption_channels": 512}, (8, 16, 16)),
     "large": ({"depth": 6, "hidden_size": 576, "num_heads": 8, "caption_channels": 1024}, (8, 32, 32)),
 }  # fmt: skip
 BATCH, TEXT, WARMUP = 2, 120, 2
 PATHS = ("ours", "plain")
 PARTS = {
-    "matrix products": ("mm", "addmm", "bmm"),
+    "linear layers": ("mm", "addmm"),
     "attention": (
+        "bmm",
+        "baddbmm",
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     ),
     "activation": ("sigmoid", "lerp"),
-    "norms": ("native_layer_norm", "native_layer_norm_backward", "linalg_vector_norm", "rsqrt"),
+    "norms and softmax": (
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "linalg_vector_norm",
+        "rsqrt",
+        "_softmax",
+        "_softmax_backward_data",
+    ),
     "copies": ("copy", "cat", "fill", "where"),
     "by element": ("mul", "add", "addcmul", "sum", "div", "neg", "pow"),
 }  # fmt: skip
@@ -127,8 +138,8 @@ def measure(case: Case, steps: int) -> dict[str, list[tuple[float, float]]]:
 
 def shares(case: Case) -> dict[str, float]:
     """Processor time of our step by kind of operation, as shares of 1."""
-    activity = torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity]) as seen:
+    # Not torch.profiler: it imports the compiler, 2 s of it.
+    with torch.autograd.profiler.profile() as seen:
         for _ in range(3):
             case.step("ours")
     events = {event.key: event.self_cpu_time_total for event in seen.key_averages()}
@@ -175,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=int, default=TEXT, help="real tokens of each caption")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peak-of", choices=PATHS, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    args = tiny.parse(parser, argv, size="tiny", threads=1, steps=1)
     torch.set_num_threads(args.threads)
     if args.peak_of:
         print(own_peak_mb(args.peak_of, args))

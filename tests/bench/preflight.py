@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.payload import ship
+from tests.bench import tiny
 from tests.bench.fanout import sshd
 from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.payload.local import LocalConnection
+from tests.lab.cluster import why_not
 
 LOOKS: dict[str, dict[str, Any]] = {
     "gpus alone": {},
@@ -34,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=192)
     parser.add_argument("--times", type=int, default=5)
-    options = parser.parse_args()
+    options = tiny.parse(parser, nodes=2, times=1)
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -43,6 +45,10 @@ def main() -> int:
         for words, args in LOOKS.items():
             costs = sorted(_look(env, args) for _ in range(options.times))
             print(f"payload, {words}: {costs[0]:.3f} to {costs[-1]:.3f} CPU s")
+        reason = why_not()
+        if reason:
+            print(f"not measured: {options.nodes} nodes: {reason}")
+            return 3
         with sshd(folder, options.nodes):
             wall_s, head_s, said = _preflight(folder)
             server_s = _server_s(folder)

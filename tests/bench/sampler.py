@@ -3,7 +3,7 @@
 python -m tests.bench.sampler [--rows 1300000]
 
 Row-wise is what Open-Sora does for every clip: a numpy generator for each length tried, decisions in
-Python (measured on 20,000 rows and scaled). Ours is the whole of it: the manifest read from parquet,
+Python (measured on `--sample` rows and scaled). Ours is the whole of it: the manifest read from parquet,
 every clip placed, microbatches cut, shuffled, put into steps and hashed.
 """
 
@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.bench import tiny
+
 if TYPE_CHECKING:
     from trainer.data.manifest import Manifest
 
-SAMPLE = 20_000
 CONFIG = {
     "144p": {1: (1.0, 475), 51: (1.0, 51), 102: ((1.0, 0.33), 27), 204: ((1.0, 0.1), 13)},
     "256": {1: (0.4, 297), 51: (0.5, 20), 102: ((0.5, 0.33), 10), 204: ((0.5, 0.1), 5)},
@@ -81,7 +82,7 @@ def ours(path: Path, ranks: int, sizes_only: bool) -> dict[str, float]:
     buckets.assign(manifest, 42, 0)
     assign_s = time.process_time() - start
     start = time.process_time()
-    plan = DataPlan(manifest, buckets, 42, balance=Balance(8, costs, {0: ranks}))
+    plan = DataPlan(manifest, buckets, 42, balance=Balance(8, costs, {0: (ranks, 1)}))
     batches = len(plan.epoch(0))
     plan_s = time.process_time() - start
     # VmHWM, not ru_maxrss: that one keeps the parent's peak over fork and exec.
@@ -123,19 +124,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_300_000])
     parser.add_argument("--ranks", type=int, default=192)
+    parser.add_argument("--sample", type=int, default=20_000, help="rows placed row by row")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sizes-only", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = tiny.parse(parser, rows=[2_000], ranks=2, sample=200)
     if args.child is not None:
         print(json.dumps(ours(args.child, args.ranks, args.sizes_only)))
         return 0
-    each = row_wise(SAMPLE)
+    each = row_wise(args.sample)
     print(f"row-wise placing: {each * 1e6:.0f} us of CPU a row")
     for rows in args.rows:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "clips.parquet"
             write(path, rows)
             command = [sys.executable, "-m", "tests.bench.sampler", "--child", str(path)]
+            command += ["--ranks", str(args.ranks)]
             for what, more in (("three columns", ["--sizes-only"]), ("all columns", [])):
                 said = subprocess.run([*command, *more], check=True, capture_output=True, text=True)
                 here = json.loads(said.stdout)

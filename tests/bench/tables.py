@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.bench import forked, tiny
 from tests.ports import free_port
 from tests.trainer.ranks import environment
 
@@ -215,18 +216,12 @@ def compare_rows(folder: Path, rows: int) -> None:
 def compare_ranks(folder: Path, rows: int, ranks: int) -> None:
     path = folder / "many.parquet"
     write(path, rows)
+    forked.preload("trainer.engine.native", "trainer.data.shared_plan")
     for how in (EACH, READ, ONCE):
         port = free_port()
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.bench.tables", "--child", how, str(path)],
-                env=environment(rank, ranks, port),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            for rank in range(ranks)
-        ]
-        said = [json.loads(process.communicate(timeout=900)[0]) for process in processes]
+        said = forked.results(
+            rank_begins, [path, how], [environment(rank, ranks, port) for rank in range(ranks)]
+        )
         assert len({one["count"] for one in said}) == 1
         print(
             f"{ranks} ranks, {rows:,} rows of {path.stat().st_size / 1e6:,.0f} MB, {how}: "
@@ -242,11 +237,10 @@ def main() -> int:
     parser.add_argument("--shared-rows", type=int, default=1_300_000)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = tiny.parse(parser, rows=500, shared_rows=500, ranks=2)
     if args.child is not None:
         what, path = args.child[0], Path(args.child[1])
-        done = measure(lambda: WORK[what](path)) if what in WORK else rank_begins(path, what)  # fmt: skip
-        print(json.dumps(done))
+        print(json.dumps(measure(lambda: WORK[what](path))))
         return 0
     with tempfile.TemporaryDirectory() as name:
         compare_rows(Path(name), args.rows)

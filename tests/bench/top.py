@@ -1,6 +1,7 @@
-"""What the live view costs: `python -m tests.bench.top grid|fleet|node|replay|all`.
+"""What the live view costs: `python -m tests.bench.top [grid|parts|fleet|node|replay|all]`.
 
 grid    a tick of 24x8 GPUs with everything Textual does for it
+parts   where the CPU of a second of 1,000 nodes goes
 fleet   1,000 nodes x 8 at 1 Hz through real pipes: the head's CPU, and how long a key takes
 node    the watcher itself: CPU of a core and bytes on the wire at 1 Hz, 8 GPUs (NVML stand-in)
 replay  24 h of 24x8 at top speed: memory at the second hour and at the end
@@ -15,6 +16,7 @@ import asyncio
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -35,7 +37,10 @@ from dashboards.samples import NodeSample, Sample, Tick
 from dashboards.ssh_feed import SshFeed
 from dashboards.state import State, fold, initial_state
 from dashboards.widgets.gpu_grid import GpuGrid
+from tests.bench import tiny, watcher
 from tests.bench.simulated import Simulated
+
+PARTS = ("grid", "parts", "fleet", "node", "replay")
 
 
 def say(text: str) -> None:
@@ -186,27 +191,28 @@ def parts(count: int) -> None:
     say(f"parts of {count} nodes a second: " + ", ".join(f"{name} {1000 * took:.0f} ms" for name, took in spent.items()) + f", {size / rounds / count:.0f} bytes a line")  # fmt: skip
 
 
-def replay(interval_s: int) -> None:
-    """24 h of 24x8 at 1/interval Hz, every sample folded; then the same by jumps."""
+def replay(hours: int, interval_s: int) -> None:
+    """Hours of 24x8 at 1/interval Hz, every sample folded; then the same by jumps."""
+    rounds = 3600 * hours // interval_s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "day"
         writer = Writer(Appender(path, 4 << 30), names(), "bench", float(interval_s))
         begun = time.process_time()
-        for number, said in enumerate(hour(TEN, seconds=86_400 // interval_s)):
+        for number, said in enumerate(hour(TEN, seconds=rounds)):
             at_s = BEGIN_S + number * interval_s
             writer.take(at_s, [_later(sample, at_s) for sample in said if not isinstance(sample, Tick)])  # fmt: skip
         writer.close()
         size = path.stat().st_size
-        say(f"replay: a day written, {size / 1e6:.0f} MB, {1000 * (time.process_time() - begun) * interval_s / 86_400:.1f} ms CPU a round")  # fmt: skip
+        say(f"replay: {hours} h written, {size / 1e6:.0f} MB, {1000 * (time.process_time() - begun) / rounds:.1f} ms CPU a round")  # fmt: skip
         for how, at_once in (("every sample", 10**9), ("jumps", 0)):
-            _play(path, how, at_once, interval_s)
+            _play(path, how, at_once, hours, interval_s)
 
 
 def _later(sample: Sample, at_s: float) -> Sample:
     return replace(sample, at_s=at_s) if isinstance(sample, NodeSample) else sample
 
 
-def _play(path: Path, how: str, at_once: int, interval_s: int) -> None:
+def _play(path: Path, how: str, at_once: int, hours: int, interval_s: int) -> None:
     import dashboards.replay
 
     dashboards.replay.AT_ONCE = at_once
@@ -217,7 +223,7 @@ def _play(path: Path, how: str, at_once: int, interval_s: int) -> None:
     rss: list[float] = []
     begun = time.process_time()
     step_s = interval_s if at_once else 120
-    for _hour in range(25):
+    for _hour in range(hours + 1):
         for _ in range(0, 3600, step_s):
             state = fold(state, [*feed.drain(), Tick(feed.now())])
             now[0] += step_s
@@ -226,30 +232,37 @@ def _play(path: Path, how: str, at_once: int, interval_s: int) -> None:
     growth = rss[-1] / rss[2] - 1
     say(
         f"replay, {how}: {time.process_time() - begun:.0f} s CPU, step {state.run.last.step if state.run and state.run.last else 0}, "
-        f"RSS {rss[2]:.0f} MB after 2 h, {rss[-1]:.0f} MB after 24 h ({100 * growth:+.1f} %)"
+        f"RSS {rss[2]:.0f} MB after 2 h, {rss[-1]:.0f} MB after {hours} h ({100 * growth:+.1f} %)"
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.top", description=__doc__)
-    parser.add_argument("what", choices=["grid", "fleet", "parts", "node", "replay", "all"])
-    parser.add_argument("--nodes", type=int, default=1000)
-    parser.add_argument("--seconds", type=int, default=20)
-    parser.add_argument("--interval", type=int, default=5, help="of the replayed day, in seconds")
-    options = parser.parse_args()
+    parser.add_argument("what", choices=[*PARTS, "all"], nargs="?", default="all")
+    parser.add_argument("--ticks", type=int, default=30, help="of the grid")
+    parser.add_argument("--nodes", type=int, default=1000, help="of the fleet and its parts")
+    parser.add_argument("--seconds", type=int, default=20, help="of the fleet and the node")
+    parser.add_argument("--hours", type=int, default=24, help="replayed, at least 2")
+    parser.add_argument("--interval", type=int, default=5, help="of the replayed hours, in seconds")
+    options = tiny.parse(parser, ticks=4, nodes=8, seconds=4, hours=2, interval=600)
+    code = 0
     if options.what in ("grid", "all"):
-        grid(30)
+        grid(options.ticks)
     if options.what in ("parts", "all"):
         parts(options.nodes)
     if options.what in ("fleet", "all"):
         fleet(options.nodes, options.seconds)
     if options.what in ("node", "all"):
-        from tests.bench.watcher import node
-
-        say(node(options.seconds))
+        compiler = watcher.compiler()
+        if compiler:
+            say(watcher.node(options.seconds, compiler))
+        else:
+            print("not measured: node: no C compiler for a stand-in of libnvidia-ml")
+            code = 3
     if options.what in ("replay", "all"):
-        replay(options.interval)
+        replay(options.hours, options.interval)
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

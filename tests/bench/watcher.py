@@ -43,11 +43,12 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, proc_t *p) {
 """
 
 
-def node(seconds: int) -> str:
+def compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def node(seconds: int, compiler: str) -> str:
     """A sentence: CPU of one core and bytes a second behind the first line, at 1 Hz."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        return "node: no C compiler to make a stand-in for libnvidia-ml"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "nvml.c"
         source.write_text(NVML)

@@ -115,7 +115,7 @@ def balanced(
     if group == 1 or not len(head):
         return np.arange(count)
     room = group * window
-    waiting = np.empty(0, np.int64)
+    waiting: NDArray[np.int64] = np.empty(0, np.int64)
     steps: list[NDArray[np.int64]] = []
     for start in range(0, len(head), room):
         pool = np.concatenate([waiting, head[start : start + room]])

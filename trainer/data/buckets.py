@@ -154,7 +154,8 @@ class Buckets:
             for column in (manifest.num_frames, manifest.height, manifest.width)
         )
         area, looking = height * width, np.ones(len(length), bool)
-        rows, cells = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        rows: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        cells: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
         for first, last in self._by_resolution():
             shape = self.slots[first].resolution
             here = looking & (area >= shape.pixels * AREA_SHARE)
@@ -190,7 +191,7 @@ class Buckets:
         """Of rows from `first_row` on."""
         rows, area = len(length), height * width
         chosen = np.full(rows, -1, np.int32)
-        looking = np.arange(rows)  # rows without a place
+        looking: NDArray[np.int64] = np.arange(rows)  # rows without a place
         for first, last in self._by_resolution():
             shape = self.slots[first].resolution
             here = looking[area[looking] >= shape.pixels * AREA_SHARE]

@@ -61,7 +61,7 @@ def _put(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
     top, left = round((tall - height) / 2), round((wide - width) / 2)
     planes: Any = scaled.planes  # each offers its bytes as a buffer
     for plane, channel in zip(planes, _GBR, strict=True):
-        pixels = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+        pixels: NDArray[np.uint8] = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         pixels = pixels[top : top + height, left : left + width]
         out_CHW[channel] = np.rot90(pixels, turns) if turns else pixels
 
