@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test test-pythons venv lint format bench campaign lab-tools clean
+.PHONY: help demo test test-pythons venv lint format bench campaign lab-tools clean always
 
 py := .venv/bin/python
 tests ?= tests
@@ -16,7 +16,8 @@ help:
 	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
 
-.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt setup.cfg
+# Asked for by name, the interpreter of .venv is looked at even where nothing is new.
+.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt setup.cfg $(if $(PYTHON),always)
 	@requirements/venv.sh
 
 venv: .venv/.complete

@@ -29,6 +29,13 @@ if [ -z "$lock" ]; then
 fi
 [ -f "requirements/lock-$lock.txt" ] || die "there is no requirements/lock-$lock.txt" "LOCK=cpu or LOCK=cuda"
 
+version() { "$1" -c 'import sys; print("Python {}.{}".format(*sys.version_info))' 2>/dev/null || true; }
+if [ -n "${PYTHON:-}" ] && [ -x "$venv/bin/python" ] && [ "$(version "$venv/bin/python")" != "$(version "$python")" ]; then
+    echo "$venv has $(version "$venv/bin/python"); making it again for $(version "$python")" >&2
+    rm -rf "$venv"
+fi
+if [ "$venv/.complete" -nt "requirements/lock-$lock.txt" ] && [ "$venv/.complete" -nt setup.cfg ]; then exit 0; fi
+
 # Lines of pip or uv to a few lines of progress; all of them go to the log.
 show() {
     local line packages=0 total shown=-9 status

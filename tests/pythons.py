@@ -117,8 +117,6 @@ def interpreter(version: str) -> str | None:
 def make_environment(python: str, folder: Path) -> None:
     """From the lock, without bytecode: less than a tenth of it is ever imported here."""
     folder.parent.mkdir(exist_ok=True)
-    if (folder / ".complete").exists():
-        return
     place = str(folder.relative_to(ROOT))
     run(["requirements/venv.sh"], PYTHON=python, VENV=place, COMPILE="")
 

@@ -80,6 +80,24 @@ def test_settings_of_pip_reach_uv(checkout: Path) -> None:
     assert given["SSL_CERT_FILE"] == "/etc/own.pem"
 
 
+def test_finished_environment_is_left_alone_and_another_python_makes_it_again(
+    checkout: Path, tmp_path: Path
+) -> None:
+    (checkout / "setup.cfg").touch()
+    assert make(checkout).returncode == 0
+    kept = checkout / ".venv" / "kept"
+    kept.touch()
+    done = make(checkout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert kept.exists()
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho Python 3.12\n")
+    other.chmod(0o755)
+    done = make(checkout, PYTHON=str(other))
+    assert "making it again for Python 3.12" in done.stderr
+    assert not kept.exists()
+
+
 def test_failure_shows_the_last_lines_and_leaves_no_finished_environment(checkout: Path) -> None:
     (checkout / "broken").touch()
     done = make(checkout)
