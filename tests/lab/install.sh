@@ -1,6 +1,7 @@
 #!/bin/sh
 # What lab nodes need beyond Python: sshd, ip, unshare, nsenter; for tests of time chronyd and
-# faketime; for the exporter prometheus, without which its tests are skipped. Debian and Ubuntu, as root.
+# faketime; for the exporter prometheus and for the fan-out's benchmark its peers, without which their
+# tests are skipped. Debian and Ubuntu, as root.
 # Exit 0 when all that nodes need is there. Otherwise the tests still run, on loopback nodes, and say so.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
@@ -12,7 +13,10 @@ command -v nsenter >/dev/null && command -v unshare >/dev/null || missing="$miss
 command -v chronyd >/dev/null || missing="$missing chrony"
 command -v faketime >/dev/null || missing="$missing faketime"
 extra=
-command -v promtool >/dev/null || extra=prometheus
+command -v promtool >/dev/null || extra="$extra prometheus"
+[ -x /usr/bin/clush ] || extra="$extra clustershell"
+command -v pdsh >/dev/null || extra="$extra pdsh"
+command -v parallel >/dev/null || extra="$extra parallel"
 [ -n "$missing$extra" ] || exit 0
 if [ "$(id -u)" != 0 ]; then
     [ -n "$missing" ] || exit 0
@@ -38,10 +42,12 @@ if [ -n "$missing" ]; then
     status=$?
 fi
 if [ -n "$extra" ] && [ $status = 0 ]; then
-    # Apart, and not for long: the nodes can do without it.
-    (timeout 90 apt-get install -q -y --no-install-recommends $extra ||
-        { timeout 30 apt-get update -q && timeout 90 apt-get install -q -y --no-install-recommends $extra; }) >>"$log" 2>&1 ||
-        echo "$extra could not be installed: the tests of the exporter against it are skipped" >&2
+    # Apart, and not for long: the nodes can do without them.
+    [ -n "$missing" ] || timeout 30 apt-get update -q >>"$log" 2>&1
+    for package in $extra; do
+        timeout 90 apt-get install -q -y --no-install-recommends "$package" >>"$log" 2>&1 ||
+            echo "not installed: $package; the tests that need it are skipped" >&2
+    done
 fi
 [ -z "$made_policy" ] || rm -f $policy
 if [ $status != 0 ]; then
