@@ -71,6 +71,7 @@ class Profile:
     # PyAV 14.0 to 14.2 hang in the slice threads of HEVC.
     av_bad_from: tuple[int, int] = (14, 0)
     av_bad_to: tuple[int, int] = (14, 2)
+    av_min: tuple[int, int] = (17, 0)  # streams have an index from there on
     # Checks whose bad verdicts become SKIP, and others that get another verdict, by id.
     silence: tuple[str, ...] = ()
     severity: Mapping[str, Verdict] = field(default_factory=dict)

@@ -52,6 +52,8 @@ show() {
                 fi
                 ;;
             "Installing collected packages"*) echo "  unpacking $packages packages" ;;
+            *Downloading\ *.whl*[0-9][0-9].[0-9]\ MB*) echo "  $(sed 's/^ *//' <<<"$line")" ;; # pip, 10 MB and more
+            *Downloading\ *.whl* | *Downloading\ *.tar*) ;;
             *Downloading\ *) echo "  $(sed 's/^ *//' <<<"$line")" ;;
             Prepared\ * | Installed\ *) echo "  $line" ;;
             esac

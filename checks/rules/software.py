@@ -82,12 +82,12 @@ def colossalai_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
 
 @check(
     "software.av_known_bad", scope="launch",
-    bad="WARN for PyAV 14.0 to 14.2 and where it is missing",
+    bad="WARN for PyAV 14.0 to 14.2, below 17 and where it is missing",
     how="its dist-info",
-    fix="pip install 'av>=15'",
+    fix="pip install 'av>=17'",
 )  # fmt: skip
 def av_known_bad(node: NodeFacts, limits: Profile, _fleet: Fleet) -> Iterator[Finding]:
-    """PyAV is none of the versions whose decoder threads freeze."""
+    """PyAV is none of the versions whose decoder threads freeze, and can read clips for the trainer."""
     env = node.software
     if isinstance(env, Unknown):
         yield unknown(env.reason) if node.interpreter == "unknown" else skip("no interpreter")
@@ -98,7 +98,12 @@ def av_known_bad(node: NodeFacts, limits: Profile, _fleet: Fleet) -> Iterator[Fi
     elif limits.av_bad_from <= _numbers(version) <= limits.av_bad_to:
         yield warn(
             f"PyAV {version} freezes in the slice threads of HEVC",
-            value=version, expected="15 or newer", fix="pip install 'av>=15'",
+            value=version, expected="17 or newer", fix="pip install 'av>=17'",
+        )  # fmt: skip
+    elif _numbers(version) < limits.av_min:
+        yield warn(
+            f"PyAV {version} is too old to read clips for the trainer",
+            value=version, expected="17 or newer", fix="pip install 'av>=17'",
         )  # fmt: skip
     else:
         yield passed(f"PyAV {version}", value=version)

@@ -260,7 +260,10 @@ CASES: dict[str, list[Case]] = {
     "software.python_equal": [bad("3.10", FAIL, software=environment("3.10.1"))],
     "software.torch_equal": [bad("older", FAIL, software=environment(torch="2.8.0"))],
     "software.colossalai_equal": [bad("older", FAIL, software=environment(colossalai="0.4.0"))],
-    "software.av_known_bad": [bad("14.1", WARN, software=environment(av="14.1.0"))],
+    "software.av_known_bad": [
+        bad("14.1", WARN, software=environment(av="14.1.0")),
+        bad("16.1", WARN, software=environment(av="16.1.0")),
+    ],
     "software.nccl_equal": [bad("older", FAIL, **env(**{"nvidia-nccl-cu12": "2.21.5"}))],
     "software.packages_equal": [bad("one package", WARN, **env(einops="0.7"))],
     "software.git_commit": [bad("another", FAIL, git=GitState("f" * 40, ()))],

@@ -33,7 +33,7 @@ FAILED = parse_gpus(ended(capture("driver-failed.txt"), 9))
 
 
 def environment(version: str = "3.11.7", **packages: str | None) -> PythonEnv:
-    have: dict[str, str | None] = {"torch": "2.9.0+cu128", "colossalai": "0.5.0", "av": "15.1.0"}
+    have: dict[str, str | None] = {"torch": "2.9.0+cu128", "colossalai": "0.5.0", "av": "17.1.0"}
     return PythonEnv("/venv/bin/python", "/venv", version, {**have, **packages}, "12.8")
 
 

@@ -218,10 +218,12 @@ def test_missing_interpreter_is_one_finding_and_not_five() -> None:
 def test_av_known_bad() -> None:
     id = "software.av_known_bad"
     for version, expected in (
-        ("13.1.0", PASS),
+        ("13.1.0", WARN),
         ("14.0.1", WARN),
         ("14.2.0", WARN),
-        ("15.0.0", PASS),
+        ("16.1.0", WARN),
+        ("17.0.0", PASS),
+        ("19.0.2", PASS),
     ):
         assert verdict(id, node("n1", software=environment(av=version))) is expected
     assert verdict(id, node("n1", software=environment(av=None))) is WARN

@@ -34,9 +34,12 @@ __all__ = ["ClipError", "ClipFacts", "check_regular", "open_clip", "probe", "rea
 # ms that opening a 720p clip takes. These options let it look at nothing.
 _UNPROBED = {"skip_frame": "all", "probesize": "32"}
 _INDEXED = (".mp4", ".m4v", ".mov")
+_PYAV = int(av.__version__.split(".")[0])
+if _PYAV < 17:  # a stream has no index_entries there
+    raise ImportError(f"PyAV {av.__version__} is too old to read clips: 17 or newer is needed")
 # Nobody reads titles here, so bytes that are not UTF-8 must not refuse a clip. PyAV 19 decodes
 # them leniently by itself and no longer takes the argument.
-_ANY_TITLE: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+_ANY_TITLE: Any = {"metadata_errors": "ignore"} if _PYAV < 19 else {}
 
 
 class ClipError(Exception):

@@ -1,6 +1,8 @@
 """Frames out of files: the right ones, at the right size, and a reason for every file that has none."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import av
@@ -14,6 +16,7 @@ from trainer.data.examiner import _check as check
 from trainer.data.video import ClipError, probe, read_window
 from trainer.mp4 import write_mp4
 
+ROOT = Path(__file__).parents[3]
 FRAMES = 60
 X264 = {"preset": "veryfast", "threads": "1"}
 IRREGULAR = np.cumsum([1, 1, 2, 5, 1, 3] * 10).tolist()
@@ -75,6 +78,20 @@ def test_a_title_that_is_not_utf8_refuses_no_clip(tmp_path):
     assert check(str(path))["num_frames"] == 4
     pixels, _ = read(path, frames=4, expected=4)
     assert np.abs(pixels.astype(int) - 90).max() < 8
+
+
+def test_too_old_a_pyav_is_one_sentence_where_clips_are_read(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import av; av.__version__ = '16.1.0'\n")
+    write_clip(tmp_path / "a.mp4", 4, **X264)
+    (tmp_path / "rows.csv").write_text("path,text\na.mp4,a\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.data", "probe", "rows.csv", "out.csv"], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "PyAV 16.1.0 is too old to read clips: 17 or newer is needed" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def left_half_white(_: int) -> np.ndarray:
