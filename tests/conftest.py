@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from clusterctl.transport.loopback import LoopbackCluster
@@ -27,6 +28,11 @@ LONGEST = (
     "clusterctl/launch/test_supervise",
     "dashboards/test_screens",
 )
+
+
+# A deadline for each example says how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_configure() -> None:

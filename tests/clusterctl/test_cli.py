@@ -1,5 +1,6 @@
 """The command line as a user meets it: exit codes, sentences, settings."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -114,7 +115,7 @@ def test_json_is_one_document_with_schema(hostfile: Path, capsys) -> None:
 def test_reader_that_goes_away_leaves_no_traceback(hostfile: Path) -> None:
     hostfile.write_text("n[1-20000]\n")
     done = subprocess.run(
-        f"{sys.executable} -m clusterctl nodes {hostfile} | head -1",
+        f"{shlex.quote(sys.executable)} -m clusterctl nodes {hostfile} | head -1",
         shell=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.startswith("NODE")

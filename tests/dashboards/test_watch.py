@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -257,7 +258,7 @@ def test_signals_end_it_cleanly(tmp_path: Path, number: int, code: int) -> None:
 
 def test_reader_that_leaves_ends_it(tmp_path: Path) -> None:
     """`clusterctl watch | head -1`."""
-    line = f"{sys.executable} -m clusterctl watch --demo | head -1; echo ${{PIPESTATUS[0]}}"
+    line = f"{shlex.quote(sys.executable)} -m clusterctl watch --demo | head -1; echo ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         ["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=WAIT_S

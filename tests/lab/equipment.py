@@ -5,6 +5,7 @@ Everything is bound into one node's mount namespace; the other nodes and the hos
 
 from __future__ import annotations
 
+import shlex
 import sys
 import uuid
 from pathlib import Path
@@ -57,8 +58,8 @@ class Equipment:
         top = CAPTURES / "chrony"
         self.tool(
             "chronyc",
-            f'case "$*" in *tracking*) cat {top}/{state}.tracking.csv;;\n'
-            f"*sources*) cat {top}/{state}.sources.csv;; esac",
+            f'case "$*" in *tracking*) cat {shlex.quote(str(top))}/{state}.tracking.csv;;\n'
+            f"*sources*) cat {shlex.quote(str(top))}/{state}.sources.csv;; esac",
         )
 
     def cards(self, down: str | None = None) -> None:
@@ -76,7 +77,8 @@ class Equipment:
         for name, version in packages.items():
             (site / f"{name}-{version}.dist-info").mkdir()
         path = self._file(
-            f"python-{number}", f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n'
+            f"python-{number}",
+            f'#!/bin/sh\nPYTHONPATH={site} exec {shlex.quote(sys.executable)} "$@"\n',
         )
         path.chmod(0o755)
         self.node.bind(path, PYTHON)
@@ -85,7 +87,7 @@ class Equipment:
         """Payloads on this node read a wall clock that is ahead."""
         self.tool(
             "python3",
-            'shift 3; exec ' + sys.executable + f' -I -S -c "import time;_t=time.time;time.time=lambda:_t()+{seconds}\n$1"',
+            'shift 3; exec ' + shlex.quote(sys.executable) + f' -I -S -c "import time;_t=time.time;time.time=lambda:_t()+{seconds}\n$1"',
         )  # fmt: skip
 
     def daemon(self, name: str) -> None:
@@ -115,7 +117,11 @@ class Equipment:
     def listen(self, port: int) -> None:
         program = f"import socket, time; s = socket.create_server(('', {port})); open('/run/listening', 'w'); time.sleep(1000)"
         self.node.exec(
-            ["sh", "-c", f'setsid {sys.executable} -c "{program}" </dev/null >/dev/null 2>&1 &']
+            [
+                "sh",
+                "-c",
+                f'setsid {shlex.quote(sys.executable)} -c "{program}" </dev/null >/dev/null 2>&1 &',
+            ]
         )
         done = self.node.exec(
             [

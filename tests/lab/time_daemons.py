@@ -8,6 +8,7 @@ brings back.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import sys
 import time
@@ -43,7 +44,9 @@ class TimeDaemons:
         if shift_s is not None:
             self.step_server(shift_s)
             server = HERE / "ntp_server.py"
-            self._start(f"{sys.executable} -I -S {server} {address} {self.shift}", "ntp")
+            self._start(
+                f"{shlex.quote(sys.executable)} -I -S {server} {address} {self.shift}", "ntp"
+            )
         config = self.node.directory / "chrony.conf"
         config.write_text(CONFIG.format(address=address))
         self._start(f"setpriv --bounding-set -sys_time {CHRONYD} -x -d -f {config}", "chrony")

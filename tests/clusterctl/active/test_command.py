@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from tests.lab import Lab
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     cluster = LocalCluster(tmp_path, ["n1", "n2"])
     bare = tmp_path / "python3"  # an interpreter that sees no package
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S "$@"\n')
     bare.chmod(0o755)
     return patch(monkeypatch, cluster)
 

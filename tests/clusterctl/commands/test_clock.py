@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -41,7 +42,11 @@ def tool(directory: Path, name: str, script: str) -> dict[str, str]:
 
 def faketime(directory: Path, shift: str) -> dict[str, str]:
     real = Path(sys.executable).resolve()
-    return tool(directory, "python3", f'exec faketime --exclude-monotonic -f "{shift}" {real} "$@"')
+    return tool(
+        directory,
+        "python3",
+        f'exec faketime --exclude-monotonic -f "{shift}" {shlex.quote(str(real))} "$@"',
+    )
 
 
 def steered(directory: Path) -> tuple[dict[str, str], Path]:
@@ -49,7 +54,7 @@ def steered(directory: Path) -> tuple[dict[str, str], Path]:
     shift = directory.with_suffix(".shift")
     shift.write_text("0")
     code = f"import time;_t=time.time;time.time=lambda:_t()+float(open('{shift}').read() or 0)"
-    script = f'shift 3; exec {sys.executable} -I -S -c "{code}\n$1"'
+    script = f'shift 3; exec {shlex.quote(sys.executable)} -I -S -c "{code}\n$1"'
     return tool(directory, "python3", script), shift
 
 
@@ -132,8 +137,8 @@ def test_chrony_of_each_node_is_shown_with_its_sources(
     for name, state in (("n1", "good"), ("n2", "good"), ("n3", "falseticker")):
         top = CAPTURES / "chrony"
         script = (
-            f'case "$*" in *tracking*) cat {top}/{state}.tracking.csv;; '
-            f"*sources*) cat {top}/{state}.sources.csv;; esac"
+            f'case "$*" in *tracking*) cat {shlex.quote(str(top))}/{state}.tracking.csv;; '
+            f"*sources*) cat {shlex.quote(str(top))}/{state}.sources.csv;; esac"
         )
         nodes.nodes[name] = LocalConnection(tool(tmp_path / name, "chronyc", script))
     assert ask(nodes, "-v", *FAR) == 0

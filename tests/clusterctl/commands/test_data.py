@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -21,7 +22,7 @@ from trainer.data.__main__ import main as tools
 
 # A node's python: answers as the word for its NODE says, without reading a file. `second` says nothing
 # before the other node has come to its trouble, so that no test depends on who is faster.
-FAKE = """#!{python}
+FAKE = """
 import json, os, sys, time
 how, trouble = json.load(open({how!r}))[os.environ["NODE"]], {how!r} + ".trouble"
 if how == "no module":
@@ -65,8 +66,10 @@ def fake(folder: Path, **how: str) -> str:
     (folder / "how.json.trouble").unlink(missing_ok=True)
     words = {f"node-{number}": how.get(f"node_{number}", "fine") for number in (1, 2)}
     (folder / "how.json").write_text(json.dumps(words))
-    path = folder / "python"
-    path.write_text(FAKE.format(python=sys.executable, how=str(folder / "how.json")))
+    program, path = folder / "node_python.py", folder / "python"
+    program.write_text(FAKE.format(how=str(folder / "how.json")))
+    # Not in the program's first line: a path there must not have a space.
+    path.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(program)])} "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -120,6 +121,8 @@ class Shift:
         node = next(one for one in nodes.nodes if one.name == name)
         path = node.directory / "python3"
         code = f"import time;_t=time.time;time.time=lambda:_t()+{seconds}"
-        path.write_text(f'#!/bin/sh\nshift 3; exec {sys.executable} -I -S -c "{code}\n$1"\n')
+        path.write_text(
+            f'#!/bin/sh\nshift 3; exec {shlex.quote(sys.executable)} -I -S -c "{code}\n$1"\n'
+        )
         path.chmod(0o755)
         node.bind(path, "python3")

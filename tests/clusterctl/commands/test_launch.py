@@ -6,6 +6,7 @@ import fcntl
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -60,7 +61,11 @@ class User:
         script = self.directory / "program.py"
         script.write_text(text)
         self.python.write_text(
-            FAKE_PYTHON.format(starter=" ".join(STARTER), python=PYTHON, program=script)
+            FAKE_PYTHON.format(
+                starter=shlex.join(STARTER),
+                python=shlex.quote(PYTHON),
+                program=shlex.quote(str(script)),
+            )
         )
         self.python.chmod(0o755)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -45,7 +46,7 @@ def plant(
     as_user = f"setpriv --reuid={user} --regid={user} --clear-groups " if user else ""
     log = f"/tmp/job-{run_id}-{rank}"
     script = (
-        f"cd /; {variables} setsid {as_user}{sys.executable} {HERE / 'crew.py'} {workers} {' '.join(more)} "
+        f"cd /; {variables} setsid {as_user}{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'crew.py'))} {workers} {' '.join(more)} "
         f"</dev/null >{log} 2>&1 & for i in $(seq 3000); do grep -q up {log} && exit 0; sleep 0.01; done; cat {log}; exit 1"
     )
     done = node.exec(["sh", "-c", script], timeout_s=60)
