@@ -74,7 +74,7 @@ def try_version(version: str, skip_demo: bool) -> str:
         base = interpreter(version)
         if base is None:
             return "not found"
-        folder = ROOT / ".pythons" / version
+        folder = ROOT / ".pythons" / f"Python {version}"  # a path with a space
         python = str(folder / "bin" / "python")
         steps = [
             ("environment", lambda _: make_environment(base, folder)),
@@ -148,17 +148,8 @@ def run_tests(python: str) -> None:
         run([*pytest, "-n", "3", "--dist", "loadfile", *TESTS])
     except Broken:
         print("failed beside other tests; once more, alone:", flush=True)
-        run(
-            [
-                *pytest,
-                "--last-failed",
-                "--last-failed-no-failures",
-                "none",
-                "--maxfail",
-                "6",
-                *TESTS,
-            ]
-        )
+        alone = ["--last-failed", "--last-failed-no-failures", "none", "--maxfail", "6"]
+        run([*pytest, *alone, *TESTS])
 
 
 def run_newest_pyav(python: str) -> None:
