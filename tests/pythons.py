@@ -35,6 +35,7 @@ TESTS = (
     "tests/trainer/data/test_dataset.py",
     "tests/trainer/data/test_decode.py",
     "tests/trainer/data/test_helper_process.py",
+    "tests/trainer/data/test_manifest.py",
     "tests/trainer/data/test_probe_check.py",
     "tests/trainer/data/test_upstream_resize.py",
     "tests/trainer/data/test_video.py",
