@@ -25,11 +25,11 @@ _OF_A_PEER = re.compile(
 
 def find(lines: Sequence[str]) -> int | None:
     """Index of the line that states the error; None where no line does."""
-    raised: int | None = None
-    is_ignored = False  # inside of "Exception ignored in: …", printed while Python ends
     for index in range(len(lines) - 1, -1, -1):
         if _STATED.match(lines[index]) or _FATAL.match(lines[index]):
             return index
+    raised: int | None = None
+    is_ignored = False  # inside of "Exception ignored in: …", printed while Python ends
     for index, line in enumerate(lines):
         if line.startswith("Exception ignored"):
             is_ignored = True

@@ -12,6 +12,8 @@ from typing import Any
 from clusterctl.launch import error_line
 from trainer import telemetry
 
+SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
+
 
 @dataclass(slots=True)
 class NodeState:
@@ -111,7 +113,7 @@ class Death:
 
         An end that nobody saw may have been a good one: only torchrun's own end tells.
         """
-        return (0.0, 0.3, 1.5, 1.5, math.inf, 1.5)[self.weight]
+        return (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)[self.weight]
 
 
 def cause(deaths: Sequence[Death], now_s: float) -> Death | None:

@@ -16,7 +16,15 @@ from clusterctl.launch.hang import Look, StepClock
 from clusterctl.launch.meeting import candidates, choose_address
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.run_dir import furnish
-from clusterctl.launch.state import Death, NodeState, RunFailed, RunResult, RunState, cause
+from clusterctl.launch.state import (
+    SETTLE_S,
+    Death,
+    NodeState,
+    RunFailed,
+    RunResult,
+    RunState,
+    cause,
+)
 from clusterctl.launch.wires import Wires
 from clusterctl.nodes import fold
 from clusterctl.transport.base import Limits, Transport
@@ -24,7 +32,6 @@ from trainer import telemetry
 
 TICK_S = 0.2
 PING_S = 5.0
-SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
 SLEPT_S = 3.0  # between two looks: longer only when the head itself did not run
 ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
 
