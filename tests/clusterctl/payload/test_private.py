@@ -1,0 +1,188 @@
+"""What other users of a machine can do to our folders, files and locks: nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from clusterctl.payload import private
+from clusterctl.payload.private import (
+    NotPrivate,
+    drop_lock,
+    foreign_hand,
+    new_folder,
+    open_own,
+    own_folder,
+    planted,
+    replace_file,
+    take_lock,
+)
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's files")
+
+
+@pytest.fixture
+def open_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like /tmp, which is all there is beside a second one; no /run, no home."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o1777)
+    places = tuple(str(tmp_path / name) for name in ("first", "second"))
+    monkeypatch.setattr(private, "LOCAL", places)
+    monkeypatch.setattr(private, "RUNTIME", (str(tmp_path / "no-run"), "%d"))
+    return tmp_path / "first"
+
+
+def test_new_folder_is_ours_alone_and_has_no_name_that_can_be_guessed(open_to_all: Path) -> None:
+    one, other = (Path(new_folder("hearts", (str(open_to_all),))) for _ in range(2))
+    assert one != other
+    assert stat.S_IMODE(one.stat().st_mode) == 0o700
+    assert one.parent == open_to_all
+
+
+def test_new_folder_takes_the_next_place_and_says_why_there_is_none(tmp_path: Path) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    loose.chmod(0o777)  # without the sticky bit anybody may rename what we make
+    missing = tmp_path / "missing"
+    good = tmp_path / "good"
+    good.mkdir()
+    assert new_folder("x", (str(missing), str(loose), str(good))).startswith(str(good))
+    with pytest.raises(NotPrivate, match=r"missing: No such file.*loose can be changed by other"):
+        new_folder("x", (str(missing), str(loose)))
+
+
+def test_own_folder_is_the_same_for_all_programs_of_a_user(open_to_all: Path) -> None:
+    found = Path(own_folder())
+    assert found == open_to_all / f"clusterctl-{os.getuid()}"
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    assert own_folder() == str(found)
+
+
+@pytest.mark.parametrize("squat", ["file", "pipe", "link", "dangling", "loose"])
+def test_taken_name_of_the_own_folder_is_left_alone(
+    open_to_all: Path, tmp_path: Path, squat: str
+) -> None:
+    name = open_to_all / f"clusterctl-{os.getuid()}"
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    if squat == "file":
+        name.write_text("x")
+    elif squat == "pipe":
+        os.mkfifo(name)
+    elif squat == "link":
+        name.symlink_to(victim)
+    elif squat == "dangling":
+        name.symlink_to(tmp_path / "made-by-us")
+    else:
+        name.mkdir()
+        name.chmod(0o777)
+    assert own_folder() == str(tmp_path / "second" / name.name)
+    assert not list(victim.iterdir())
+    assert not (tmp_path / "made-by-us").exists()
+
+
+@needs_root
+def test_own_folder_of_another_user_is_not_used_and_named_when_nothing_is_left(
+    open_to_all: Path, tmp_path: Path
+) -> None:
+    for place in (open_to_all, tmp_path / "second"):
+        folder = place / "clusterctl-0"
+        folder.mkdir(mode=0o700)
+        os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(NotPrivate, match=f"{open_to_all}/clusterctl-0: belongs to user 65534"):
+        own_folder()
+
+
+def test_links_and_pipes_are_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "link").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        open_own(str(tmp_path / "link"), os.O_RDWR | os.O_CREAT)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotPrivate, match="is no file"):
+        open_own(str(tmp_path / "pipe"), os.O_RDONLY)
+    with pytest.raises(OSError, match="symbolic links"):
+        take_lock(str(tmp_path / "link"), "me")
+    assert victim.read_text() == "precious"
+
+
+@needs_root
+def test_file_of_another_user_is_not_ours_to_open(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.lock"
+    path.write_text("run \x1b]0;title\x07 1")
+    path.chmod(0o666)
+    os.chown(path, NOBODY, NOBODY)
+    with pytest.raises(NotPrivate, match="belongs to user 65534"):
+        take_lock(str(path), "me")
+    os.close(open_own(str(path), os.O_RDONLY, uid=NOBODY))
+
+
+def test_lock_tells_its_holder_and_is_free_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "one.lock")
+    lock, _ = take_lock(path, "first 1")
+    assert lock is not None
+    assert take_lock(path, "second 2") == (None, "first 1")
+    drop_lock(lock, path)
+    assert not Path(path).exists()
+    again, _ = take_lock(path, "third 3")
+    assert again is not None
+    os.close(again)
+
+
+def test_file_is_replaced_whole_and_with_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.prom"
+    path.symlink_to(tmp_path / "victim")
+    replace_file(str(path), b"new", 0o644)
+    assert (path.read_bytes(), path.is_symlink()) == (b"new", False)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        replace_file(str(path), b"new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.prom"]
+
+
+def test_foreign_hand_sees_modes_and_links_on_the_way(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "py-spy"
+    program.parent.mkdir(mode=0o755)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (tmp_path / "link").symlink_to("bin/../bin")
+    through = str(tmp_path / "link" / "py-spy")
+    assert foreign_hand(through) == ""
+    program.chmod(0o757)
+    assert foreign_hand(through) == f"{program} can be changed by other users (mode 0757)"
+    program.chmod(0o755)
+    program.parent.chmod(0o777)
+    assert str(program.parent) in foreign_hand(through)
+    program.parent.chmod(0o1777)  # others add names there, and cannot take ours away
+    assert foreign_hand(through) == ""
+    with pytest.raises(FileNotFoundError):
+        foreign_hand(str(tmp_path / "missing"))
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="too many links"):
+        foreign_hand(str(tmp_path / "loop" / "x"))
+
+
+@needs_root
+def test_what_another_user_owns_is_theirs_and_planted_only_where_anybody_can_write(
+    tmp_path: Path,
+) -> None:
+    project = tmp_path / "project"
+    (project / "trainer").mkdir(parents=True)
+    os.chown(project, NOBODY, NOBODY)
+    assert f"{project} belongs to user 65534" in foreign_hand(str(project / "trainer"))
+    assert planted(str(project / "trainer")) == ""  # a folder of another owner, on a disk of theirs
+    tmp_path.chmod(0o1777)
+    assert "open to all" in planted(str(project / "trainer"))
+    (tmp_path / "mine").symlink_to(project)
+    assert "open to all" in planted(str(tmp_path / "mine"))
+    os.lchown(tmp_path / "mine", NOBODY, NOBODY)
+    (tmp_path / "real").mkdir()
+    assert planted(str(tmp_path / "real")) == ""
