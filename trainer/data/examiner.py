@@ -60,13 +60,7 @@ def _check(path: str) -> dict[str, Any]:
     video.check_regular(path)
     try:
         with video.open_clip(path) as container:
-            if not container.streams.video:
-                return {"error": "no video stream"}
-            stream = container.streams.video[0]
-            stream.codec_context.thread_type = (
-                "NONE"  # threads and the collector hang, see decode.py
-            )
-            stream.codec_context.thread_count = 1
+            stream = video.video_stream(container)
             frames, size = 0, (0, 0)
             for frame in container.decode(stream):
                 if frame.is_corrupt:

@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -28,11 +28,31 @@ from numpy.typing import NDArray
 from trainer.data.decode import Window
 from trainer.data.scale import Put, scaler
 
-__all__ = ["ClipError", "ClipFacts", "check_regular", "open_clip", "probe", "read_window", "scaler"]
+__all__ = [
+    "ClipError",
+    "ClipFacts",
+    "check_regular",
+    "open_clip",
+    "probe",
+    "read_window",
+    "scaler",
+    "video_stream",
+]
 
 # In its streams' first frames libavformat looks for what an mp4's header says already: 15 of the 17 CPU
 # ms that opening a 720p clip takes. These options let it look at nothing.
 _UNPROBED = {"skip_frame": "all", "probesize": "32"}
+# x%d.jpg is that file, not x1.jpg, x2.jpg, … Not for every name: PyAV 17.0.0 dies of it at .flv.
+_ONE_FILE = {"pattern_type": "none"}
+# Its demuxer guesses the time of most frames: two may get the same, and after a seek others.
+_GUESSED_TIMES = ("mpeg",)
+_LISTS = (
+    "hls",
+    "concat",
+    "dash",
+    "imf",
+    "sdp",
+)  # local files only: FFmpeg refuses the others itself
 _INDEXED = (".mp4", ".m4v", ".mov")
 _PYAV = int(av.__version__.split(".")[0])
 if _PYAV < 17:  # a stream has no index_entries there
@@ -96,19 +116,23 @@ def probe(path: str) -> ClipFacts:
     check_regular(path)
     try:
         with open_clip(path) as container:
-            stream = _video(container)
+            stream = video_stream(container)
             fps = float(stream.average_rate or 0)
-            count = _indexed_count(stream)
-            first = next(container.decode(stream), None)
+            index = _index(stream)
+            # One pass: after a seek image2 (.jpg) gives no packet, and raw streams have no seek.
+            first, packets = None, 0
+            for packet in container.demux(stream):
+                packets += bool(packet.size and not packet.is_discard)
+                if first is None:
+                    first = next(iter(packet.decode()), None)
+                elif index is not None:
+                    break
             if first is None:
                 raise ClipError("no frame")
             height, width = first.height, first.width
             if first.rotation % 180:
                 height, width = width, height
-            if count is None:
-                container.seek(0)
-                count = sum(1 for packet in container.demux(stream) if packet.size)
-            return ClipFacts(count, height, width, fps)
+            return ClipFacts(packets if index is None else index.shown, height, width, fps)
     except (av.FFmpegError, OSError) as error:
         raise ClipError(_why(error)) from None
 
@@ -136,10 +160,15 @@ def open_clip(path: str, quick: bool = False) -> Any:
 
     Raises av.FFmpegError and OSError.
     """
-    return av.open(path, options=_UNPROBED if quick else {}, **_ANY_TITLE)
+    options = (_ONE_FILE if "%" in path else {}) | (_UNPROBED if quick else {})
+    # Absolute: FFmpeg takes what stands before a colon for a protocol (http:, concat:).
+    return av.open(str(Path(path).absolute()), options=options, **_ANY_TITLE)
 
 
-def _video(container: Any) -> Any:
+def video_stream(container: Any) -> Any:
+    """The stream to decode, on one thread. Raises ClipError where there is none."""
+    if container.format.name in _LISTS:
+        raise ClipError("a playlist of other files, not a clip")
     if not container.streams.video:
         raise ClipError("no video stream")
     stream = container.streams.video[0]
@@ -148,12 +177,20 @@ def _video(container: Any) -> Any:
     return stream
 
 
-def _indexed_count(stream: Any) -> int | None:
-    """Frames by the container's index; None where the container has no complete one (mkv, ts)."""
+class _Index(NamedTuple):
+    """What a container says about its frames without being read."""
+
+    times: NDArray[np.int64]  # in the order of decoding
+    shown: int  # frames; `ffmpeg -ss -c copy` keeps some before the cut, hidden by an edit list
+
+
+def _index(stream: Any) -> _Index | None:
+    """None where the container has no complete index (mkv, ts)."""
     entries = stream.index_entries
     if not stream.frames or len(entries) != stream.frames:
         return None
-    return int(stream.frames)
+    pairs = np.array([(entry.timestamp, entry.is_discard) for entry in entries], np.int64)
+    return _Index(pairs[:, 0], len(pairs) - int(pairs[:, 1].sum()))
 
 
 def _is_still_of_upstream(path: str) -> bool:
@@ -171,30 +208,33 @@ def _read_still(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
     return 0.0
 
 
-def _regular_times(stream: Any) -> tuple[NDArray[np.int64], int] | None:
+def _regular_times(stream: Any, index: _Index | None) -> tuple[NDArray[np.int64], int] | None:
     """Presentation times by a whole index of frames that stand equally far apart."""
-    if _indexed_count(stream) is None or stream.start_time is None:
+    if index is None or stream.start_time is None:
         return None
-    entries = list(stream.index_entries)
-    steps = np.diff(np.array([entry.timestamp for entry in entries], np.int64))
+    steps = np.diff(index.times)
     regular = len(steps) > 0 and (steps == steps[0]).all() and steps[0] > 0
-    if not regular or any(entry.is_discard for entry in entries):
+    if not regular or index.shown < len(index.times):
         return None
-    times = stream.start_time + steps[0] * np.arange(len(entries))
+    times = stream.start_time + steps[0] * np.arange(index.shown)
     return times, int(steps[0]) // 2
 
 
-def _times(container: Any, stream: Any) -> tuple[NDArray[np.int64], int] | None:
+def _times(
+    container: Any, stream: Any, index: _Index | None
+) -> tuple[NDArray[np.int64], int] | None:
     """Presentation time of each frame in order, and how far a frame's may be off; None: unknown."""
-    times = _regular_times(stream)
+    times = _regular_times(stream, index)
     if times is not None:
         return times
+    if container.format.name in _GUESSED_TIMES:
+        return None
     # Variable rate or no index: the packets are read once, not decoded.
     packets = [
         packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard
     ]
-    if not packets or any(pts is None for pts in packets):
-        return None  # raw streams carry no times
+    if not packets or any(pts is None for pts in packets) or len({*packets}) < len(packets):
+        return None  # raw streams carry no times, and one time for two frames names neither
     return np.sort(np.array(packets, np.int64)), 0
 
 
@@ -202,20 +242,20 @@ def _read(
     path: str, window: Window, out_CTHW: NDArray[Any], put: Put, seek: bool, quick: bool = False
 ) -> float:
     with open_clip(path, quick) as container:
-        stream = _video(container)
+        stream = video_stream(container)
         fps = float(stream.average_rate or 0)
-        count = _indexed_count(stream)
-        if count is not None and count < window.expected:
-            raise ClipError(f"has {count} frames, the manifest says {window.expected}")
+        index = _index(stream)
+        if index is not None and index.shown < window.expected:
+            raise ClipError(f"has {index.shown} frames, the manifest says {window.expected}")
         wanted = range(
             window.start, window.start + window.frames * window.interval, window.interval
         )
         if quick:
-            times = _regular_times(stream)
+            times = _regular_times(stream, index)
             if times is None or not fps:
                 raise _NeedsProbing
         else:
-            times = _times(container, stream) if seek else None
+            times = _times(container, stream, index) if seek else None
             if seek and times is None:
                 raise _SeekMissed
         if times is not None:
