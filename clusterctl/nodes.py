@@ -6,12 +6,19 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from clusterctl.errors import HostfileError
+from clusterctl.transport.names import why_no_host_name, why_no_user_name
 
-MAX_RANGE = 100_000  # a slip of the finger in n[1-1000000000] must not eat the memory
+MAX_NODES = 100_000  # a slip of the finger in n[1-1000000000] must not eat the memory
+MAX_DIGITS = 18
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+_RANGE = re.compile(r"(\d+)\s*-\s*(\d+)(?:\s*/\s*(\d+))?")
+_OPERATORS = re.compile(r"[!&^](?![^\[]*\])")
 KEYS = ("host", "port", "user", "slots", "identity")
+KNOWN_HOSTS = "known_hosts"  # a label that the transport reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,8 @@ def read_hostfile(path: Path) -> list[Node]:
     """Nodes of a hostfile in its order.
 
     Raises `HostfileError` for a missing or empty file, a bad line, a bad range or a name that
-    stands twice, always with the line number.
+    stands twice, always with the line number; and for known_hosts= in a file that another user could
+    have written: it decides which machines are trusted.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -47,7 +55,27 @@ def read_hostfile(path: Path) -> list[Node]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise HostfileError(f"hostfile {path} cannot be read: {error}") from None
-    return parse_hostfile(text, str(path))
+    nodes = parse_hostfile(text, str(path))
+    trusted = {value for node in nodes for key, value in node.labels if key == KNOWN_HOSTS}
+    for known_hosts in sorted(trusted):
+        _check_foreign_hand(path, Path(known_hosts).expanduser())
+    return nodes
+
+
+def _check_foreign_hand(hostfile: Path, known_hosts: Path) -> None:
+    """Raise `HostfileError` when somebody else could have said which host keys are good."""
+    from clusterctl.payload.private import foreign_hand
+
+    for path in (hostfile, known_hosts):
+        try:
+            why = foreign_hand(str(path))
+        except OSError:
+            continue  # a known_hosts file that is not there yet trusts nobody
+        if why:
+            raise HostfileError(
+                f"hostfile {hostfile}: known_hosts={known_hosts} is not taken: {why}",
+                hint="it replaces the user's own known_hosts; leave it out, or close the file to others",
+            )
 
 
 def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
@@ -78,6 +106,8 @@ def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
                 )
             first_line[node.name] = number
             nodes.append(node)
+        if len(nodes) > MAX_NODES:
+            raise HostfileError(f"{where}: this line makes more than {MAX_NODES:,} nodes")
     if not nodes:
         raise HostfileError(
             f"{source} names no node", hint="write one node per line, see nodes.txt.example"
@@ -106,6 +136,13 @@ def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
         raise HostfileError(f"{where}: {name!r} is not a node name")
     if at and "user" in fields and fields["user"] != user:
         raise HostfileError(f"{where}: two users, {user} and {fields['user']}")
+    problems = [
+        why_no_host_name(rest),
+        why_no_host_name(fields.get("host", "")),
+        why_no_user_name(fields.get("user") or user),
+    ]
+    for problem in filter(None, problems):
+        raise HostfileError(f"{where}: {problem}", hint="ssh refuses such names as well")
     return Node(
         name=rest,
         host=fields.get("host"),
@@ -143,9 +180,9 @@ def expand(text: str, where: str = "node set") -> list[str]:
     from ClusterShell.NodeUtils import GroupResolverError, GroupSourceError
 
     # Before NodeSet sees it, which would build the whole set in memory.
-    for low, high in re.findall(r"(\d+)-(\d+)", text):
-        if int(high) - int(low) >= MAX_RANGE:
-            raise HostfileError(f"{where}: {low}-{high} are more than {MAX_RANGE} nodes")
+    if sum(_count(part) for part in _split_parts(text)) > MAX_NODES:
+        shown = text if len(text) < 80 else text[:77] + "..."
+        raise HostfileError(f"{where}: {shown!r} names more than {MAX_NODES:,} nodes")
     names: dict[str, None] = {}
     try:
         # One part at a time: NodeSet sorts, we keep the order in which the user wrote the parts.
@@ -172,6 +209,27 @@ def _split_parts(text: str) -> list[str]:
         else:
             current += char
     return [part for part in [*parts, current] if part.strip()]
+
+
+def _count(part: str) -> int:
+    """How many names a part stands for, by its text: the product of its brackets, summed over `a!b`."""
+    return sum(
+        prod(
+            sum(_width(piece) for piece in group.split(",")) for group in _BRACKETS.findall(operand)
+        )
+        for operand in _OPERATORS.split(part)
+    )
+
+
+def _width(piece: str) -> int:
+    """Numbers in `7`, `1-20` or `1-20/5`. What is no range is left to NodeSet to refuse."""
+    found = _RANGE.search(piece)
+    if found is None:
+        return 1
+    low, high, step = found[1], found[2], found[3] or "1"
+    if max(map(len, (low, high))) > MAX_DIGITS:
+        return MAX_NODES + 1  # Python itself refuses to read numbers of thousands of digits
+    return max(1, (int(high) - int(low)) // max(1, int(step[:MAX_DIGITS])) + 1)
 
 
 def counted(number: int, noun: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -88,7 +90,21 @@ def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
         ("me@a user=you\n", "line 1: two users, me and you"),
         ("@a\n", "line 1"),
         ("@@a\n", "line 1"),
-        ("n[1-1000000000]\n", "line 1: 1-1000000000 are more than 100000 nodes"),
+        ("n[1-1000000000]\n", "line 1: 'n[1-1000000000]' names more than 100,000 nodes"),
+        ("n[1-90000]m[1-90000]\n", "names more than 100,000 nodes"),
+        ("n[0-9999]-[0-9999]\n", "names more than 100,000 nodes"),
+        ("n[1-60000],m[1-60000]\n", "names more than 100,000 nodes"),
+        (f"n[1-{'9' * 5000}]\n", "names more than 100,000 nodes"),
+        ("n[1-60000]\nm[1-60000]\n", "line 2: this line makes more than 100,000 nodes"),
+        (
+            "a host='$(touch x)'\n",
+            "line 1: host name '$(touch x)' holds '$', which a shell could obey",
+        ),
+        ("'a`id`'\n", "line 1: host name 'a`id`' holds '`'"),
+        ("-oProxyCommand=x\n", "line 1: host name '-oProxyCommand=x' begins with '-'"),
+        ("a user='x;id'\n", "line 1: user name 'x;id' holds ';'"),
+        ("'x|y@a'\n", "line 1: user name 'x|y' holds '|'"),
+        ("a\u202eb\n", "line 1: host name 'a\\u202eb' holds"),
         ("a@\n", "line 1: 'a@' is not a node name"),
     ],
 )
@@ -98,6 +114,63 @@ def test_mistakes_are_named_with_their_line(text: str, words: str) -> None:
     assert "nodes.txt" in str(caught.value)
     assert words in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("r1-20240101-n[1-4]", 4),
+        ("n[1-100000/1000]", 100),
+        ("n[1-40000]!n[3-40000]", 2),
+        ("n[1-300]m[1-300]", 90_000),
+        ("gpu-20240101-20250101", 1),
+    ],
+)
+def test_only_ranges_in_brackets_count_as_nodes(text: str, count: int) -> None:
+    assert len(expand(text)) == count
+
+
+def test_a_set_that_is_too_large_is_refused_before_it_is_built() -> None:
+    started = time.process_time()
+    for text in ("n[1-90000]m[1-90000]", "n[0-9999]-[0-9999]", "n[ 1 - 900000000 ]"):
+        with pytest.raises(HostfileError):
+            expand(text)
+    assert time.process_time() - started < 1  # the first took over 20 s
+
+
+def own_file(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_known_hosts_is_taken_from_a_hostfile_of_ours(tmp_path: Path) -> None:
+    path = own_file(tmp_path / "nodes.txt", f"a known_hosts={tmp_path}/later\n")
+    assert dict(read_hostfile(path)[0].labels) == {"known_hosts": f"{tmp_path}/later"}
+
+
+@pytest.mark.parametrize("writable", ["nodes.txt", "known_hosts", "."])
+def test_known_hosts_that_others_could_have_written_is_refused(
+    tmp_path: Path, writable: str
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o700)
+    known = own_file(folder / "known_hosts", "")
+    path = own_file(folder / "nodes.txt", f"a known_hosts={known}\n")
+    (folder / writable).chmod(0o777)
+    with pytest.raises(HostfileError, match=r"known_hosts=.* is not taken: .* by other users"):
+        read_hostfile(path)
+    plain = own_file(folder / "plain.txt", "a\n")
+    plain.chmod(0o666)
+    assert names(read_hostfile(plain)) == ["a"]  # without known_hosts= it can say little
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_known_hosts_in_somebody_else_s_hostfile_is_refused(tmp_path: Path) -> None:
+    path = own_file(tmp_path / "nodes.txt", f"a known_hosts={tmp_path}/known_hosts\n")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(HostfileError, match="belongs to user 65534"):
+        read_hostfile(path)
 
 
 def test_missing_and_unreadable_files_say_what_to_do(tmp_path: Path) -> None:
