@@ -57,29 +57,34 @@ def connect(candidates: list[Address], port: int, deadline: float, limits: Limit
     failure = TransportError("tcp", "no address")
     for position, (family, address) in enumerate(candidates):
         share = (deadline - time.monotonic()) / (len(candidates) - position)
-        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.settimeout(max(0.05, share))
-            sock.connect(address)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            # A node that lost power acknowledges nothing: end the connection, do not wait 15 min.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
-            return sock
+            return _connect_one(family, address, max(0.05, share))
         except TimeoutError:
-            sock.close()
             failure = TransportError(
                 "tcp", f"no answer on port {port} within {limits.tcp_s:g} s",
                 hint="the machine is off, or a firewall drops the packets",
             )  # fmt: skip
         except ConnectionRefusedError:
-            sock.close()
             failure = TransportError(
                 "tcp",
                 f"connection refused on port {port}",
                 hint="the machine is up, its sshd is not",
             )
         except OSError as error:
-            sock.close()
             failure = TransportError("tcp", f"{error.strerror or error} (port {port})")
     raise failure
+
+
+def _connect_one(family: int, address: tuple[object, ...], timeout_s: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)  # fails where IPv6 is turned off
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # A node that lost power acknowledges nothing: end the connection, do not wait 15 min.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
