@@ -36,7 +36,7 @@ _OPTIONS = (
     click.option("--diff", nargs=2, type=click.Path(path_type=Path, exists=True), metavar="A B", help="Compare two reports (--json files or --out folders) instead."),
     click.option("--native-suspects", is_flag=True, help="C stacks of the suspects; stops each for some seconds."),
     click.option("--watch", is_flag=True, help="Look again and again until something is stuck."),
-    click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own, else it is carried there and removed."),
+    click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own if no other user could have made it, else it is carried there and removed."),
     click.option("--dump-timeout", type=Duration(0.1), default=5.0, show_default=True, help="Seconds for one process."),
     click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
     click.option("--sites", "sites_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="More wait sites, TOML."),
@@ -144,7 +144,8 @@ def _native(
     if not pids:
         return {}
     fanout = collect_native(
-        pids, settings.transport(), views, sudo=looks.sudo, limits=settings.limits, width=settings.width
+        pids, settings.transport(), views, given=looks.py_spy, sudo=looks.sudo,
+        limits=settings.limits, width=settings.width,
     )  # fmt: skip
     found = {}
     for result in output.sweep(fanout, len(pids)):

@@ -33,6 +33,7 @@ SHARED = {
     "kill": ("processes", "roles", "find", "ending"),
     "stop": ("processes", "roles", "find", "ending", "beats"),
     "stacks": (
+        "private",
         "processes",
         "roles",
         "find",

@@ -1,25 +1,28 @@
 """py-spy on this node: where it is, one dump, and nothing left stopped behind it. Part of stacks.
 
-Always --nonblocking unless asked: a blocking dump stops every thread, fails on stopped targets and
-hangs on one that sleeps in a dead mount (benfred/py-spy #872, #565).
+It often runs as root, on processes of somebody else: what another user could have put there is never
+run. Always --nonblocking unless asked: a blocking dump stops every thread, fails on stopped targets and
+hangs on one that sleeps in a dead mount (benfred/py-spy #872, #565). Needs private.py.
 """
 
 import json
 import os
 import signal
 import stat
-import tempfile
 import time
 
 REPAIR_S = 1.0
 
-carried = []  # type: list[str]  # the folder of a py-spy that came over the wire
+carried = []  # type: list  # a py-spy that came over the wire: its folder, or its descriptor in memory
+passed_over = []  # type: list[str]  # which py-spy was not run, and why
 looking = {}  # type: dict  # process id -> threads that were stopped before the dump that runs now
 
 
 def find_py_spy(rows, shot, given):
     """A py-spy that can be run here: the one given, the job's own, or one of the PATH; None without."""
-    candidates = [given] if given else []
+    if given and is_program(given):
+        return given  # who asks has named it
+    candidates = []
     for row in rows:
         one = shot.seen.get(row["pid"])
         if one is None or row["role"] not in ("trainer", "loader") or not one.words:
@@ -33,30 +36,74 @@ def find_py_spy(rows, shot, given):
         candidates += [folder + "/py-spy" for folder in folders if folder.startswith("/")]
     candidates += [folder + "/py-spy" for folder in tool_env()["PATH"].split(":")]
     for path in dict.fromkeys(candidates):
-        if os.access(path, os.X_OK) and os.path.isfile(path):
+        if is_program(path) and is_trusted(path):
             return path
     return None
 
 
-def unpack_py_spy(data):
-    """Put a py-spy that the head sent into a private folder; `remove_py_spy` takes it away."""
+def is_program(path):
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def is_trusted(path):
+    """Whether nobody but root and us could have made it what it is; else it is noted why not."""
+    try:
+        why = foreign_hand(path)
+    except OSError as error:
+        why = str(error)
+    if why:
+        passed_over.append("%s is not run: %s" % (path, why))
+    return not why
+
+
+def unpack_py_spy(data, parents=None):
+    """Put a py-spy that the head sent where it can be run; `remove_py_spy` takes it away.
+
+    That is a private folder; where each temporary folder refuses programs (noexec), memory.
+    """
     import base64
     import zlib
 
-    folder = tempfile.mkdtemp(prefix="clusterctl-")
-    carried.append(folder)
-    path = folder + "/py-spy"
-    with open(path, "wb") as file:
-        file.write(zlib.decompress(base64.b64decode(data)))
-    os.chmod(path, stat.S_IRWXU)
-    return path
+    program = zlib.decompress(base64.b64decode(data))
+    for parent in temporary_folders() if parents is None else parents:
+        try:
+            folder = new_folder("py-spy", (parent,))
+        except OSError:
+            continue
+        carried.append(folder)
+        path = folder + "/py-spy"
+        try:
+            with open(path, "wb") as file:
+                file.write(program)
+            os.chmod(path, stat.S_IRWXU)
+            if os.access(path, os.X_OK):  # the kernel says no on a mount without programs
+                return path
+        except OSError:
+            pass  # full, or over the quota: the next one
+        remove_py_spy()
+    if not hasattr(os, "memfd_create"):
+        raise OSError("no temporary folder can hold a program here, nor memory")
+    descriptor = os.memfd_create("py-spy")
+    carried.append(descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(program)
+    return "/proc/%d/fd/%d" % (os.getpid(), descriptor)
+
+
+def temporary_folders():
+    named = [os.environ.get(name) for name in ("TMPDIR", "XDG_RUNTIME_DIR")]
+    return [path for path in (named[0], "/tmp", "/dev/shm", named[1], "/var/tmp") if path]
 
 
 def remove_py_spy():
     import shutil
 
     while carried:
-        shutil.rmtree(carried.pop(), ignore_errors=True)
+        one = carried.pop()
+        if isinstance(one, int):
+            os.close(one)
+        else:
+            shutil.rmtree(one, ignore_errors=True)
 
 
 def dump(py_spy, pid, limit_s, blocking=False, native=False):

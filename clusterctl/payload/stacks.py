@@ -1,7 +1,8 @@
 """Stacks and kernel facts of a job's processes on this node, two or more samples. Stops nothing, changes nothing.
 
 ARGS: pick (find.py), samples, interval_s, limit_s (one dump), budget_s (all of it), width (0: by cores),
-py_spy (path or None), carry (the head can send one), blocking; or op native with pids.
+py_spy (path or None), carry (the head can send one), blocking; or op native with pids, py_spy as found
+before and given (what the user named).
 Says `found`, perhaps waits for {"op": "py-spy", "data"} or {"op": "go"}, then `report`, packed.
 """
 
@@ -41,13 +42,12 @@ def leave():
 
 
 def native():
-    path = ARGS["py_spy"]
-    if not path or not os.access(path, os.X_OK):
-        path = borrow_py_spy(
-            len(ARGS["pids"])
-        )  # the one of the first look was carried, and is gone
+    # The one of the first look may have been carried: gone now, and its name free for anybody.
+    path = ARGS.get("given") or ARGS["py_spy"]
+    if not path or not is_program(path) or not (path == ARGS.get("given") or is_trusted(path)):
+        path = borrow_py_spy(len(ARGS["pids"]))
     if path is None:
-        return {"native": {str(pid): (None, "no py-spy here", False) for pid in ARGS["pids"]}}
+        return {"native": {str(pid): (None, no_py_spy(), False) for pid in ARGS["pids"]}}
     dumps = {str(pid): dump(path, pid, ARGS["limit_s"], native=True) for pid in ARGS["pids"]}
     return {"native": dumps}
 
@@ -95,7 +95,17 @@ def borrow_py_spy(count):
         answer = answers.get(timeout=20.0)
     except queue.Empty:
         return None
-    return unpack_py_spy(answer["data"]) if answer.get("op") == "py-spy" else None
+    if answer.get("op") != "py-spy":
+        return None
+    try:
+        return unpack_py_spy(answer["data"])
+    except OSError as error:
+        passed_over.append("the head's own: %s" % error)
+        return None
+
+
+def no_py_spy():
+    return "; ".join(["no py-spy here"] + passed_over[:2])
 
 
 def sample(rows, shot, table, py_spy, begun):
@@ -142,7 +152,7 @@ def look_at(row, shot, table, lock, py_spy, begun):
     if one["state"] in (None, "Z") or row["role"] in SKIPPED:
         return one
     if py_spy is None:
-        one["error"] = "no py-spy here"
+        one["error"] = no_py_spy()
         return one
     left_s = ARGS["budget_s"] - (time.monotonic() - begun)
     if left_s <= 0:

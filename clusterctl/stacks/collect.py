@@ -95,17 +95,22 @@ def collect_native(
     transport: Transport,
     py_spy: Mapping[Node, str | None],
     *,
+    given: str | None = None,
     sudo: bool,
     limits: Limits,
     width: int,
 ) -> Fanout[dict[str, Any]]:
-    """Native stacks of a few processes: each is stopped for seconds, checked afterwards and woken."""
+    """Native stacks of a few processes: each is stopped for seconds, checked afterwards and woken.
+
+    `py_spy` is what the first look used on each node, `given` the path that the user named.
+    """
 
     def args(node: Node) -> dict[str, Any]:
         return {
             "op": "native",
             "pids": list(pids[node]),
             "py_spy": py_spy[node],
+            "given": given,
             "limit_s": NATIVE_S,
         }
 

@@ -127,7 +127,7 @@ def _advice(rights: dict[str, Any], proc: Proc, py_spy: str | None) -> str:
         else "kernel facts only"
     )
     if py_spy is None:
-        return f"no py-spy there ({instead}): pip install py-spy in the training environment, or --py-spy PATH"
+        return f"{proc.error} ({instead}): pip install py-spy beside clusterctl, or --py-spy PATH"
     if "ermission" not in proc.error and "ptrace" not in proc.error:
         return f"py-spy: {proc.error} ({instead})"
     scope = rights.get("scope")
