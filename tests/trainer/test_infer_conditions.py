@@ -163,6 +163,24 @@ def test_a_still_without_a_strategy_is_the_first_frame(
     assert levels(video[0], still[:16, :16]) <= 2
 
 
+@pytest.mark.parametrize("name", ["still.png", "clip.mp4"])
+def test_every_way_of_scaling_gives_a_reference_the_same_brightness(
+    small: tuple[Parts, Settings], tmp_path: Path, name: str
+) -> None:
+    from PIL import Image
+
+    parts, settings = small
+    grey = np.full((1, 48, 64, 3), 200, np.uint8)
+    if name.endswith("png"):
+        Image.fromarray(grey[0]).save(tmp_path / name)
+    else:
+        write_mp4(tmp_path / name, grey, 8)
+    line = f'digit two {{"reference_path": "{tmp_path / name}"}}'
+    for resize in ("bilinear", "area", "torch"):
+        (video,) = make(parts, replace(settings, resize=resize), line)
+        assert levels(video[0], grey[0, :16, :16]) <= 3, resize
+
+
 def test_loops_go_on_from_the_last_frames_and_drop_them_once(
     small: tuple[Parts, Settings],
 ) -> None:

@@ -20,6 +20,7 @@ from trainer.data.decode import Decoder, Reply, Window
 from trainer.data.features import DTYPES, EXACT, POSTERIOR
 from trainer.data.features_files import Piece
 from trainer.data.features_units import Grid
+from trainer.data.pixels import to_signed
 
 # K chunks · P 1, or 2: mean and log-variance · C channels · T,H,W frames, height, width in pixels
 # Z,h,w latent frames, height, width
@@ -117,9 +118,7 @@ class LatentMaker:
 
     @torch.no_grad()
     def _stored(self, video_KCTHW: Tensor, places: list[int], key: int) -> Tensor:
-        video = video_KCTHW.to(self.device)
-        if video.dtype == torch.uint8:  # else upstream's own pixels, -1 to 1 already
-            video = video.float() / 127.5 - 1
+        video = to_signed(video_KCTHW.to(self.device))
         if self.kind == POSTERIOR:
             mean, logvar = self.vae.encode_posterior(video)
             values = torch.stack([mean, logvar], 1)

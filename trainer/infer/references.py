@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.data.decode import Decoder, Window
+from trainer.data.pixels import to_signed
 from trainer.errors import ConfigError
 from trainer.infer.conditions import Group, frames_of
 from trainer.models.vae import VideoVAE
@@ -43,8 +44,8 @@ class ReferenceFiles:
 
     def frames(
         self, path: str, count: int, height: int, width: int, where: str, resize: str = "bilinear"
-    ) -> NDArray[np.uint8]:
-        """The first `count` frames [3, T, H, W], scaled to cover the size and cropped to it."""
+    ) -> NDArray[Any]:
+        """The first `count` frames [3, T, H, W] of `Window.dtype`, scaled to cover the size and cropped."""
         window = Window(0, count, 1, height, width, 1, resize)
         pixels, (reply,) = self._helper().decode([(path, window)], (3, count, height, width))
         if reply.error:
@@ -89,7 +90,7 @@ class ReferenceReader:
             last = max((group.reference_start + group.length for group in mine), default=1)
             total = min(total, frames_of(self.vae, -(-(last + align) // align) * align))
         pixels = self.files.frames(path, total, self.height, self.width, where, self.resize)
-        return self.encode(torch.from_numpy(pixels).to(self.device).float() / 127.5 - 1)
+        return self.encode(to_signed(torch.from_numpy(pixels).to(self.device)))
 
     @torch.no_grad()
     def encode(self, video_CTHW: Tensor) -> Tensor:
