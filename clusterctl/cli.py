@@ -106,7 +106,11 @@ def group() -> None:
 
 
 def main(args: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit with a code of the table."""
+    """Run the command line and exit with a code of the table.
+
+    What it writes (plans, logs, reports, recordings) is for this user alone, unless an option says more.
+    """
+    os.umask(0o077)
     sys.exit(run(sys.argv[1:] if args is None else args))
 
 

@@ -5,6 +5,7 @@ CONFIG is a file or a short name of trainer/configs. What clusterctl does not kn
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ _OPTIONS = (
     click.option("--python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter on the nodes."),
     click.option("--workdir", type=click.Path(path_type=Path), default=Path(), help="Folder that ranks start in. Default: this one."),
     click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
+    click.option("--share", metavar="GROUP", default="", help="Let this group read the run directory. Default: only you."),
     click.option("--grace", type=Duration(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: room for a checkpoint."),
     click.option("--start-timeout", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
     click.option("--hang-timeout", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late; 3 times that in a save) until the run is stopped; 0 is no limit."),
@@ -84,6 +86,8 @@ def command(
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
 
+    if options["share"]:
+        os.umask(0o027)  # plan, events and logs too
     settings = replace(
         settings,
         only=options["include"] or settings.only,
@@ -102,6 +106,7 @@ def command(
         env=options["env"],
         nccl=options["nccl"],
         min_free_bytes=int(options["min_free_gib"] * (1 << 30)),
+        share=options["share"],
         timing=Timing(
             start_s=options["start_timeout"],
             hang_s=options["hang_timeout"],

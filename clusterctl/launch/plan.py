@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,9 @@ class LaunchPlan:
     program: tuple[str, ...]  # what python runs as a rank: ("-m", "trainer.train", CONFIG, …)
     starter: tuple[str, ...]  # what starts a node's ranks: (python, "-m", "torch.distributed.run")
     timing: Timing = Timing()
+    share: str = ""  # the group that may read the run directory; nobody else without
+    # What the first node's door says: nobody can tell it beforehand, and it is good for nothing else.
+    word: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def nodes(self) -> list[Node]:
@@ -137,6 +141,8 @@ class LaunchPlan:
         return {
             "run": self.run_id,
             "job": self.job_id,
+            "word": self.word,
+            "group": self.share,
             "node": share.node.name,
             "run_dir": str(self.run_dir),
             "workdir": str(self.workdir),
@@ -187,7 +193,8 @@ class LaunchPlan:
         meet = self.rendezvous
         yield f"run        {self.run_id}"
         yield f"config     {' '.join(map(shlex.quote, hide_arguments(self.program)))}"
-        yield f"directory  {self.run_dir}"
+        readers = f", readable by group {self.share}" if self.share else ""
+        yield f"directory  {self.run_dir}{readers}"
         yield f"python     {self.python}  in {self.workdir}"
         yield f"ranks      {self.world_size} on {len(self.shares)} nodes, device {self.device}"
         for group in _groups(self.shares):
@@ -239,6 +246,7 @@ def make_plan(
     program: Sequence[str] | None = None,
     starter: Sequence[str] | None = None,
     timing: Timing | None = None,
+    share: str = "",
 ) -> LaunchPlan:
     """Give each node its ranks, in the hostfile's order.
 
@@ -266,6 +274,7 @@ def make_plan(
         program=chosen,
         starter=tuple(starter) if starter else (python, "-m", "torch.distributed.run"),
         timing=timing or Timing(),
+        share=share,
     )
 
 

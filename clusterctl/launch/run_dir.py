@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import difflib
 import fcntl
+import grp
 import importlib.util
 import json
+import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from clusterctl.errors import UsageError
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
 FOLDERS = ("ranks", "stacks", "samples")
+LOCK_S = 10.0  # for the next number; it is held for a few file operations
 _NUMBER = re.compile(r"(\d{3,})-")
 
 
@@ -114,25 +119,62 @@ def next_place(folder: Path, label: str) -> Path:
     return folder / f"{label}-{number}"
 
 
-def claim_run_dir(outputs: Path, label: str) -> Path:
+def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
     """Make and own the next free directory; launches at the same time get different numbers.
 
-    Raises `UsageError` when `outputs` cannot be written.
+    It is this user's alone (0700), or its files are readable by the group `share` (2750, files 0640).
+    Raises `UsageError` when `outputs` cannot be written or the group is none of this user's.
     """
+    gid = _group_id(share) if share else None
     try:
-        outputs.mkdir(parents=True, exist_ok=True)
+        if not outputs.is_dir():
+            outputs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _open_to(outputs, gid)
         # The lock, because two labels would both succeed in making 008-A and 008-B.
-        with (outputs / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _locked(outputs / ".lock"):
             while True:
                 path = next_run_dir(outputs, label)
                 try:
-                    path.mkdir()
+                    path.mkdir(mode=0o700)
                 except FileExistsError:
                     continue  # a trainer without launcher has just taken this number
+                _open_to(path, gid)
                 return path
     except OSError as error:
         raise UsageError(f"no run directory can be made in {outputs}: {error}") from None
+
+
+def _group_id(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise UsageError(f"--share {name}: there is no group of that name here") from None
+
+
+def _open_to(folder: Path, gid: int | None) -> None:
+    """Let a group read what is made in the folder from now on: with setgid all of it is the group's."""
+    if gid is not None:
+        os.chown(folder, -1, gid)
+        folder.chmod(0o2750)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that other users can neither take nor lead elsewhere. Raises OSError."""
+    deadline = time.monotonic() + LOCK_S
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OSError(f"{path} is locked by another program for {LOCK_S:g} s") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(lock)
 
 
 def furnish(run_dir: Path, run_id: str, plan: Mapping[str, Any]) -> None:

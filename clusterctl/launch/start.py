@@ -47,6 +47,7 @@ class LaunchOptions:
     facts_env: Mapping[str, str] = field(default_factory=dict)  # of --env-from-facts
     min_free_bytes: int = 20 << 30
     timing: Timing = field(default_factory=Timing)
+    share: str = ""  # a group that may read the run directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,9 @@ def plan_launch(
             ports=ports,
             master_addr=options.master_addr,
             timing=options.timing,
+            share=options.share,
         )
 
     # Whatever is wrong with the options shows before a directory is made.
     planned = plan(next_run_dir(outputs, label))
-    return plan(claim_run_dir(outputs, label)) if claim else planned
+    return plan(claim_run_dir(outputs, label, options.share)) if claim else planned

@@ -2,7 +2,7 @@
 
 Orders have an `id`, an `op` and a `timeout_s`; each is answered with its id and, where it could not
 be done, `error`. What was started or written is ended and removed when the lease or the process ends.
-Needs meeting.py, launch_looks.py and active_files.py.
+Needs private.py, meeting.py, launch_looks.py and active_files.py.
 """
 
 from __future__ import annotations
@@ -201,11 +201,14 @@ def begin_ranks(order):
             env.pop(name, None)
             env.update({name: interface} if interface else {})
     try:
+        why = planted(order["python"])
+        if why:
+            raise NotPrivate(why)
         for device in wanted:
             if device not in [rank.device for rank in ranks]:
                 ranks.append(Rank(order["python"], order["text"], device, env))
     except OSError as error:
-        tell({"id": order["id"], "error": "%s cannot be started: %s" % (order["python"], error.strerror)})  # fmt: skip
+        tell({"id": order["id"], "error": "%s cannot be started: %s" % (order["python"], error.strerror or error)})  # fmt: skip
         return
     ranks.sort(key=lambda rank: wanted.index(rank.device))
     threading.Thread(target=await_ranks, args=(order,), daemon=True).start()

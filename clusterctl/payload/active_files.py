@@ -17,7 +17,7 @@ token, data = os.path.join(folder, "token"), os.path.join(folder, "data")
 
 
 def write():
-    os.mkdir(folder)
+    os.mkdir(folder, 0o755)
     block = hashlib.sha256(asked["word"].encode()).digest() * 32768
     begun = time.monotonic()
     with open(data, "wb") as file:

@@ -32,6 +32,7 @@ class Ranks:
 
     def __init__(self):
         self.child = None  # type: Any  # Popen of torchrun
+        self.beats = ""  # folder of the heartbeats
         self.pids = {}  # rank -> (pid, start ticks)
         self.ended = {}  # rank -> exit code or None
         self.vanished = {}  # rank -> when it was found gone, its exit code unknown so far
@@ -54,14 +55,22 @@ def supervise(voice):
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: orders.put({"op": "end"}))
     hold_lease(orders.put, lambda: orders.put({"op": "end"}))
+    # What ranks write is for their user alone, or for the group that the user has named.
+    os.umask(0o027 if ARGS["group"] else 0o077)
+    try:
+        refuse_planted(ARGS["python"], ARGS["workdir"])
+        busy = same_job()
+    except OSError as error:
+        emit({"type": "failed", "text": "no job can be started here: %s" % error})
+        return
     try:
         shared = is_shared()
     except OSError as error:
         emit({"type": "failed", "text": "no run directory can be made: %s" % error})
         return
     # On the first node only: elsewhere an address that means every node itself would pass.
-    door = Door(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["run"])
-    emit(hello(shared, door))
+    door = Door(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["word"])
+    emit(hello(shared, door, busy))
     order = start_order()
     door.close()
     if order is None:
@@ -71,6 +80,7 @@ def supervise(voice):
     try:
         start(ranks, order)
     except OSError as error:
+        remove_folder(ranks.beats)
         emit({"type": "failed", "text": "cannot start %s: %s" % (order["argv"][0], error)})
         emit({"type": "gone", "left": []})
         return
@@ -98,17 +108,44 @@ def is_shared():
     not seen them, and the logs of both would run together.
     """
     run_dir = ARGS["run_dir"]
-    for name in ("ranks", "stacks", "samples"):
-        os.makedirs(os.path.join(run_dir, name), exist_ok=True)
+    os.makedirs(run_dir, 0o700, exist_ok=True)
     owners = {name: owner(run_dir, name) for name in (".run-id", ".run-id-here")}
-    if owners[".run-id"] == ARGS["run"]:
-        return True
+    is_heads = owners[".run-id"] == ARGS["run"]
     strangers = [run for run in owners.values() if run not in (None, ARGS["run"])]
-    if strangers:
+    if strangers and not is_heads:
         raise OSError("%s is not the head's and holds run %s" % (run_dir, strangers[0]))
-    with open(os.path.join(run_dir, ".run-id-here"), "w") as file:
-        file.write(ARGS["run"])
-    return False
+    if ARGS["group"] and not is_heads:
+        open_to_group(run_dir, ARGS["group"])
+    folders = [os.path.join(run_dir, name) for name in ("ranks", "stacks", "samples")]
+    for folder in folders:
+        os.makedirs(folder, exist_ok=True)
+    refuse_planted(*folders)
+    if not is_heads:
+        with open(os.path.join(run_dir, ".run-id-here"), "w") as file:
+            file.write(ARGS["run"])
+    return is_heads
+
+
+def refuse_planted(*paths):
+    """Raise `NotPrivate` for a path of the head's that another user of this node has made here."""
+    for path in paths:
+        try:
+            why = planted(path)
+        except OSError:
+            continue  # it is not here, and whoever needs it says so
+        if why:
+            raise NotPrivate(why)
+
+
+def open_to_group(folder, name):
+    """Let a group read the folder and what is made in there. Raises OSError."""
+    import grp
+
+    try:
+        os.chown(folder, -1, grp.getgrnam(name).gr_gid)
+    except KeyError:
+        raise OSError("there is no group %s on this node" % name) from None
+    os.chmod(folder, 0o2750)
 
 
 def owner(run_dir, name):
@@ -119,14 +156,14 @@ def owner(run_dir, name):
         return None
 
 
-def hello(shared, door):
+def hello(shared, door, busy):
     return {
         "type": "hello",
         "shared": shared,
         "cores": len(os.sched_getaffinity(0)),
         "python_found": os.access(ARGS["python"], os.X_OK),
         "workdir_found": os.path.isdir(ARGS["workdir"]),
-        "same_job": same_job(),
+        "same_job": busy,
         "port": door.port,
         "addresses": own_addresses(),
     }
@@ -140,11 +177,12 @@ def start_order():
             return None
         if order["op"] == "start":
             return order
-        errors = {name: knock(name, order["port"], ARGS["run"]) for name in order["addresses"]}
+        errors = {name: knock(name, order["port"], ARGS["word"]) for name in order["addresses"]}
         emit({"type": "knocked", "errors": errors})
 
 
 def start(ranks, order):
+    ranks.beats = new_folder("beats", (own_folder(),))
     env = dict(os.environ)
     env.update(order["env"])
     python_bin = os.path.dirname(ARGS["python"])
@@ -161,9 +199,8 @@ def start(ranks, order):
         CLUSTERCTL_JOB=ARGS["job"],
         CLUSTERCTL_NODE=ARGS["node"],
         CLUSTERCTL_RUN_DIR=ARGS["run_dir"],
-        CLUSTERCTL_HEARTBEATS=heartbeat_dir(),
+        CLUSTERCTL_HEARTBEATS=ranks.beats,
     )
-    os.makedirs(heartbeat_dir(), mode=0o700, exist_ok=True)
     with open(starter_log(), "ab") as log:
         ranks.child = subprocess.Popen(
             order["argv"],
@@ -177,15 +214,6 @@ def start(ranks, order):
             # no such tie; `reap` finds what is left by its tag.
             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
         )
-
-
-def heartbeat_dir():
-    return "%s/clusterctl-%d-%s-%s" % (
-        local_folder(),
-        os.getuid(),
-        ARGS["run"],
-        ARGS["node"].replace("/", "_"),
-    )
 
 
 def starter_log():
@@ -211,7 +239,7 @@ def watch(ranks, shared, voice):
             tell(telemetry, logs)
             if time.monotonic() - beat[0] >= BEAT_S:
                 beat[0] = time.monotonic()
-                emit({"type": "beat", "ranks": heartbeats()})
+                emit({"type": "beat", "ranks": heartbeats(ranks.beats)})
         return order
 
     heard = time.monotonic()
@@ -229,7 +257,7 @@ def watch(ranks, shared, voice):
     for rank in list(ranks.vanished):
         say_ended(ranks, rank, code_in_log(ranks.pids[rank][0]))
     tell(telemetry, logs, to_the_end=True)
-    remove_heartbeats()
+    remove_folder(ranks.beats)
     emit({"type": "ended", "code": ranks.code, "tail": tail(starter_log())})
     emit({"type": "gone", "left": left})
 
@@ -241,7 +269,7 @@ def own_ranks():
 def look(ranks):
     """Find ranks that have begun and those that have ended, and say so once each."""
     for rank in own_ranks():
-        pid = None if rank in ranks.pids else first_pid(rank)
+        pid = None if rank in ranks.pids else first_pid(ranks.beats, rank)
         if pid is not None:
             facts = process(pid)
             ranks.pids[rank] = (pid, facts.start if facts else None)
@@ -262,10 +290,10 @@ def look(ranks):
     reap_children(ranks)
 
 
-def first_pid(rank):
+def first_pid(beats, rank):
     """The process id that the rank's shell has left, before it became the rank's program."""
     try:
-        with open("%s/%d.pid" % (heartbeat_dir(), rank)) as file:
+        with open("%s/%d.pid" % (beats, rank)) as file:
             text = file.read()
     except OSError:
         return None
@@ -305,10 +333,7 @@ def reap_children(ranks):
 def stop(ranks, grace_s, turn):
     """Ask the ranks to end, then end everything: they get time to save, their helpers stay alive."""
     if grace_s > 0:
-        send(
-            [pid for rank, (pid, _) in ranks.pids.items() if rank not in ranks.ended],
-            signal.SIGTERM,
-        )
+        send(living(ranks), signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and len(ranks.ended) < len(ranks.pids):
             order = turn()
@@ -323,6 +348,16 @@ def stop(ranks, grace_s, turn):
         ranks.code = -signal.SIGKILL  # it cannot be ended; `gone` tells what is left
 
 
+def living(ranks):
+    """Process ids of ranks that run, and not those of others that came after them."""
+    found = {
+        pid: (process(pid), begun)
+        for rank, (pid, begun) in ranks.pids.items()
+        if rank not in ranks.ended
+    }
+    return [pid for pid, (facts, begun) in found.items() if facts and facts.start == begun]
+
+
 def tell(telemetry, logs, to_the_end=False):
     log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
     if ARGS["first_rank"] == 0:
@@ -335,12 +370,12 @@ def tell(telemetry, logs, to_the_end=False):
             emit({"type": "log", "rank": rank, "text": text})
 
 
-def heartbeats():
+def heartbeats(beats):
     """Step, phase and age of each rank's last beat; a rank without one is left out."""
     found = {}
     for rank in own_ranks():
         try:
-            with open("%s/%d.json" % (heartbeat_dir(), rank)) as file:
+            with open("%s/%d.json" % (beats, rank)) as file:
                 beat = json.load(file)
             age_s = round(time.monotonic() - beat["mono_s"], 2)
             found[str(rank)] = {"step": beat["step"], "phase": beat["phase"], "age_s": age_s}
@@ -349,7 +384,7 @@ def heartbeats():
     return found
 
 
-def remove_heartbeats():
+def remove_folder(path):
     import shutil
 
-    shutil.rmtree(heartbeat_dir(), ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)

@@ -25,6 +25,10 @@ def main():
     python, home = ARGS["python"], ARGS["home"]
     if not os.access(python, os.X_OK):
         fail("there is no %s here" % python)
+    for path in (python, home):
+        why = planted(path) if os.path.lexists(path) else ""
+        if why:
+            fail(why)
     env = dict(os.environ, OMP_NUM_THREADS="1")
     if os.path.isdir(os.path.join(home, "trainer")):  # a checkout on a shared folder
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))

@@ -14,12 +14,15 @@ KNOCK_S = 3.0  # for one address, from one node
 
 
 class Door:
-    """Holds the first free port until torchrun takes it, and says to whoever knocks whose it is."""
+    """Holds the first free port until torchrun takes it, and says a word to whoever knocks.
 
-    def __init__(self, ports, run):
+    Anybody can knock: the word is made for this meeting and good for nothing else.
+    """
+
+    def __init__(self, ports, word):
         self.port = None
         self._socket = None  # type: Any
-        self._answer = run.encode() + b"\n"
+        self._answer = word.encode() + b"\n"
         for port in ports:
             try:
                 self._socket = listen(port)
@@ -63,8 +66,8 @@ def listen(port):
     return socket.create_server(("", port), backlog=1024)
 
 
-def knock(address, port, run):
-    """Why the run's door cannot be reached at an address from here; None when it can."""
+def knock(address, port, word):
+    """Why the door with that word cannot be reached at an address from here; None when it can."""
     try:
         with socket.create_connection((address, port), KNOCK_S) as peer:
             said = peer.recv(200)
@@ -72,7 +75,7 @@ def knock(address, port, run):
         return "no answer in %g s" % KNOCK_S
     except (OSError, UnicodeError) as error:
         return getattr(error, "strerror", None) or str(error)
-    return None if said.strip() == run.encode() else "another machine or program answers there"
+    return None if said.strip() == word.encode() else "another machine or program answers there"
 
 
 def own_addresses():

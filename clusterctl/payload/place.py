@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import shutil
+import stat
 import tarfile
 
 STALE_S = 86400  # parts of a push that was killed so long ago are removed by the next one
@@ -25,7 +26,11 @@ def main():
 
 def prepare():
     """Where the data are to go, whether they are there already, and whether they fit."""
-    dest = os.path.realpath(os.path.join(os.path.expanduser("~"), os.path.expanduser(ARGS["dest"])))
+    named = os.path.join(os.path.expanduser("~"), os.path.expanduser(ARGS["dest"]))
+    why = planted_on_the_way(named)
+    if why:
+        return {"error": why}
+    dest = os.path.realpath(named)
     parent, name = os.path.split(dest)
     folder = ARGS["folder"]
     if not name:
@@ -35,13 +40,14 @@ def prepare():
     os.makedirs(parent, exist_ok=True)
     prefix = ".%s.clusterctl-" % name
     for entry in os.scandir(parent):
-        if entry.name.startswith(prefix) and time.time() - entry.stat().st_mtime > STALE_S:
+        if entry.name.startswith(prefix) and is_stale(entry.stat(follow_symlinks=False)):
             remove(entry.path)
     part = os.path.join(parent, prefix + ARGS["token"])
     there = os.path.lexists(dest)
     if (
         there
         and not folder
+        and is_own_file(os.lstat(dest))
         and os.path.getsize(dest) == ARGS["size"]
         and digest(dest) == ARGS["sha256"]
     ):
@@ -56,6 +62,26 @@ def prepare():
     return {"part": part, "dest": dest, "there": there, "same": False}
 
 
+def planted_on_the_way(path):
+    """What another user has put at `path` or on the way to it, where anybody can; else ""."""
+    while path != "/":
+        try:
+            return planted(path)
+        except FileNotFoundError:
+            path = os.path.dirname(path)
+    return ""
+
+
+def is_stale(found):
+    """A part of ours: what others give such a name is not touched."""
+    return found.st_uid == os.getuid() and time.time() - found.st_mtime > STALE_S
+
+
+def is_own_file(found):
+    """What belongs to another user holds the same bytes only until they change it."""
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+
+
 def drop():
     """The transfer failed: leave no part of it."""
     remove(ARGS["part"])
@@ -65,7 +91,7 @@ def drop():
 def install():
     """Check what has arrived and exchange it with what is there."""
     part, dest = ARGS["part"], ARGS["dest"]
-    fresh = part + ".new"
+    fresh = "%s.%s" % (part, os.urandom(8).hex())  # others can see `part` and take names like it
     try:
         if digest(part) != ARGS["sha256"]:
             return {"error": "what arrived is not what was sent (checksum)"}
@@ -73,6 +99,7 @@ def install():
             os.chmod(part, ARGS["mode"])
             os.replace(part, dest)
             return {"error": None}
+        os.mkdir(fresh, 0o700)
         with tarfile.open(part) as archive:
             if hasattr(tarfile, "tar_filter"):  # Python 3.12 warns without
                 archive.extractall(fresh, filter="tar")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 
 # On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
@@ -122,7 +123,7 @@ def planted(path: str) -> str:
 def _way(path: str) -> Iterator[tuple[str, os.stat_result, os.stat_result]]:
     """(name, its lstat, its folder's) of everything on the way to a file, links and their targets too."""
     at, above, links = "/", os.lstat("/"), 0
-    todo = os.path.abspath(path).split("/")
+    todo = os.path.join(os.getcwd(), path).split("/")
     while todo:
         name = todo.pop(0)
         if name in ("", "."):
@@ -200,6 +201,27 @@ def take_lock(path: str, text: str) -> tuple[int | None, str]:
             os.write(lock, text.encode())
             return lock, ""
         os.close(lock)  # the one before us has removed it meanwhile
+
+
+def lock_path(kind: str, *words: str) -> str:
+    """Where the lock of such words lies, in the own folder; locks there that nobody holds are removed.
+
+    Raises `NotPrivate` as `own_folder` does.
+    """
+    folder = own_folder()
+    for name in os.listdir(folder):
+        if name.startswith(kind + "-") and name.endswith(".lock"):
+            left = os.path.join(folder, name)
+            try:
+                lock, _ = take_lock(left, "")
+                if lock is not None:
+                    drop_lock(lock, left)  # of a process that was killed
+            except OSError:
+                continue  # it was being removed
+    text = "-".join(words)
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in text)
+    check = zlib.crc32(text.encode("utf-8", "backslashreplace"))  # for what is cut and replaced
+    return os.path.join(folder, "%s-%s-%08x.lock" % (kind, plain[:150], check))
 
 
 def drop_lock(lock: int, path: str) -> None:

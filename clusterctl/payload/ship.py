@@ -25,11 +25,13 @@ MARKER = "==clusterctl-payload-1=="
 """The line that a payload prints first; whatever stands before it is the shell's noise."""
 
 SHARED = {
-    "active": ("meeting", "launch_looks", "active_files"),
-    "agent": ("processes", "job", "meeting", "voice"),
+    "active": ("private", "meeting", "launch_looks", "active_files"),
+    "agent": ("private", "processes", "job", "meeting", "voice"),
     "census": ("children", "gpu_looks", "host_looks", "launch_looks"),
     "clock": ("host_looks",),
+    "examine": ("private",),
     "reap": ("processes",),
+    "place": ("private",),
     "kill": ("processes", "roles", "find", "ending"),
     "stop": ("processes", "roles", "find", "ending", "beats"),
     "stacks": (
@@ -44,7 +46,7 @@ SHARED = {
         "evidence",
         "flight",
     ),
-    "watch": ("processes", "watch_gpus", "watch_host", "watch_log"),
+    "watch": ("private", "processes", "watch_gpus", "watch_host", "watch_log"),
 }
 """Files that stand between the prelude and the verb's own, for verbs that have code in common."""
 

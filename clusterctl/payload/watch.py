@@ -23,8 +23,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 
@@ -99,51 +97,43 @@ def end_without_head():
 
 
 def take_over(session, node):
-    """End an older watcher of the same head and node, and end when a newer one asks for it.
+    """End an older watcher of the same head and node, and be the one that a newer one can end.
 
-    The name lives in the kernel only (an abstract socket) and goes with its process.
+    The lock's file lies in this user's own folder and says who holds it; it is let go of with its
+    process. Where there can be no such folder two may run: better than none.
     """
     if not session:
         return
-    name = ("\0clusterctl-watch-%s-%s" % (session, node)).encode()[:107]  # longer ones are refused
-    held = socket.socket(socket.AF_UNIX)
-    deadline = time.monotonic() + TAKE_OVER_S
-    asked = None
-    while True:
-        try:
-            held.bind(name)
-            held.listen(1)
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                return  # one that is not ours to end; better two than none
-        asked = asked or ask_to_go(name)
-        if asked and time.monotonic() > deadline - TAKE_OVER_S / 2:
-            try:
-                os.kill(asked, signal.SIGKILL)  # it is frozen
-            except OSError:
-                pass  # it went just now, or belongs to another user
-        time.sleep(0.02)
-
-    def give_way():
-        held.accept()
-        kill_tools()
-        os._exit(0)
-
-    threading.Thread(target=_guard, args=(give_way,), name="take-over", daemon=True).start()
+    signal.signal(signal.SIGTERM, give_way)
+    begun = time.monotonic()
+    sent = {}  # type: dict  # signal -> whom it was sent to
+    try:
+        path = lock_path("watch", session, node)
+        while time.monotonic() - begun < TAKE_OVER_S:
+            lock, holder = take_lock(path, "%d %d" % (os.getpid(), process(os.getpid()).start))
+            if lock is not None:
+                return  # its descriptor stays open
+            is_frozen = time.monotonic() - begun > TAKE_OVER_S / 2
+            number = signal.SIGKILL if is_frozen else signal.SIGTERM
+            if sent.get(number) != holder:
+                sent[number] = holder
+                end_watcher(holder, number)
+            time.sleep(0.02)
+    except OSError:
+        return
 
 
-def ask_to_go(name):
-    """Ask the watcher that listens there to end; its pid as the kernel knows it, None without one."""
-    with socket.socket(socket.AF_UNIX) as other:
-        other.settimeout(0.2)
-        try:
-            other.connect(name)
-            found = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        except OSError:
-            return None
-    pid = int.from_bytes(found[:4], sys.byteorder)
-    return pid if pid > 1 and pid != os.getpid() else None
+def give_way(_number, _frame):
+    kill_tools()
+    os._exit(0)
+
+
+def end_watcher(holder, number):
+    """Signal the process that wrote "pid start" into a lock of ours, unless another has its number."""
+    pid, _, start = holder.partition(" ")
+    facts = process(int(pid)) if pid.isdigit() else None
+    if facts is not None and str(facts.start) == start and facts.pid != os.getpid():
+        send([facts.pid], number)
 
 
 def changes(sent, now):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import grp
 import io
 import json
 import os
@@ -204,6 +205,37 @@ def test_json_is_one_document_however_it_ends(user: User) -> None:
     document = json.loads(out)
     assert (code, document["ok"]) == (1, False)
     assert "preflight" in document["reason"]
+
+
+WRITES = """import os
+folder = os.path.join(os.environ["CLUSTERCTL_RUN_DIR"], "checkpoints")
+os.makedirs(folder, exist_ok=True)
+open(os.path.join(folder, os.environ["RANK"]), "w").close()
+print("done")
+"""
+
+
+def test_what_a_launch_writes_is_for_its_user_alone(user: User) -> None:
+    user.program(WRITES)
+    code, _, err = user.type(*SHORT, preexec_fn=lambda: os.umask(0o022))
+    assert code == 0, err
+    found = [user.outputs, *user.outputs.rglob("*")]
+    names = {path.name for path in found}
+    assert names >= {"plan.json", "events.jsonl", "0.log", "1.log", "checkpoints", ".run-id"}
+    assert [path for path in found if path.stat().st_mode & 0o077] == []
+
+
+def test_what_a_launch_writes_can_be_shared_with_a_group(user: User) -> None:
+    user.program(WRITES)
+    group = grp.getgrgid(os.getgid()) if os.getuid() else grp.getgrall()[-1]
+    code, _, err = user.type(*SHORT, "--share", group.gr_name, preexec_fn=lambda: os.umask(0o022))
+    assert code == 0, err
+    assert f"readable by group {group.gr_name}" in err
+    found = [path for path in [user.outputs, *user.outputs.rglob("*")] if path.name != ".lock"]
+    for path in found:
+        assert path.stat().st_gid == group.gr_gid, path
+        assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
+    assert user.type(*SHORT, "--share", "no-such-group")[0] == 2
 
 
 def test_overrides_reach_the_trainer_as_they_are(user: User) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,13 +19,14 @@ from typing import Any
 import pytest
 
 from clusterctl.launch.plan import RANK_SHELL
-from clusterctl.payload import ship
+from clusterctl.payload import private, ship
 from tests.clusterctl.launch.harness import (
     PYTHON,
     STARTER,
     WAIT,
     ranks_of,
     tagged,
+    variables,
     wait_until,
 )
 
@@ -33,12 +37,14 @@ DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
 class Agent:
     """An agent whose pipes the test holds."""
 
-    def __init__(self, directory: Path, python: str, **args: Any) -> None:
+    def __init__(self, directory: Path, interpreter: str, /, **args: Any) -> None:
         self.run_dir = directory / "run"
         self.run_id = f"agent-{os.getpid()}-{time.monotonic_ns()}"
         self.args = {
             "run": self.run_id,
-            "job": "job",
+            "job": f"job-{self.run_id}",
+            "word": "knock-knock",
+            "group": "",
             "node": "here",
             "run_dir": str(self.run_dir),
             "workdir": "/",
@@ -54,7 +60,7 @@ class Agent:
             **args,
         }
         self.process = subprocess.Popen(
-            ["/bin/sh", "-c", ship.command_line().replace("python3", python, 1)],
+            ["/bin/sh", "-c", ship.command_line().replace("python3", interpreter, 1)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -180,16 +186,18 @@ def test_stop_order_ends_with_gone(agent, tmp_path: Path) -> None:
     one = agent()
     pid = one.start(WAIT, tmp_path)
     assert ranks_of(one.run_id) == {0: pid}
+    beats = variables(pid)["CLUSTERCTL_HEARTBEATS"]
+    assert Path(beats, "0.pid").read_text() == f"{pid}\n"
     one.send(op="stop", grace_s=2.0)
     assert one.hear("rank_ended")["how"] == "killed by SIGTERM"
     assert one.hear("gone")["left"] == []
-    assert not list(Path("/dev/shm").glob(f"*{one.run_id}*"))
+    assert not Path(beats).exists()
 
 
 def test_hello_names_the_same_job_that_runs_already(agent, tmp_path: Path) -> None:
-    first = agent()
+    first = agent(job="this-job")
     first.start(WAIT, tmp_path)
-    second = agent(run_dir=str(tmp_path / "second"))
+    second = agent(job="this-job", run_dir=str(tmp_path / "second"))
     found = second.hear("hello")["same_job"]
     assert {entry["run"] for entry in found} == {first.run_id}
 
@@ -234,7 +242,7 @@ def test_job_is_free_again_when_its_agent_has_gone(agent, tmp_path: Path) -> Non
     assert third.hear("hello")["same_job"] == []
     third.send(op="stop", grace_s=0)
     third.hear("gone")
-    wait_until(lambda: not list(Path("/dev/shm").glob("clusterctl-*one-at-a-time*")))
+    wait_until(lambda: not list(Path(private.own_folder()).glob("*one_at_a_time*")))
 
 
 def test_door_is_open_to_the_run_only_and_shut_before_the_start(agent, tmp_path: Path) -> None:
@@ -245,6 +253,8 @@ def test_door_is_open_to_the_run_only_and_shut_before_the_start(agent, tmp_path:
         hello = one.hear("hello")
         assert hello["port"] == ports[1]
         assert socket.gethostname() in hello["addresses"]
+        with socket.create_connection(("127.0.0.1", ports[1]), 5) as anybody:
+            assert anybody.recv(200) == b"knock-knock\n"  # and nothing of the run
         for port in (*ports, 1):
             one.send(op="knock", addresses=["127.0.0.1", "no.such.host.invalid"], port=port)
             if port == ports[0]:
@@ -261,3 +271,112 @@ def test_door_is_open_to_the_run_only_and_shut_before_the_start(agent, tmp_path:
 def test_run_directory_that_cannot_be_made_is_said(agent, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     assert "no run directory" in agent().hear("failed")["text"]
+
+
+def test_heartbeats_lie_where_no_other_user_can_put_or_read_anything(agent, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    one = agent()
+    # A name that the run's id gives away, taken before the start, with a link where a rank will write.
+    guessed = Path("/dev/shm") / f"clusterctl-{os.getuid()}-{one.run_id}-here"
+    guessed.mkdir()
+    try:
+        (guessed / "0.pid").symlink_to(victim)
+        (guessed / "0.json").symlink_to(victim)
+        pid = one.start(WAIT, tmp_path)
+        beats = Path(variables(pid)["CLUSTERCTL_HEARTBEATS"])
+        assert one.run_id not in str(beats)
+        assert private.foreign_hand(str(beats)) == ""
+        assert beats.stat().st_mode & 0o077 == 0
+        assert beats.parent.stat().st_mode & 0o077 == 0
+        assert victim.read_text() == "precious"
+    finally:
+        shutil.rmtree(guessed)
+
+
+def test_names_of_the_job_and_words_of_other_users_do_not_refuse_a_launch(
+    agent, tmp_path: Path
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to be another user too")
+    squat = Path("/dev/shm") / f"clusterctl-{os.getuid()}-squatted-here.lock"
+    tags = {
+        "CLUSTERCTL_RUN": "\x1b]0;owned\x07",
+        "CLUSTERCTL_JOB": "squatted",
+        "CLUSTERCTL_NODE": "here",
+    }
+    script = (
+        "import fcntl, os, sys, time; file = open(sys.argv[1], 'w'); os.chmod(sys.argv[1], 0o666);"
+        "fcntl.flock(file, fcntl.LOCK_EX); file.write('\x1b]0;owned 1'); file.flush();"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    words = [*nobody, "/usr/bin/env", "python3", "-I", "-S", "-c", script, str(squat)]
+    env = {"PATH": "/usr/bin:/bin", **tags}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"ready\n"
+            assert agent(job="squatted").hear("hello")["same_job"] == []
+        finally:
+            other.kill()
+            squat.unlink(missing_ok=True)
+
+
+def test_what_ranks_write_is_for_their_user_alone(agent, tmp_path: Path) -> None:
+    program = (
+        "import os\nos.makedirs('checkpoint/deep')\nopen('checkpoint/deep/weights', 'w').close()\n"
+    )
+    one = agent(workdir=str(tmp_path))
+    one.start(program + WAIT, tmp_path)
+    wait_until(lambda: (tmp_path / "checkpoint/deep/weights").exists())
+    found = [one.run_dir, *one.run_dir.rglob("*"), *(tmp_path / "checkpoint").rglob("*")]
+    assert {path.name for path in found} >= {
+        "0.log",
+        ".run-id-here",
+        "torchrun-here.log",
+        "weights",
+    }
+    assert [path for path in found if path.stat().st_mode & 0o077] == []
+
+
+def test_what_ranks_write_can_be_read_by_a_group(agent, tmp_path: Path) -> None:
+    mine = grp.getgrgid(os.getgid())
+    one = agent(group=mine.gr_name)
+    one.start(WAIT, tmp_path)
+    log = one.run_dir / "ranks" / "0.log"
+    assert stat.S_IMODE(one.run_dir.stat().st_mode) == 0o2750
+    assert stat.S_IMODE(log.parent.stat().st_mode) & 0o777 == 0o750
+    assert stat.S_IMODE(log.stat().st_mode) == 0o640
+    assert {log.stat().st_gid, log.parent.stat().st_gid} == {mine.gr_gid}
+    assert (
+        "no group no-such-group on this node"
+        in agent(group="no-such-group", run_dir=str(tmp_path / "second")).hear("failed")["text"]
+    )
+
+
+def test_run_directory_that_another_user_has_laid_out_is_refused(agent, tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to make another user's files")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    tmp_path.chmod(0o1777)
+    trap = tmp_path / "run" / "ranks"
+    trap.mkdir(parents=True)
+    (trap / "0.log").symlink_to(victim)
+    os.chown(trap.parent, 65534, 65534)
+    assert "open to all" in agent().hear("failed")["text"]
+    assert victim.read_text() == "precious"
+
+
+def test_program_that_another_user_has_put_in_place_is_refused(agent, tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to make another user's files")
+    tmp_path.chmod(0o1777)
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "python").write_text("#!/bin/sh\n")
+    os.chown(tmp_path / "venv", 65534, 65534)
+    for args in ({"python": str(tmp_path / "venv/python")}, {"workdir": str(tmp_path / "venv")}):
+        text = agent(**args).hear("failed")["text"]
+        assert text.startswith("no job can be started here: ")
+        assert f"{tmp_path}/venv belongs to user 65534" in text

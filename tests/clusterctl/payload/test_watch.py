@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.payload import ship
+from clusterctl.payload import private, ship
 from dashboards.samples import NodeSample
 from dashboards.watch_line import Decoder
 from tests.clusterctl.payload.local import LocalConnection, tools_only
@@ -171,6 +171,47 @@ def test_frozen_watcher_is_ended_by_the_next_one(tmp_path: Path) -> None:
             watcher = Watcher(second)
             watcher.until(lambda: True)
             assert first.wait(30) == -signal.SIGKILL
+
+
+TRY_ALL_SOCKETS = """
+import socket
+for line in open("/proc/net/unix"):
+    name = line.split()[-1]
+    if "clusterctl" in name:
+        try:
+            socket.socket(socket.AF_UNIX).connect("\\0" + name[1:] if name[0] == "@" else name)
+        except OSError:
+            pass
+"""
+
+
+def test_watcher_is_not_ended_by_another_user(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to be another user too")
+    session = uuid.uuid4().hex
+    with watch(tools_only(tmp_path), session=session, node="a") as stream:
+        watcher = Watcher(stream)
+        watcher.until(lambda: True)
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/env"]
+        subprocess.run([*nobody, "python3", "-I", "-S", "-c", TRY_ALL_SOCKETS], check=True, cwd="/", env={"PATH": "/usr/bin:/bin"})  # fmt: skip
+        number = watcher.number
+        watcher.until(lambda: watcher.number > number + 5)
+        assert stream.wait(0) is None
+
+
+def test_process_that_has_the_number_of_an_older_watcher_is_let_alone(tmp_path: Path) -> None:
+    session = uuid.uuid4().hex
+    path = private.lock_path("watch", session, "a")
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        lock, _ = private.take_lock(path, f"{bystander.pid} 1")  # it began at another moment
+        assert lock is not None
+        try:
+            with watch(tools_only(tmp_path), session=session, node="a") as stream:
+                Watcher(stream).until(lambda: True)  # better two watchers than none
+            assert bystander.poll() is None
+        finally:
+            private.drop_lock(lock, path)
+            bystander.kill()
 
 
 def test_text_of_nvidia_smi_is_followed(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Run directories: taken once, closed to others, not led elsewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.launch import run_dir
+from clusterctl.launch.run_dir import claim_run_dir
+
+
+def test_launches_at_the_same_time_get_different_numbers(tmp_path: Path) -> None:
+    made: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda name=name: made.append(claim_run_dir(tmp_path / "o", name)))
+        for name in "ABCDEFGH"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(path.name[:3] for path in made) == [f"{number:03d}" for number in range(1, 9)]
+
+
+def test_run_directory_and_its_new_parent_are_closed_to_others(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        path = claim_run_dir(tmp_path / "outputs", "A")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent)] == [0o700, 0o700]
+
+
+def test_run_directory_can_be_opened_to_a_group(tmp_path: Path) -> None:
+    group = grp.getgrgid(os.getgid())
+    path = claim_run_dir(tmp_path / "outputs", "A", group.gr_name)
+    for one in (path, path.parent):
+        assert stat.S_IMODE(one.stat().st_mode) == 0o2750
+        assert one.stat().st_gid == group.gr_gid
+    tmp_path.chmod(0o755)
+    claim_run_dir(tmp_path, "B", group.gr_name)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755  # a folder of the user's stays as it is
+    with pytest.raises(UsageError, match="there is no group of that name"):
+        claim_run_dir(tmp_path, "C", "no-such-group")
+
+
+def test_lock_is_not_led_to_another_file(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".lock").symlink_to(victim)
+    with pytest.raises(UsageError, match="no run directory can be made"):
+        claim_run_dir(tmp_path, "A")
+    assert victim.read_text() == "precious"
+
+
+def test_lock_that_somebody_holds_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_dir, "LOCK_S", 0.2)
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="is locked by another program"):
+            claim_run_dir(tmp_path, "A")
