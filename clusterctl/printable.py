@@ -14,11 +14,11 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 # C0 and C1 controls with DEL; marks that turn the direction of text around (CVE-2021-42574) or
 # cannot be seen; line and paragraph separators; lone surrogates, which no encoding can write.
 _UNSAFE = (
-    r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    r"\ud800-\udfff\U000e0000-\U000e007f"
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    r"\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f"
 )
-_ONE_LINE = re.compile(f"[{_UNSAFE}]")
-_LINES = re.compile(f"(?![\\t\\n])[{_UNSAFE}]")
+_ONE_LINE = re.compile(f"[\\t\\n{_UNSAFE}]")
+_LINES = re.compile(f"[{_UNSAFE}]")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -29,7 +29,8 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    text = _COLOUR.sub("", text)
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text)
     if lines:
         return _LINES.sub(_shown, text.replace("\r\n", "\n"))
     return _ONE_LINE.sub(_shown, text)

@@ -1,4 +1,8 @@
-"""The only file that writes to the terminal: tables, JSON, notes, progress."""
+"""The only file that writes to the terminal: tables, JSON, notes, progress.
+
+Everything it writes is made printable: what nodes, files and other programs say is in it. JSON escapes
+it by itself.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import Any, TextIO, TypeVar
 
 from clusterctl.fanout import Fanout, NodeResult
 from clusterctl.nodes import fold
+from clusterctl.printable import printable
 
 T = TypeVar("T")
 
@@ -44,7 +49,7 @@ class Output:
 
     def line(self, text: str, style: str | None = None) -> None:
         """A line of data on stdout."""
-        print(self._paint(text, style, sys.stdout))
+        _write(sys.stdout, self._paint(printable(text, lines=True), style, sys.stdout))
 
     def note(self, text: str, style: str | None = None) -> None:
         """A line for the person, on stderr; silent under -q."""
@@ -54,7 +59,8 @@ class Output:
     def warn(self, text: str, style: str | None = None) -> None:
         """A line on stderr that -q does not silence."""
         sys.stdout.flush()  # both may go to one pipe: keep their order
-        print(self._paint(text, style, sys.stderr), file=sys.stderr, flush=True)
+        _write(sys.stderr, self._paint(printable(text, lines=True), style, sys.stderr))
+        sys.stderr.flush()
 
     def table(
         self,
@@ -67,7 +73,7 @@ class Output:
 
         With `width` lines are cut there, so that a page keeps its height.
         """
-        cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+        cells = [[_cell(cell) for cell in row] for row in rows]
         widths = [
             max(len(name), *(len(row[i].text) for row in cells)) if cells else len(name)
             for i, name in enumerate(columns)
@@ -82,7 +88,7 @@ class Output:
                 text = self._paint(_cut(cell.text, room), cell.style, sys.stdout)
                 parts.append(gap + text if name in right else text + gap)
                 begin += wide + 2 - (len(gap) if name in right else 0)
-            print("  ".join(parts).rstrip())
+            _write(sys.stdout, "  ".join(parts).rstrip())
 
     def columns(self) -> int | None:
         """Width of the terminal that stdout is; None for a pipe or a file, which have no edge."""
@@ -159,6 +165,20 @@ class Output:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def _cell(cell: str | Cell) -> Cell:
+    text, style = (cell.text, cell.style) if isinstance(cell, Cell) else (cell, None)
+    return Cell(printable(text), style)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """A line; a character that the stream's encoding does not have is shown as Python would write it."""
+    try:
+        stream.write(text + "\n")
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
 def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 3] + "..." if room > 6 else text[:room]
 
@@ -187,7 +207,7 @@ class Live:
     def show(self, text: str) -> None:
         if self._on:
             width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write("\r\x1b[2K" + text[:width])
+            sys.stderr.write("\r\x1b[2K" + printable(text)[:width])
             sys.stderr.flush()
             self._shown = True
 

@@ -179,7 +179,7 @@ class SshFeed:
         has_reading = False
         try:
             if len(open_.rest) > LINE_BYTES:
-                raise ValueError("a line without end")
+                raise TransportError("parse", "a line without end")
             for line in lines:
                 if open_.decoder.take(line, at_s):
                     has_reading = True
@@ -189,7 +189,7 @@ class SshFeed:
                         open_.offset.add(open_.asked[1], node_s, wall_s)
                         open_.asked = None
             sample = open_.decoder.sample(at_s, *open_.offset.best()) if has_reading else None
-        except (ValueError, RecursionError) as odd:
+        except TransportError as odd:
             said = bytes(lines[0][:60] if lines else open_.rest[:60])
             self._lost(watched, open_, "parse", f"no line of the watcher: {odd}: {said!r}")
             return

@@ -1,4 +1,4 @@
-"""The lines of the payload `watch` as readings. Pure; odd values never raise, odd lines `ValueError`.
+"""The lines of the payload `watch` as readings. Pure; odd values never raise, odd lines `TransportError`.
 
 A line carries only what has changed, so a Decoder belongs to one stream and keeps the rest. What a
 line did not touch stays the same object in the next reading: 8 of 9 parts of a node stand still.
@@ -6,9 +6,10 @@ line did not touch stays the same object in the next reading: 8 of 9 parts of a 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from clusterctl.answers.verbs import read_line
+from clusterctl.errors import TransportError
 from dashboards.samples import Disk, Gpu, Link, NodeSample, Process, Xid
 
 # The order of columns that payload/watch_gpus.py asks nvidia-smi for.
@@ -52,32 +53,25 @@ class Decoder:
     def take(self, line: bytes, at_s: float) -> bool:
         """Read a line that came at `at_s`; whether it was a reading (else it answers a question).
 
-        Raises `ValueError` for what the payload never says.
+        Raises `TransportError` for what the payload never says.
         """
-        said = json.loads(line)
-        if type(said) is not dict:
-            raise ValueError("no JSON object")
+        said = read_line("watch", line)
         if "pong" in said:
-            number, wall = _whole(said["pong"]), _number(said.get("t"))
-            if number is None or wall is None:
-                raise ValueError("no answer to a question about the time")
-            self.pong = (number, wall)
+            self.pong = (said["pong"], said["t"])
             return False
-        new = said.get("d")
-        if new is None:
-            new = said.get("key")
-            if type(new) is not dict:
-                raise ValueError("neither a key frame nor a change")
+        if "key" in said:
+            new = said["key"]
             self._complete = True
             self._said, self._gpus, self._links, self._still = {}, {}, {}, {}
             self._gpu_tuple = self._link_tuple = None
-        elif type(new) is not dict or not self._complete:
-            raise ValueError("a change of nothing")
-        self.number = _whole(said.get("n")) or 0
+        elif self._complete:
+            new = said["d"]
+        else:
+            raise TransportError("parse", "a change of nothing")
+        self.number = said["n"]
         for key, value in new.items():
             self._set(key, value, at_s)
-        if "step" in said:
-            self._step_s += _number(said["step"]) or 0.0
+        self._step_s += said.get("step", 0.0)
         if "x" in said:
             self._add_xids(said["x"], at_s)
         return True

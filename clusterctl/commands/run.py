@@ -9,12 +9,12 @@ from __future__ import annotations
 import click
 
 from clusterctl import gather
+from clusterctl.answers.verbs import SHELL_BYTES
 from clusterctl.fanout import in_order
 from clusterctl.nodes import fold
 from clusterctl.render import Output, unreachable_json
 from clusterctl.settings import Settings, cluster_options, output_options
 
-MAX_BYTES = 4 << 20  # per stream and node: 1,000 nodes must not fill the head's memory at once
 GRACE_S = 6.0  # for SIGTERM, SIGKILL and the way home after the command's own time is up
 
 
@@ -40,7 +40,7 @@ def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fol
 
     nodes = settings.nodes()
     limits = settings.limits
-    arguments = {"command": text, "timeout_s": limits.command_s, "max_bytes": MAX_BYTES}
+    arguments = {"command": text, "timeout_s": limits.command_s, "max_bytes": SHELL_BYTES}
     sweep = ask(
         nodes, settings.transport(), "shell", arguments, limits=limits, width=settings.width,
         timeout_s=limits.command_s + GRACE_S, lease=True,

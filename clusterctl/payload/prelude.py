@@ -44,22 +44,29 @@ def tool_env():
     return env
 
 
-def section(name, argv, timeout_s, env=None, cwd="/", max_bytes=MAX_BYTES, grace_s=0.0):
+def as_text(data):
+    return data.decode("utf-8", "backslashreplace")
+
+
+def section(name, argv, timeout_s, env=None, cwd="/", max_bytes=MAX_BYTES, grace_s=0.0, pack=as_text):  # fmt: skip
     """Run a tool in a session of its own; returns and keeps {state, rc, out, err, seconds}.
+
+    Of stdout `max_bytes` are kept, of stderr a quarter of that; `pack` makes texts of both.
 
     `state` is "ended", "missing" (no such program), "timeout" (its process group was killed) or
     "error"; `rc` is None but for "ended". With `grace_s` the group gets SIGTERM that long before
     SIGKILL. A tool that sleeps in the kernel past SIGKILL is left behind, not waited for.
     """
     box = []  # type: list
-    work = (box, list(argv), timeout_s, tool_env() if env is None else env, cwd, max_bytes, grace_s)
+    env = tool_env() if env is None else env
+    work = (box, list(argv), timeout_s, env, cwd, max_bytes, grace_s, pack)
     begun = time.monotonic()
     thread = threading.Thread(target=_run_tool, args=work, daemon=True)
     thread.start()
     # The start itself can hang: the program lies on a dead network mount.
     thread.join(timeout_s + grace_s + REAP_S + 1.0)
     if not box:
-        box.append(_result("timeout", None, b"", "could not even be started", begun))
+        box.append(_result("timeout", None, b"", b"could not even be started", begun, pack=pack))
     SECTIONS[name] = box[0]
     return box[0]
 
@@ -115,14 +122,12 @@ def read_text(path, limit=MAX_BYTES):
         return file.read(limit).decode("utf-8", "backslashreplace")
 
 
-def _result(state, rc, out, err, begun, truncated=False):
-    if not isinstance(err, str):
-        err = err.decode("utf-8", "backslashreplace")
+def _result(state, rc, out, err, begun, truncated=False, pack=as_text):
     result = {
         "state": state,
         "rc": rc,
-        "out": out.decode("utf-8", "backslashreplace"),
-        "err": err,
+        "out": pack(out),
+        "err": pack(err if isinstance(err, bytes) else err.encode("utf-8", "backslashreplace")),
         "seconds": round(time.monotonic() - begun, 4),
     }
     if truncated:
@@ -138,10 +143,14 @@ def is_there(name, env):
     return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders if folder)
 
 
-def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s):
+def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack):
     begun = time.monotonic()
+
+    def end(state, rc, out, err, truncated=False):
+        box.append(_result(state, rc, out, err, begun, truncated, pack))
+
     if not is_there(argv[0], env):
-        box.append(_result("missing", None, b"", "not found: %s" % argv[0], begun))
+        end("missing", None, b"", "not found: %s" % argv[0])
         return
     try:
         child = subprocess.Popen(
@@ -154,26 +163,26 @@ def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s):
             cwd=cwd,
         )
     except FileNotFoundError as error:
-        box.append(_result("missing", None, b"", "not found: %s" % error.filename, begun))
+        end("missing", None, b"", "not found: %s" % error.filename)
         return
     except (OSError, ValueError) as error:
-        box.append(_result("error", None, b"", "%s: %s" % (argv[0], error), begun))
+        end("error", None, b"", "%s: %s" % (argv[0], error))
         return
     with _live_lock:
         _live[child.pid] = child
     try:
         kept, truncated, in_time = _collect(child, begun + timeout_s, max_bytes)
         if in_time:
-            box.append(_result("ended", child.returncode, kept[0], kept[1], begun, truncated))
+            end("ended", child.returncode, bytes(kept[0]), bytes(kept[1]), truncated)
             return
         gone = _kill_group(child, grace_s)
         why = "no end in %g s, %s" % (
             timeout_s,
             "killed" if gone else "and SIGKILL does not end it",
         )
-        said = kept[1].decode("utf-8", "backslashreplace").strip()
-        err = "%s\n%s" % (said, why) if said else why
-        box.append(_result("timeout", None, kept[0], err, begun, truncated))
+        said = bytes(kept[1]).strip()
+        err = said + b"\n" + why.encode() if said else why
+        end("timeout", None, bytes(kept[0]), err, truncated)
     finally:
         with _live_lock:
             _live.pop(child.pid, None)
@@ -202,7 +211,7 @@ def _collect(child, deadline, max_bytes):
         for descriptor, _ in poller.poll(1000 * min(0.1, max(0.001, deadline - now))):
             data = os.read(descriptor, 65536)
             target = kept[index[descriptor]]
-            room = max_bytes - len(target)
+            room = (max_bytes if target is kept[0] else max_bytes // 4) - len(target)
             truncated = truncated or len(data) > room
             target += data[: max(0, room)]
             if not data:

@@ -18,7 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from clusterctl.answers.verbs import VERBS, read_line
 from clusterctl.errors import TransportError
+from clusterctl.printable import printable
 from clusterctl.transport.base import Completed, Connection, Stream
 
 MARKER = "==clusterctl-payload-1=="
@@ -131,13 +133,14 @@ def probe(
 
     Raises `TransportError`: "start" when python3 is missing, too old or never began, "command"
     when the payload ended without an answer or gave none within `timeout_s`, "parse" when the
-    answer is not one JSON line.
+    answer is not one line of the verb's shape (answers/verbs.py).
     """
     if lease:
         held = stream(connection, verb, args, nvml=nvml, sudo=sudo, start_timeout_s=timeout_s)
         with held:
             return _only_answer(held, verb, timeout_s)
-    done = connection.run(command_line(sudo), request(verb, args, nvml=nvml), timeout_s)
+    most = VERBS[verb].line_bytes + FLOOD_BYTES
+    done = connection.run(command_line(sudo), request(verb, args, nvml=nvml), timeout_s, most)
     before, marker, after = done.out.partition(MARKER.encode() + b"\n")
     noise = _noise(before)
     if not marker:
@@ -149,7 +152,7 @@ def probe(
         raise TransportError(
             "command", f"the payload {verb} gave no answer: {_reason(done.rc, _text(done.err))}"
         )
-    return {**_envelope(line), "noise": noise}
+    return {**_answer(verb, line), "noise": noise}
 
 
 def _only_answer(held: PayloadStream, verb: str, timeout_s: float) -> dict[str, Any]:
@@ -163,14 +166,11 @@ def _only_answer(held: PayloadStream, verb: str, timeout_s: float) -> dict[str, 
     return {**answer, "noise": held.noise}
 
 
-def _envelope(line: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except ValueError:
-        raise TransportError("parse", f"no JSON: {_text(line[:120])!r}") from None
-    if not isinstance(data, dict):
-        raise TransportError("parse", f"no JSON object: {_text(line[:120])!r}")
-    return data
+def _answer(verb: str, line: bytes) -> dict[str, Any]:
+    most = VERBS[verb].line_bytes
+    if len(line) > most:
+        raise TransportError("parse", f"the answer of {verb} is longer than {most >> 20} MiB")
+    return read_line(verb, line)
 
 
 def _not_started(done: Completed, noise: str) -> TransportError:
@@ -207,7 +207,7 @@ def _reason(rc: int | None, said: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    return printable(lines[-1][:300]) if lines else ""
 
 
 def _text(data: bytes) -> str:
@@ -215,14 +215,14 @@ def _text(data: bytes) -> str:
 
 
 def _noise(data: bytes) -> str:
-    return _text(data).strip()[:NOISE_LIMIT]
+    return printable(_text(data[: NOISE_LIMIT * 4]).strip()[:NOISE_LIMIT], lines=True)
 
 
 class PayloadStream:
     """A payload that keeps running: JSON lines both ways. Closing it ends the payload."""
 
-    def __init__(self, channel: Stream, noise: str) -> None:
-        self._channel = channel
+    def __init__(self, channel: Stream, verb: str, noise: str) -> None:
+        self._channel, self._verb = channel, verb
         self.noise = noise
 
     def send(self, message: dict[str, Any]) -> None:
@@ -230,13 +230,13 @@ class PayloadStream:
         self._channel.write(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """Next JSON line; None after `timeout_s` without one.
+        """Next line, of the verb's shape; None after `timeout_s` without one.
 
         Raises `EOFError` when the payload has ended, `TransportError` when the connection is gone
-        or the line is no JSON object.
+        or, with phase parse, when the payload never says such a line.
         """
         line = self._channel.read_line(timeout_s)
-        return None if line is None else _envelope(line)
+        return None if line is None else _answer(self._verb, line)
 
     def read_some(self, limit: int) -> bytes:
         """What has come, at most `limit` bytes, not line by line; b"" for nothing. Never waits.
@@ -259,7 +259,8 @@ class PayloadStream:
         return self._channel.wait(timeout_s)
 
     def stderr_tail(self) -> str:
-        return self._channel.stderr_tail()
+        """The last of what it wrote to stderr, safe to print."""
+        return printable(self._channel.stderr_tail(), lines=True)
 
     def end_lease(self) -> None:
         """Close the payload's stdin: it stops what it runs and ends; what it says last can be read."""
@@ -299,7 +300,7 @@ def stream(
                 raise TransportError("start", f"no payload within {start_timeout_s:g} s")
             if line.endswith(MARKER.encode()):
                 noise.append(line[: -len(MARKER)])
-                return PayloadStream(channel, _noise(b"\n".join(noise)))
+                return PayloadStream(channel, verb, _noise(b"\n".join(noise)))
             heard += len(line) + 1
             if heard > FLOOD_BYTES:
                 raise TransportError("start", f"the shell says {heard >> 10} kB before the payload")

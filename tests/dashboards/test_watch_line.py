@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterctl.errors import TransportError
 from dashboards.samples import Disk, Gpu, Link, NodeSample
 from dashboards.watch_line import Decoder, parse_csv
 
@@ -143,7 +146,7 @@ def test_answer_about_the_time_is_no_reading() -> None:
     "line", [b"", b"garbage", b"[]", b"7", b"{}", b'{"n": 1, "d": {}}', b'{"n": 1, "key": []}', b'{"pong": "x"}', b"\xff\xfe", b'{"n":1'],
 )  # fmt: skip
 def test_line_that_is_none_of_the_watchers_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(TransportError):
         Decoder("n1").take(line, 5.0)
 
 
@@ -178,6 +181,28 @@ json_values = st.recursive(
     said=st.dictionaries(st.sampled_from([*KEY, "csv", "gpu_error", "xlog", "g2"]), json_values),
     beside=st.dictionaries(st.sampled_from(["step", "x", "n"]), json_values),
 )
-def test_odd_values_never_raise(said: dict[str, Any], beside: dict[str, Any]) -> None:
-    assert after(key(), json.dumps({"d": said, **beside}).encode()).node == "n1"
-    assert after(json.dumps({"key": said, **beside}).encode()).node == "n1"
+def test_odd_values_are_unknown_or_refused(said: dict[str, Any], beside: dict[str, Any]) -> None:
+    change = [key(), json.dumps({"n": 2, "d": said, **beside}).encode()]
+    for lines in (change, [json.dumps({"key": said, **beside}).encode()]):
+        with contextlib.suppress(TransportError):
+            assert after(*lines).node == "n1"
+
+
+def test_keys_that_no_watcher_has_are_refused_not_kept() -> None:
+    for name in ("z", "g64", "g-1", "g9999999999", "gx", "l1e3", "Disks"):
+        with pytest.raises(TransportError, match="should be absent"):
+            after(json.dumps({"n": 1, "key": {name: "x"}}).encode())
+
+
+def test_what_a_node_says_is_kept_once_however_often_it_says_it() -> None:
+    decoder = Decoder("n1")
+    decoder.take(key(), 0.0)
+    decoder.take(json.dumps({"n": 2, "d": {f"g{i}": ["x" * 1000] * 16 for i in range(14)}}).encode(), 1.0)  # fmt: skip
+    tracemalloc.start()
+    for number in range(3, 200):
+        told = {"disks": [[f"/{number}" + "x" * 900, 1, 2]] * 200, "xlog": f"{number}"}
+        decoder.take(json.dumps({"n": number, "d": told, "x": [[0, "", 79, "lost"]] * 200}).encode(), number)  # fmt: skip
+        decoder.sample(number)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 2 << 20

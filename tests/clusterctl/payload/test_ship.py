@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.answers import verbs
 from clusterctl.errors import TransportError
 from clusterctl.payload import ship
 from tests.clusterctl.payload.local import LocalConnection, tools_only
@@ -237,3 +238,4 @@ def _with_verb(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     prelude = ship.parts("shell")[0]
     monkeypatch.setattr(ship, "parts", lambda verb: [prelude, ("test.py", text)])
     monkeypatch.setattr(ship, "_source", ship._source.__wrapped__)
+    monkeypatch.setitem(verbs.VERBS, "test", verbs.Verb(lambda value, place: value))

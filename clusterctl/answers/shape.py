@@ -1,0 +1,233 @@
+"""Shapes of JSON values: what a message may hold, and how much of it.
+
+A shape is a function (value, place) -> value that raises `Misshapen`. Whatever it returns is made of
+exact types within its limits; texts are safe to print. `place` is where the value stands: rows[3].pid.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clusterctl.printable import printable
+
+Shape = Callable[[Any, str], Any]
+
+WIDE = 2**63  # ids, counters and bytes of real machines are smaller
+LINE = 4096  # characters of a text that is one line: a path, a name, an error
+
+
+class Misshapen(ValueError):
+    """What stands where, and what should."""
+
+    def __init__(self, place: str, wanted: str, value: Any) -> None:
+        super().__init__(f"{place.lstrip('.') or 'it'} should be {wanted}, is {_told(value)}")
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, str):
+        return f"the text {printable(value)!r}" if len(value) <= 40 else f"a text of {len(value)} characters"  # fmt: skip
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object with {len(value)} keys"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"the number {value:.6g}" if -1e300 < value < 1e300 else "a number beyond 1e300"
+
+
+def text(most: int = LINE, *, lines: bool = False) -> Shape:
+    """A text of at most `most` characters, made printable; with `lines` it may have several."""
+
+    def shape(value: Any, place: str) -> str:
+        if type(value) is not str or len(value) > most:
+            raise Misshapen(place, f"a text of at most {most} characters", value)
+        return printable(value, lines=lines)
+
+    return shape
+
+
+def ascii_text(most: int) -> Shape:
+    """A text that is data, such as base64: ASCII without control characters, unchanged."""
+
+    def shape(value: Any, place: str) -> str:
+        if type(value) is not str or len(value) > most or not value.isascii() or not value.isprintable():  # fmt: skip
+            raise Misshapen(place, f"at most {most} ASCII characters", value)
+        return value
+
+    return shape
+
+
+def packed_text(most: int) -> Shape:
+    """Bytes in base64, at most `most` of them; returns them as UTF-8, other bytes as `\\xff`."""
+
+    def shape(value: Any, place: str) -> str:
+        wanted = f"at most {most} bytes in base64"
+        if type(value) is not str or len(value) > (most + 2) // 3 * 4 or not value.isascii():
+            raise Misshapen(place, wanted, value)
+        try:
+            return base64.b64decode(value, validate=True).decode("utf-8", "backslashreplace")
+        except ValueError:
+            raise Misshapen(place, wanted, value) from None
+
+    return shape
+
+
+def raw_text(most: int) -> Shape:
+    """A text as it came, for a file or for JSON, never for a terminal; without lone surrogates."""
+
+    def shape(value: Any, place: str) -> str:
+        if type(value) is not str or len(value) > most:
+            raise Misshapen(place, f"a text of at most {most} characters", value)
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+
+    return shape
+
+
+def whole(low: int = -WIDE, high: int = WIDE) -> Shape:
+    """A whole number of low to high."""
+
+    def shape(value: Any, place: str) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise Misshapen(place, f"a whole number{_between(low, high)}", value)
+        return value
+
+    return shape
+
+
+def number(low: float = -1e18, high: float = 1e18) -> Shape:
+    """A number of low to high, whole or not; never infinite, never NaN."""
+
+    def shape(value: Any, place: str) -> float:
+        kind = type(value)
+        if (kind is not float and kind is not int) or not low <= value <= high:
+            raise Misshapen(place, f"a number{_between(low, high)}", value)
+        return value  # type: ignore[no-any-return]
+
+    return shape
+
+
+def _between(low: float, high: float) -> str:
+    if low <= -1e18 and high >= 1e18:
+        return ""
+    return f" of at least {low}" if high >= 1e18 else f" of {low} to {high}"
+
+
+def flag(value: Any, place: str) -> bool:
+    """true or false."""
+    if type(value) is not bool:
+        raise Misshapen(place, "true or false", value)
+    return value
+
+
+def one_of(*words: str) -> Shape:
+    """One of these texts."""
+
+    def shape(value: Any, place: str) -> str:
+        if type(value) is not str or value not in words:
+            raise Misshapen(place, f"one of {', '.join(words)}", value)
+        return value
+
+    return shape
+
+
+def maybe(inner: Shape) -> Shape:
+    """null, or the inner shape."""
+
+    def shape(value: Any, place: str) -> Any:
+        return None if value is None else inner(value, place)
+
+    return shape
+
+
+def items(inner: Shape, most: int) -> Shape:
+    """A list of at most `most`, each of the inner shape."""
+
+    def shape(value: Any, place: str) -> list[Any]:
+        if type(value) is not list or len(value) > most:
+            raise Misshapen(place, f"a list of at most {most}", value)
+        return [inner(one, f"{place}[{index}]") for index, one in enumerate(value)]
+
+    return shape
+
+
+def row(*inner: Shape) -> Shape:
+    """A list with exactly these shapes."""
+
+    def shape(value: Any, place: str) -> list[Any]:
+        if type(value) is not list or len(value) != len(inner):
+            raise Misshapen(place, f"a list of {len(inner)}", value)
+        return [one(value[index], f"{place}[{index}]") for index, one in enumerate(inner)]
+
+    return shape
+
+
+def table(key: Shape, inner: Shape, most: int) -> Shape:
+    """An object with at most `most` keys of one shape and values of another."""
+
+    def shape(value: Any, place: str) -> dict[str, Any]:
+        if type(value) is not dict or len(value) > most:
+            raise Misshapen(place, f"an object of at most {most} keys", value)
+        found = {key(name, f"{place} key"): inner(one, f"{place}.{printable(name[:60])}") for name, one in value.items()}  # fmt: skip
+        if len(found) != len(value):  # two names that print alike are not two names
+            raise Misshapen(place, "an object whose keys differ in print", value)
+        return found
+
+    return shape
+
+
+def digits(high: int) -> Shape:
+    """A whole number written as a text, as keys of JSON objects are."""
+
+    def shape(value: Any, place: str) -> str:
+        if type(value) is not str or not value.isascii() or not value.isdigit() or len(value) > 18 or int(value) > high:  # fmt: skip
+            raise Misshapen(place, f"digits up to {high}", value)
+        return value
+
+    return shape
+
+
+def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
+    """An object with all of the needed keys, perhaps some of the optional ones, and no others."""
+    more = dict(optional or {})
+
+    def shape(value: Any, place: str) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise Misshapen(place, "an object", value)
+        found = {}
+        for name, inner in needed.items():
+            if name not in value:
+                raise Misshapen(f"{place}.{name}", "there", None)
+            found[name] = inner(value[name], f"{place}.{name}")
+        if len(value) > len(found):
+            for name, one in value.items():
+                if name in found:
+                    continue
+                if name not in more:
+                    raise Misshapen(f"{place}.{printable(name[:60])}", "absent", one)
+                found[name] = more[name](one, f"{place}.{name}")
+        return found
+
+    return shape
+
+
+def either(key: str, shapes: Mapping[str, Shape]) -> Shape:
+    """An object whose text under `key` says which of the shapes the whole of it has."""
+
+    def shape(value: Any, place: str) -> Any:
+        kind = value.get(key) if type(value) is dict else None
+        if type(kind) is not str or kind not in shapes:
+            raise Misshapen(f"{place}.{key}", f"one of {', '.join(shapes)}", kind)
+        return shapes[kind](value, place)
+
+    return shape
+
+
+def has_key(key: str, with_it: Shape, without: Shape) -> Shape:
+    """An object of the one shape where it has the key, else of the other."""
+
+    def shape(value: Any, place: str) -> Any:
+        return (with_it if type(value) is dict and key in value else without)(value, place)
+
+    return shape

@@ -1,0 +1,303 @@
+"""What each verb of the payload may say: one shape for every line of it, and how long a line may be.
+
+The files of clusterctl/payload/ say these lines, and say nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.answers.decode import decode
+from clusterctl.answers.shape import (
+    Shape,
+    ascii_text,
+    digits,
+    either,
+    flag,
+    has_key,
+    items,
+    maybe,
+    number,
+    one_of,
+    packed_text,
+    raw_text,
+    record,
+    table,
+    text,
+    whole,
+)
+from clusterctl.answers.watch import watch
+
+MIB = 1 << 20
+SHELL_BYTES = 4 * MIB  # of a command's stdout that go home, and a quarter of that of its stderr
+PROCESSES = 20_000  # of one job on one node
+SECTIONS = 400
+RANKS = 1024  # of one node
+
+_pid = whole(1, 1 << 32)
+_rank = maybe(whole(0, 1 << 20))
+_seconds = number(0, 1e10)
+_age_s = number(-1e10, 1e10)  # a clock that was set back makes ages negative
+_name = text(256)
+
+_SECTION_FACTS = {
+    "state": one_of("ended", "missing", "timeout", "error"),
+    "rc": maybe(whole(-256, 1 << 16)),
+    "seconds": _seconds,
+}
+_SECTION = record(
+    {**_SECTION_FACTS, "out": text(6 * MIB, lines=True), "err": text(4 * MIB, lines=True)},
+    {"truncated": flag},
+)
+_NODE = {
+    "hostname": _name,
+    "boot_id": maybe(_name),
+    "python": text(40),
+    "time_s": number(0, 1e12),
+    "boottime_s": _seconds,
+    "user": _name,
+}
+
+
+_SECTIONS = table(text(1024), _SECTION, SECTIONS)
+
+
+def _envelope(
+    verb: str, more: dict[str, Shape] | None = None, sections: Shape = _SECTIONS
+) -> Shape:
+    head: dict[str, Shape] = {
+        "schema": whole(1, 1),
+        "verb": one_of(verb),
+        "node": record(_NODE),
+        "sections": sections,
+    }
+    return record({**head, **(more or {})})
+
+
+_BEAT = maybe(record({"step": maybe(whole(0)), "phase": maybe(_name), "age_s": _age_s}))
+_JOB_ROW = {
+    "pid": _pid,
+    "ppid": whole(0, 1 << 32),
+    "start": whole(0),
+    "state": text(4),
+    "user": _name,
+    "command": _name,
+    "program": text(),
+    "role": _name,
+    "index": maybe(whole(0)),
+    "rank": _rank,
+    "world": maybe(whole(0, 1 << 20)),
+    "run": maybe(_name),
+    "node": maybe(_name),
+    "run_dir": maybe(text(8192)),
+    "age_s": _age_s,
+}
+_LEFT_ROW = {
+    "pid": _pid,
+    "ppid": whole(0, 1 << 32),
+    "state": maybe(text(4)),
+    "command": _name,
+    "waits_in": maybe(_name),
+    "rank": _rank,
+    "age_s": _age_s,
+}
+
+
+def _rows(needed: dict[str, Shape], **optional: Shape) -> Shape:
+    return items(record(needed, optional), PROCESSES)
+
+
+_OTHERS = _rows(_JOB_ROW)
+_MACHINE = text(1024)
+
+_KILL = has_key(
+    "rows",
+    _envelope(
+        "kill",
+        {
+            "rows": _rows(_JOB_ROW, gpu_bytes=maybe(whole(0))),
+            "others": _OTHERS,
+            "machine": _MACHINE,
+            "login": _name,
+        },
+    ),
+    _envelope(
+        "kill",
+        {
+            "left": _rows({**_LEFT_ROW, "why": text()}),
+            "zombies": _rows({"pid": _pid, "ppid": whole(0), "command": _name}),
+            "gpu_left": _rows({"pid": _pid, "bytes": whole(0)}),
+            "asked": whole(0, PROCESSES),
+            "missed": whole(0, PROCESSES),
+            "swept": whole(0, PROCESSES),
+            "forced": whole(0, PROCESSES),
+            "seconds": _seconds,
+        },
+    ),
+)
+_STOP = has_key(
+    "rows",
+    _envelope(
+        "stop",
+        {"rows": _rows(_JOB_ROW, asks=flag, beat=_BEAT), "others": _OTHERS, "machine": _MACHINE},
+    ),
+    _envelope(
+        "stop",
+        {
+            "left": _rows({**_LEFT_ROW, "beat": _BEAT, "why": text()}),
+            "rest": whole(-PROCESSES, PROCESSES),
+            "asked": whole(0, PROCESSES),
+            "gone": whole(0, PROCESSES),
+            "saved": maybe(text(8192)),
+            "seconds": _seconds,
+        },
+    ),
+)
+_CENSUS = has_key(
+    "time_s", record({"time_s": number(0, 1e12)}), _envelope("census", {"cpu_s": _seconds})
+)
+_TIMES = {"time_s": number(0, 1e12), "boottime_s": _seconds}
+_CLOCK = has_key(
+    "sections",
+    record(
+        {
+            "node": record(_NODE),
+            "sections": _SECTIONS,
+            "cpu_s": _seconds,
+        }
+    ),
+    has_key(
+        "boot_id", record({"boot_id": maybe(_name)}), record({**_TIMES, "id": maybe(whole(0))})
+    ),
+)
+_SHELL_SECTIONS = record(
+    {
+        "command": record(
+            {
+                **_SECTION_FACTS,
+                "out": packed_text(SHELL_BYTES),
+                "err": packed_text(SHELL_BYTES // 4 + 1024),  # with a line of the payload's own
+            },
+            {"truncated": flag},
+        )
+    }
+)
+_PLACE = has_key(
+    "part",
+    _envelope("place", {"part": text(8192), "dest": text(8192), "there": flag, "same": flag}),
+    _envelope("place", {"error": maybe(text())}),
+)
+_STACKS = either(
+    "type",
+    {
+        "found": record({"type": _name, "processes": whole(0, PROCESSES), "machine": _name}),
+        "report": record({"type": _name, "packed": ascii_text(6 * MIB)}),
+    },
+)
+_CLIP_FACTS = {
+    "error": text(),
+    "num_frames": whole(0),
+    "height": whole(0, 1 << 20),
+    "width": whole(0, 1 << 20),
+    "fps": maybe(number(0, 1e9)),
+    "bytes": whole(0),
+    "cpu_s": _seconds,
+}
+_EXAMINE = has_key(
+    "answers",
+    record({"answers": items(record({"id": whole(0)}, _CLIP_FACTS), 10_000)}),
+    has_key(
+        "ready",
+        record({"ready": flag, "workers": whole(1, 100_000)}),
+        has_key(
+            "alive", record({"alive": flag}), record({"failed": text()}, {"said": text(8192, lines=True)})
+        ),
+    ),
+)  # fmt: skip
+
+# One answer of a process of active_rank.py, or why it gave none.
+_RANK_SAYS = record(
+    {},
+    {
+        "id": whole(0), "error": text(), "own": flag, "phase": text(), "seconds": _seconds,
+        "device": _name, "torch": _name, "model": _name, "tflops": number(0, 1e9), "finite": flag,
+        "port": whole(0, 65535), "latency_s": _seconds, "reduce_s": _seconds, "exchange_s": _seconds,
+    },
+)  # fmt: skip
+_ACTIVE = record(
+    {"id": whole(0)},
+    {
+        "error": text(), "hung": flag, "ranks": items(_RANK_SAYS, RANKS),
+        "answers": items(_RANK_SAYS, RANKS), "port": maybe(whole(0, 65535)), "holder": maybe(text()),
+        "addresses": items(_name, 64), "why": items(maybe(text()), 4096), "seconds": _seconds,
+        "seen_s": _seconds, "bytes": whole(0),
+    },
+)  # fmt: skip
+
+# A rank's last lines: 16 KiB of log, each byte at most four characters.
+_TAIL = items(text(70_000), 17_000)
+_AGENT = either(
+    "type",
+    {
+        "hello": record(
+            {
+                "type": _name,
+                "shared": flag,
+                "cores": whole(0, 1 << 20),
+                "python_found": flag,
+                "workdir_found": flag,
+                "same_job": items(record({"pid": maybe(_pid), "run": _name}), PROCESSES),
+                "port": maybe(whole(1, 65535)),
+                "addresses": items(_name, 64),
+            }
+        ),
+        "knocked": record({"type": _name, "errors": table(_name, maybe(text()), 64)}),
+        "failed": record({"type": _name, "text": text()}),
+        "started": record({"type": _name, "pid": _pid}),
+        "rank": record({"type": _name, "rank": whole(0, 1 << 20), "pid": _pid}),
+        "beat": record({"type": _name, "ranks": table(digits(1 << 20), record({"step": maybe(whole(0)), "phase": maybe(_name), "age_s": _age_s}), RANKS)}),
+        "rank_ended": record(
+            {"type": _name, "rank": whole(0, 1 << 20), "code": maybe(whole(-256, 1 << 16)), "how": text()},
+            {"tail": _TAIL},
+        ),
+        "telemetry": record({"type": _name, "text": raw_text(5 * MIB)}),
+        "log": record({"type": _name, "rank": whole(0, 1 << 20), "text": raw_text(5 * MIB)}),
+        "ended": record({"type": _name, "code": maybe(whole(-256, 1 << 16)), "tail": _TAIL}),
+        "gone": record({"type": _name, "left": _rows(_LEFT_ROW)}),
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """The shape of a verb's lines, and the bytes that one line may have.
+
+    A line costs the head up to eight times its bytes, for a moment: one character beyond the BMP makes
+    a whole text four times as wide. So 64 MiB are never passed.
+    """
+
+    shape: Shape
+    line_bytes: int = 2 * MIB
+
+
+VERBS = {
+    "active": Verb(_ACTIVE),
+    "agent": Verb(_AGENT, 6 * MIB),
+    "census": Verb(_CENSUS, 6 * MIB),
+    "clock": Verb(_CLOCK, 4 * MIB),
+    "examine": Verb(_EXAMINE),
+    "kill": Verb(_KILL, 6 * MIB),
+    "place": Verb(_PLACE),
+    "reap": Verb(_envelope("reap", {"found": _rows(_LEFT_ROW), "left": _rows(_LEFT_ROW)}), 6 * MIB),
+    "shell": Verb(_envelope("shell", sections=_SHELL_SECTIONS), 8 * MIB),
+    "stacks": Verb(_STACKS, 6 * MIB),
+    "stop": Verb(_STOP, 6 * MIB),
+    "watch": Verb(watch, MIB // 4),
+}
+
+
+def read_line(verb: str, line: bytes) -> dict[str, Any]:
+    """A line of the payload `verb`. Raises `TransportError` with phase parse."""
+    answer: dict[str, Any] = decode(line, f"the answer of {verb}", VERBS[verb].shape)
+    return answer
