@@ -215,6 +215,7 @@ class CsvTable:
         self._file = source.open("rb", _BLOCK_BYTES)
         self._size = max(1, source.stat().st_size)
         self._block: list[bytes] = []
+        self._block_before: list[bytes] = []
         self._block_offset = self._block_line = self._first_line = self._row = 0
         try:
             self.seek({"offset": 0, "line": 0, "row": 0})
@@ -225,7 +226,9 @@ class CsvTable:
             require(source, self.names, required)
         except csv.Error as error:
             self._file.close()
-            raise ManifestError(f"{source}: {error}") from None
+            end = self._line
+            why = f"line 1 {_open(end)}" if end > 1 or _is_open(self._raw(end)) else str(error)
+            raise ManifestError(f"{source}: {why}") from None
         except ManifestError:
             self._file.close()
             raise
@@ -238,7 +241,7 @@ class CsvTable:
                 block = whole.splitlines(keepends=True)
             self._block_offset += sum(map(len, self._block))
             self._block_line += len(self._block)
-            self._block = block
+            self._block_before, self._block = self._block, block
             texts = [raw.decode("utf-8", "surrogateescape") for raw in block]
             if not self._block_line:
                 texts[0] = texts[0].removeprefix("\ufeff")
@@ -268,7 +271,8 @@ class CsvTable:
         self._block = []
         self._block_offset, self._row = position["offset"], position["row"]
         self._block_line = self._first_line = position["line"]
-        self._reader = csv.reader(itertools.chain.from_iterable(self._lines()))
+        # Strict: else a quote that is never closed takes the rows up to the next quote for one cell.
+        self._reader = csv.reader(itertools.chain.from_iterable(self._lines()), strict=True)
 
     def read(self, rows: int) -> CsvBatch | None:
         found: list[list[str]] = []
@@ -279,26 +283,85 @@ class CsvTable:
             line = before + reader.line_num + 1
             try:
                 for row in reader:
-                    if len(row) == width:
+                    if before + reader.line_num > line and not self._is_closed(line):
+                        self._refuse_quote(line)
+                    elif len(row) == width:
                         found.append(row)
                         lines.append(line)
                         if len(found) == rows:
                             break
                     elif row:  # an empty line is nothing, not a wrong row
-                        reason = f"{len(row)} cells, the header has {width}"
-                        self.wrong.append(WrongRow(line, reason))
+                        self._refuse_width(line, row)
                     line = before + reader.line_num + 1
                 else:
                     ended = True
             except csv.Error as error:
-                self.wrong.append(WrongRow(line, str(error)))
+                lenient = self._lenient(line, error)
+                if lenient is not None and len(lenient) == width:
+                    found.append(lenient)
+                    lines.append(line)
+                elif lenient is not None:
+                    self._refuse_width(line, lenient)
         if not found:
             return None
         start, self._row = self._row, self._row + len(found)
         return CsvBatch(self.names, found, lines, start)
 
+    def _refuse_width(self, line: int, row: list[str]) -> None:
+        last = self._line
+        where = f" in lines {line} to {last}" if last > line else ""
+        reason = f"{len(row)} cells{where}, the header has {len(self.names)}"
+        self.wrong.append(WrongRow(line, reason))
+
+    def _lenient(self, line: int, error: csv.Error) -> list[str] | None:
+        """A row that the strict reader refused, where its quotes concern no other row; else None."""
+        last = self._line
+        raw = self._raw(last)
+        if last == line and not _is_open(raw):  # "a" b, as other programs read it too
+            try:
+                return next(csv.reader([raw]))
+            except csv.Error:
+                self.wrong.append(WrongRow(line, str(error)))
+                return None
+        self._refuse_quote(line)
+        return None
+
+    def _refuse_quote(self, line: int) -> None:
+        last = self._line
+        self.wrong.append(WrongRow(line, _open(last)))
+        reason = f"belongs to the quote that line {line} opens"
+        self.wrong += [WrongRow(swallowed, reason) for swallowed in range(line + 1, last + 1)]
+
+    def _is_closed(self, line: int) -> bool:
+        """Whether the row of several lines that the reader has just had has its quotes in pairs.
+
+        `"a` and the quote that opens a later row's `",b"` are a pair for the reader, and one is left.
+        """
+        here = self._block[max(0, line - 1 - self._block_line) : self._line - self._block_line]
+        earlier = self._block_line - line + 1  # of its lines in the block before
+        if earlier > len(self._block_before):
+            return False
+        there = self._block_before[len(self._block_before) - earlier :] if earlier > 0 else []
+        return sum(raw.count(b'"') for raw in (*there, *here)) % 2 == 0
+
+    def _raw(self, line: int) -> str:
+        """The text of the last line that the reader has had."""
+        return self._block[line - 1 - self._block_line].decode("utf-8", "surrogateescape")
+
     def close(self) -> None:
         self._file.close()
+
+
+def _open(last: int) -> str:
+    return f"opens a quote that is not closed by line {last}"
+
+
+def _is_open(raw: str) -> bool:
+    """Whether a line ends inside a quote: then the reader takes the next one for the same row."""
+    try:
+        return sum(1 for _ in csv.reader([raw, "next"])) == 1
+    except csv.Error:
+        return False
 
 
 class ParquetTable:

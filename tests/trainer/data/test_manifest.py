@@ -1,6 +1,7 @@
 """Reading manifests: what is kept, what is refused and where the message points."""
 
 import contextlib
+import csv
 import math
 import sys
 from pathlib import Path
@@ -180,3 +181,67 @@ def test_no_bytes_make_the_reader_fail_in_another_way(tmp_path, data):
             manifest = read_manifest(path)
             assert len(manifest.fingerprint) == 64
             assert (manifest.num_frames >= 1).all()
+
+
+def rows_with_a_quote(at: int, quoted: tuple[int, ...] = (), rows: int = 96) -> str:
+    """Rows of which number `at` opens a quote and never closes it; captions of `quoted` have both."""
+    lines = []
+    for row in range(rows):
+        text = f'"clip {row}, moving"' if row in quoted else f"clip {row}"
+        text = f'"clip {row}' if row == at else text
+        lines.append(f"v/{row}.mp4,{text},51,360,640,24,1\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("quoted", [(), (20,), (20, 21), (6, 50), (95,)])
+def test_a_quote_that_is_never_closed_is_named_with_every_line_it_swallows(tmp_path, quoted):
+    path = write(tmp_path, rows_with_a_quote(5, quoted))
+    manifest = read_manifest(path)
+    end = quoted[0] if quoted else 95  # the next quote ends it
+    assert [wrong.line for wrong in manifest.wrong] == [row + 2 for row in range(5, end + 1)]
+    assert manifest.wrong[0].reason == f"opens a quote that is not closed by line {end + 2}"
+    assert manifest.wrong[1].reason == "belongs to the quote that line 7 opens"
+    assert list(manifest.paths) == [f"v/{row}.mp4" for row in range(96) if not 5 <= row <= end]
+    with pytest.raises(ManifestError, match=rf"{end - 4} wrong rows\n  clips.csv:7: opens a quote"):
+        read_manifest(path, max_wrong_rows=0)
+
+
+def test_a_quote_that_swallows_more_than_a_cell_may_hold_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.data.tables.FIELD_LIMIT", 500)
+    manifest = read_manifest(write(tmp_path, rows_with_a_quote(5)))
+    csv.field_size_limit(1 << 24)
+    assert manifest.wrong[0].line == 7
+    assert "opens a quote that is not closed by line" in manifest.wrong[0].reason
+    assert len(manifest) + len(manifest.wrong) == 96
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        ('"two\nlines"', "two\nlines"),
+        ('"a ""quote"", and\n""another"""', 'a "quote", and\n"another"'),
+        ('5" screen', '5" screen'),
+        ('"quoted" and more', "quoted and more"),
+        ('""', ""),
+    ],
+)
+def test_quotes_that_hurt_no_other_row_are_read_as_before(tmp_path, cell, text):
+    body = f"a.mp4,{cell},51,360,640,24,1\nb.mp4,x,51,360,640,24,1\n"
+    manifest = read_manifest(write(tmp_path, body))
+    assert list(manifest.texts) == [text, "x"]
+    assert manifest.wrong == ()
+
+
+def test_one_line_with_a_quote_of_each_kind_takes_no_other_row_along(tmp_path):
+    body = 'a.mp4,"one" more,51,360,640,24,"1\nb.mp4,x,51,360,640,24,1\n'
+    manifest = read_manifest(write(tmp_path, body))
+    assert [(wrong.line, wrong.reason) for wrong in manifest.wrong] == [
+        (2, "opens a quote that is not closed by line 2")
+    ]
+    assert list(manifest.paths) == ["b.mp4"]
+
+
+def test_a_header_with_an_open_quote_says_so(tmp_path):
+    path = write(tmp_path, "a.mp4,x,51,360,640,24,1\n", 'path,"text,num_frames,height,width\n')
+    with pytest.raises(ManifestError, match=r"line 1 opens a quote that is not closed by line 2"):
+        read_manifest(path)

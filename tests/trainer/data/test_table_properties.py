@@ -1,6 +1,7 @@
 """Tables of any content: csv and parquet say the same, good rows stay in order, wrong ones are listed."""
 
 import csv
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from tests.trainer.data.test_buckets import CONFIGS
 from trainer.data import tables
 from trainer.data.balance import Balance, classes
 from trainer.data.buckets import Buckets
-from trainer.data.manifest import ManifestError, read_manifest
+from trainer.data.manifest import ManifestError, WrongRow, read_manifest
 from trainer.data.plan import DataPlan
 
 NAMES = ("path", "text", "num_frames", "height", "width")
@@ -48,6 +49,48 @@ def test_csv_and_parquet_keep_the_same_good_rows_and_list_the_others(tmp_path, r
         assert len(manifest.wrong) == len(rows) - len(good)
         found.append(manifest.fingerprint)
     assert len(set(found)) <= 1
+
+
+CAPTIONS = st.text(st.sampled_from('ab ,"'), max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(CAPTIONS, min_size=1, max_size=8), st.integers(2, 4), st.integers(8, 60), st.data())
+def test_after_one_quote_too_many_or_too_few_every_line_is_a_row_or_is_named(
+    tmp_path_factory, captions, width, block_bytes, data
+):
+    """Of a table whose rows are lines."""
+    path = tmp_path_factory.mktemp("quotes") / "m.csv"
+    names = [f"column{number}" for number in range(width)]
+    place = data.draw(st.integers(0, width - 1))
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        for number, caption in enumerate(captions):
+            cells = [f"cell{number}"] * width
+            cells[place] = caption
+            writer.writerow(cells)
+    text = path.read_text()
+    quotes = [at for at, sign in enumerate(text) if sign == '"']
+    at = data.draw(st.integers(len(",".join(names)) + 1, len(text) - 1))
+    more = text[:at] + '"' + text[at:]
+    if quotes and data.draw(st.booleans()):
+        at = data.draw(st.sampled_from(quotes))
+        more = text[:at] + text[at + 1 :]
+    path.write_text(more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "_BLOCK_BYTES", block_bytes)
+        table, kept = tables.CsvTable(path, names), []
+        while (batch := table.read(3)) is not None:
+            kept += batch.lines
+        table.close()
+    named = [line for row in table.wrong for line in lines_of(row)]
+    assert sorted(kept + named) == list(range(2, len(captions) + 2))
+
+
+def lines_of(row: WrongRow) -> range:
+    found = re.search(r"in lines (\d+) to (\d+)", row.reason)
+    return range(int(found[1]), int(found[2]) + 1) if found else range(row.line, row.line + 1)
 
 
 @settings(max_examples=30, deadline=None)

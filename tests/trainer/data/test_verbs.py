@@ -337,12 +337,15 @@ def test_cut_parquet_files_are_refused(do, tmp_path, capsys):
     assert do("convert cut.parquet o.csv -q --force") in (0, 1, 2)
 
 
-def test_runaway_quote_is_a_wrong_row_not_the_whole_file(do, tmp_path, monkeypatch):
+def test_runaway_quote_takes_a_cell_of_rows_not_the_whole_file(do, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("trainer.data.tables.FIELD_LIMIT", 1000)
     lines = ["path,text", "a,good", 'b,"never closed', *(f"{n},row {n}" for n in range(2000))]
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    assert do("convert a.csv o.csv -q") == 1
+    assert do("convert a.csv o.csv -q") == 2
+    assert "line 3: opens a quote that is not closed by line 104" in capsys.readouterr().err
+    assert do("convert a.csv o.csv -q --max-wrong-rows 500") == 1
+    assert "left out 102 rows" in capsys.readouterr().err
     rows = rows_of(tmp_path / "o.csv")
     assert rows[0]["path"] == "a"
-    assert len(rows) > 1800
+    assert len(rows) == 2002 - 102
     csv.field_size_limit(1 << 24)
