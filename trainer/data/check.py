@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from trainer.data.examine import Answer, add_pool_options, answers, make_pool, questions
+from trainer.data.left_out import tell_left_out
 from trainer.data.manifest import WrongRow
-from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
+from trainer.data.stream import Done, Options, Plan, Result, add_options
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch, numbers, path_fault, usable
 
@@ -37,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
     done = check(args)
     report = Report.of(done)
     print(json.dumps(report.document()) if args.json else report.text())
-    if done.wrong:
-        print(f"left out {len(done.wrong):,} rows{listing(done.wrong)}", file=sys.stderr)
+    tell_left_out(done.wrong)
     return 1 if done.wrong or report.bad else 0
 
 

@@ -70,10 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 when clips could not be read."""
+    """Exit code 1 when clips could not be read, or rows of the manifest had to be left out."""
     from trainer import config as configuration
     from trainer.data import encode_job as jobs
     from trainer.data.encode_plan import Options, foresee
+    from trainer.data.left_out import tell_left_out
     from trainer.data.manifest import read_manifest
     from trainer.data.shared_manifest import read_once
 
@@ -104,12 +105,15 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         manifest = read_manifest(data_path, root, memory_efficient=by_shards)
         print(foresee(config, manifest, out, options))
-        return 0
+        tell_left_out(manifest.wrong)
+        return 1 if manifest.wrong else 0
     with _Together(rank, world, local_rank) as ranks:
         manifest, notes = read_once(ranks, data_path, root, by_shards)
         document = ranks.alone(lambda: jobs.prepare(config, manifest, out, options))
-    for note in notes if not rank else ():
-        print(note, file=sys.stderr)
+    if not rank:
+        for note in notes:
+            print(note, file=sys.stderr)
+        tell_left_out(manifest.wrong)
     if document is not None:
         if not (out / JOB).is_file() and not (out / DOCUMENT).is_file():
             raise FeaturesError(
@@ -123,10 +127,11 @@ def run(args: argparse.Namespace) -> int:
             return 0
     elif rank:
         return 0
-    return _tell(out)
+    return 1 if _tell(out) or manifest.wrong else 0
 
 
 def _tell(out: Path) -> int:
+    """Say what was made; returns how many times a clip could not be read."""
     from trainer.data.features_check import describe
     from trainer.data.features_index import read_document
 
@@ -140,7 +145,7 @@ def _tell(out: Path) -> int:
             size = f"{row['height']}x{row['width']}"
             print(f"  {row['path']} at {size}: {row['reason']}", file=sys.stderr)
         print("training takes others in their place; --retry-bad tries again", file=sys.stderr)
-    return 1 if document["bad"] else 0
+    return len(document["bad"])
 
 
 def _ranks() -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.data.features_files import LATENTS, FeaturesError, verify
+from trainer.data.features_files import LATENTS, TEXTS, FeaturesError, verify
 from trainer.data.features_index import read_document, read_index
 from trainer.progress import RowProgress
 
@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(folder: Path, document: Mapping[str, Any]) -> str:
     """What is in a cache, in lines."""
-    columns = read_index(folder, document)[LATENTS].columns
+    tables = read_index(folder, document)
+    columns = tables[LATENTS].columns
     sizes: dict[str, int] = {}
     for height, width in zip(columns["height"].tolist(), columns["width"].tolist(), strict=True):
         sizes[f"{height}x{width}"] = sizes.get(f"{height}x{width}", 0) + 1
@@ -67,11 +68,14 @@ def describe(folder: Path, document: Mapping[str, Any]) -> str:
     ]
     embedder = key["captions"]["embedder"]
     behind = f" (behind the caption embedder {embedder[:12]})" if embedder else ""
+    limit = int(key["text"]["model_max_length"])
+    full = int((tables[TEXTS].columns["count"] >= limit).sum())
+    cut = f"; {full:,} fill all {limit} tokens, what is longer was cut" if full else ""
     return (
         f"{folder}: {document['latents']:,} latents and {document['captions']:,} captions, "
         f"{document['bytes'] / 1e6:,.1f} MB in {len(document['shards']):,} shards\n"
         f"latents: {what[own['kind']]}, {own['dtype']}; {shown}{more}\n"
-        f"captions: {document['text_channels']} channels{behind}, {document['text_dtype']}\n"
+        f"captions: {document['text_channels']} channels{behind}, {document['text_dtype']}{cut}\n"
         f"made by: {', '.join(weights)}, dtype {key['dtype']}"
     )
 

@@ -13,7 +13,6 @@ import argparse
 import math
 import operator
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.check import COLUMN, GOOD
+from trainer.data.left_out import tell_left_out
 from trainer.data.manifest import ManifestError, WrongRow
 from trainer.data.probe import SIZE
-from trainer.data.stream import Options, Plan, Result, add_options, listing
+from trainer.data.stream import Options, Plan, Result, add_options
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch, numbers
 
@@ -184,6 +184,5 @@ def run(args: argparse.Namespace) -> int:
     print(f"{done.out}: {done.rows:,} of {done.state['read']:,} rows")
     for condition, count in zip(wanted, done.state["missed"], strict=True):
         print(f"{count:>10,}  not {condition}")
-    if done.wrong:
-        print(f"left out {len(done.wrong):,} rows{listing(done.wrong)}", file=sys.stderr)
+    tell_left_out(done.wrong)
     return done.exit_code

@@ -240,6 +240,10 @@ class Job:
         if self._held_rows >= PIECE_ROWS or time.monotonic() - self._since > PIECE_S:
             self.flush()
 
+    def leave_out(self, wrong: Sequence[WrongRow]) -> None:
+        """Name rows of a table whose own rows are not given; safe with the next `save_state`."""
+        self._kept["wrong"] += [(row.line, row.reason) for row in wrong]
+
     def flush(self) -> None:
         """Make everything given so far safe."""
         if not self._changed:

@@ -9,9 +9,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.data.job import identity
 from trainer.data.keys import digests
-from trainer.data.manifest import ManifestError
+from trainer.data.manifest import ManifestError, WrongRow
 from trainer.data.tables import Batch, ParquetTable, column_type, open_table
 from trainer.progress import RowProgress
 
@@ -26,6 +28,8 @@ class Lookup:
             self.names = [name for name in table.names if name != on and name not in present]
             self._schema = table.schema if isinstance(table, ParquetTable) else None
         self._file: sqlite3.Connection | None = None
+        self._used: Any = None  # one bool a row, in a file: marks outlive a kill
+        self.unused = 0  # rows whose key no row asked for
 
     def identity(self) -> dict[str, Any]:
         return identity(self.source)
@@ -47,23 +51,35 @@ class Lookup:
             for name in self.names
         }
 
-    def load(self, path: Path, progress: RowProgress) -> None:
-        """Fill the file; one that is whole already is used as it is."""
+    def fill(self, path: Path, progress: RowProgress) -> list[WrongRow]:
+        """Write the file that `open` reads; returns the rows that had to be left out of it."""
         fresh = path.with_suffix(".new")
-        if not path.is_file():
-            fresh.unlink(missing_ok=True)
-            with contextlib.closing(sqlite3.connect(fresh)) as file:
-                file.execute("PRAGMA journal_mode = OFF")  # made again after a kill
-                file.execute("PRAGMA synchronous = OFF")
-                file.execute(
-                    "CREATE TABLE rows (key BLOB PRIMARY KEY, line INT, cells TEXT) WITHOUT ROWID"
-                )
-                self._insert(file, progress)
-                file.commit()
-            fresh.replace(path)
-        self._file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        fresh.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(fresh)) as file:
+            file.execute("PRAGMA journal_mode = OFF")  # made again after a kill
+            file.execute("PRAGMA synchronous = OFF")
+            file.execute(
+                "CREATE TABLE rows (key BLOB PRIMARY KEY, number INT, line INT, cells TEXT) "
+                "WITHOUT ROWID"
+            )
+            wrong = self._insert(file, progress)
+            file.commit()
+        _marks(path).unlink(missing_ok=True)
+        fresh.replace(path)
+        return wrong
 
-    def _insert(self, file: sqlite3.Connection, progress: RowProgress) -> None:
+    def open(self, path: Path) -> None:
+        """Use a file that was filled."""
+        self._file = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        (count,) = self._file.execute("SELECT count(*) FROM rows").fetchone()
+        marks = _marks(path)
+        mode: Any = "r+" if marks.is_file() else "w+"
+        self._used = np.memmap(marks, bool, mode, shape=(count,)) if count else np.zeros(0, bool)
+        self.unused = count - int(np.count_nonzero(self._used))
+
+    def _insert(self, file: sqlite3.Connection, progress: RowProgress) -> list[WrongRow]:
+        wrong: list[WrongRow] = []
+        number = 0
         with contextlib.closing(open_table(self.source, (self._on,))) as table:
             while (batch := table.read(4096)) is not None:
                 columns = [batch.column(name) for name in self.names]
@@ -71,12 +87,21 @@ class Lookup:
                 keys = digests(batch, [self._on])
                 try:
                     file.executemany(
-                        "INSERT INTO rows VALUES (?, ?, ?)",
-                        zip(keys, batch.lines, cells, strict=True),
+                        "INSERT INTO rows VALUES (?, ?, ?, ?)",
+                        zip(
+                            keys,
+                            range(number, number + len(batch)),
+                            batch.lines,
+                            cells,
+                            strict=True,
+                        ),
                     )
                 except sqlite3.IntegrityError:
                     raise self._twice(file, batch, keys) from None
+                number += len(batch)
                 progress.at(table.share / 2, batch.start + len(batch))
+            wrong += table.wrong
+        return [WrongRow(row.line, f"{self.source.name}: {row.reason}") for row in wrong]
 
     def _twice(
         self, file: sqlite3.Connection, batch: Batch, keys: Sequence[bytes]
@@ -93,16 +118,28 @@ class Lookup:
                 )
         return ManifestError(f"{self.source}: a {self._on} stands there twice")
 
-    def columns(self, batch: Batch) -> dict[str, list[Any]]:
-        """Values for each row of a batch; empty where this manifest has no such row."""
+    def columns(self, batch: Batch) -> tuple[dict[str, list[Any]], int]:
+        """Values for each row of a batch, empty where this manifest has no such row; how many those are."""
         assert self._file is not None
-        found = []
+        found, missed = [], 0
         for key in digests(batch, [self._on]):
-            row = self._file.execute("SELECT cells FROM rows WHERE key = ?", (key,)).fetchone()
-            cells = json.loads(row[0]) if row else [None] * len(self.names)
-            found.append([None if value == "" else value for value in cells])
-        return {name: [row[at] for row in found] for at, name in enumerate(self.names)}
+            row = self._file.execute(
+                "SELECT cells, number FROM rows WHERE key = ?", (key,)
+            ).fetchone()
+            if row is None:
+                missed += 1
+                found.append([None] * len(self.names))
+                continue
+            self.unused -= not self._used[row[1]]
+            self._used[row[1]] = True
+            found.append([None if value == "" else value for value in json.loads(row[0])])
+        columns = {name: [row[at] for row in found] for at, name in enumerate(self.names)}
+        return columns, missed
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _marks(path: Path) -> Path:
+    return path.with_suffix(".used")

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.examine import Answer, add_pool_options, answers, make_pool, questions
+from trainer.data.left_out import tell_left_out
 from trainer.data.manifest import COLUMNS, PROBED, WrongRow
-from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
+from trainer.data.stream import Done, Options, Plan, Result, add_options
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch, path_fault, usable
 
@@ -34,10 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Probe every file; sizes are those after the container's rotation."""
     done = probe(args)
     print(f"{done.out}: {done.rows:,} rows")
-    if done.wrong:
-        import sys
-
-        print(f"left out {len(done.wrong):,} rows{listing(done.wrong)}", file=sys.stderr)
+    tell_left_out(done.wrong)
     return done.exit_code
 
 

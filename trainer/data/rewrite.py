@@ -12,7 +12,6 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.pool import AsyncResult
@@ -21,8 +20,9 @@ from typing import Any
 
 from trainer.arguments import whole
 from trainer.data import helper_process
+from trainer.data.left_out import tell_left_out
 from trainer.data.manifest import ManifestError
-from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
+from trainer.data.stream import Done, Options, Plan, Result, add_options
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch
 
@@ -44,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     words = f", {done.state['changed']:,} captions changed" if "changed" in done.state else ""
     words += f", {done.state['empty']:,} are empty" if done.state.get("empty") else ""
     print(f"{done.out}: {done.rows:,} rows{words}")
-    if done.wrong:
-        print(f"left out {len(done.wrong):,} rows{listing(done.wrong)}", file=sys.stderr)
+    tell_left_out(done.wrong)
     return done.exit_code
 
 

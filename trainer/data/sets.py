@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from trainer.data.job import Job
 from trainer.data.keys import Buckets, also_in, first_of_each
-from trainer.data.manifest import ManifestError
-from trainer.data.stream import Done, Options, Plan, Result, add_options, listing
+from trainer.data.left_out import tell_left_out
+from trainer.data.manifest import ManifestError, WrongRow
+from trainer.data.stream import Done, Options, Plan, Result, add_options
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch, open_table
 from trainer.progress import RowProgress
@@ -56,11 +57,15 @@ def run(args: argparse.Namespace) -> int:
     if args.verb == "merge":
         done = _join(args) if args.on else _append(args)
         print(f"{done.out}: {done.rows:,} rows")
+        for other, missed, unused in done.state.get("others", ()):
+            if missed:
+                print(f"{other} has no row for {missed:,} of them", file=sys.stderr)
+            if unused:
+                print(f"{unused:,} rows of {other} have none here, left out", file=sys.stderr)
     else:
         done = _choose(args)
         print(f"{done.out}: {done.rows:,} of {done.state['read']:,} rows")
-    if done.wrong:
-        print(f"left out {len(done.wrong):,} rows{listing(done.wrong)}", file=sys.stderr)
+    tell_left_out(done.wrong)
     return done.exit_code
 
 
@@ -100,14 +105,25 @@ def _join(args: argparse.Namespace) -> Done:
             raise ManifestError(f"{other} has no column that is not there already")
         present += lookups[-1].names
 
+    state: dict[str, Any] = {}
+
     def prepare(job: Job, progress: RowProgress) -> None:
+        nonlocal state
+        state = job.state
+        said = state.setdefault("others", [])  # name, rows that miss it, rows that nobody uses
         for number, lookup in enumerate(lookups):
-            lookup.load(job.folder / f"lookup-{number}.sqlite", progress)
-        job.state.setdefault("missed", 0)
+            path = job.folder / f"other-{number}.sqlite"
+            if number == len(said) or not path.is_file():
+                job.leave_out(lookup.fill(path, progress))
+                said[number:] = [[lookup.source.name, 0, 0]]
+                job.save_state()
+            lookup.open(path)
 
     def give(batch: Batch, _: Any) -> Result:
-        for lookup in lookups:
-            batch = batch.with_columns(lookup.columns(batch))
+        for lookup, said in zip(lookups, state["others"], strict=True):
+            columns, missed = lookup.columns(batch)
+            batch = batch.with_columns(columns)
+            said[1:] = [said[1] + missed, lookup.unused]
         return batch, ()
 
     plan = Plan(
@@ -146,10 +162,13 @@ def _choose(args: argparse.Namespace) -> Done:
             tables = [source for source in (args.source, other) if source is not None]
             buckets = []
             for number, source in enumerate(tables):
-                table = open_table(source, names)
                 buckets.append(Buckets(job.folder / "keys", str(number)))
-                buckets[-1].fill(table, names, lambda share, rows: progress.at(share / 2, rows))
-                table.close()
+                with contextlib.closing(open_table(source, names)) as table:
+                    buckets[-1].fill(table, names, lambda share, rows: progress.at(share / 2, rows))
+                    if number:  # those of the first are found again
+                        job.leave_out(
+                            [WrongRow(r.line, f"{source.name}: {r.reason}") for r in table.wrong]
+                        )
             np.save(path, decide[args.verb](*buckets))
             job.state["read"] = buckets[0].rows
             job.save_state()

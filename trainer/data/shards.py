@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 
 from trainer.arguments import whole
 from trainer.data.job import ParquetFormat, sync
+from trainer.data.left_out import tell_left_out
 from trainer.data.manifest import (
     NUMBERS,
     REQUIRED,
@@ -32,7 +32,7 @@ from trainer.data.manifest import (
     require,
 )
 from trainer.data.reading import check_batch
-from trainer.data.stream import Options, Plan, Result, add_options, listing
+from trainer.data.stream import Options, Plan, Result, add_options
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch
 
@@ -67,8 +67,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or shard_folder(args.source)
     done = run_plan(plan, out, Options.of(args))
     print(f"{out}: {done.rows:,} rows in {-(-done.rows // args.rows):,} shards")
-    if done.wrong:
-        print(f"left out {len(done.wrong):,} rows{listing(done.wrong)}", file=sys.stderr)
+    tell_left_out(done.wrong)
     return done.exit_code
 
 

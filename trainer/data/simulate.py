@@ -69,17 +69,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Exit code 1 when rows would be left out of training."""
     from trainer.config import load
+    from trainer.data.left_out import tell_left_out
 
     config = load(args.config)
     manifest = _data(args.data, args.rows, config)
+    tell_left_out(manifest.wrong)
+    code = 1 if manifest.wrong else 0
     found = simulate(
         manifest, config, args.ranks, args.windows, args.accumulate,
         args.epoch, args.peak_tflops * 1e12, args.cached,
     )  # fmt: skip
     if args.json:
         print(json.dumps([asdict(outcome) for outcome in found]))
-        return 0
+        return code
     random = found[0]
     print(
         f"{len(manifest):,} clips, {random.steps:,} steps of {args.ranks} ranks in epoch {args.epoch}"
@@ -95,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         "dataset.balance_window sets it.",
         file=sys.stderr,
     )
-    return 0
+    return code
 
 
 def simulate(

@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when rows would be left out of training."""
+    from trainer.data.left_out import tell_left_out
     from trainer.data.reading import read_numbers
     from trainer.progress import RowProgress
 
@@ -84,8 +85,7 @@ def run(args: argparse.Namespace) -> int:
         manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.at)
     stats = _with_config(manifest, args) if args.config else describe(manifest)
     print(json.dumps(document(stats)) if args.json else text(stats, args.world))
-    for wrong in manifest.wrong[:20]:
-        print(f"left out, line {wrong}", file=sys.stderr)
+    tell_left_out(manifest.wrong)
     for warning in stats.warnings[:WARNINGS_SHOWN]:
         print(f"warning: {warning}", file=sys.stderr)
     if len(stats.warnings) > WARNINGS_SHOWN:

@@ -26,6 +26,7 @@ from trainer.infer.prompts import Prompt, parse_prompts
 from trainer.infer.references import ReferenceFiles, split_paths
 from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of, share_of
 from trainer.infer.sampling import Progress, Sampler, groups_of
+from trainer.models.text import TextEncoder
 from trainer.parts import TINY_T5, build_parts
 from trainer.pictures import contact_sheet
 from trainer.weights.load import load_into
@@ -268,6 +269,7 @@ def _make(
         device, "the model and its encoders", "a smaller text encoder or model, or dtype = bf16"
     ):
         sampler = _sampler(plan, device, say)
+    _tell_cut(sampler.parts.text, todo, say)
     made = []
     for job, frames in sampler.videos(todo, progress):
         files.write(
@@ -280,6 +282,22 @@ def _make(
         )
         made.append(job.path)
     return made
+
+
+def _tell_cut(text: TextEncoder, jobs: Sequence[Job], say: Say) -> None:
+    """Name the prompts whose ends the text encoder does not read."""
+    prompts = {job.prompt.index: job.prompt for job in jobs}
+    cut = [
+        prompt
+        for prompt in prompts.values()
+        for _, part in prompt.parts
+        if len(text.tokenizer(part, verbose=False)["input_ids"]) > text.max_length
+    ]
+    if cut:
+        say(
+            f"{len(cut)} prompts are longer than the {text.max_length} tokens that the model reads and "
+            f"are cut there, first prompt {cut[0].index}"
+        )
 
 
 def _sampler(plan: Plan, device: torch.device, say: Say) -> Sampler:
