@@ -17,7 +17,7 @@ from paramiko.agent import AgentSSH
 from paramiko.pkey import PKey, UnknownKeyType
 from paramiko.ssh_exception import PasswordRequiredException, SSHException
 
-from clusterctl.transport.ssh_config import HostConfig
+from clusterctl.transport.ssh_host import HostConfig
 
 DEFAULT_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_TIMEOUT_S = 7.0
@@ -72,9 +72,8 @@ class Identities:
         if problem:
             offer.problems.append(problem)
         files = [Path(explicit).expanduser()] if explicit else []
-        files += [Path(name) for name in config.identity_files]
-        named = bool(files)
-        if not named:
+        files += [Path(name) for name in config.identity_files or ()]
+        if not files and config.identity_files is None:
             files = [Path.home() / ".ssh" / name for name in DEFAULT_NAMES]
             files = [path for path in files if path.exists()]
         in_agent = {identity.key.asbytes(): identity for identity in agent_keys}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from clusterctl.errors import TransportError
 from clusterctl.transport.wire import Wire
@@ -18,30 +16,6 @@ from clusterctl.transport.wire import Wire
 # A jump host that failed is not asked again so soon: each of the nodes behind it, one after the other,
 # would wait through its limits (12 nodes behind a silent one took 49 s).
 FAILURE_HOLDS_S = 10.0
-_HOP = re.compile(r"^(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:/@\[\]]+)(?::(?P<port>\d+))?/?$")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One element of a ProxyJump line."""
-
-    host: str
-    port: int | None
-    user: str | None
-
-
-def parse_jump(text: str) -> list[Hop]:
-    """`user@gate:2222,inner` as hops from here to the node. Raises `TransportError`."""
-    hops = []
-    for part in text.split(","):
-        match = _HOP.match(part.strip())
-        if not match:
-            raise TransportError(
-                "resolve", f"ProxyJump {text!r}: {part!r} is no [user@]host[:port]"
-            )
-        port = match["port"]
-        hops.append(Hop(match["host"].strip("[]"), int(port) if port else None, match["user"]))
-    return hops
 
 
 class JumpPool:
@@ -111,8 +85,9 @@ def proxy_command(command: str) -> tuple[socket.socket, Callable[[], None]]:
     ours, theirs = socket.socketpair()
     try:
         process = subprocess.Popen(  # noqa: S602 - the user's own ssh_config, run as ssh runs it
-            "exec " + command if not command.lstrip().startswith("exec ") else command,
+            f"exec {command}",
             shell=True,
+            executable=os.environ.get("SHELL") or "/bin/sh",
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.DEVNULL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import random
 import socket
@@ -28,13 +27,16 @@ from clusterctl.nodes import Node
 from clusterctl.transport import dial
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
+from clusterctl.transport.hops import Hop
 from clusterctl.transport.identities import Identities
-from clusterctl.transport.jump import JumpPool, parse_jump, proxy_command
+from clusterctl.transport.jump import JumpPool, proxy_command
 from clusterctl.transport.known_hosts import KnownHosts, fingerprint, split_paths
-from clusterctl.transport.ssh_config import HostConfig, SshConfig
+from clusterctl.transport.ssh_config import SshConfig
+from clusterctl.transport.ssh_host import DEFAULT_PORT, HostConfig, local_user
 from clusterctl.transport.wire import Wire
 
 KEEPALIVE_S = 15
+MAX_JUMPS = 8  # jump hosts that are behind jump hosts of their own
 # sshd drops new connections at random while MaxStartups (10:30:100) others are logging in.
 RETRY_AFTER_S = (0.3, 1.2)
 
@@ -108,7 +110,7 @@ class ParamikoTransport:
         with self._lock:
             if self._config is None:
                 self._config = SshConfig.of_user()
-        config = self._config.resolve(address, user)
+        config = self._config.resolve(address, user, port)
         strict = (config.strict_host_keys or "ask").lower()
         own = own_known_hosts()
         if "known_hosts" in labels:
@@ -131,8 +133,8 @@ class ParamikoTransport:
         return _Target(
             name=name,
             host=config.hostname,
-            port=port or config.port or 22,
-            user=user or config.user or getpass.getuser(),
+            port=config.port or DEFAULT_PORT,
+            user=config.user or local_user(),
             config=config,
             identity=identity,
             known=self._known_hosts(tuple(paths)),
@@ -148,7 +150,7 @@ class ParamikoTransport:
             return self._known[paths]
 
     def _open(
-        self, target: _Target, limits: Limits, progress: Progress, via: tuple[str, ...]
+        self, target: _Target, limits: Limits, progress: Progress, via: tuple[tuple[Hop, ...], ...]
     ) -> Wire:
         """A logged-in connection; tried twice when the server hangs up during the handshake."""
         types: tuple[str, ...] = ()
@@ -176,7 +178,7 @@ class ParamikoTransport:
         target: _Target,
         limits: Limits,
         progress: Progress,
-        via: tuple[str, ...],
+        via: tuple[tuple[Hop, ...], ...],
         types: tuple[str, ...] = (),
     ) -> Wire:
         sock, give_back = self._socket(target, limits, progress, via)
@@ -204,16 +206,13 @@ class ParamikoTransport:
         return wire
 
     def _socket(
-        self, target: _Target, limits: Limits, progress: Progress, via: tuple[str, ...]
+        self, target: _Target, limits: Limits, progress: Progress, via: tuple[tuple[Hop, ...], ...]
     ) -> tuple[socket.socket, Callable[[], None]]:
         """A byte stream to the target, and what ends the way there."""
         config = target.config
         if config.proxy_command:
             progress.enter("tcp")
-            command = config.proxy_command
-            for token, value in (("%h", target.host), ("%p", str(target.port)), ("%r", target.user), ("%n", target.name), ("%%", "%")):  # fmt: skip
-                command = command.replace(token, value)
-            return proxy_command(command)
+            return proxy_command(config.proxy_command)
         if config.proxy_jump:
             return self._through(target, config.proxy_jump, limits, progress, via)
         deadline = time.monotonic() + limits.tcp_s
@@ -222,26 +221,33 @@ class ParamikoTransport:
         return dial.connect(candidates, target.port, deadline, limits), lambda: None
 
     def _through(
-        self, target: _Target, jump: str, limits: Limits, progress: Progress, via: tuple[str, ...]
+        self,
+        target: _Target,
+        hops: tuple[Hop, ...],
+        limits: Limits,
+        progress: Progress,
+        via: tuple[tuple[Hop, ...], ...],
     ) -> tuple[socket.socket, Callable[[], None]]:
         """A channel to the target from the last of its jump hosts."""
-        hops = parse_jump(jump)
-        last = hops[-1]
-        if jump in via or len(via) > 8:
-            raise TransportError("resolve", f"ProxyJump goes in a circle: {' -> '.join((*via, jump))}")  # fmt: skip
+        *before, last = hops
+        if hops in via or len(via) > MAX_JUMPS:
+            circle = " -> ".join(hop.host for way in (*via, hops) for hop in way)
+            raise TransportError("resolve", f"ProxyJump goes in a circle: {circle}")
         gate = self._target(last.host, last.host, last.port, last.user, None, {})
-        before = jump.rpartition(",")[0]
         if before:
-            gate = replace(gate, config=replace(gate.config, proxy_jump=before, proxy_command=None))
+            config = replace(gate.config, proxy_jump=tuple(before), proxy_command=None)
+            gate = replace(gate, config=config)
 
         def connect() -> Wire:
             try:
-                return self._open(gate, limits, progress, (*via, jump))
+                return self._open(gate, limits, progress, (*via, hops))
             except TransportError as error:
                 message = f"jump host {last.host}: {error}"
                 raise TransportError(error.phase, message, hint=error.hint) from None
 
-        wire, give_back = self._jumps.borrow((before, gate.host, gate.port, gate.user), connect)
+        wire, give_back = self._jumps.borrow(
+            (tuple(before), gate.host, gate.port, gate.user), connect
+        )
         progress.enter("tcp")
         try:
             channel = wire.open_channel(

@@ -1,82 +1,63 @@
-"""The user's ssh_config: parsed once, resolved once per host.
+"""The user's ssh_config: parsed once, resolved once per host, with the answers of `ssh -G`.
 
 By hand because paramiko's `SSHConfig` ignores Include silently, raises on valid Match lines
-(paramiko/paramiko #1992) and needs 67 ms for one lookup among 1,000 Host blocks.
+(paramiko/paramiko #1992) and needs 67 ms for one lookup among 1,000 Host blocks. What is not supported
+is refused with its line, never passed over.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import getpass
+import glob
 import os
 import re
-import shlex
-import socket
-import subprocess
+import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import TransportError
+from clusterctl.transport.names import why_no_host_name, why_no_user_name
+from clusterctl.transport.patterns import matches_any
+from clusterctl.transport.ssh_host import HostConfig, Query, build, canonical_name, problem
+from clusterctl.transport.ssh_keywords import ALIASES, GROWING, IGNORED, READERS
+from clusterctl.transport.ssh_match import Criterion, holds, parse_match
+from clusterctl.transport.ssh_values import BadValue, split_words
 
 MAX_INCLUDE_DEPTH = 16  # OpenSSH's own limit
-MATCH_EXEC_TIMEOUT_S = 10.0
-_LINE = re.compile(r"^\s*([A-Za-z]\w*)(?:\s*=\s*|\s+)(.*?)\s*$")
-_LISTS = ("identityfile", "certificatefile")
-
-
-@dataclass(frozen=True, slots=True)
-class HostConfig:
-    """What ssh_config says about one host; None where it says nothing."""
-
-    hostname: str
-    port: int | None = None
-    user: str | None = None
-    identity_files: tuple[str, ...] = ()
-    identities_only: bool = False
-    identity_agent: str | None = None
-    proxy_jump: str | None = None
-    proxy_command: str | None = None
-    host_key_alias: str | None = None
-    user_known_hosts: tuple[str, ...] | None = None
-    global_known_hosts: tuple[str, ...] | None = None
-    strict_host_keys: str | None = None
-    keepalive_s: int | None = None
+SYSTEM_FOLDER = Path("/etc/ssh")
+_LINE = re.compile(r'[ \t\r]*([^ \t\r"=]+)(?:[ \t\r]*=[ \t\r]*|[ \t\r]+|$)(.*)', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    """A Host or Match line."""
+    """A Host line's patterns or a Match line's criteria."""
 
-    words: tuple[str, ...]
-    is_match: bool
     where: str
+    patterns: tuple[str, ...] = ()
+    criteria: tuple[Criterion, ...] = ()
 
     @property
     def literals(self) -> tuple[str, ...] | None:
         """Host names without wildcards, so that the block can be found by a dict."""
-        if self.is_match or any(mark in word for word in self.words for mark in "*?!"):
+        if self.criteria or any(mark in word for word in self.patterns for mark in "*?!"):
             return None
-        return self.words
+        return self.patterns
+
+    def holds(self, query: Query) -> bool:
+        if not self.criteria:
+            return matches_any(query.matched_name, self.patterns)
+        try:
+            return holds(self.criteria, query)
+        except BadValue as error:
+            raise problem(self.where, error) from None
 
 
 @dataclass(slots=True)
 class _Section:
     conditions: tuple[_Condition, ...]  # all must hold; more than one inside an Include
-    settings: list[tuple[str, list[str], str]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Query:
-    original: str
-    user: str | None
-    values: dict[str, list[str]]
-    final: bool = False
-
-    @property
-    def hostname(self) -> str:
-        return self.values.get("hostname", [self.original])[0].replace("%h", self.original)
+    settings: list[tuple[str, Any, str]] = field(default_factory=list)
 
 
 class SshConfig:
@@ -86,71 +67,93 @@ class SshConfig:
         self._sections: list[_Section] = []
         self._by_name: dict[str, list[int]] = {}
         self._general: list[int] = []
-        self._cache: dict[tuple[str, str | None], HostConfig] = {}
+        self._cache: dict[tuple[str, str | None, int | None], HostConfig] = {}
         self._lock = threading.Lock()
-        for path in paths:
-            self._parse(path, (), 0)
+        self._ignored_unknown: list[str] = []
+        self._has_final = False
+        self._failure: TransportError | None = None  # a bad line anywhere is one for every host
+        try:
+            for path in paths:
+                self._parse(path, (), 0)
+        except TransportError as error:
+            self._failure = error
         self._index()
-        self._has_final = any(
-            word.lower().lstrip("!") == "final"
-            for section in self._sections
-            for condition in section.conditions
-            if condition.is_match
-            for word in condition.words
-        )
 
     @classmethod
     def of_user(cls) -> SshConfig:
         """~/.ssh/config, then /etc/ssh/ssh_config."""
-        return cls([Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")])
+        return cls([Path.home() / ".ssh/config", SYSTEM_FOLDER / "ssh_config"])
 
-    def resolve(self, host: str, user: str | None = None) -> HostConfig:
-        """Settings for `host`; `user` is the one already chosen, for `Match user`.
+    def resolve(self, host: str, user: str | None = None, port: int | None = None) -> HostConfig:
+        """Settings for `host`; `user` and `port` are those already chosen, as by ssh's -l and -p.
 
-        Raises `TransportError("resolve")` for what cannot be decided or is not supported.
+        Raises `TransportError("resolve")` for what ssh refuses too, what cannot be decided and what is
+        not supported, with file and line.
         """
-        key = (host, user)
+        if self._failure is not None:
+            raise TransportError("resolve", str(self._failure), hint=self._failure.hint)
+        key = (host, user, port)
         with self._lock:
             known = self._cache.get(key)
         if known is None:
-            known = self._resolve(host, user)
+            known = self._resolve(host, user, port)
             with self._lock:
                 self._cache[key] = known
         return known
 
     def _parse(self, path: Path, outer: tuple[_Condition, ...], depth: int) -> None:
         if depth > MAX_INCLUDE_DEPTH:
-            raise _problem(f"{path}: Include is nested more than {MAX_INCLUDE_DEPTH} deep")
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return  # as OpenSSH: a file that is not there says nothing
+            raise problem(path, f"Include is nested more than {MAX_INCLUDE_DEPTH} deep")
         section = _Section(outer)
         self._sections.append(section)
-        for number, raw in enumerate(text.splitlines(), 1):
+        for number, raw in enumerate(_read(path, included=depth > 0).split("\n"), 1):
+            line = _LINE.fullmatch(raw.rstrip(" \t\r\f"))
             where = f"{path} line {number}"
-            match = _LINE.match(raw)
-            if not match or raw.lstrip().startswith("#"):
+            if line is None:
+                if raw.strip(" \t\r\f"):
+                    raise problem(where, f"{raw.strip()!r} is no keyword with a value")
                 continue
-            keyword = match[1].lower()
+            if line[1].startswith("#"):
+                continue
+            keyword = ALIASES.get(line[1].lower(), line[1].lower())
             try:
-                words = shlex.split(match[2], comments=True)
-            except ValueError as error:
-                raise _problem(f"{where}: {error}") from None
-            if keyword in ("host", "match"):
-                condition = _Condition(tuple(words), keyword == "match", where)
-                section = _Section((*outer, condition))
-                self._sections.append(section)
-            elif keyword == "include":
-                for pattern in words:
-                    for included in _include_paths(pattern, path):
-                        self._parse(included, section.conditions, depth + 1)
-                section = _Section(section.conditions)  # keeps the order of lines
-                self._sections.append(section)
-            elif words:
-                if keyword == "proxycommand":
-                    words = [match[2]]  # a shell line: its quotes are not ours
-                section.settings.append((keyword, words, where))
+                if not line[2]:
+                    raise BadValue("a value is missing")
+                words = split_words(line[2])
+                if keyword in ("host", "match"):
+                    section = self._begin(keyword, words, line[2], where, outer)
+                elif keyword == "include":
+                    for pattern in words:
+                        for included in _include_paths(pattern, path):
+                            self._parse(included, section.conditions, depth + 1)
+                    section = _Section(section.conditions)  # keeps the order of lines
+                    self._sections.append(section)
+                elif keyword in READERS:
+                    value = READERS[keyword](words, line[2])
+                    if keyword == "ignoreunknown":
+                        self._ignored_unknown += str(value).lower().split(",")
+                    elif value is not None:
+                        section.settings.append((keyword, value, where))
+                elif keyword not in IGNORED and not matches_any(keyword, self._ignored_unknown):
+                    raise BadValue(
+                        f"no such keyword is known here (IgnoreUnknown {line[1]} lets it pass)"
+                    )
+            except BadValue as error:
+                raise problem(where, f"{line[1]}: {error}") from None
+
+    def _begin(
+        self, keyword: str, words: list[str], rest: str, where: str, outer: tuple[_Condition, ...]
+    ) -> _Section:
+        if keyword == "host":
+            if not all(words):
+                raise BadValue("a name is empty")
+            condition = _Condition(where, patterns=tuple(words))
+        else:
+            condition = _Condition(where, criteria=parse_match(rest))
+            self._has_final |= any(one.name == "final" for one in condition.criteria)
+        section = _Section((*outer, condition))
+        self._sections.append(section)
+        return section
 
     def _index(self) -> None:
         for number, section in enumerate(self._sections):
@@ -163,175 +166,72 @@ class SshConfig:
                 for name in dict.fromkeys(literals):
                     self._by_name.setdefault(name, []).append(number)
 
-    def _resolve(self, host: str, user: str | None) -> HostConfig:
-        query = _Query(host, user, {})
+    def _resolve(self, host: str, user: str | None, port: int | None) -> HostConfig:
+        for why in (why_no_host_name(host), why_no_user_name(user or "")):
+            if why:
+                raise TransportError("resolve", why, hint="ssh refuses such names as well")
+        query = Query(host, user, port)
         self._apply(query)
-        if self._has_final:
+        name = canonical_name(query)
+        if self._has_final or query.values.get("canonicalizehostname", "no") != "no":
             query.final = True
-            query.original = query.hostname  # the second pass sees the resolved name
+            query.matched_name = name
+            query.values["hostname"] = name
             self._apply(query)
-            query.original = host
-        return _build(query)
+        return build(query, name)
 
-    def _apply(self, query: _Query) -> None:
-        numbers = sorted({*self._general, *self._by_name.get(query.original, ())})
-        for number in numbers:
+    def _apply(self, query: Query) -> None:
+        values = query.values
+        for number in sorted({*self._general, *self._by_name.get(query.matched_name, ())}):
             section = self._sections[number]
-            if all(_holds(condition, query) for condition in section.conditions):
-                for keyword, words, _ in section.settings:
-                    if keyword in _LISTS:
-                        known = query.values.setdefault(keyword, [])
-                        known.extend(word for word in words if word not in known)
-                    elif keyword in ("proxyjump", "proxycommand"):
-                        # The two compete: whichever is said first wins.
-                        if not {"proxyjump", "proxycommand"} & query.values.keys():
-                            query.values[keyword] = words
-                    else:
-                        query.values.setdefault(keyword, words)
+            if not all(condition.holds(query) for condition in section.conditions):
+                continue
+            for keyword, value, where in section.settings:
+                if keyword in GROWING:
+                    known = values.setdefault(keyword, [])
+                    known.extend([value] if value not in known else [])
+                elif keyword in ("proxyjump", "proxycommand"):
+                    # The two compete: whichever is said first wins.
+                    if not {"proxyjump", "proxycommand"} & values.keys():
+                        values[keyword] = value
+                else:
+                    values.setdefault(keyword, value)
+                query.where.setdefault(keyword, where)
 
 
-def _problem(message: str) -> TransportError:
-    return TransportError(
-        "resolve", message, hint="ssh -G NODE shows how ssh itself reads the file"
-    )
+def _read(path: Path, included: bool) -> str:
+    """The text of a file that is ours; as for OpenSSH a file that is not there says nothing."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            foreign = found.st_uid not in (0, os.getuid()) or found.st_mode & (
+                stat.S_IWGRP | stat.S_IWOTH
+            )
+            if foreign and not path.is_relative_to(SYSTEM_FOLDER):
+                raise problem(path, f"others may write to it, so it is not used: chmod go-w {path}")
+            data = file.read()
+    except (FileNotFoundError, IsADirectoryError):
+        return ""
+    except OSError as error:
+        if included:
+            raise problem(path, f"cannot be read: {error.strerror}") from None
+        return ""
+    if b"\0" in data:
+        raise problem(path, "holds a NUL byte")
+    return data.decode(errors="surrogateescape")
 
 
 def _include_paths(pattern: str, included_by: Path) -> list[Path]:
-    path = Path(os.path.expandvars(pattern)).expanduser()
-    if not path.is_absolute():
-        user_file = not str(included_by).startswith("/etc/ssh/")
-        path = (Path.home() / ".ssh" if user_file else Path("/etc/ssh")) / path
-    return sorted(Path("/").glob(str(path)[1:]))
-
-
-def _holds(condition: _Condition, query: _Query) -> bool:
-    if not condition.is_match:
-        return _matches(condition.words, query.original)
-    words = list(condition.words)
-    if not words:
-        raise _problem(f"{condition.where}: Match without a criterion")
-    undecided: str | None = None
-    while words:
-        word = words.pop(0)
-        negated = word.startswith("!")
-        criterion = word.lstrip("!").lower()
-        if criterion == "all":
-            holds = True
-        elif criterion == "final":
-            holds = query.final
-        elif criterion == "canonical":
-            holds = False  # canonicalisation is refused below, so there is no such pass
-        elif not words:
-            raise _problem(f"{condition.where}: Match {criterion} needs a value")
-        else:
-            value = words.pop(0)
-            answer = _criterion(criterion, value, query, condition.where)
-            if answer is None:
-                undecided = criterion
-                continue
-            holds = answer
-        if holds == negated:
-            return False
-    if undecided:
-        raise _problem(f"{condition.where}: 'Match {undecided}' is not supported by this backend")
-    return True
-
-
-def _criterion(criterion: str, value: str, query: _Query, where: str) -> bool | None:
-    if criterion == "host":
-        return _matches(value.split(","), query.hostname)
-    if criterion == "originalhost":
-        return _matches(value.split(","), query.original)
-    if criterion == "user":
-        user = query.user or query.values.get("user", [getpass.getuser()])[0]
-        return _matches(value.split(","), user)
-    if criterion == "localuser":
-        return _matches(value.split(","), getpass.getuser())
-    if criterion == "exec":
-        command = expand_tokens(value, query.hostname, query.original, query.user, query.values)
-        try:
-            # The user's own file, run as ssh runs it: by a shell.
-            answer = subprocess.run(  # noqa: S602
-                command,
-                shell=True,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=MATCH_EXEC_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise _problem(f"{where}: Match exec took over {MATCH_EXEC_TIMEOUT_S:g} s") from None
-        return answer.returncode == 0
-    return None
-
-
-def _matches(patterns: Sequence[str], name: str) -> bool:
-    matched = False
-    for pattern in patterns:
-        glob = pattern.lstrip("!").lower().replace("[", "[[]")
-        if fnmatch.fnmatchcase(name.lower(), glob):
-            if pattern.startswith("!"):
-                return False
-            matched = True
-    return matched
-
-
-def expand_tokens(
-    text: str, hostname: str, original: str, user: str | None, values: dict[str, list[str]]
-) -> str:
-    """ssh_config's %-tokens, a leading ~ and ${VARIABLES}."""
-    remote_user = user or values.get("user", [getpass.getuser()])[0]
-    tokens = {
-        "%": "%", "h": hostname, "n": original, "p": values.get("port", ["22"])[0],
-        "r": remote_user, "u": getpass.getuser(), "d": str(Path.home()), "i": str(os.getuid()),
-        "L": socket.gethostname().split(".")[0], "l": socket.gethostname(),
-        "k": values.get("hostkeyalias", [original])[0],
-    }  # fmt: skip
-    text = re.sub(r"%(.)", lambda m: tokens.get(m[1], m[0]), text)
-    text = re.sub(r"\$\{(\w+)\}", lambda m: os.environ.get(m[1], m[0]), text)
-    return str(Path(text).expanduser()) if text.startswith("~") else text
-
-
-def _build(query: _Query) -> HostConfig:
-    values = query.values
-    hostname = query.hostname
-    if values.get("canonicalizehostname", ["no"])[0] != "no" and "canonicaldomains" in values:
-        raise _problem(
-            f"ssh_config asks to canonicalize {query.original}, which this backend does not do"
-        )
-
-    def one(key: str) -> str | None:
-        return values[key][0] if values.get(key) else None
-
-    def number(key: str) -> int | None:
-        text = one(key)
-        if text is not None and not text.isdigit():
-            raise _problem(f"ssh_config: {key} {text!r} is no number")
-        return None if text is None else int(text)
-
-    def expanded(text: str) -> str:
-        return expand_tokens(text, hostname, query.original, query.user, values)
-
-    def paths(key: str) -> tuple[str, ...] | None:
-        return tuple(expanded(word) for word in values[key]) if key in values else None
-
-    def proxy(key: str) -> str | None:
-        text = one(key)
-        return None if text is None or text.lower() == "none" else text
-
-    command = proxy("proxycommand")
-    return HostConfig(
-        hostname=hostname.replace("%%", "%"),
-        port=number("port"),
-        user=one("user"),
-        identity_files=paths("identityfile") or (),
-        identities_only=one("identitiesonly") == "yes",
-        identity_agent=expanded(agent) if (agent := one("identityagent")) else None,
-        proxy_jump=proxy("proxyjump"),
-        proxy_command=command,
-        host_key_alias=one("hostkeyalias"),
-        user_known_hosts=paths("userknownhostsfile"),
-        global_known_hosts=paths("globalknownhostsfile"),
-        strict_host_keys=one("stricthostkeychecking"),
-        keepalive_s=number("serveraliveinterval"),
-    )
+    """Files of an Include word, by glob(3): names that begin with a dot are no match for `*`."""
+    if not pattern or "%" in pattern or "${" in pattern:
+        raise BadValue(f"{pattern!r}: only some versions of ssh expand this; write the path")
+    by_user = not included_by.is_relative_to(SYSTEM_FOLDER)
+    if pattern.startswith("~") and not by_user:
+        raise BadValue(f"{pattern!r}: a file of the system includes none of a user")
+    folder = Path.home() / ".ssh" if by_user else SYSTEM_FOLDER
+    try:
+        place = folder / Path(pattern).expanduser()
+    except RuntimeError:
+        raise BadValue(f"{pattern!r}: there is no such user") from None
+    # Not Path.glob, which finds the hidden files of editors too.
+    return [Path(name) for name in sorted(glob.glob(str(place)))]  # noqa: PTH207

@@ -1,0 +1,125 @@
+"""Values in ssh_config, read as OpenSSH reads them: words, times, ports, flags, %-tokens."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_DIGITS = 12  # Python itself refuses to read numbers of thousands of digits
+_DIGITS = re.compile(r"\+?\d+", re.ASCII)
+_TIME = re.compile(r"(\+?\d+)([smhdw]?)", re.IGNORECASE | re.ASCII)
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_MOST_SECONDS = 2**31 - 1
+_TOKEN = re.compile(r"%(.?)|\$\{([^}]*)(\}?)", re.DOTALL)
+
+
+class BadValue(ValueError):
+    """A value that ssh refuses too, or that this backend cannot honour; the text says why."""
+
+
+def split_words(text: str) -> list[str]:
+    """Words of a line: quotes of both kinds, backslashes before quotes and spaces, a # comment.
+
+    Raises `BadValue` for a quote that is not closed.
+    """
+    words: list[str] = []
+    position = 0
+    while position < len(text):
+        if text[position] in " \t":
+            position += 1
+            continue
+        if text[position] == "#":
+            break
+        word, quote = "", ""
+        while position < len(text):
+            char, after = text[position], text[position + 1 : position + 2]
+            if char == "\\" and after and (after in "'\"\\" or (after == " " and not quote)):
+                word += after
+                position += 1
+            elif not quote and char in " \t":
+                break
+            elif not quote and char in "'\"":
+                quote = char
+            elif char == quote:
+                quote = ""
+            else:
+                word += char
+            position += 1
+        if quote:
+            raise BadValue("a quote is not closed")
+        words.append(word)
+    return words
+
+
+def seconds(text: str) -> int:
+    """`90`, `1m`, `1h30m` in seconds. Raises `BadValue`."""
+    parts = _TIME.findall(text)
+    if not text or "".join(number + unit for number, unit in parts) != text:
+        raise BadValue(f"{text!r} is no time")
+    total = sum(int(number[:MAX_DIGITS]) * _SECONDS[unit.lower()] for number, unit in parts)
+    if total > _MOST_SECONDS:
+        raise BadValue(f"{text!r} is too long a time")
+    return total
+
+
+def whole_number(text: str) -> int:
+    """A number of ordinary size. Raises `BadValue`."""
+    if not _DIGITS.fullmatch(text) or len(text) > MAX_DIGITS:
+        raise BadValue(f"{text!r} is no number")
+    return int(text)
+
+
+def port_number(text: str) -> int:
+    """A port from 1 to 65535, or the name of a service. Raises `BadValue`."""
+    if _DIGITS.fullmatch(text):
+        number = int(text[:MAX_DIGITS])
+    else:
+        try:
+            number = socket.getservbyname(text, "tcp")
+        except OSError:
+            number = 0
+    if not 1 <= number <= 65535:
+        raise BadValue(f"{text!r} is no port")
+    return number
+
+
+def one_of(text: str, *choices: str) -> str:
+    """The choice that `text` names in any case; `true` and `false` mean yes and no."""
+    word = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
+    if word not in choices:
+        raise BadValue(f"{text!r} is none of {', '.join(choices)}")
+    return word
+
+
+def expand(text: str, tokens: Mapping[str, str], environment: bool = False) -> str:
+    """Put %-tokens, and with `environment` also ${VARIABLES}, into a text. Raises `BadValue`."""
+
+    def put(found: re.Match[str]) -> str:
+        if found[2] is None:
+            if found[1] == "%":
+                return "%"
+            try:
+                return tokens[found[1]]
+            except KeyError:
+                raise BadValue(f"%{found[1]} in {text!r} has no meaning there") from None
+        if not environment:
+            return found[0]
+        value = os.environ.get(found[2]) if found[3] and found[2] else None
+        if value is None:
+            raise BadValue(f"{found[0]} in {text!r} is no variable of the environment")
+        return value
+
+    return _TOKEN.sub(put, text)
+
+
+def expand_path(text: str, tokens: Mapping[str, str]) -> str:
+    """A leading ~ or ~user, then tokens and variables. Raises `BadValue`."""
+    if text.startswith("~"):
+        try:
+            text = str(Path(text).expanduser())
+        except RuntimeError:
+            raise BadValue(f"{text!r}: there is no such user") from None
+    return expand(text, tokens, environment=True)
