@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from clusterctl.job import NodeJob, Pick, Process
 from clusterctl.nodes import Node
 from clusterctl.stacks.frames import Frame, Stack
-from clusterctl.stacks.model import STUCK, NodeView, Picture, Proc, Thread
+from clusterctl.stacks.model import NodeView, Picture, Proc, Thread
+from clusterctl.stacks.progress import STUCK
 from clusterctl.stacks.sites import Sites
 from dashboards.actions import Ending, LogText
 from dashboards.healthy import GPUS
@@ -182,13 +183,14 @@ def _proc(
     node: str, pid: int, ppid: int, rank: int, role: str, index: int | None, stack: Stack, sites: Sites
 ) -> Proc:  # fmt: skip
     beat = {"step": 2917, "phase": "backward", "age_s": 64.0, "mono_s": 0.0}
+    operation, caller = sites.call(stack)
     return Proc(
         node=node, pid=pid, ppid=ppid, rank=rank, role=role, index=index, user="ubuntu",
         program="python -m trainer.train stage3", state="S", kind=sites.kind(stack), stack=stack,
         progress=STUCK, cpu_share=0.0, seconds=2.0, how="py-spy", error="",
         threads=(Thread(pid, "MainThread", stack, sites.kind(stack), False),),
         beats=(beat, beat) if role == "trainer" else (), samples=(stack, stack),
-        site_index=sites.match(stack),
+        site_index=sites.match(stack), operation=operation, caller=caller,
     )  # fmt: skip
 
 

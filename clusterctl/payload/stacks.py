@@ -64,6 +64,9 @@ def collect():
         wait_s = started_s + number * ARGS["interval_s"] - time.monotonic()
         time.sleep(max(0.0, wait_s))
         samples.append(sample(rows, shot, table, py_spy, begun))
+    for between in samples[1:-1]:
+        for one in between["processes"].values():
+            one.pop("tasks", None)  # CPU is compared between the first and the last look
     report = {
         "rows": rows,
         "others": len(strangers),

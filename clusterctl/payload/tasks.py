@@ -7,7 +7,7 @@ import os
 
 
 def task_facts(pid, deep):
-    """{state, wchan, syscall, stack, tasks: {tid: [state, ticks, voluntary switches, wchan]}}; None when gone.
+    """{state, wchan, syscall, stack, tasks: {tid: [state, ticks, voluntary switches, wchan, name]}}; None when gone.
 
     Ticks are user and system time in 1/SC_CLK_TCK s. `deep` also reads where the main thread sleeps.
     """
@@ -19,11 +19,12 @@ def task_facts(pid, deep):
         return None
     for name in names:
         try:
-            words = _read(folder + "/task/%s/stat" % name).rpartition(")")[2].split()
+            head, _, tail = _read(folder + "/task/%s/stat" % name).rpartition(")")
+            words, comm = tail.split(), head.partition("(")[2]
             switches = _switches(_read(folder + "/task/%s/status" % name))
         except OSError:
             continue  # a thread that has just ended
-        tasks[name] = [words[0], int(words[11]) + int(words[12]), switches, None]
+        tasks[name] = [words[0], int(words[11]) + int(words[12]), switches, None, comm]
     if str(pid) not in tasks:
         return None
     facts = {

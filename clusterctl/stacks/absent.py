@@ -8,8 +8,9 @@ from clusterctl.job import fold_ranks
 from clusterctl.nodes import fold
 from clusterctl.stacks import sites as kinds
 from clusterctl.stacks import words
-from clusterctl.stacks.model import STUCK, Picture, Proc
-from clusterctl.stacks.signs import has_moved, saves
+from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.progress import STANDS, STUCK
+from clusterctl.stacks.signs import has_gone_on, has_moved, saves
 from clusterctl.stacks.verdict import (
     FEW,
     HANG,
@@ -36,7 +37,9 @@ def who_is_halted(
     guilty = guilty or [p for p in halted if p.role not in ("trainer", "loader")]
     # A save sleeps in the kernel while the disk works: that is waiting (rule 2), not a fault yet.
     guilty = [p for p in guilty if p.state != "D" or p.is_frozen or not saves(p)]
-    if not guilty or (not waiting and len(guilty) < len(trainers) and not _wait_for_data(trainers)):
+    # Who may not run at all holds up the others whether or not they have come to wait for it.
+    barred = [p for p in guilty if p.role == "trainer" and (p.state == "T" or p.is_frozen)]
+    if not guilty or not (waiting or barred or len(guilty) >= len(trainers) or _wait_for_data(trainers)):  # fmt: skip
         return None
     suspects = [suspect(p, words.halt_reason(p)) for p in guilty]
     first = guilty[0]
@@ -51,7 +54,7 @@ def who_is_halted(
         f"{parent}{name} ({first.node}) {words.halt_reason(first)}{words.at(first)}{others}.",
         HIGH,
         suspects,
-        [*(words.facts(p) for p in guilty[:4]), *words.beat_lines(guilty)],
+        [*(words.facts(p) for p in guilty[:4]), *words.beat_lines(guilty), *words.doubt(rest)],
         ["sudo dmesg and the mount of that file"] if first.in_storage else [f"find out who stopped it; clusterctl run -w {first.node} 'kill -CONT {first.pid}'"] if first.state == "T" else ["thaw its cgroup" if first.is_frozen else "look at that node's kernel log"],
     )  # fmt: skip
 
@@ -86,14 +89,19 @@ def who_is_missing(
         return None
     ranks = fold_ranks(missing)
     seen = f"no process with rank {ranks} on these nodes, {len(trainers)} of {picture.world} ranks are there"
-    if missing and waiting:
+    # A rank without a process, and nobody goes on: that is enough, whatever the others stand in.
+    all_stand = bool(trainers) and all(
+        p.progress in STANDS and not has_gone_on(p) for p in trainers
+    )
+    if missing and (waiting or all_stand):
         suspects = [Suspect(_home(picture, rank), rank, "trainer", "no process of it") for rank in missing]  # fmt: skip
         nodes = fold(list(dict.fromkeys(s.node for s in suspects)))
         # Whole nodes may simply not stand in this hostfile.
-        sure = len(missing) <= max(1, FEW * (picture.world or 1))
+        sure = bool(waiting) and len(missing) <= max(1, FEW * (picture.world or 1))
+        rest = words.waits(waiting) if waiting else f"of the others none goes on: {words.places(trainers)}"  # fmt: skip
         return Verdict(
-            HANG, f"rank {ranks} ({nodes}) has ended; {words.waits(waiting)}.", HIGH if sure else MEDIUM,
-            suspects, [seen], [f"the end of ranks/{missing[0]}.log; clusterctl kill", "or its node is not in this hostfile"],
+            HANG, f"rank {ranks} ({nodes}) has ended; {rest}.", HIGH if sure else MEDIUM,
+            suspects, [seen, *words.doubt(waiting)], [f"the end of ranks/{missing[0]}.log; clusterctl kill", "or its node is not in this hostfile"],
         )  # fmt: skip
     if missing and has_moved(trainers):
         return Verdict(OK, f"all {len(trainers)} ranks on these nodes go on.", MEDIUM, [], [seen])

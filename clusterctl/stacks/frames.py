@@ -48,9 +48,13 @@ def make_frame(function: str, filename: str, short: str, line: int) -> Frame:
     return Frame(name, path, line, bool(_STANDARD.match(filename)))
 
 
+DISPATCH = "torch/_ops.py"
+"""Calls whatever operator it was given: which one, the line below tells (payload/frames.py alike)."""
+
+
 @dataclass(frozen=True)
 class Stack:
-    """Frames from the innermost outwards; `source` is the text of the innermost frame's line."""
+    """Frames from the innermost outwards; `source` is the text of the innermost line but torch/_ops.py's."""
 
     frames: tuple[Frame, ...]
     source: str = ""
@@ -120,9 +124,11 @@ class Book:
         found = []
         for stack in stacks:
             text = ""
-            if stack:
-                _, filename, _, line = frames[stack[0]]
+            for number in stack:
+                _, filename, _, line = frames[number]
                 text = source.get(f"{filename}:{line}", "")
+                if not str(filename).endswith(DISPATCH):
+                    break
             found.append(self.keep(trim(made[number] for number in stack), text))
         return found
 

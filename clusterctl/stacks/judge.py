@@ -13,8 +13,9 @@ from clusterctl.nodes import fold
 from clusterctl.stacks import sites as kinds
 from clusterctl.stacks import words
 from clusterctl.stacks.absent import who_is_halted, who_is_missing
-from clusterctl.stacks.model import GONE, SPINNING, STUCK, Picture, Proc
-from clusterctl.stacks.signs import has_gone_on, has_moved, is_halted, missing_ranks
+from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.progress import GONE, SPINNING, STANDS
+from clusterctl.stacks.signs import has_gone_on, has_moved, is_halted, missing_ranks, who_waits
 from clusterctl.stacks.verdict import (
     BUSY,
     HANG,
@@ -26,7 +27,6 @@ from clusterctl.stacks.verdict import (
     UNKNOWN,
     Suspect,
     Verdict,
-    named,
     suspect,
 )
 from clusterctl.stacks.waiting import all_wait, all_want_data, who_stands_apart
@@ -42,7 +42,7 @@ def judge(picture: Picture) -> Verdict:
     elif has_moved(trainers) and not missing:
         verdict = _moving(picture, trainers, halted)
     else:
-        waiting = [p for p in trainers if p.waits_for_peers and p.progress in (STUCK, SPINNING)]
+        waiting = who_waits(picture, trainers, missing)
         verdict = (
             who_is_halted(picture, trainers, waiting, halted)
             or who_is_missing(picture, trainers, waiting, missing)
@@ -51,6 +51,9 @@ def judge(picture: Picture) -> Verdict:
             or all_want_data(picture, trainers)
             or _undecided(picture, trainers)
         )
+        if missing and not verdict.suspects:
+            ranks = fold_ranks(missing)
+            verdict.evidence.insert(0, f"no process with rank {ranks} on the nodes that answer")
     verdict.evidence += _repaired(picture)
     return verdict
 
@@ -86,20 +89,23 @@ def _undecided(picture: Picture, trainers: Sequence[Proc]) -> Verdict:
             UNKNOWN, f"no stack of any rank could be read: {unseen[0].error or 'no reason given'}.", LOW,
             [], [words.facts(p) for p in unseen[:2]], ["see below for what to allow, or --sudo"],
         )  # fmt: skip
-    stuck = [p for p in trainers if p.progress in (STUCK, SPINNING)]
+    stuck = [p for p in trainers if p.progress in STANDS]
     if stuck and len(stuck) == len(trainers):
-        kinds_there = {p.kind for p in stuck}
-        suspects = [suspect(p, p.progress) for p in stuck]
-        doing = "stand still" if any(p.progress == STUCK for p in stuck) else "burn CPU in the same functions"  # fmt: skip
         if all(p.progress == SPINNING for p in stuck) and len(trainers) > 1:
             return Verdict(
                 BUSY, f"all {len(stuck)} ranks compute in {stuck[0].where(limit=2)}: a long step, or one without end.",
                 LOW, [], [words.facts(stuck[0]), *words.beat_lines(stuck[:1])], ["--interval 30, or --watch"],
             )  # fmt: skip
+        evidence = [*(words.facts(p) for p in stuck[:4]), *words.beat_lines(stuck[:2])]
+        if len(stuck) > 1:  # nobody is accused when that would mean everybody
+            return Verdict(
+                HANG, f"all {len(stuck)} ranks stand, and their stacks do not say for whom: {words.places(stuck)}{words.age(stuck[0])}.",
+                LOW, [], evidence, [*words.next_for(stuck[0]), "--interval 30, and the ranks' own logs"],
+            )  # fmt: skip
+        doing = "burns CPU in the same functions," if stuck[0].progress == SPINNING else "stands still in"  # fmt: skip
         return Verdict(
-            HANG, f"{named(suspects)} ({stuck[0].node}) {doing} in {stuck[0].where(limit=2)}{words.age(stuck[0])}.",
-            MEDIUM if len(kinds_there) == 1 else LOW, suspects,
-            [*(words.facts(p) for p in stuck[:4]), *words.beat_lines(stuck[:2])], words.next_for(stuck[0]),
+            HANG, f"{words.names(stuck)} ({stuck[0].node}) {doing} {stuck[0].where(limit=2)}{words.age(stuck[0])}.",
+            MEDIUM, [suspect(stuck[0], stuck[0].progress)], evidence, words.next_for(stuck[0]),
         )  # fmt: skip
     moved = [p for p in trainers if has_gone_on(p)]
     still = [p for p in trainers if not has_gone_on(p)]

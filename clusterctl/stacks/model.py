@@ -12,11 +12,20 @@ from typing import Any
 
 from clusterctl.fanout import NodeResult
 from clusterctl.stacks import sites as kinds
-from clusterctl.stacks.frames import Book, Stack, parse_faulthandler
+from clusterctl.stacks.frames import Book, Stack, parse_faulthandler, trim
+from clusterctl.stacks.progress import (
+    AUTOGRAD,
+    GONE,
+    STUCK,
+    TICK_S,
+    UNSURE,
+    comm,
+    judge_progress,
+    own_threads,
+    ticks,
+)
 from clusterctl.stacks.sites import Sites
 
-TICK_S = 0.01  # SC_CLK_TCK is 100 on every Linux we know
-STUCK, SPINNING, MOVING, GONE, UNSURE = "stuck", "spinning", "moving", "gone", "unsure"
 _STORAGE = re.compile(
     r"fuse|request_wait_answer|nfs|rpc_wait|cifs|smb|ceph|lustre|gpfs|folio_wait|wait_on_page|io_schedule|"
     r"blk_|jbd2|xfs_|ext4_|rq_qos"
@@ -65,6 +74,8 @@ class Proc:
     owns_gil: bool = False
     samples: tuple[Stack, ...] = ()
     site_index: int = 0  # of the frame that told the kind
+    operation: str = "?"  # what it waits in, where it waits: all_reduce, backward
+    caller: str = "?"  # the user's frame that called it
 
     def where(self, limit: int = 4) -> str:
         """The site and the user's frames around it; from the innermost frame for its own code."""
@@ -257,15 +268,9 @@ def _read_proc(
     last: dict[str, Any] = looks[-1] if looks else {"state": None}
     dumps = [_threads(look, pid, stacks, book, sites) for look in looks]
     dumped = [threads for threads in dumps if threads]
-    mains = [_main(threads, pid) for threads in dumped]
+    mains = _acting(dumped, pid, last)
     main = mains[-1] if mains else None
     stack = main.stack if main else book.keep(())
-    kind = main.kind if main else kinds.UNKNOWN
-    if kind == kinds.BACKWARD and main is not None:
-        # Backward runs the hooks of other threads when there is a device: a collective stands there.
-        for thread in dumped[-1]:
-            if thread.tid != main.tid and thread.kind in kinds.WAITS_FOR_PEERS:
-                stack, kind = thread.stack, thread.kind
     seconds = last.get("at_s", 0.0) - looks[0].get("at_s", 0.0) if len(looks) > 1 else 0.0
     proc = Proc(
         node=node,
@@ -277,10 +282,10 @@ def _read_proc(
         user=row["user"],
         program=row["program"],
         state=last.get("state"),
-        kind=kind,
+        kind=main.kind if main else kinds.UNKNOWN,
         stack=stack,
         progress=UNSURE,
-        cpu_share=_ticks(looks, None) * TICK_S / seconds if seconds > 0 else 0.0,
+        cpu_share=ticks(looks) * TICK_S / seconds if seconds > 0 else 0.0,
         seconds=seconds,
         how=last.get("how", "kernel"),
         error=last.get("error", ""),
@@ -297,7 +302,10 @@ def _read_proc(
         site_index=sites.match(stack),
     )
     _correct_role(proc)
-    proc.progress = _progress(proc, looks)
+    proc.operation, proc.caller = sites.call(stack)
+    proc.progress = judge_progress(looks, proc.samples, own_threads(looks, pid), seconds)
+    if proc.kind == kinds.BACKWARD and proc.progress == STUCK:
+        proc.kind = kinds.BACKWARD_WAIT  # in C++, and nobody computes
     return proc
 
 
@@ -311,8 +319,6 @@ def _threads(
             found.append(Thread(tid, name or "", stack, sites.kind(stack), gil))
         return tuple(found)
     if look.get("text"):
-        from clusterctl.stacks.frames import trim
-
         dumped = parse_faulthandler(look["text"])
         made = []
         for place, (name, frames) in enumerate(dumped):
@@ -322,6 +328,32 @@ def _threads(
             made.append(Thread(tid, name, stack, sites.kind(stack), False))
         return tuple(made)
     return ()
+
+
+def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any]) -> list[Thread]:
+    """The thread that says where the process stands, in each dump that has it.
+
+    That is the main one. While it sits in a backward pass of a device, autograd's threads run the
+    hooks: what stands in there in Python says more, a wait for peers before all.
+    """
+    if not dumps:
+        return []
+    main = _main(dumps[-1], pid)
+    hooks = [
+        thread for thread in dumps[-1]
+        if main.kind == kinds.BACKWARD and thread.tid != main.tid and thread.stack.frames and _runs_hooks(thread, look)
+    ]  # fmt: skip
+    acting = min(hooks, key=lambda t: t.kind not in kinds.WAITS_FOR_PEERS) if hooks else main
+    if acting is main:
+        return [_main(threads, pid) for threads in dumps]
+    return [thread for threads in dumps for thread in threads if thread.tid == acting.tid]
+
+
+def _runs_hooks(thread: Thread, look: dict[str, Any]) -> bool:
+    name = comm(look, str(thread.tid))
+    if not name:  # the node did not say whose thread it is
+        return thread.kind in kinds.WAITS_FOR_PEERS
+    return name.startswith(AUTOGRAD)
 
 
 def _main(threads: Sequence[Thread], pid: int) -> Thread:
@@ -339,45 +371,3 @@ def _correct_role(proc: Proc) -> None:
             proc.role = "loader"
         elif proc.role == "loader" and proc.kind == kinds.CHECKPOINT:
             proc.role = "writer"
-
-
-def _ticks(looks: Sequence[dict[str, Any]], tid: int | None) -> int:
-    """CPU ticks between first and last look, of one thread or all."""
-    if len(looks) < 2 or not looks[0].get("tasks") or not looks[-1].get("tasks"):
-        return 0
-    first, last = looks[0]["tasks"], looks[-1]["tasks"]
-    names = [str(tid)] if tid is not None else list(last)
-    return sum(max(0, last[n][1] - (first[n][1] if n in first else 0)) for n in names if n in last)
-
-
-def _switches(looks: Sequence[dict[str, Any]], pid: int) -> int:
-    first, last = (look.get("tasks") or {} for look in (looks[0], looks[-1]))
-    name = str(pid)
-    return max(0, last[name][2] - first[name][2]) if name in first and name in last else 0
-
-
-def _progress(proc: Proc, looks: Sequence[dict[str, Any]]) -> str:
-    """stuck: same stack, no CPU, no switch; spinning: same functions, CPU burnt; else moving.
-
-    A thread that wakes once a second to look at a clock does not move, nor does one that a dump
-    makes tick: hence the small allowances.
-    """
-    if proc.state in (None, "Z") or any(look.get("state") is None for look in looks):
-        return GONE
-    if len(looks) < 2 or proc.seconds <= 0:
-        return UNSURE
-    ticks, switches = _ticks(looks, proc.pid), _switches(looks, proc.pid)
-    share = ticks * TICK_S / proc.seconds
-    if proc.kind == kinds.BACKWARD:
-        share = max(share, proc.cpu_share)  # the work is done by the other threads
-    quiet = ticks <= max(1.0, 2.0 * proc.seconds) and switches <= max(2.0, 2.0 * proc.seconds)
-    same = len(set(proc.samples)) == 1 if len(proc.samples) > 1 else None
-    if same is None:  # no stacks: the kernel alone tells
-        return STUCK if quiet else SPINNING if share > 0.9 and not switches else UNSURE
-    if same and quiet:
-        return STUCK
-    # Who burns CPU gives it up to nobody; on a crowded machine its share may be small all the same.
-    burns = share >= 0.5 or (share >= 0.1 and switches <= max(2.0, 2.0 * proc.seconds))
-    if burns and len({stack.coarse for stack in proc.samples}) == 1:
-        return SPINNING
-    return MOVING

@@ -9,7 +9,8 @@ from clusterctl.job import fold_ranks
 from clusterctl.nodes import counted, fold
 from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull, shown_threads
 from clusterctl.stacks.evidence import Clue
-from clusterctl.stacks.model import GONE, MOVING, Picture, Proc
+from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.progress import GONE, MOVING
 from clusterctl.stacks.verdict import Verdict
 
 Line = tuple[str, str | None]  # text and style

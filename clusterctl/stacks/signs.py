@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.stacks import sites as kinds
-from clusterctl.stacks.model import GONE, MOVING, STUCK, Picture, Proc
+from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.progress import GONE, MOVING, STANDS, STUCK
 
 
 def has_moved(trainers: Sequence[Proc]) -> bool:
@@ -39,6 +40,32 @@ def saves(proc: Proc) -> bool:
     return proc.kind == kinds.CHECKPOINT or bool(
         proc.beat and proc.beat["phase"] == "checkpoint" and not proc.waits_for_peers
     )
+
+
+MOST = 0.75  # of the ranks, in one place: then that place is where they wait
+
+
+def who_waits(picture: Picture, trainers: Sequence[Proc], missing: Sequence[int]) -> list[Proc]:
+    """Ranks that wait for peers: by their stacks, or because nearly all stand in one place.
+
+    With NCCL the CPU runs on until the launch queue is full, and stops, often spinning, in whatever
+    operation comes then. So where some ranks are missing, halted, save or wait for data, a crowd in one
+    place waits for them.
+    """
+    sure = [p for p in trainers if p.waits_for_peers and p.progress in STANDS]
+    known = {id(p) for p in sure}
+    rest = [p for p in trainers if id(p) not in known]
+    telling = {id(p) for p in rest if p.kind == kinds.WAIT_DATA or saves(p) or is_halted(p)}
+    if not telling and not missing:
+        return sure
+    places: dict[object, list[Proc]] = {}
+    for proc in rest:
+        if id(proc) not in telling and proc.progress in STANDS and proc.stack.frames:
+            places.setdefault(proc.stack.coarse, []).append(proc)
+    crowd = max(places.values(), key=len, default=[])
+    everybody = len(trainers) + len(missing)
+    is_most = len(crowd) >= MOST * (len(rest) + len(missing)) and 2 * len(crowd) >= everybody
+    return sure + crowd if is_most else sure
 
 
 def missing_ranks(picture: Picture) -> list[int]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from clusterctl.job import fold_ranks
 from clusterctl.stacks import sites as kinds
 from clusterctl.stacks import words
-from clusterctl.stacks.model import GONE, MOVING, SPINNING, STUCK, Picture, Proc
+from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.progress import GONE, MOVING, SPINNING, STANDS
 from clusterctl.stacks.signs import is_halted, saves
 from clusterctl.stacks.verdict import (
     ALL_SAME,
@@ -20,6 +21,7 @@ from clusterctl.stacks.verdict import (
     LOW,
     MEDIUM,
     SURE_S,
+    UNKNOWN,
     WAITING,
     Suspect,
     Verdict,
@@ -32,9 +34,14 @@ def who_stands_apart(
     picture: Picture, trainers: Sequence[Proc], waiting: Sequence[Proc]
 ) -> Verdict | None:
     """Rule 2: most wait for peers, a few do something else; these, or their loaders, are suspects."""
-    rest = [p for p in trainers if p not in waiting]
+    counted = {id(p) for p in waiting}
+    rest = [p for p in trainers if id(p) not in counted]
     if not waiting or not rest:
         return None
+    unseen = [p for p in rest if p.kind == kinds.UNKNOWN]
+    rest = [p for p in rest if p.kind != kinds.UNKNOWN]
+    if not rest:
+        return _unseen(waiting, unseen)
     suspects: list[Suspect] = []
     busy: list[Suspect] = []
     evidence: list[str] = []
@@ -44,7 +51,11 @@ def who_stands_apart(
         busy += working
         evidence += [words.facts(proc)]
     confidence = HIGH if len(rest) <= max(1, FEW * len(trainers)) else MEDIUM
-    evidence = [*evidence[:4], *words.beat_lines(rest), *(words.facts(s.proc) for s in suspects if s.proc and s.proc not in rest)]  # fmt: skip
+    if unseen:
+        evidence.append(f"{words.names(unseen)}: no stack could be read ({unseen[0].error or 'no reason given'})")  # fmt: skip
+    if confidence == HIGH and (unseen or not all(p.waits_for_peers for p in waiting)):
+        confidence = MEDIUM
+    evidence = [*words.doubt(waiting), *evidence[:4], *words.beat_lines(rest), *(words.facts(s.proc) for s in suspects if s.proc and s.proc not in rest)]  # fmt: skip
     saving = [p for p in rest if saves(p)]
     if saving and len(saving) == len(rest):
         who = [suspect(p, "saves a checkpoint") for p in saving]
@@ -82,19 +93,28 @@ def who_stands_apart(
     )  # fmt: skip
 
 
+def _unseen(waiting: Sequence[Proc], unseen: Sequence[Proc]) -> Verdict:
+    """All that can be seen wait; who cannot be seen may wait, too."""
+    return Verdict(
+        UNKNOWN,
+        f"{words.waits(waiting)}; no stack of {words.names(unseen)} ({unseen[0].node}) could be read, so it may wait, too: {unseen[0].error or 'no reason given'}.",
+        LOW, [], [*(words.facts(p) for p in unseen[:4]), *words.beat_lines(unseen)], ["see below for what to allow, or --sudo; --dump-timeout"],
+    )  # fmt: skip
+
+
 def _descend(picture: Picture, trainer: Proc) -> tuple[list[Suspect], list[Suspect]]:
     """(who is to blame, who merely works) for a trainer that the others wait for."""
+    # A backward pass in C++ shows one frame however far it is: who computes there is not stuck.
+    computes = trainer.kind == kinds.BACKWARD or trainer.progress not in STANDS
     if trainer.kind != kinds.WAIT_DATA:
-        if trainer.progress in (STUCK, SPINNING):
-            return [suspect(trainer, trainer.progress)], []
-        return [], [suspect(trainer, "works")]
+        return ([], [suspect(trainer, "works")]) if computes else ([suspect(trainer, trainer.progress)], [])  # fmt: skip
     blamed, working = [], []
     for loader in picture.loaders(trainer):
         if is_halted(loader):
             blamed.append(suspect(loader, words.halt_reason(loader)))
         elif loader.kind in (kinds.IDLE, kinds.PUT):
             continue
-        elif loader.progress in (STUCK, SPINNING):
+        elif loader.progress in STANDS:
             blamed.append(suspect(loader, loader.progress))
         elif loader.progress == GONE:
             blamed.append(suspect(loader, "has ended"))
@@ -102,6 +122,8 @@ def _descend(picture: Picture, trainer: Proc) -> tuple[list[Suspect], list[Suspe
             working.append(suspect(loader, "works"))
     if not blamed and not working:
         # Every loader is idle, or there is none: the fault is between them and the rank.
+        if computes:
+            return [], [suspect(trainer, "waits for data, but goes on")]
         return [suspect(trainer, "waits for data that no loader works on")], []
     return blamed, [] if blamed else working
 
@@ -112,9 +134,8 @@ def all_wait(picture: Picture, trainers: Sequence[Proc], waiting: Sequence[Proc]
         return None
     groups: dict[tuple[str, str, int | None], list[Proc]] = {}
     for proc in waiting:
-        operation, caller = picture.sites.call(proc.stack)
         step = proc.beat["step"] if proc.beat else None
-        groups.setdefault((operation, caller, step), []).append(proc)
+        groups.setdefault((proc.operation, proc.caller, step), []).append(proc)
     ordered = sorted(groups.items(), key=lambda item: len(item[1]))
     if len(ordered) > 1:
         lines = [

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from clusterctl.job import fold_ranks
 from clusterctl.stacks import sites as kinds
-from clusterctl.stacks.model import SPINNING, Proc
+from clusterctl.stacks.model import Proc
+from clusterctl.stacks.progress import SPINNING
 
 
 def halt_reason(proc: Proc) -> str:
@@ -35,13 +36,32 @@ def names(procs: Sequence[Proc]) -> str:
 
 
 def waits(waiting: Sequence[Proc]) -> str:
-    """`191 ranks wait in all_reduce`."""
-    operations = [
-        p.stack.frames[p.site_index].function if p.stack.frames else p.kind for p in waiting
-    ]
+    """`191 ranks wait in all_reduce`; `… stand in conv2d, as if they waited` where no stack says so."""
+    sure = [p for p in waiting if p.waits_for_peers]
+    operations = [p.operation if sure else p.stack.frames[0].function for p in sure or waiting]
     common = max(sorted(set(operations)), key=operations.count) if operations else "?"
-    count = len(waiting)
-    return f"{count} rank{'s' * (count != 1)} wait{'s' * (count == 1)} in {common}"
+    count, s = len(waiting), "s" * (len(waiting) == 1)
+    what = f"wait{s} in {common}" if sure else f"stand{s} in {common}, as if {'it' if s else 'they'} waited"  # fmt: skip
+    return f"{count} rank{'s' * (count != 1)} {what}"
+
+
+def doubt(waiting: Sequence[Proc]) -> list[str]:
+    """Evidence that some ranks were only taken to wait."""
+    crowd = [p for p in waiting if not p.waits_for_peers]
+    if not crowd:
+        return []
+    return [f"{names(crowd)} stand{'s' * (len(crowd) == 1)} in one place that is no collective; NCCL lets a rank run on until its launch queue is full"]  # fmt: skip
+
+
+def places(procs: Sequence[Proc], limit: int = 3) -> str:
+    """`ranks 0-2 in forward model.py:40; rank 3 in acquire train.py:9`, larger groups first."""
+    groups: dict[tuple[str, str], list[Proc]] = {}
+    for proc in procs:
+        groups.setdefault((proc.kind, proc.where(limit=2)), []).append(proc)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    told = [f"{names(found)} in {place}" for (_, place), found in ordered[:limit]]
+    more = len(ordered) - limit
+    return "; ".join([*told, *([f"and {more} more places"] if more > 0 else [])])
 
 
 def where(proc: Proc) -> str:

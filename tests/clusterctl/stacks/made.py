@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from clusterctl.fanout import NodeResult
@@ -51,6 +52,12 @@ READ = [
     *IDLE[2:],
 ]
 FORWARD = [("forward", "/home/me/job/model.py", "model.py", 40), ("main", "/home/me/job/train.py", "train.py", 310)]  # fmt: skip
+BACKWARD = [
+    ("_engine_run_backward", f"{TORCH}/autograd/graph.py", "torch/autograd/graph.py", 979),
+    ("backward", f"{TORCH}/autograd/__init__.py", "torch/autograd/__init__.py", 395),
+    ("Tensor.backward", f"{TORCH}/_tensor.py", "torch/_tensor.py", 623),
+    ("main", "/home/me/job/train.py", "train.py", 314),
+]  # fmt: skip
 ITEM = [("main", "/home/me/job/train.py", "train.py", 333)]
 FEEDER = [
     ("Condition.wait", f"{LIB}/threading.py", "threading.py", 327),
@@ -85,9 +92,12 @@ class Made:
         self, role: str, rank: int | None, *stacks: list[Any], index: int | None = None, ppid: int = 1,
         state: str = "S", ticks: int = 0, switches: int = 0, world: int | None = None, wchan: str | None = None,
         beats: tuple[dict[str, Any] | None, ...] = (), error: str = "", clip: Any = None,
-        threads: int = 2, gil: bool = False,
+        threads: int = 2, gil: bool = False, beside: Sequence[tuple[str, int, list[Any]]] = (),
     ) -> int:  # fmt: skip
-        """A process; of fewer stacks than samples the last one repeats. Returns its pid."""
+        """A process; of fewer stacks than samples the last one repeats. Returns its pid.
+
+        `beside` are threads of C++: the kernel's name, ticks from look to look, a Python stack or none.
+        """
         pid = next(self.pids)
         self.rows.append(
             {"pid": pid, "ppid": ppid, "start": 1, "state": state, "user": "me", "command": "python",
@@ -97,7 +107,10 @@ class Made:
         for number, sample in enumerate(self.samples):
             look: dict[str, Any] = {
                 "state": state, "wchan": wchan, "stack": None, "syscall": None, "at_s": number * self.interval_s,
-                "tasks": {str(pid): [state, ticks * number, switches * number, wchan]},
+                "tasks": {
+                    str(pid): [state, ticks * number, switches * number, wchan, "python"],
+                    **{str(pid + 200_000 + i): ["S", spent * number, 0, None, name] for i, (name, spent, _) in enumerate(beside)},
+                },
                 "how": "py-spy", "error": error, "repaired": False, "clip": clip,
                 "beat": beats[min(number, len(beats) - 1)] if beats else None,
             }  # fmt: skip
@@ -106,6 +119,9 @@ class Made:
                 names = [("MainThread", frames, pid)]
                 names += [
                     ("QueueFeederThread", FEEDER, pid + 100_000 + i) for i in range(threads - 1)
+                ]
+                names += [
+                    ("Dummy", chain, pid + 200_000 + i) for i, (*_, chain) in enumerate(beside)
                 ]
                 look["threads"] = self.table.add(
                     [

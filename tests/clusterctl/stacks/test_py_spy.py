@@ -198,4 +198,4 @@ def test_carried_one_runs_from_memory_where_no_folder_can_hold_programs(mount: C
         assert list(folder.iterdir()) == []
     finally:
         spy["remove_py_spy"]()
-    assert not os.path.exists(path)
+    assert not Path(path).exists()
