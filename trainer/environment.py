@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.errors import TrainerError
@@ -23,8 +23,15 @@ class MissingPackages(TrainerError):
 
     exit_code = 2
 
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(f"this Python has no {', '.join(names)}: {sys.executable}", hint=_HINT)
+
+def _missing(names: Sequence[str]) -> MissingPackages:
+    return MissingPackages(f"this Python has no {', '.join(names)}: {sys.executable}", hint=_HINT)
+
+
+def of_import(error: ModuleNotFoundError) -> MissingPackages | None:
+    """A failed import in words; None where the module is our own, which stays a bug."""
+    name = (error.name or "").partition(".")[0]
+    return _missing([name]) if name and name != __package__ else None
 
 
 def require(*names: str) -> None:
@@ -34,7 +41,7 @@ def require(*names: str) -> None:
     """
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        print(MissingPackages(missing).told(), file=sys.stderr)
+        print(_missing(missing).told(), file=sys.stderr)
         sys.exit(2)
 
 
@@ -44,7 +51,7 @@ def missing_packages() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if not name or name == __package__:
+        missing = of_import(error)
+        if missing is None:
             raise
-        raise MissingPackages([name]) from None
+        raise missing from None

@@ -59,9 +59,33 @@ def train(engine: Engine, plugin: str, dtype: str, each: int = 1) -> tuple[list[
     for step in range(STEPS):
         x = batch(step, engine.rank).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
         for left, part in zip(range(each - 1, -1, -1), x.chunk(each), strict=True):
-            engine.backward(loss_of(model, part).float() / each, is_last=not left)
+            with engine.passing(is_last=not left):
+                engine.backward(loss_of(model, part).float() / each, is_last=not left)
         norms.append(engine.step())
     return norms, model
+
+
+def reductions(engine: Engine, each: int) -> int:
+    """How often DDP's gradients were reduced in steps of `each` microbatches."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    counted: list[int] = []
+
+    def count(group, bucket):  # type: ignore[no-untyped-def]  # DDP checks annotations
+        counted.append(bucket.index())
+        return allreduce_hook(group, bucket)
+
+    wrap = engine.wrap
+
+    def hooked(*args: Any) -> nn.Module:
+        model = wrap(*args)
+        model.module.register_comm_hook(None, count)
+        return model
+
+    engine.wrap = hooked  # type: ignore[method-assign]
+    train(engine, "ddp", "fp32", each)
+    engine.wrap = wrap  # type: ignore[method-assign]
+    return len(counted)
 
 
 def state_of(engine: Engine) -> dict[str, Tensor]:
@@ -136,6 +160,7 @@ def main(folder: Path) -> None:
         norms, _ = train(engine, plugin, dtype, each=3)
         apart = difference(state_of(engine), weights)
         said[f"{plugin}-{dtype}-in-3"] = {"norms": norms, "apart": apart}
+    said["reductions"] = [reductions(engine, 1), reductions(engine, 3)]
     # what another kind of run wrote, at this world size, and back
     fresh = engine.wrap(make_model(), OptimizerSettings(dtype="fp32", plugin="zero2"))
     engine.load(folder / "ddp-fp32")
@@ -151,5 +176,15 @@ def main(folder: Path) -> None:
         engine.alone(lambda: (folder / "nowhere" / "x").read_text())
     except TrainerError as error:
         said["alone"] = str(error)
+    for name, work in (("one", lambda: 1 / (1 - engine.rank)), ("both", lambda: (folder / "nowhere").stat())):  # fmt: skip
+        try:
+            engine.together(work)
+        except TrainerError as error:
+            said[f"together-{name}"] = [str(error), error.on_all_ranks]
+    said["together"] = engine.together(lambda: engine.rank)
+    try:
+        engine.load(folder / ("zero2-fp32" if engine.rank else "nowhere"))
+    except TrainerError as error:
+        said["load"] = [str(error), error.on_all_ranks]
     engine.close()
     (folder / f"{engine.rank}.json").write_text(json.dumps(said))

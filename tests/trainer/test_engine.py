@@ -170,6 +170,27 @@ def test_collectives_say_the_same_on_all_ranks(ranks: Ranks) -> None:
         assert said["waited"] > 0
 
 
+def test_a_failure_of_one_rank_is_raised_on_all_with_its_number_and_once_where_all_have_it(
+    ranks: Ranks,
+) -> None:
+    for said in ranks.said:
+        assert said["together-one"] == ["rank 1: ZeroDivisionError: division by zero", True]
+        text, on_all = said["together-both"]
+        assert on_all
+        assert text.startswith("FileNotFoundError: ")
+        assert "rank" not in text
+        text, on_all = said["load"]
+        assert on_all
+        assert text == f"rank 0: {ranks.folder / 'nowhere'} holds no optimizer state"
+    assert [said["together"] for said in ranks.said] == [0, 1]
+
+
+def test_ddp_reduces_its_gradients_once_a_step_however_many_microbatches_make_it(
+    ranks: Ranks,
+) -> None:
+    assert [said["reductions"] for said in ranks.said] == [[4, 4], [4, 4]]
+
+
 def test_the_lean_import_leaves_nothing_behind(ranks: Ranks) -> None:
     assert ranks.said[0]["compile"] == "torch"
     assert ranks.said[0]["peft"] is False

@@ -12,6 +12,7 @@ import importlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.engine.agreement import agreed, attempt, common
 from trainer.engine.shards import write
 from trainer.errors import EngineError, TrainerError
 
@@ -88,12 +90,16 @@ class Engine(abc.ABC):
     def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
         """Take over the model and make its optimizer; call the returned module from then on."""
 
-    @abc.abstractmethod
-    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        """Gradients of this rank's loss, averaged over ranks, added to those since the last step.
+    def passing(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Around the forward and backward pass of a microbatch.
 
         `is_last` tells that `step` follows; an engine may wait with its collectives until then.
         """
+        return nullcontext()
+
+    @abc.abstractmethod
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        """Gradients of this rank's loss, averaged over ranks, added to those since the last step."""
 
     @abc.abstractmethod
     def step(self) -> float:
@@ -108,9 +114,21 @@ class Engine(abc.ABC):
         if (state := self.state()) is not None:
             write(directory, state.rank, state.world, state.tensors, state.facts)
 
-    @abc.abstractmethod
     def load(self, directory: Path) -> None:
-        """Read what `save` wrote, at any world size, and set the weights from its masters."""
+        """Read what `save` wrote, at any world size, and set the weights from its masters (collective).
+
+        Raises CheckpointError on all ranks when one of them cannot read it.
+        """
+        self.together(lambda: self.read(directory))
+        self.spread()
+
+    @abc.abstractmethod
+    def read(self, directory: Path) -> None:
+        """This rank's masters and optimizer state of what `save` wrote; meets no other rank."""
+
+    @abc.abstractmethod
+    def spread(self) -> None:
+        """Set the weights that the ranks compute with from the masters (collective)."""
 
     def close(self) -> None:
         """Leave the process group."""
@@ -190,23 +208,26 @@ class Engine(abc.ABC):
         return box[0]
 
     def alone(self, work: Callable[[], T]) -> T:
-        """What rank 0's `work` returns, on every rank; its expected failure is raised on all of them.
-
-        Without this a failure of rank 0 leaves the others waiting in their next collective.
-        """
-        result: tuple[T | None, TrainerError | None] = (None, None)
-        if self.rank == 0:
-            try:
-                result = (work(), None)
-            except TrainerError as error:
-                result = (None, error)
-            except OSError as error:
-                result = (None, TrainerError(f"rank 0: {error}"))
-        value, failure = self.broadcast(result)
+        """What rank 0's `work` returns, on every rank; its failure is raised on all of them (collective)."""
+        value, failure = self.broadcast(attempt(work) if self.rank == 0 else (None, None))
         if failure is not None:
-            failure.on_all_ranks = True
-            raise failure
+            raise agreed(failure)
         return value
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What `work` returns; when it fails on any rank all raise that (collective).
+
+        `work` is each rank's own: it meets no other rank.
+        """
+        value, failure = attempt(work)
+        self.raise_any(failure)
+        return value  # type: ignore[return-value]
+
+    def raise_any(self, failure: TrainerError | None, prefix: str = "") -> None:
+        """Raise on all ranks what any of them tells, with `prefix` before its words (collective)."""
+        error = common(self.gather_objects(failure), prefix)
+        if error is not None:
+            raise error
 
     def barrier(self) -> None:
         if self.world > 1:

@@ -136,15 +136,18 @@ class ColossalEngine(Engine):
         self._optimizer._compute_grad_norm = norm
         self._optimizer._unscale_and_clip_grads = clip
 
+    def passing(self, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        # DDP decides in the forward pass whether the backward pass after it will reduce. ZeRO-2 keeps
+        # no whole gradient to wait with: every pass is reduced to this rank's part.
+        if self.is_sharded or is_last:
+            return contextlib.nullcontext()
+        quiet: contextlib.AbstractContextManager[None] = self._model.module.no_sync()
+        return quiet
+
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        if self.is_sharded:
-            # ZeRO-2 keeps no whole gradient to wait with: every pass is reduced to this rank's part.
-            self._booster.backward(loss, self._optimizer)
-            if not is_last:
-                self._add_up_in_fp32()
-            return
-        with contextlib.nullcontext() if is_last else self._model.module.no_sync():
-            self._booster.backward(loss, self._optimizer)
+        self._booster.backward(loss, self._optimizer)
+        if self.is_sharded and not is_last:
+            self._add_up_in_fp32()
 
     def _add_up_in_fp32(self) -> None:
         """ColossalAI adds the next pass to these parts; in bf16 the sum would lose its last bits."""
@@ -244,7 +247,7 @@ class ColossalEngine(Engine):
         return EngineState(rank, world, state, facts, dict(self._shapes))
 
     @torch.no_grad()
-    def load(self, directory: Path) -> None:
+    def read(self, directory: Path) -> None:
         shards = Shards(directory)
         rank, world = (self.rank, self.world) if self.is_sharded else (0, 1)
         steps: dict[str, int] = shards.facts["steps"]
@@ -257,6 +260,9 @@ class ColossalEngine(Engine):
                     own[kind] = read(f"{name}/{kind}").view(master.shape).to(master.device)
                 # fused AdamW wants its count where the parameter is
                 own["step"] = torch.tensor(float(steps[name]), device=master.device)
+
+    @torch.no_grad()
+    def spread(self) -> None:
         parameters = dict(self.module.named_parameters())
         for name, whole in self.wholes(self.masters()):
             parameters[name].copy_(whole)

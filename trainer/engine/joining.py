@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from trainer.deadline import ends_after
 from trainer.errors import EngineError
 
 MORE_S = 30.0  # beyond the limit that torch is given: where it notices itself it says more
@@ -24,24 +23,15 @@ def joining(timeout_s: float) -> Iterator[None]:
     rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     who = f"rank {rank} of {world} could not join the others at {where}"
-    joined = threading.Event()
-
-    def watch() -> None:
-        if not joined.wait(timeout_s + MORE_S):
-            silence = EngineError(
-                f"{who}: whoever listens there has not answered for {timeout_s + MORE_S:.0f} s",
-                hint="another program or an older run has that port: end it, or take another port",
-            )
-            print(silence.told(), file=sys.stderr, flush=True)
-            os._exit(silence.exit_code)
-
-    threading.Thread(target=watch, name="joining", daemon=True).start()
+    silence = EngineError(
+        f"{who}: whoever listens there has not answered for {timeout_s + MORE_S:.0f} s",
+        hint="another program or an older run has that port: end it, or take another port",
+    )
     try:
-        yield
+        with ends_after(timeout_s + MORE_S, silence):
+            yield
     except (RuntimeError, ValueError) as error:
         raise EngineError(
             f"{who}: {error}",
             hint="is the first node's name resolved and its port open on every node?",
         ) from error
-    finally:
-        joined.set()

@@ -168,7 +168,7 @@ class NativeEngine(Engine):
         return EngineState(self.rank, self.world, tensors, facts, shapes)
 
     @torch.no_grad()
-    def load(self, directory: Path) -> None:
+    def read(self, directory: Path) -> None:
         shards = Shards(directory)
         steps: dict[str, int] = shards.facts["steps"]
         for name, parameter in self._trained():
@@ -186,6 +186,9 @@ class NativeEngine(Engine):
                         run_check=False, shape=parameter.shape, stride=parameter.stride(),
                     )  # fmt: skip
                 own["step"] = torch.tensor(float(steps[name]), device=self.device)
+
+    def spread(self) -> None:
+        """The parameters are the masters."""
 
     # --- small things ---
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainer.errors import CheckpointError
@@ -63,9 +63,12 @@ class Shards:
         missing = [rank for rank in range(self.world) if (rank, self.world) not in found]
         if missing:
             raise CheckpointError(f"{directory}: the files of ranks {missing} are missing")
-        self._files = [safe_open(found[(rank, self.world)], "pt") for rank in range(self.world)]
         self.directory = directory
-        self.facts: dict[str, Any] = json.loads(self._files[0].metadata()["facts"])
+        try:
+            self._files = [safe_open(found[(rank, self.world)], "pt") for rank in range(self.world)]
+            self.facts: dict[str, Any] = json.loads(self._files[0].metadata()["facts"])
+        except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+            raise CheckpointError(f"{directory} cannot be read: {error}") from None
         self._keys = set(self._files[0].keys())
 
     def has(self, key: str) -> bool:

@@ -1,0 +1,44 @@
+"""An end for what nothing else can end: a wait inside of a library, a filesystem that hangs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainer.errors import TrainerError
+from trainer.output import say
+
+
+@contextmanager
+def ends_after(limit_s: float, error: TrainerError) -> Iterator[None]:
+    """While inside, the process ends after `limit_s` seconds with the error's words and exit code.
+
+    No exception can reach a thread that waits in C. The others of a run wait until its process is gone.
+    """
+    left = threading.Event()
+
+    def watch() -> None:
+        if not left.wait(limit_s):
+            say(error.told(), sys.stderr)
+            os._exit(error.exit_code)
+
+    threading.Thread(target=watch, name="deadline", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+
+
+def threads_end(limit_s: float) -> bool:
+    """Wait for the threads that the interpreter would wait for without a limit; False: they still work."""
+    until = time.monotonic() + limit_s
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                return False
+    return True

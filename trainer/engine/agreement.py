@@ -1,0 +1,87 @@
+"""A failure of one rank, in words for all of them: what ranks do together they end together.
+
+A rank that raises between two collectives leaves the others waiting in the next one. So what a rank does
+by itself is attempted, all ranks tell each other what came of it, and all raise the same error or none.
+Where ranks cannot meet any more (inside of a forward pass, say) the failed one ends, and the connections
+that break then end the others: `is_lost` knows such an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from trainer.environment import of_import
+from trainer.errors import TrainerError
+
+T = TypeVar("T")
+_SHOWN = 4  # ranks of one reason that are named
+# Of gloo's sockets, of NCCL and of torch's store: somebody else has gone.
+_LOST = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection was likely closed",
+    "broken pipe",
+    "failed to recv",
+    "remote process exited",
+    "pair closure",
+    "ncclremoteerror",
+)
+
+
+def attempt(work: Callable[[], T]) -> tuple[T | None, TrainerError | None]:
+    """What `work` returns, or why it failed. What nobody expected is printed here with its traceback."""
+    try:
+        return work(), None
+    except Exception as error:  # noqa: BLE001 - rank boundary: raised on all ranks
+        return None, in_words(error)
+
+
+def in_words(error: Exception) -> TrainerError:
+    """Any error as an expected one; a fault of the program leaves its traceback with this rank."""
+    if isinstance(error, TrainerError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and (missing := of_import(error)) is not None:
+        return missing
+    if not isinstance(error, (OSError, MemoryError)):
+        traceback.print_exception(error)
+    first = (str(error).strip().splitlines() or [""])[0]
+    name = type(error).__name__
+    return TrainerError(f"{name}: {first}" if first else name)
+
+
+def common(said: Sequence[TrainerError | None], prefix: str = "") -> TrainerError | None:
+    """The error that all ranks raise, of what each rank has to say, in rank order; None: all is well.
+
+    Kind and hint are the first one's. Each reason is told once, with the ranks that have it, unless all
+    have the same.
+    """
+    alike: dict[str, list[int]] = {}
+    for rank, error in enumerate(said):
+        if error is not None:
+            alike.setdefault(str(error).removeprefix(f"rank {rank}: "), []).append(rank)
+    first = next((error for error in said if error is not None), None)
+    if first is None:
+        return None
+    texts = []
+    for text, ranks in alike.items():
+        more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+        who = f"rank {', '.join(map(str, ranks[:_SHOWN]))}{more}: "
+        texts.append(text if len(ranks) == len(said) > 1 else who + text)
+    return agreed(first, prefix + "\n".join(texts))
+
+
+def agreed(error: TrainerError, text: str | None = None) -> TrainerError:
+    """An error as all ranks raise it alike, in its own words or in `text`."""
+    ours = copy.copy(error)
+    ours.args = (str(error) if text is None else text,)
+    ours.on_all_ranks = True
+    return ours
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error of a collective says that another rank has gone."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _LOST)
