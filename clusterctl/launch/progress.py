@@ -23,16 +23,17 @@ class Progress:
         self._output = output
         self._live = Live(enabled=not output.quiet)
         self._shown_s = 0.0
-        self._events = 0
+        self._told = 0  # events of the state that were shown
         self._pace: float | None = None  # s/step, smoothed
         self._step = 0
 
     def update(self, state: RunState) -> None:
-        for event in state.events[self._events :]:
+        fresh = min(len(state.events), state.told - self._told)
+        for event in list(state.events)[len(state.events) - fresh :]:
             if event.name in SHOWN:
                 self._live.clear()
                 self._output.note(f"  {event.name}: {event.text}", SHOWN[event.name])
-        self._events = len(state.events)
+        self._told = state.told
         now = time.monotonic()
         if self._live.is_on:
             self._live.show(self.line(state))

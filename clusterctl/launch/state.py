@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from clusterctl.launch import error_line
 from trainer import telemetry
 
+EVENTS = 500  # that are kept: a run lasts for weeks
 SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
 
 
@@ -22,6 +24,8 @@ class NodeState:
     text: str = "connecting"
     heard_s: float = 0.0  # monotonic time of its last message
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # heartbeats by rank
+    pids: dict[int, int] = field(default_factory=dict)  # of ranks that have begun
+    ended: set[int] = field(default_factory=set)  # ranks
     code: int | None = None  # of what started its ranks
     is_over: bool = False
     lost: str | None = None  # why nothing more will be heard
@@ -35,8 +39,13 @@ class RunState:
     nodes: dict[str, NodeState]
     started_s: float = field(default_factory=time.monotonic)
     step: telemetry.StepRecord | None = None
-    events: list[telemetry.Event] = field(default_factory=list)
+    events: deque[telemetry.Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    told: int = 0  # events so far, also those that are not kept any more
     failure: str | None = None
+
+    def add(self, event: telemetry.Event) -> None:
+        self.events.append(event)
+        self.told += 1
 
     @property
     def beats(self) -> dict[int, dict[str, Any]]:

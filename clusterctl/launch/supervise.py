@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from clusterctl.fanout import in_order
 from clusterctl.launch import error_line, incidents, journal
+from clusterctl.launch.copies import Copies
 from clusterctl.launch.ending import prove_gone
 from clusterctl.launch.hang import Look, StepClock
+from clusterctl.launch.inbox import News
 from clusterctl.launch.meeting import candidates, choose_address
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.run_dir import furnish
@@ -72,18 +74,22 @@ class _Supervisor:
         self.on_update, self.stop, self.kill = on_update, stop, kill
         self.state = RunState({node.name: NodeState() for node in plan.nodes})
         self.wires = Wires(plan, transport, limits)
+        self.shares = {share.node.name: share for share in plan.shares}
         self.hellos: dict[str, dict[str, Any]] = {}
+        self.addresses: list[str] = []  # of the first node, to be knocked at
         self.knocks: dict[str, dict[str, str | None]] = {}
         self.deaths: list[Death] = []
         self.starter_ended_s = math.inf  # when a torchrun ended because of one of these
         self.started = False
+        self.pinged_s = time.monotonic()
         self.clock = StepClock(plan.timing, time.monotonic())
         self.look: Look | None = None  # at ranks that take no step, before they are stopped
-        self.full = False  # something could not be written on the head
+        self.arrived: deque[News] = deque()  # taken from the inbox, not looked at yet
 
     def run(self) -> RunResult:
         furnish(self.plan.run_dir, self.plan.run_id, self.plan.to_json())
         self.journal = journal.Journal(self.plan.run_dir)
+        self.copies = Copies(self.plan.run_dir, self.journal)
         self.journal.write("plan", f"{self.plan.world_size} ranks on {len(self.plan.shares)} nodes")
         facts: dict[str, Any] = {}
         try:
@@ -121,7 +127,12 @@ class _Supervisor:
 
     def _connect(self) -> None:
         """Open an agent on every node; when one is out of reach nothing starts anywhere."""
-        lost = in_order(self.plan.nodes, self.wires.open(self._refuse_stop))
+
+        def meanwhile() -> None:
+            self._refuse_stop()
+            self._ping()
+
+        lost = in_order(self.plan.nodes, self.wires.open(meanwhile))
         if lost:
             assert lost[0].unreachable is not None
             names = fold([result.node.name for result in lost])
@@ -146,7 +157,7 @@ class _Supervisor:
         for node in self.plan.nodes:
             self._refuse_unfit(node.name, self.hellos[node.name])
         port = self.hellos[first]["port"]
-        addresses = candidates(self.plan, self.hellos[first])
+        self.addresses = addresses = candidates(self.plan, self.hellos[first])
         self.wires.send({"op": "knock", "addresses": addresses, "port": port})
         self._wait_for(self.knocks, "did not say whether they reach the first node")
         return Rendezvous(choose_address(self.plan, addresses, self.knocks), port)
@@ -201,7 +212,7 @@ class _Supervisor:
 
     def _watch(self) -> None:
         timing = self.plan.timing
-        pinged = looked = self.clock.since_s = time.monotonic()
+        looked = self.clock.since_s = time.monotonic()
         while not all(node.is_over for node in self.state.nodes.values()):
             self._turn()
             self._refuse_stop()
@@ -213,9 +224,6 @@ class _Supervisor:
                     node.heard_s += now - looked
                 self.clock.slept(now - looked)
             looked = now
-            if now - pinged > min(PING_S, timing.lease_s / 4):
-                pinged = now
-                self.wires.send({"op": "ping"})
             for name, node in self.state.nodes.items():
                 if not node.is_over and now - node.heard_s > timing.silent_s:
                     why = f"{name} has said nothing for {timing.silent_s:g} s"
@@ -264,7 +272,7 @@ class _Supervisor:
     def _tell(self, name: str, text: str, **data: Any) -> None:
         """To the journal, and to whoever watches now."""
         self.journal.write(name, text, **data)
-        self.state.events.append(telemetry.Event(name, text, data, time_s=time.time()))
+        self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
         self.on_update(self.state)
 
     def _laggards(self) -> str:
@@ -281,17 +289,24 @@ class _Supervisor:
 
     def _turn(self) -> None:
         """Take in what has arrived; returns after one tick at the latest. Raises on a failure."""
-        try:
-            news = self.wires.inbox.get(timeout=TICK_S)
-        except queue.Empty:
-            return
-        while True:
+        self._ping()
+        begun = time.monotonic()
+        arrived, is_full = self.wires.inbox.take(0.0 if self.arrived else TICK_S)
+        self.arrived.extend(arrived)
+        while self.arrived:  # one that raises leaves the others for the next turn
+            news = self.arrived.popleft()
             self._take(news.node, news.message, news.why)
-            try:
-                news = self.wires.inbox.get_nowait()
-            except queue.Empty:
-                break
-        self.on_update(self.state)
+        if arrived:
+            self.on_update(self.state)
+        if is_full:  # a node that says more than it should gets no more of this program than that
+            time.sleep(max(0.0, TICK_S - (time.monotonic() - begun)))
+
+    def _ping(self) -> None:
+        """Keep the agents' lease, from the first channel on: a slow node must not cost the others theirs."""
+        now = time.monotonic()
+        if now - self.pinged_s > min(PING_S, self.plan.timing.lease_s / 4):
+            self.pinged_s = now
+            self.wires.send({"op": "ping"})
 
     def _take(self, name: str, message: dict[str, Any] | None, why: str) -> None:
         node = self.state.nodes[name]
@@ -301,24 +316,38 @@ class _Supervisor:
                 self._lose(name, why)
                 raise RunFailed(3, f"{name} was lost: {why}")
             return
-        kind = message.get("type")
+        kind, share = message["type"], self.shares[name]
+        if "rank" in message and message["rank"] not in share.ranks:
+            self._disbelieve(name, f"it speaks of rank {message['rank']}, which is not its own")
         if kind == "hello":
             self.hellos[name] = message
             node.shared, node.text = message["shared"], "ready"
             if not node.shared:
                 self.journal.write("unshared", "its logs come over the wire", node=name)
         elif kind == "knocked":
+            if message["errors"].keys() != set(self.addresses):
+                self._disbelieve(name, "it knocked at addresses that it was not asked to")
             self.knocks[name] = message["errors"]
         elif kind == "rank":
+            if message["rank"] in node.pids:
+                self._disbelieve(name, f"rank {message['rank']} began twice")
+            node.pids[message["rank"]] = message["pid"]
             self.journal.write("rank", f"rank {message['rank']} is pid {message['pid']}", node=name)
             node.text = "running"
         elif kind == "beat":
             node.ranks = {int(rank): beat for rank, beat in message["ranks"].items()}
+            if not node.ranks.keys() <= set(share.ranks):
+                self._disbelieve(name, "it sends heartbeats of ranks that are not its own")
         elif kind == "telemetry":
-            self._take_telemetry(node, message["text"])
+            if share.first_rank != 0:
+                self._disbelieve(name, "it sends the telemetry of a rank 0 that is not its own")
+            self._take_telemetry(name, node, message["text"])
         elif kind == "log":
-            self._append(f"ranks/{int(message['rank'])}.log", message["text"])
+            self.copies.append(f"ranks/{message['rank']}.log", message["text"], name)
         elif kind == "rank_ended":
+            if message["rank"] in node.ended:
+                self._disbelieve(name, f"rank {message['rank']} ended twice")
+            node.ended.add(message["rank"])
             self._rank_ended(name, message)
         elif kind == "failed":
             raise RunFailed(1, f"{name}: {message['text']}")
@@ -329,9 +358,15 @@ class _Supervisor:
         elif kind == "gone":
             node.is_over, node.text = True, "done" if node.code == 0 else "stopped"
 
-    def _take_telemetry(self, node: NodeState, text: str) -> None:
+    def _disbelieve(self, name: str, why: str) -> NoReturn:
+        """A node whose agent says what no agent says is none that a run can count on."""
+        if not self.state.nodes[name].is_over:
+            self._lose(name, why)
+        raise RunFailed(3, f"{name} was lost: {why}")
+
+    def _take_telemetry(self, name: str, node: NodeState, text: str) -> None:
         if not node.shared:
-            self._append(telemetry.FILE, text)
+            self.copies.append(telemetry.FILE, text, name)
         for line in text.splitlines():
             record = telemetry.decode(line)
             if record is not None:
@@ -339,16 +374,7 @@ class _Supervisor:
             if isinstance(record, telemetry.StepRecord):
                 self.state.step = record
             elif record is not None:
-                self.state.events.append(record)
-
-    def _append(self, name: str, text: str) -> None:
-        try:
-            with (self.plan.run_dir / name).open("a") as file:
-                file.write(text)
-        except OSError as error:
-            if not self.full:
-                self.full = True  # the head's disk is no reason to end a run
-                self.journal.write("error", f"{name}: {error}")
+                self.state.add(record)
 
     def _rank_ended(self, name: str, message: dict[str, Any]) -> None:
         rank, code, how = message["rank"], message["code"], message["how"]

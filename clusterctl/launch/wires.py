@@ -10,6 +10,7 @@ from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.fanout import WIDTH, Fanout, NodeResult
+from clusterctl.launch.inbox import Inbox, News
 from clusterctl.launch.plan import LaunchPlan, Share
 from clusterctl.nodes import Node
 from clusterctl.payload import ship
@@ -36,15 +37,6 @@ class Wire:
         self.connection.close()
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """A node's message; None with the reason when nothing more will come."""
-
-    node: str
-    message: dict[str, Any] | None
-    why: str = ""
-
-
 class Wires:
     """All channels by node name. What is still being opened when `close` comes is closed, too."""
 
@@ -54,7 +46,7 @@ class Wires:
         self._open: dict[str, Wire] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self.inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.inbox = Inbox(share.node.name for share in plan.shares)
 
     def open(self, meanwhile: Callable[[], None]) -> list[NodeResult[None]]:
         """Start an agent on every node; returns the nodes where that failed.
@@ -117,11 +109,13 @@ class Wires:
                 self.inbox.put(News(name, None, f"{error.phase}: {error}"))
                 return
             if message is not None:
-                self.inbox.put(News(name, message))
+                self.inbox.put(News(name, message), _size(message))
 
     def send(self, message: dict[str, Any]) -> None:
-        """The same to every node."""
-        for wire in self._open.values():
+        """The same to every node whose channel is open by now."""
+        with self._lock:
+            wires = list(self._open.values())
+        for wire in wires:
             wire.send(message)
 
     def __iter__(self) -> Iterator[tuple[str, Wire]]:
@@ -132,8 +126,15 @@ class Wires:
 
     def close(self) -> None:
         """End every agent's lease. Idempotent."""
+        self.inbox.close()
         with self._lock:
             self._closed = True
             wires, self._open = self._open, {}
         for wire in wires.values():
             wire.close()
+
+
+def _size(message: dict[str, Any]) -> int:
+    """About how many bytes it holds: its texts, which are all that can be large."""
+    tail = message.get("tail", ())
+    return len(message.get("text", "")) + sum(map(len, tail))

@@ -173,12 +173,13 @@ def start_order():
     """Answer the head until it says start; None when it says something else, or nothing."""
     while True:
         order = next_order(ARGS["lease_s"])
-        if order is None or order["op"] not in ("knock", "start"):
+        if order is None or order["op"] not in ("ping", "knock", "start"):
             return None
         if order["op"] == "start":
             return order
-        errors = {name: knock(name, order["port"], ARGS["word"]) for name in order["addresses"]}
-        emit({"type": "knocked", "errors": errors})
+        if order["op"] == "knock":
+            errors = {name: knock(name, order["port"], ARGS["word"]) for name in order["addresses"]}
+            emit({"type": "knocked", "errors": errors})
 
 
 def start(ranks, order):
