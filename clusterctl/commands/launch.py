@@ -36,7 +36,7 @@ _OPTIONS = (
     click.option("--master_addr", "--master-addr", metavar="ADDRESS", help="Where ranks meet. Default: the first node."),
     click.option("--master_port", "--master-port", type=click.IntRange(1, 65535), help="Default: a free one of 29500-29999."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="auto: cuda where any node has a GPU."),
-    click.option("--env", "env", multiple=True, metavar="K=V", help="A variable for every rank; repeat it for more."),
+    click.option("--env", "env", multiple=True, metavar="K[=V]", help="A variable for every rank; repeat it for more. Without =V it has the value of your environment: secrets so."),
     click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment: h100-ib, ethernet, none."),
     click.option("--env-from-facts", is_flag=True, help="Work the NCCL environment out from the nodes, as clusterctl env prints it."),
     click.option("--python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter on the nodes."),
@@ -86,6 +86,7 @@ def command(
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
 
+    _warn_of_secrets(output, options["env"])
     if options["share"]:
         os.umask(0o027)  # plan, events and logs too
     settings = replace(
@@ -138,6 +139,15 @@ def command(
     result = run_plan(plan, settings, transport, output)
     _report(output, plan, result)
     return result.exit_code
+
+
+def _warn_of_secrets(output: Output, env: tuple[str, ...]) -> None:
+    """A command line can be read by every user of this machine while the run lasts."""
+    from clusterctl.payload.hide import is_secret
+
+    for name in [pair.partition("=")[0] for pair in env if "=" in pair]:
+        if is_secret(name):
+            output.warn(f"other users of this machine can read --env {name}=…; --env {name} alone takes it from your environment", "warn")  # fmt: skip
 
 
 def _environment_from_facts(

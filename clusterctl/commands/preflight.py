@@ -30,7 +30,7 @@ STYLES = {"FAIL": "bad", "UNKNOWN": "warn", "WARN": "warn", "PASS": "good", "SKI
 
 _OPTIONS = (
     click.option("--launch", metavar="LINE", help="What is to be launched: \"CONFIG --dataset.data-path X\"; its files are looked for on every node."),
-    click.option("--env", "env", multiple=True, metavar="K=V", help="A variable of the ranks, as for launch; NCCL_* are compared with the nodes."),
+    click.option("--env", "env", multiple=True, metavar="K[=V]", help="A variable of the ranks, as for launch; NCCL_* are compared with the nodes."),
     click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment, as for launch: h100-ib, ethernet, none."),
     click.option("--python", "python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter that training will run on, on the nodes."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="What ranks will compute on; auto: cuda where any node has a GPU."),

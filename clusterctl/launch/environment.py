@@ -7,11 +7,12 @@ machine) has no business on every node. Values travel on the agent's stdin, neve
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.payload.hide import HIDDEN, hide, is_secret
 
 PASSED_PREFIXES = (
     "NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_",
@@ -52,11 +53,10 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-_SECRET_WORDS = re.compile(
-    r"(KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS)$"
+ASKED = "--env"
+SHORTEST = (
+    6  # characters of a value that is looked for in messages: a "1" would blank out half of each
 )
-_URL_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-HIDDEN = "***"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,12 @@ class Variable:
     @property
     def shown(self) -> str:
         """The value as it may stand in files and on screens."""
-        return HIDDEN if is_secret(self.name) else hide_url_user(self.value)
+        return HIDDEN if self.is_hidden else hide(self.value)
+
+    @property
+    def is_hidden(self) -> bool:
+        """By its name, or because the user has given it to this run only: that may be anything."""
+        return self.origin == ASKED or is_secret(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,53 +92,33 @@ class Environment:
 
     def redact(self, text: str) -> str:
         """`text` without the values of secrets: a rank's last lines may quote them."""
-        for variable in self.variables:
-            # Short values (a "1") would blank out half of every message.
-            if is_secret(variable.name) and len(variable.value) >= 6:
-                text = text.replace(variable.value, HIDDEN)
-        return hide_url_user(text)
+        hidden = [variable.value for variable in self.variables if variable.is_hidden]
+        for value in sorted(hidden, key=len, reverse=True):  # one may be a part of another
+            if len(value) >= SHORTEST:
+                text = text.replace(value, HIDDEN)
+        return hide(text)
 
 
-def is_secret(name: str) -> bool:
-    """KEY, TOKEN, SECRET or PASSWORD as the end of a word of the name.
+def parse_assignments(pairs: Iterable[str], head: Mapping[str, str]) -> dict[str, str]:
+    """Words of --env: `K=V`, taken byte by byte, or `K`, whose value the head's environment has.
 
-    TOKENIZERS_PARALLELISM is none, WANDB_API_KEY and HF_TOKEN are.
+    Raises `UsageError`.
     """
-    return any(_SECRET_WORDS.search(word) for word in re.split(r"[^A-Z0-9]+", name.upper()))
-
-
-def hide_url_user(text: str) -> str:
-    """https://user:password@host without the user and the password."""
-    return _URL_USER.sub(HIDDEN, text)
-
-
-def hide_arguments(words: Sequence[str]) -> list[str]:
-    """An argv as it may be shown: `--wandb-api-key X`, `--token=X` and URLs lose their secret."""
-    shown: list[str] = []
-    hide_next = False
-    for word in words:
-        name, equals, _value = word.partition("=")
-        is_option = word.startswith("-")
-        if hide_next and not is_option:
-            shown.append(HIDDEN)
-        elif is_option and equals and is_secret(name):
-            shown.append(f"{name}={HIDDEN}")
-        else:
-            shown.append(hide_url_user(word))
-        hide_next = is_option and not equals and is_secret(name)
-    return shown
-
-
-def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
-    """`K=V` words of --env; the value is taken byte by byte. Raises `UsageError`."""
     values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             shown = f"{name}=…" if equals else repr(pair)
-            raise UsageError(f"--env {shown} is not NAME=VALUE")
+            raise UsageError(f"--env {shown} is neither NAME=VALUE nor NAME")
         if name in RESERVED or name.startswith("CLUSTERCTL_"):
             raise UsageError(f"--env {name}: this name is set by the launcher on every rank")
+        if not equals:
+            if name not in head:
+                raise UsageError(
+                    f"--env {name}: your environment has no such variable",
+                    hint=f"export {name} first, or give --env {name}=VALUE",
+                )
+            value = head[name]
         if "\0" in value:
             raise UsageError(f"--env {name}: a value cannot hold a zero byte")
         values[name] = value
@@ -170,7 +155,7 @@ def build(
     take({name: value for name, value in head.items() if is_passed(name)}, "your environment")
     if device == "cpu":
         take({"CUDA_VISIBLE_DEVICES": ""}, "--device cpu")
-    take(parse_assignments(assignments), "--env")
+    take(parse_assignments(assignments, head), ASKED)
     return Environment(tuple(chosen[name] for name in sorted(chosen)))
 
 

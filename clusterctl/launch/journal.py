@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.payload.hide import hide
+
 FILE = "events.jsonl"
 
 
@@ -34,8 +36,10 @@ class Journal:
         self._fd = os.open(run_dir / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, name: str, text: str, *, node: str | None = None, **data: Any) -> JournalEvent:
-        """Record one event with the clocks of now. `text` is one sentence for people."""
-        event = JournalEvent(name, text, node, data, time.monotonic(), time.time())
+        """Record one event with the clocks of now. `text` is one sentence for people, without secrets."""
+        event = JournalEvent(
+            name, hide(text), node, _without_secrets(data), time.monotonic(), time.time()
+        )
         line = {
             "event": event.name,
             "text": event.text,
@@ -52,6 +56,14 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, dict):
+        return {key: _without_secrets(item) for key, item in value.items()}
+    return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read(run_dir: Path) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from clusterctl.launch.environment import Environment, hide_arguments
+from clusterctl.launch.environment import Environment
 from clusterctl.nodes import Node, fold
+from clusterctl.payload.hide import hide_words
 
 # Outside the kernel's ephemeral ports (32768 up), so that no outgoing connection holds one.
 PORT_RANGE = range(29500, 30000)
@@ -172,7 +173,7 @@ class LaunchPlan:
             "master_addr_fixed": self.address_fixed,
             "ports": list(self.ports),
             "environment": self.environment.shown(),
-            "program": hide_arguments(self.program),
+            "program": hide_words(list(self.program)),
             "nodes": [
                 {
                     "name": share.node.name,
@@ -182,7 +183,7 @@ class LaunchPlan:
                     "node_rank": share.node_rank,
                     "first_rank": share.first_rank,
                     "slots": share.slots,
-                    "argv": hide_arguments(self.argv(share, self.rendezvous)),
+                    "argv": hide_words(self.argv(share, self.rendezvous)),
                 }
                 for share in self.shares
             ],
@@ -192,7 +193,7 @@ class LaunchPlan:
         """Lines for people. With `commands`, one per node to paste into a shell there."""
         meet = self.rendezvous
         yield f"run        {self.run_id}"
-        yield f"config     {' '.join(map(shlex.quote, hide_arguments(self.program)))}"
+        yield f"config     {' '.join(map(shlex.quote, hide_words(list(self.program))))}"
         readers = f", readable by group {self.share}" if self.share else ""
         yield f"directory  {self.run_dir}{readers}"
         yield f"python     {self.python}  in {self.workdir}"
@@ -225,7 +226,7 @@ class LaunchPlan:
         ]
         prefix = " ".join(map(shlex.quote, words))
         for share in self.shares:
-            command = shlex.join(hide_arguments(self.argv(share, meet)))
+            command = shlex.join(hide_words(self.argv(share, meet)))
             yield f"  {share.node.name}: cd {shlex.quote(str(self.workdir))} && {prefix} {command}"
 
 

@@ -26,7 +26,10 @@ def main():
     if not os.access(python, os.X_OK):
         fail("there is no %s here" % python)
     for path in (python, home):
-        why = planted(path) if os.path.lexists(path) else ""
+        try:
+            why = planted(path)
+        except OSError:
+            continue  # it is not here
         if why:
             fail(why)
     env = dict(os.environ, OMP_NUM_THREADS="1")

@@ -36,9 +36,6 @@ def look_at_gpus(timeout_s, nvml=None, deep=False):
         section("topology", ["nvidia-smi", "topo", "-m"], timeout_s)
 
 
-SECRET = re.compile(r"(?i)(api.?key|token|password|passwd|secret)")
-
-
 def describe_processes(text):
     """pid, uid, user, age in seconds, command line, run and rank of each number in `text` that is a process.
 
@@ -55,26 +52,11 @@ def describe_processes(text):
         except (OSError, IndexError):
             continue  # a number that is no process (memory), or one that has just ended
         age_s = uptime_s - int(stat[19]) / ticks
-        command = " ".join(without_secrets(words)).strip()
+        command = " ".join(hide_words(words)).strip()
         command = command.replace("\n", " ").replace("\t", " ")[:200]
         facts = (pid, uid, user_name(uid), age_s, command) + run_and_rank(pid)
         lines.append("%d\t%d\t%s\t%.0f\t%s\t%s\t%s" % facts)
     return "\n".join(lines)
-
-
-def without_secrets(words):
-    """Arguments with what stands behind --api-key and the like blotted out."""
-    kept, is_secret = [], False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if is_secret and not word.startswith("-"):
-            word, is_secret = "***", False
-        else:
-            is_secret = word.startswith("-") and bool(SECRET.search(name)) and not equals
-            if equals and SECRET.search(name):
-                word = name + "=***"
-        kept.append(word)
-    return kept
 
 
 def run_and_rank(pid):

@@ -121,12 +121,28 @@ def measure_files(paths):
 def ask_python(python, timeout_s):
     # Twice the time: the first start of an environment on a shared folder reads many small files.
     argv = [python, "-B", "-S", "-c", PYTHON_CODE]
+    if is_refused("python", python):
+        return
     section("python", argv + list(PACKAGES), 2 * timeout_s)
 
 
+def is_refused(name, path):
+    """Whether another user has planted what the head names: the section says so, and nothing is run."""
+    try:
+        why = planted(path)
+    except OSError:
+        return False  # it is not there: whoever needs it says so
+    if why:
+        SECTIONS[name] = _result("error", None, b"", why, time.monotonic())
+    return bool(why)
+
+
 def ask_git(workdir, timeout_s):
-    """Commit and changed files. Another owner's folder is fine: nothing in it is run."""
-    git = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-C", workdir]
+    """Commit and changed files. Another owner's folder is fine, but not one that anybody can have made."""
+    git = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"]
+    git += ["-C", workdir]
+    if is_refused("git_head", workdir):
+        return
     if section("git_head", git + ["rev-parse", "HEAD"], timeout_s)["rc"] == 0:
         section("git_status", git + ["status", "--porcelain", "-uno"], timeout_s)
 

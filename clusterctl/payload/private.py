@@ -11,11 +11,12 @@ import fcntl
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 # On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
 LOCAL = ("/dev/shm", "/tmp")
 RUNTIME = ("/run", "/run/user/%d")  # root's, everybody else's: places that others cannot write
+LOCAL_TYPES = ("ext", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "squashfs", "devtmpfs")  # fmt: skip
 LINKS = 40  # on the way to a file, as the kernel has it
 
 
@@ -109,9 +110,10 @@ def planted(path: str) -> str:
     """Whose file or folder in a place that is open to all `path` leads through; "" for nobody's.
 
     Weaker than `foreign_hand`: folders of a project's group or of another owner are fine, but what
-    anybody could have put there is not. Raises OSError when there is no such path.
+    anybody could have put there is not. Raises OSError when there is no such path. Does not touch
+    network drives: what lies there is the same on all machines, and a dead one would never answer.
     """
-    for at, found, above in _way(path):
+    for at, found, above in _way(path, _far_mounts()):
         if above.st_mode & stat.S_IWOTH and found.st_uid not in (0, os.getuid()):
             return "%s belongs to user %d and lies in a folder that is open to all" % (
                 at,
@@ -120,7 +122,20 @@ def planted(path: str) -> str:
     return ""
 
 
-def _way(path: str) -> Iterator[tuple[str, os.stat_result, os.stat_result]]:
+def _far_mounts() -> set[str]:
+    """Where the drives are mounted that are none of this machine's."""
+    found = set()
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file.read().decode("utf-8", "surrogateescape").splitlines():
+            where, _, how = line.partition(" - ")
+            if not how.startswith(LOCAL_TYPES):
+                found.add(where.split(" ")[4])
+    return found
+
+
+def _way(
+    path: str, stop_at: Container[str] = ()
+) -> Iterator[tuple[str, os.stat_result, os.stat_result]]:
     """(name, its lstat, its folder's) of everything on the way to a file, links and their targets too."""
     at, above, links = "/", os.lstat("/"), 0
     todo = os.path.join(os.getcwd(), path).split("/")
@@ -133,6 +148,8 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result, os.stat_result]]:
             above = os.lstat(at)
             continue
         here = os.path.join(at, name)
+        if here in stop_at:
+            return
         found = os.lstat(here)
         yield here, found, above
         if not stat.S_ISLNK(found.st_mode):

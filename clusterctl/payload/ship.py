@@ -29,7 +29,7 @@ MARKER = "==clusterctl-payload-1=="
 SHARED = {
     "active": ("private", "meeting", "launch_looks", "active_files"),
     "agent": ("private", "processes", "job", "meeting", "voice"),
-    "census": ("children", "gpu_looks", "host_looks", "launch_looks"),
+    "census": ("private", "hide", "children", "gpu_looks", "host_looks", "launch_looks"),
     "clock": ("host_looks",),
     "examine": ("private",),
     "reap": ("processes",),

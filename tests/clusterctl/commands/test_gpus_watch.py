@@ -44,6 +44,7 @@ def worker() -> Iterator[subprocess.Popen[bytes]]:
     """A process with the tag of a run, as our launcher's ranks have it."""
     env = {**os.environ, "CLUSTERCTL_RUN": "run-7", "RANK": "3"}
     line = ["-c", "input()", "train.py", "--api-key", "hush", "--wandb-token=hush"]
+    line += ["--wandb_key", "-hush", "db-pwd=hush", "s3://me:hush@hub", "wandb", "login", "hush"]
     process = subprocess.Popen([sys.executable, *line], stdin=subprocess.PIPE, env=env)
     yield process
     process.kill()

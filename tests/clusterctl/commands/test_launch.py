@@ -364,10 +364,23 @@ def test_wrong_usage_is_exit_2(user: User) -> None:
     code, _, err = user.type(*SHORT, hostfile=user.directory / "missing.txt")
     assert (code, "missing.txt" in err) == (2, True)
     code, _, err = user.type(*SHORT, "--env", "no-equals-sign")
-    assert (code, "is not NAME=VALUE" in err) == (2, True)
+    assert (code, "is neither NAME=VALUE nor NAME" in err) == (2, True)
     user.config.unlink()
     assert user.type(*SHORT)[0] == 2
     assert not user.outputs.exists()
+
+
+def test_secret_can_be_named_and_is_not_typed(user: User) -> None:
+    user.program("import os; print(os.environ['MY_PAT'])")
+    code, _, err = user.type(*SHORT, "--env", "MY_PAT", MY_PAT="pat-123456")
+    assert code == 0, err
+    assert (user.run_dir / "ranks/0.log").read_text() == "pat-123456\n"
+    assert "other users of this machine can read" not in err
+    assert "pat-123456" not in (user.run_dir / "plan.json").read_text() + err
+    code, _, err = user.type(*SHORT, "--env", "MY_PAT=pat-123456")
+    assert "other users of this machine can read --env MY_PAT=…; --env MY_PAT alone" in err
+    code, _, err = user.type(*SHORT, "--env", "MY_PAT")
+    assert (code, "your environment has no such variable" in err) == (2, True)
 
 
 def test_unreachable_node_is_exit_3_and_nothing_is_started(user: User) -> None:

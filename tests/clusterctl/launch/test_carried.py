@@ -59,11 +59,27 @@ def test_secrets_show_in_no_command_line_file_or_message(bench) -> None:
         "import os, signal\n"
         "print('key', os.environ['WANDB_API_KEY'], os.environ['HF_TOKEN'], flush=True)\n" + WAIT
     )
-    launch = bench.launch(bench.plan(program, head_env=secrets))
+    secrets["MY_PAT"], plain = (
+        "pat-1234567890",
+        {"MODE": "open-sesame-55", "DB_PWD": "pwd-555666777"},
+    )
+    env = ["MY_PAT", *(f"{name}={value}" for name, value in plain.items())]
+    words = [
+        "--x-key",
+        "-pw-1112223",
+        "--cfg",
+        "{'api_key': 'pw-2223334'}",
+        "tracker.token=pw-3334445",
+    ]
+    secrets.update(plain, x_key="pw-1112223", api_key="pw-2223334", token="pw-3334445")
+    head_env = {name: secrets[name] for name in ("WANDB_API_KEY", "HF_TOKEN", "MY_PAT")}
+    launch = bench.launch(bench.plan(program, *words, head_env=head_env, env=env))
     pids = launch.pids(2)
     run_id = launch.plan.run_id
-    seen = [command_line(pid).decode(errors="replace") for pid in _everything()]
-    assert any("starter.py" in line for line in seen)
+    lines = [command_line(pid).decode(errors="replace") for pid in _everything()]
+    assert any("starter.py" in line for line in lines)
+    # What the user gives the trainer as an argument is one, for all to see.
+    seen = [line for line in lines if "--x-key" not in line]
     wait_until(lambda: launch.log(0).endswith("up\n"))
     os.kill(pids[0], signal.SIGKILL)
     result = launch.result()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.launch.environment import HIDDEN, build, hide_arguments, is_secret
+from clusterctl.launch.environment import HIDDEN, build
+from clusterctl.launch.journal import Journal
 
 RUN_DIR = Path("/runs/001-x")
 
@@ -39,16 +40,6 @@ def test_facts_stand_over_the_preset_and_below_what_the_user_says() -> None:
     assert origins["NCCL_P2P_LEVEL"] == ("NVL", "preset h100-ib")
 
 
-@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "MY_PASSWORD", "aws-secret"])
-def test_secrets_by_name(name: str) -> None:
-    assert is_secret(name)
-
-
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "WANDB_MODE", "NCCL_DEBUG"])
-def test_names_that_are_no_secrets(name: str) -> None:
-    assert not is_secret(name)
-
-
 def test_secrets_are_hidden_wherever_they_are_shown() -> None:
     found = build(
         {"HF_TOKEN": "hf-0123456789", "HF_ENDPOINT": "https://me:pw@hub"}, run_dir=RUN_DIR
@@ -57,13 +48,39 @@ def test_secrets_are_hidden_wherever_they_are_shown() -> None:
     assert found.shown()["HF_ENDPOINT"] == f"https://{HIDDEN}@hub"
     assert found.values()["HF_TOKEN"] == "hf-0123456789"
     assert found.redact("401 for hf-0123456789") == f"401 for {HIDDEN}"
-    assert hide_arguments(["--api-key", "x", "--token=y", "--lr", "1"]) == [
-        "--api-key", HIDDEN, f"--token={HIDDEN}", "--lr", "1",
-    ]  # fmt: skip
+
+
+def test_whatever_the_user_gives_to_this_run_is_hidden() -> None:
+    found = build(
+        {}, assignments=["MODE=open-sesame", "SHORT=1", "LONG=open-sesame-2"], run_dir=RUN_DIR
+    )
+    assert {found.shown()[name] for name in ("MODE", "SHORT", "LONG")} == {HIDDEN}
+    assert found.values()["MODE"] == "open-sesame"
+    assert found.redact("said open-sesame-2, open-sesame and 1") == f"said {HIDDEN}, {HIDDEN} and 1"
+
+
+def test_name_alone_takes_its_value_from_the_environment() -> None:
+    found = build({"MY_PAT": "abc=d"}, assignments=["MY_PAT"], run_dir=RUN_DIR)
+    (one,) = [variable for variable in found.variables if variable.name == "MY_PAT"]
+    assert (one.value, one.origin, one.shown) == ("abc=d", "--env", HIDDEN)
+    with pytest.raises(UsageError, match="your environment has no such variable"):
+        build({}, assignments=["MY_PAT"], run_dir=RUN_DIR)
+
+
+def test_events_hold_no_secrets(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.write(
+        "x", "rank 0: no access to https://me:pw-1@hub", data=[{"why": "token=pw-2"}], hf="hf_pw3pw3pw3pw3pw3pw3"
+    )  # fmt: skip
+    journal.close()
+    text = (tmp_path / "events.jsonl").read_text()
+    assert "pw" not in text
+    assert "rank 0: no access to https://***@hub" in text
 
 
 @pytest.mark.parametrize(
-    "pair", ["novalue", "1X=2", "RANK=0", "MASTER_ADDR=x", "CLUSTERCTL_RUN=x", "A=\0", "a b=c"]
+    "pair",
+    ["1X=2", "no value", "-x", "RANK=0", "MASTER_ADDR=x", "CLUSTERCTL_RUN=x", "A=\0", "a b=c"],
 )
 def test_assignments_that_cannot_be_are_refused(pair: str) -> None:
     with pytest.raises(UsageError):

@@ -186,3 +186,16 @@ def test_what_another_user_owns_is_theirs_and_planted_only_where_anybody_can_wri
     os.lchown(tmp_path / "mine", NOBODY, NOBODY)
     (tmp_path / "real").mkdir()
     assert planted(str(tmp_path / "real")) == ""
+
+
+def test_network_drives_are_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    asked: list[str] = []
+    lstat = os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path: (asked.append(str(path)), lstat(path))[1])
+    monkeypatch.setattr(private, "_far_mounts", lambda: {str(drive)})
+    (tmp_path / "link").symlink_to(drive / "venv")
+    assert planted(str(tmp_path / "link" / "bin")) == ""
+    assert str(tmp_path / "link") in asked
+    assert [path for path in asked if path.startswith(str(drive))] == []
