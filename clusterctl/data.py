@@ -21,11 +21,13 @@ from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.handout import Handout
+from clusterctl.inbox import Inbox
 from clusterctl.nodes import Node
 from clusterctl.payload import ship
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
 
 SILENT_S = 30.0  # a node sends a sign of life every 2 s
+SLEPT_S = 3.0  # between two looks: longer only when this program did not run
 ROOM = 4  # questions for each process of a node: hides the way there and back
 AHEAD = 512  # questions under way for each node: 128 processes of it
 END_S = 120.0  # for the table's process to write its last piece
@@ -62,7 +64,7 @@ class Spread:
         self, job: Job, nodes: Sequence[Node], transport: Transport, limits: Limits
     ) -> None:
         self._job, self._nodes, self._transport, self._limits = job, nodes, transport, limits
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events = Inbox[Event](["", *(node.name for node in nodes)])
         self._lines: dict[str, Line] = {}
         self._handout = Handout(node.name for node in nodes)
         self._lost: dict[str, str] = {}
@@ -80,27 +82,31 @@ class Spread:
             self._carry(table, note)
             code = table.wait()
         finally:
+            self._events.close()
             table.close()
             for line in self._lines.values():
                 line.close()
         return self._outcome(code, table.out)
 
     def _carry(self, table: Table, note: Callable[[str], None]) -> None:
+        looked = time.monotonic()
         while True:
-            try:
-                kind, node, what = self._events.get(timeout=1.0)
-            except queue.Empty:
-                kind, node, what = "tick", "", None
-            if kind == "ended":
-                return
-            if kind == "question":
-                self._handout.add(what)
-            elif kind == "news" and node not in self._lost:
-                self._heard[node] = time.monotonic() + SILENT_S
-                self._news(node, what, table, note)
-            elif kind == "lost":
-                self._lose(node, what, note)
+            arrived, _ = self._events.take(1.0)
             now = time.monotonic()
+            if now - looked > SLEPT_S:
+                # This program was stopped (Ctrl-Z, a laptop's lid), not the nodes.
+                self._heard = {name: until + now - looked for name, until in self._heard.items()}
+            looked = now
+            for kind, node, what in arrived:
+                if kind == "ended":
+                    return
+                if kind == "question":
+                    self._handout.add(what)
+                elif kind == "news" and node not in self._lost:
+                    self._heard[node] = now + SILENT_S
+                    self._news(node, what, table, note)
+                elif kind == "lost":
+                    self._lose(node, what, note)
             for name in [name for name, until in self._heard.items() if until < now]:
                 self._lose(name, f"nothing heard of it for {SILENT_S:g} s", note)
             for name in self._handout.unsound():
@@ -156,7 +162,7 @@ class Spread:
 class Table:
     """The process that reads and writes the manifest."""
 
-    def __init__(self, job: Job, ahead: int, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(self, job: Job, ahead: int, events: Inbox[Event]) -> None:
         questions_out, questions_in = os.pipe()
         answers_out, answers_in = os.pipe()
         home = str(Path(__file__).resolve().parent.parent)
@@ -196,8 +202,8 @@ class Table:
     def _listen(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as file:
             for line in file:
-                self._events.put(("question", "", json.loads(line)))
-        self._events.put(("ended", "", None))
+                self._events.put("", ("question", "", json.loads(line)))
+        self._events.put("", ("ended", "", None))
 
     def _write(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -246,7 +252,7 @@ class Line:
         node: Node,
         transport: Transport,
         limits: Limits,
-        events: queue.SimpleQueue[Event],
+        events: Inbox[Event],
     ) -> None:
         self._job, self._node, self._transport, self._limits = job, node, transport, limits
         self._events = events
@@ -283,7 +289,7 @@ class Line:
                 while not self._closed:
                     message = stream.receive(1.0)
                     if message is not None:
-                        self._events.put(("news", self._node.name, message))
+                        self._events.put(self._node.name, ("news", self._node.name, message))
         except EOFError:
             self._say("its python has ended")
         except TransportError as error:
@@ -296,7 +302,7 @@ class Line:
 
     def _say(self, why: str) -> None:
         if not self._closed:
-            self._events.put(("lost", self._node.name, why))
+            self._events.put(self._node.name, ("lost", self._node.name, why))
 
     def _send(self, stream: ship.PayloadStream) -> None:
         while (questions := self._questions.get()) is not None:

@@ -14,7 +14,6 @@ from clusterctl.launch import error_line, incidents, journal
 from clusterctl.launch.copies import Copies
 from clusterctl.launch.ending import prove_gone
 from clusterctl.launch.hang import Look, StepClock
-from clusterctl.launch.inbox import News
 from clusterctl.launch.meeting import candidates, choose_address
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.run_dir import furnish
@@ -27,7 +26,7 @@ from clusterctl.launch.state import (
     RunState,
     cause,
 )
-from clusterctl.launch.wires import Wires
+from clusterctl.launch.wires import News, Wires
 from clusterctl.nodes import fold
 from clusterctl.transport.base import Limits, Transport
 from trainer import telemetry

@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.fanout import WIDTH, Fanout, NodeResult
-from clusterctl.launch.inbox import Inbox, News
+from clusterctl.inbox import Inbox
 from clusterctl.launch.plan import LaunchPlan, Share
 from clusterctl.nodes import Node
 from clusterctl.payload import ship
@@ -37,6 +37,15 @@ class Wire:
         self.connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """A node's message; None with the reason when nothing more will come."""
+
+    node: str
+    message: dict[str, Any] | None
+    why: str = ""
+
+
 class Wires:
     """All channels by node name. What is still being opened when `close` comes is closed, too."""
 
@@ -46,7 +55,7 @@ class Wires:
         self._open: dict[str, Wire] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self.inbox = Inbox(share.node.name for share in plan.shares)
+        self.inbox = Inbox[News](share.node.name for share in plan.shares)
 
     def open(self, meanwhile: Callable[[], None]) -> list[NodeResult[None]]:
         """Start an agent on every node; returns the nodes where that failed.
@@ -103,13 +112,13 @@ class Wires:
             try:
                 message = wire.stream.receive(1.0)
             except EOFError:
-                self.inbox.put(News(name, None, wire.stream.stderr_tail() or "its agent has ended"))
+                self.inbox.put(name, News(name, None, _last_words(wire)))
                 return
             except TransportError as error:
-                self.inbox.put(News(name, None, f"{error.phase}: {error}"))
+                self.inbox.put(name, News(name, None, f"{error.phase}: {error}"))
                 return
             if message is not None:
-                self.inbox.put(News(name, message), _size(message))
+                self.inbox.put(name, News(name, message), _size(message))
 
     def send(self, message: dict[str, Any]) -> None:
         """The same to every node whose channel is open by now."""
@@ -138,3 +147,8 @@ def _size(message: dict[str, Any]) -> int:
     """About how many bytes it holds: its texts, which are all that can be large."""
     tail = message.get("tail", ())
     return len(message.get("text", "")) + sum(map(len, tail))
+
+
+def _last_words(wire: Wire) -> str:
+    lines = [line for line in wire.stream.stderr_tail().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "its agent has ended"

@@ -194,6 +194,37 @@ def test_over_real_ssh_the_bytes_are_the_same_and_no_process_is_left(
     assert left == []
 
 
+def test_nobody_is_lost_while_this_program_was_stopped(clips, tmp_path, want):
+    """Ctrl-Z for longer than the silence that loses a node: what nodes said meanwhile is still to come."""
+    from clusterctl.transport.loopback import LoopbackCluster
+
+    python, out = second(tmp_path, "second"), tmp_path / "out.csv"
+    with LoopbackCluster(["node-1", "node-2"], tmp_path / "loop", {"NODE": "node-1"}) as nodes:
+        code = "import sys; from clusterctl import cli, data; data.SILENT_S = 3.5; sys.exit(cli.run(sys.argv[1:]))"  # fmt: skip
+        words = [sys.executable, "-c", code, "data", "probe", str(nodes.hostfile)]
+        words += [str(clips / digits.MANIFEST), "--out", str(out), "--python", python]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            wait_for(lambda: _is_asked(python))
+            process.send_signal(signal.SIGSTOP)
+            stopped = time.monotonic()
+            wait_for(lambda: time.monotonic() - stopped > 4.5)
+            (tmp_path / "how.json.trouble").touch()
+            process.send_signal(signal.SIGCONT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    assert "is lost" not in said
+    assert out.read_bytes() == want
+
+
+def _is_asked(python: str) -> bool:
+    """Whether both nodes' pythons have begun."""
+    program = str(Path(python).with_name("node_python.py"))
+    return sum(_is_ours(pid.name, program) for pid in Path("/proc").iterdir()) >= 2
+
+
 def test_interrupt_ends_everything_on_the_nodes(clips, tmp_path):
     from clusterctl.transport.loopback import LoopbackCluster
 

@@ -1,51 +1,42 @@
-"""What nodes say, waiting for the head: bounded for each node, so that none can drown the others.
+"""What nodes say, waiting to be looked at: bounded for each node, so that none can drown the others.
 
 A node that says more than is taken waits: its listener puts no more, its channel's window fills, and
-its agent holds back what can wait.
+its payload has to hold back.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 WAITING = 64  # messages of one node; an agent says a dozen a second
 WAITING_BYTES = 8 << 20  # of one node; one message more is let in
 
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """A node's message; None with the reason when nothing more will come."""
-
-    node: str
-    message: dict[str, Any] | None
-    why: str = ""
+T = TypeVar("T")
 
 
-class Inbox:
+class Inbox(Generic[T]):
     """One queue in order of arrival. Each node has a thread that puts; one thread takes for all."""
 
     def __init__(self, nodes: Iterable[str]) -> None:
-        self._waiting: list[News] = []
+        self._waiting: list[T] = []
         self._count = dict.fromkeys(nodes, 0)
         self._bytes = dict.fromkeys(self._count, 0)
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, news: News, size: int = 0) -> None:
-        """Add a message of about `size` bytes; waits while its node has too much here."""
-        name = news.node
+    def put(self, name: str, item: T, size: int = 0) -> None:
+        """Add what `name` said, about `size` bytes; waits while it has too much here."""
         with self._changed:
             while self._is_full(name) and not self._closed:
                 self._changed.wait()
             self._count[name] += 1
             self._bytes[name] += size
-            self._waiting.append(news)
+            self._waiting.append(item)
             self._changed.notify_all()
 
-    def take(self, timeout_s: float) -> tuple[list[News], bool]:
+    def take(self, timeout_s: float) -> tuple[list[T], bool]:
         """All that waits, as soon as there is something, and whether a node had more to say than fits."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting, timeout_s)
