@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainer.data.manifest import WrongRow
-from trainer.data.tables import ArrowBatch, Batch, CsvBatch, Table, column_type, numbers
+from trainer.data.manifest import ManifestError, WrongRow
+from trainer.data.tables import (
+    ArrowBatch,
+    Batch,
+    CsvBatch,
+    Table,
+    column_type,
+    first_line,
+    numbers,
+)
 
 _WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")  # no leading zeros: 007 is a name
 
@@ -63,12 +71,10 @@ def schema_of(names: Sequence[str], kinds: dict[str, str]) -> Any:
 
 def to_schema(batch: Batch, schema: Any) -> tuple[Any, list[WrongRow]]:
     """Rows as Arrow data of a schema, and those that do not fit into it."""
-    chosen = batch.select(schema.names)
-    if isinstance(chosen, ArrowBatch):
-        arrays = [
-            array.cast(field.type) for array, field in zip(chosen.data.columns, schema, strict=True)
-        ]
+    if isinstance(batch, ArrowBatch):
+        arrays = [_cast(batch, field) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema), []
+    chosen = batch.select(schema.names)
     assert isinstance(chosen, CsvBatch)
     wrong: list[WrongRow] = []
     keep = np.ones(len(chosen), bool)
@@ -79,8 +85,10 @@ def to_schema(batch: Batch, schema: Any) -> tuple[Any, list[WrongRow]]:
         if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
             cells, bad = _numbers(values, pa.types.is_integer(field.type))
             what = "is no whole number" if pa.types.is_integer(field.type) else "is no number"
-        else:
+        elif pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
             cells, bad, what = values, _not_utf8(values), "is not UTF-8"
+        else:  # of another table: empty where a row of a csv has none
+            cells, bad, what = [None if value == "" else value for value in values], [], ""
         for place in bad:
             if keep[place]:
                 keep[place] = False
@@ -89,10 +97,37 @@ def to_schema(batch: Batch, schema: Any) -> tuple[Any, list[WrongRow]]:
         columns.append(cells)
     places = np.flatnonzero(keep).tolist()
     arrays = [
-        pa.array([cells[place] for place in places], field.type)
+        _array([cells[place] for place in places], field)
         for cells, field in zip(columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema), wrong
+
+
+def _cast(batch: ArrowBatch, field: Any) -> Any:
+    """A column as the schema has it; null in every row where the batch has none."""
+    if field.name not in batch.names:
+        return pa.nulls(len(batch), field.type)
+    array = batch.data.column(field.name)
+    try:
+        return array.cast(field.type)
+    except pa.ArrowException as error:
+        raise _unfit(field, array.type, error) from None
+
+
+def _array(cells: list[Any], field: Any) -> Any:
+    try:
+        return pa.array(cells, field.type)
+    except (pa.ArrowException, TypeError):  # dates come from another table as texts
+        try:
+            return pa.array(cells).cast(field.type)
+        except pa.ArrowException as error:
+            raise _unfit(field, "text", error) from None
+
+
+def _unfit(field: Any, kind: Any, error: BaseException) -> ManifestError:
+    return ManifestError(
+        f"column {field.name!r} is {kind} and cannot be written as {field.type}: {first_line(error)}"
+    )
 
 
 def _numbers(values: Sequence[Any], whole: bool) -> tuple[list[Any], list[int]]:

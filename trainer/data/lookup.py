@@ -27,6 +27,8 @@ class Lookup:
         with contextlib.closing(open_table(source, (on,))) as table:
             self.names = [name for name in table.names if name != on and name not in present]
             self._schema = table.schema if isinstance(table, ParquetTable) else None
+        for name in self.names if self._schema is not None else ():
+            _refuse_bytes(source, self._schema.field(name))
         self._file: sqlite3.Connection | None = None
         self._used: Any = None  # one bool a row, in a file: marks outlive a kill
         self.unused = 0  # rows whose key no row asked for
@@ -139,6 +141,15 @@ class Lookup:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _refuse_bytes(source: Path, field: Any) -> None:
+    """Cells wait as JSON, which holds no bytes."""
+    if "binary" in str(field.type):
+        raise ManifestError(
+            f"{source}: column {field.name!r} is {field.type}, which merge --on cannot carry",
+            hint="write it as text, or leave it out",
+        )
 
 
 def _marks(path: Path) -> Path:

@@ -21,7 +21,7 @@ from trainer.data.manifest import (
     refuse_too_many,
     require,
 )
-from trainer.data.tables import Batch, CsvTable
+from trainer.data.tables import Batch, CsvTable, first_line
 from trainer.data.texts import ArrowColumn, ArrowTexts, PackedTexts
 
 _CSV_ROWS, _PARQUET_ROWS = 8192, 65_536
@@ -179,8 +179,9 @@ def _read_parquet(
                 row += len(check.keep)
                 progress(row / total, row)
     except pa.ArrowException as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ManifestError(f"{source}: not a readable parquet manifest: {text}") from None
+        raise ManifestError(
+            f"{source}: not a readable parquet manifest: {first_line(error)}"
+        ) from None
     return {name: _column(name, kept[name]) for name in list(kept) if kept[name]}
 
 

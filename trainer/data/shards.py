@@ -34,7 +34,7 @@ from trainer.data.manifest import (
 from trainer.data.reading import check_batch
 from trainer.data.stream import Options, Plan, Result, add_options
 from trainer.data.stream import run as run_plan
-from trainer.data.tables import Batch
+from trainer.data.tables import Batch, first_line
 
 INDEX, SCHEMA = "index.json", 1
 ROWS, GROUP_ROWS = 100_000, 1024
@@ -263,8 +263,7 @@ class ShardReader:
         except FileNotFoundError:
             raise ManifestError(f"{path} is not there, and the index names it") from None
         except (pa.ArrowException, OSError) as error:
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ManifestError(f"{path} cannot be read: {text}") from None
+            raise ManifestError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 class ShardColumn(Sequence[Any]):

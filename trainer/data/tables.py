@@ -392,8 +392,7 @@ class ParquetTable:
             raise
 
     def _unreadable(self, error: BaseException) -> ManifestError:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return ManifestError(f"{self.source}: not a readable parquet manifest: {text}")
+        return ManifestError(f"{self.source}: not a readable parquet manifest: {first_line(error)}")
 
     def _from(self, row: int) -> Iterator[Any]:
         before = 0
@@ -428,6 +427,8 @@ class ParquetTable:
                 self._rest = next(self._batches, None)
         except (self._broken, OSError) as error:
             raise self._unreadable(error) from None
+        except ManifestError as error:
+            raise ManifestError(f"{self.source}: {error}") from None
         if self._rest is None:
             return None
         data, self._rest = self._rest.slice(0, rows), self._rest.slice(rows)
@@ -439,25 +440,41 @@ class ParquetTable:
 
 
 def _plain(schema: Any) -> Any:
-    """Without dictionaries, which may differ from batch to batch, and notes of other programs."""
+    """Without dictionaries, which may differ from batch to batch, and notes of other programs.
+
+    Columns that are texts by their name are texts: every reader takes them for such.
+    """
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-            for field in schema
-        ]
-    )
+    def plain(field: Any) -> Any:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if column_type(field.name) == pa.string() and not is_text:
+            kind = pa.string()
+        return field.with_type(kind)
+
+    return pa.schema([plain(field) for field in schema])
 
 
 def _decoded(batch: Any, schema: Any) -> Any:
     import pyarrow as pa
 
-    arrays = [
-        array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        for array in batch.columns
-    ]
+    arrays = []
+    for array, field in zip(batch.columns, schema, strict=True):
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        try:
+            arrays.append(array.cast(field.type))
+        except pa.ArrowException as error:
+            raise ManifestError(
+                f"column {field.name!r} is {array.type} and cannot be read as text: {first_line(error)}"
+            ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def first_line(error: BaseException) -> str:
+    """Of what a library says; its name where it says nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
@@ -504,4 +521,5 @@ def cell(value: Any) -> Any:
         return ""
     if isinstance(value, (list, dict)):
         return json.dumps(value, default=str, ensure_ascii=False)
-    return value
+    # as files are written here, the same bytes
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value

@@ -349,3 +349,98 @@ def test_runaway_quote_takes_a_cell_of_rows_not_the_whole_file(do, tmp_path, mon
     assert rows[0]["path"] == "a"
     assert len(rows) == 2002 - 102
     csv.field_size_limit(1 << 24)
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?mode=rwc", "100%", "a%20b", "a b", "größer", "a;b&c"])
+def test_a_path_may_have_any_sign(do, tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "a.csv").write_text("path,text\nx,one\ny,two\n")
+    (folder / "s.csv").write_text("path,score\nx,1\ny,2\n")
+    words = [str(folder / part) for part in ("a.csv", "s.csv", f"{name}.csv")]
+    assert main(["merge", *words, "--on", "path", "-q"]) == 0
+    assert [row["score"] for row in rows_of(folder / f"{name}.csv")] == ["1", "2"]
+    assert {path.name for path in folder.iterdir()} == {"a.csv", "s.csv", f"{name}.csv"}
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+NUMBERS = {"num_frames": [9, 9], "height": [32, 32], "width": [40, 40]}
+ODD_COLUMNS = {
+    "integer text": {"path": ["a", "b"], "text": [1, 2]},
+    "float text": {"path": ["a", "b"], "text": [1.5, None]},
+    "boolean text": {"path": ["a", "b"], "text": [True, False]},
+    "binary paths": {"path": [b"a", b"b\xff"], "text": ["x", "y"]},
+    "binary text": {"path": ["a", "b"], "text": [b"x", b"\xff"]},
+    "integer paths": {"path": [1, 2], "text": ["x", "y"]},
+    "list text": {"path": ["a", "b"], "text": [["x"], ["y", "z"]]},
+    "no text": {"path": ["a", "b"], "text": [None, None]},
+    "dates": {"path": ["a", "b"], "text": ["x", "y"], "at": [1, 2]},
+    "lists": {"path": ["a", "b"], "text": ["x", "y"], "tags": [["t"], []]},
+    "dicts": {"path": ["a", "b"], "text": ["x", "y"], "facts": [{"k": 1}, {"k": 2}]},
+}  # fmt: skip
+ODD_VERBS = [
+    "shard a.parquet o.shards -q",
+    "convert a.parquet o.csv -q",
+    "convert a.parquet o.parquet -q",
+    "merge a.parquet b.parquet o.parquet --fill -q",
+    "merge b.parquet a.parquet o.parquet --fill -q",
+    "merge b.parquet a.parquet o.csv --fill -q",
+    "merge b.csv a.parquet o.parquet --fill -q",
+    "merge a.parquet b.csv o.parquet --on path -q",
+    "merge b.parquet a.parquet o.parquet --on path -q",
+    "merge b.csv a.parquet o.parquet --on path -q",
+    "merge b.csv a.parquet o.csv --on path -q",
+    "filter a.parquet o.parquet --where text~x -q",
+    "dedupe a.parquet o.parquet --on text -q",
+    "difference a.parquet b.csv o.parquet -q",
+    "probe a.parquet o.parquet --workers 1 -q",
+    "check a.parquet o.parquet --workers 1 -q",
+    "stats a.parquet -q",
+]
+CLEANING = ["clean-captions a.parquet o.csv --workers 1 -q"]  # starts a process each time
+
+
+@pytest.mark.parametrize("kind", ODD_COLUMNS)
+def test_columns_of_any_type_give_rows_or_one_sentence(do, tmp_path, capsys, kind):
+    pq.write_table(pa.table({**ODD_COLUMNS[kind], **NUMBERS}), tmp_path / "a.parquet")
+    plain = {"path": ["c", "a"], "text": ["x", "y"], "score": [1, 2], **NUMBERS}
+    pq.write_table(pa.table(plain), tmp_path / "b.parquet")
+    (tmp_path / "b.csv").write_text("path,text,score,num_frames,height,width\na,x,1,9,32,40\n")
+    slow = CLEANING if kind in ("integer text", "binary text", "no text") else []
+    for line in ODD_VERBS + slow:
+        code = do(f"{line} --force" if "stats" not in line else line)
+        said = capsys.readouterr().err
+        told = "left out" in said or said.startswith("error: ") or "has no row for" in said
+        assert code in (0, 1, 2), line
+        assert told or not code or line.startswith("check"), line  # whose report is on stdout
+        if code != 2 and "stats" not in line:
+            assert (tmp_path / line.split(" -")[0].split()[-1]).exists(), line
+
+
+def test_texts_and_lists_of_a_parquet_arrive_as_they_are(do, tmp_path):
+    table = pa.table({**ODD_COLUMNS["integer text"], **NUMBERS, "tags": [["t"], []]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert do("shard a.parquet o.shards -q") == 0
+    assert list(read_manifest(tmp_path / "o.shards").texts) == ["1", "2"]
+    paths = {"path": [b"v/a", "größer".encode()], "text": ["x", "y"], **NUMBERS}
+    pq.write_table(pa.table(paths), tmp_path / "b.parquet")
+    assert do("merge a.parquet b.parquet o.parquet --fill -q") == 0
+    merged = pq.read_table(tmp_path / "o.parquet").to_pydict()
+    assert merged["path"] == ["a", "b", "v/a", "größer"]
+    assert merged["text"] == ["1", "2", "x", "y"]
+    assert merged["tags"] == [["t"], [], None, None]
+
+
+def test_bytes_that_are_no_text_are_refused_by_column(do, tmp_path, capsys):
+    pq.write_table(pa.table({**ODD_COLUMNS["binary paths"], **NUMBERS}), tmp_path / "a.parquet")
+    assert do("convert a.parquet o.csv -q") == 2
+    said = capsys.readouterr().err
+    assert "a.parquet: column 'path' is binary and cannot be read as text: Invalid UTF8" in said
+    extra = {"path": ["a"], "text": ["x"], "hash": [b"\xff"]}
+    pq.write_table(pa.table(extra), tmp_path / "b.parquet")
+    assert do("merge b.parquet b.parquet o.parquet --on path -q") == 2  # nothing to add
+    pq.write_table(pa.table({"path": ["a"], "text": ["x"]}), tmp_path / "c.parquet")
+    assert do("merge c.parquet b.parquet o.parquet --on path -q") == 2
+    assert "column 'hash' is binary, which merge --on cannot carry" in capsys.readouterr().err
+    assert do("convert b.parquet o.csv -q") == 0
+    assert (tmp_path / "o.csv").read_bytes().endswith(b"a,x,\xff\r\n")
