@@ -6,6 +6,7 @@ memory that is there, 3.4 s into new pages).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 
@@ -48,8 +49,11 @@ class Aside:
         """Get room of these bytes on a thread, now, so that the first save does not wait for it."""
 
         def get() -> None:
-            for key, size in sizes.items():
-                self._rooms[key] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).zero_()
+            # Where there is none, the save asks again, and says it.
+            with contextlib.suppress(MemoryError, RuntimeError):
+                for key, size in sizes.items():
+                    room = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+                    self._rooms[key] = room.zero_()
 
         self._preparing = threading.Thread(target=get, name="checkpoint memory")
         self._preparing.start()

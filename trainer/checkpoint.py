@@ -7,10 +7,12 @@ and SHA-256 of every other file. A folder without it is no checkpoint. `latest` 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,10 +21,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor
 
-from trainer.engine.base import Engine
 from trainer.errors import CheckpointError
 from trainer.weights.write import write_file
 
@@ -30,10 +30,11 @@ MANIFEST = "manifest.json"
 LATEST = "latest"
 OPTIMIZER = "optimizer"
 AVERAGE_PARTS = "ema-parts"  # until the whole average is written from them
-LIBRARY_ERRORS = (SafetensorError,)
 Entries = dict[str, dict[str, Any]]  # file -> size and sha256
 SCHEDULE, RUNNING, SAMPLER = "lr_scheduler.json", "running_states.json", "sampler.json"
 SEEN = "seen.npy"  # content ids of the clips of this epoch so far
+_ASIDE = ".tmp-"  # begins the names of folders that are being made, or deleted
+_OLD = f"{_ASIDE}old-"
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 _CHUNK = 4 << 20
 
@@ -50,25 +51,6 @@ class Position:
         return f"epoch{self.epoch}-global_step{self.global_step}"
 
 
-def together(
-    engine: Engine, work: Callable[[], object], *, only_rank_0: bool = False, part: Path
-) -> None:
-    """Do it on all ranks or on none: a failure of one is raised on all, and `part` is removed."""
-    failure = None
-    if engine.rank == 0 or not only_rank_0:
-        try:
-            work()
-        except CheckpointError as error:
-            failure = str(error)
-        except (OSError, RuntimeError, *LIBRARY_ERRORS) as error:
-            failure = f"{type(error).__name__}: {error}"
-    failures = engine.agree(failure)
-    if failures:
-        if engine.rank == 0:
-            shutil.rmtree(part, ignore_errors=True)  # gives a full disk its room back
-        raise refusal(failures)
-
-
 def refusal(failures: Iterable[str]) -> CheckpointError:
     """What all ranks raise when some could not write."""
     refused = CheckpointError(
@@ -79,38 +61,71 @@ def refusal(failures: Iterable[str]) -> CheckpointError:
     return refused
 
 
-def begin(part: Path, need: int) -> None:
-    """Make the folder that a save writes to. Raises `CheckpointError` when `need` bytes do not fit."""
-    for left in part.parent.glob(".tmp-*"):  # of a run that was killed while it saved
-        shutil.rmtree(left)
+def begin(part: Path, need: int) -> list[str]:
+    """Make the folder that a save writes to; returns what of older ones cannot be deleted, for people.
+
+    Raises `CheckpointError` when `need` bytes do not fit.
+    """
+    # Of a run that was killed while it saved, or what could not be deleted at first.
+    notes = [discard(left) for left in sorted(part.parent.glob(f"{_ASIDE}*"))]
     free = shutil.disk_usage(part.parent).free
     if free < need:
         raise CheckpointError(f"it needs {_shown(need)} and {part.parent} has {_shown(free)} free")
     for folder in (OPTIMIZER, AVERAGE_PARTS):
         (part / folder).mkdir(parents=True)
+    return [note for note in notes if note]
+
+
+def discard(path: Path) -> str:
+    """Delete a folder that nothing needs; returns why it cannot be deleted, or "".
+
+    It loses its name first: half of a checkpoint is never taken for a whole one, its place is free, and
+    the next save tries again (a file that is read elsewhere over NFS, an immutable one).
+    """
+    try:
+        shutil.rmtree(_put_aside(path))
+    except OSError as error:
+        return f"{path.name} cannot be deleted, its room is not free: {error.filename}: {error.strerror}"
+    return ""
+
+
+def _put_aside(path: Path) -> Path:
+    """Rename it to what `begin` deletes, unless that was done before."""
+    if path.name.startswith(_OLD):
+        return path
+    aside = path.with_name(f"{_OLD}{secrets.token_hex(4)}-{path.name.removeprefix(_ASIDE)}")
+    path.rename(aside)
+    return aside
+
+
+def part_of(run_dir: Path, position: Position) -> Path:
+    """The folder that a checkpoint is made in."""
+    return run_dir / f"{_ASIDE}{position.name}"
 
 
 def _shown(size: int) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 10**9 else f"{size / 1e6:,.2f} MB"
 
 
-def seal(part: Path, final: Path, files: Entries) -> None:
-    """Of a folder whose files are all there: write its manifest and give it its name."""
+def seal(part: Path, final: Path, files: Entries) -> list[str]:
+    """Of a folder whose files are all there: write its manifest and give it its name.
+
+    Returns what cannot be deleted now, for people: from the renaming on, nothing is a failed save.
+    """
     ordered = {name: files[name] for name in sorted(files)}
     _write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": ordered}, indent=1))
     for folder in [*(path for path in part.rglob("*") if path.is_dir()), part]:
         _sync(folder)
-    if final.exists():  # the run went back and comes by here again
-        aside = final.with_name(f".tmp-old-{final.name}")
-        final.rename(aside)
-        part.rename(final)
-        shutil.rmtree(aside)
-    else:
-        part.rename(final)
     pointer = final.parent / f".{LATEST}"
     _write_synced(pointer, final.name + "\n")
+    before = (
+        _put_aside(final) if final.exists() else None
+    )  # the run went back and comes by here again
+    part.rename(final)
     pointer.replace(final.parent / LATEST)
     _sync(final.parent)
+    note = discard(before) if before is not None else ""
+    return [note] if note else []
 
 
 def write_weights(
@@ -174,27 +189,31 @@ def _sync(path: Path) -> None:
 
 
 def complete(run_dir: Path) -> list[Path]:
-    """A run's complete checkpoints, oldest first."""
-    found = [
-        (int(match[2]), path)
-        for path in run_dir.iterdir()
-        if (match := _NAME.fullmatch(path.name)) and (path / MANIFEST).is_file()
-    ]
-    return [path for _, path in sorted(found)]
+    """A run's complete checkpoints, in the order in which they were made.
+
+    Not in that of their numbers: a run that went back leaves higher ones behind, and those are older.
+    """
+    found = []
+    for path in run_dir.iterdir():
+        if match := _NAME.fullmatch(path.name):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found.append(((path / MANIFEST).stat().st_mtime_ns, int(match[2]), path))
+    return [path for _, _, path in sorted(found)]
 
 
-def forget_old(newest: Path, keep: int, every: int = 0) -> None:
+def forget_old(newest: Path, keep: int, every: int = 0) -> list[str]:
     """Keep `newest`, the last `keep - 1` others, and those of every `every`-th step.
 
-    A run that went back is younger than its numbers, so `newest` stays whatever its number is.
+    Returns what cannot be deleted now, for people.
     """
+    notes = []
     if keep >= 1:
         others = [path for path in complete(newest.parent) if path != newest]
         for path in others[: max(0, len(others) - keep + 1)]:
             if every and int(path.name.rpartition("step")[2]) % every == 0:
                 continue
-            (path / MANIFEST).unlink()  # first, so that half of a folder is never taken for a whole
-            shutil.rmtree(path)
+            notes.append(discard(path))
+    return [note for note in notes if note]
 
 
 def find(path: Path) -> Path:

@@ -229,7 +229,7 @@ class Config(Section):
     max_lr: float | None = number(None, least=0)  # 1cycle's peak
     cooldown_steps: int | None = number(None, least=0)  # 1cycle: from the peak down to lr
     anneal_strategy: str = choice("cos", "linear")  # 1cycle's shape
-    ema_decay: float = number(0.9999, least=0, most=1)  # per step
+    ema_decay: float = number(0.9999, least=0, below=1)  # per step
     ema_warmup: bool = False  # decay grows as (1 + n) / (10 + n) first, for short runs
     epochs: int = number(1000, least=1)  # passes over the data; max_steps may end the run before
     max_steps: int | None = number(None, least=1)  # stop after this many optimizer steps

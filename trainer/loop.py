@@ -5,49 +5,36 @@ plan -> microbatch -> encode -> flow -> loss -> backward -> step -> schedule -> 
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from trainer import checkpoint
-from trainer.config import Config, to_dict
+from trainer.config import Config
 from trainer.data import state as data_state
-from trainer.data.dataset import Loader, LoaderError
+from trainer.data.dataset import Loader
 from trainer.data.features_loader import latents_of
 from trainer.data.microbatch import leave_out_bad
 from trainer.data.plan import DataPlan
 from trainer.ema import EMA
+from trainer.engine.agreement import agreed, attempt, common
 from trainer.engine.base import Engine
 from trainer.errors import CheckpointError, Diverged, TooManyBadSamples, TrainerError
+from trainer.journal import Journal
 from trainer.models.flops import forward_flops
 from trainer.parts import Parts
 from trainer.saver import Saved, Saver
 from trainer.schedules import Schedule
-from trainer.telemetry import PHASES, Heartbeat, StepRecord, Writer
-from trainer.tracking import Wandb
-
-
-class Journal(Protocol):
-    """What rank 0 tells people and files; nothing on the other ranks."""
-
-    def step(self, record: StepRecord) -> None: ...
-
-    def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None: ...
-
-    def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None: ...
-
-    def close(self) -> None: ...
+from trainer.telemetry import PHASES, Heartbeat, StepRecord
 
 
 @dataclass
@@ -90,7 +77,7 @@ class Run:
     model: torch.nn.Module
     step: int = 0  # optimizer steps taken over the whole run
     samples: int = 0
-    bad_samples: int = 0
+    bad_clips: set[str] = field(default_factory=set)  # paths; on all ranks those of all ranks
     saved_at: int = -1
     stop_requested: bool = False
 
@@ -107,8 +94,7 @@ class Run:
     def is_over(self) -> bool:
         if self.config.max_steps is not None and self.step >= self.config.max_steps:
             return True
-        # After an epoch's last batch the cursor still stands in it: the next one begins when it is asked for.
-        return self.loader.cursor.epoch + (len(self.loader) == 0) >= self.config.epochs
+        return self.loader.next_place(self.config.epochs) is None
 
 
 def train(run: Run) -> bool:
@@ -120,7 +106,7 @@ def train(run: Run) -> bool:
         stopped = _steps(run)
     except TrainerError as error:
         if error.on_all_ranks and not isinstance(error, CheckpointError):
-            _finish(run)  # what was good before is still worth having
+            _finish_after(error, run)  # what was good before is still worth having
         raise
     _finish(run)
     return not stopped
@@ -135,7 +121,10 @@ def _steps(run: Run) -> bool:
         ends = stopped or run.is_over
         if ends or (every and run.step % every == 0):
             save(run, background=not ends)
-    return stopped
+    save(
+        run, background=False
+    )  # when nothing was left to do: a run's directory holds where it stands
+    return stopped and not run.is_over
 
 
 def _timed(run: Run) -> Iterator[dict[str, Any]]:
@@ -164,6 +153,18 @@ class Share:
     decoder_bytes: int = 0
     failure: TrainerError | None = None  # why this rank has no batch
 
+    def numbers(self) -> dict[str, float]:
+        """What of it all ranks are told."""
+        return {
+            "loss": self.loss,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "bad": len(self.bad),
+            "decoder_bytes": self.decoder_bytes,
+            "failed": self.failure is not None,
+        }
+
 
 def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     """One optimizer step; returns whether all ranks agreed to stop after it."""
@@ -186,67 +187,95 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
     step_s = time.perf_counter() - start
     seconds = clock.take()
     own_s = step_s - (engine.waited_s - waited)
-    mine = [share.loss, step_s, own_s, share.samples, share.tokens, _memory(engine), float(run.stop_requested), len(share.bad), square, run.saver.status, *(seconds[name] for name in PHASES), share.flops, share.decoder_bytes, float(share.failure is not None)]  # fmt: skip
-    every = engine.gather(mine)  # the one small collective of a step; it carries the agreements too
-    columns = list(zip(*every, strict=True))
-    if any(columns[-1]):
+    mine = {
+        **share.numbers(),
+        **seconds,
+        "grad_norm": grad_norm,
+        "square": square,
+        "step_s": step_s,
+        "own_s": own_s,
+        "memory": _memory(engine),
+        "stop": run.stop_requested,
+        "saver": run.saver.status,
+    }
+    # The one small collective of a step; it carries the agreements too.
+    rows = engine.gather(map(float, mine.values()))
+    told = dict(zip(mine, zip(*rows, strict=True), strict=True))
+    if any(told["failed"]):
         _end_without_data(run, number, share)
 
     run.step = number
-    run.samples += int(sum(columns[3]))
-    run.bad_samples += int(sum(columns[7]))
+    run.samples += int(sum(told["samples"]))
     record = StepRecord(
         step=number,
         steps_total=run.steps_total,
         epoch=run.loader.cursor.epoch,
-        samples=int(sum(columns[3])),
-        tokens=int(sum(columns[4])),
-        flops=sum(columns[-3]),
-        loss=sum(columns[0]) / len(every),
+        samples=int(sum(told["samples"])),
+        tokens=int(sum(told["tokens"])),
+        flops=sum(told["flops"]),
+        loss=sum(told["loss"]) / engine.world,
         grad_norm=grad_norm,
         lr=lr,
-        step_s=max(columns[1]),
-        seconds={name: sum(columns[10 + i]) / len(every) for i, name in enumerate(PHASES)},
-        weight_norm=math.sqrt(sum(columns[8]) if engine.is_sharded else columns[8][0]),
-        idle_share=1 - sum(columns[2]) / len(every) / max(columns[2]),
-        slowest_rank=columns[2].index(max(columns[2])),
+        step_s=max(told["step_s"]),
+        seconds={name: sum(told[name]) / engine.world for name in PHASES},
+        weight_norm=math.sqrt(sum(told["square"]) if engine.is_sharded else told["square"][0]),
+        idle_share=1 - sum(told["own_s"]) / engine.world / max(told["own_s"]),
+        slowest_rank=told["own_s"].index(max(told["own_s"])),
         bucket=", ".join(share.buckets),
-        memory_bytes=int(max(columns[5])),
-        decoder_bytes=int(max(columns[-2])) or None,
+        memory_bytes=int(max(told["memory"])),
+        decoder_bytes=int(max(told["decoder_bytes"])) or None,
         world=engine.world,
         time_s=time.time(),
     )
     run.journal.step(record)
     for row, path, reason in share.bad:
         run.journal.bad_sample(number, engine.rank, row, path, reason)
-    _tell(run, run.saver.advance(columns[9]))
-    if not math.isfinite(record.loss):
-        ranks = [rank for rank, row in enumerate(every) if not math.isfinite(row[0])]
-        raise _agreed(Diverged(
-            f"the loss of step {number} is {record.loss} on rank {', '.join(map(str, ranks))}; all ranks stop",
-            hint="resume from the newest checkpoint with a smaller lr or grad_clip",
-        ))  # fmt: skip
-    if run.bad_samples > run.config.max_bad_samples:
-        raise _agreed(TooManyBadSamples(
-            f"{run.bad_samples} clips could not be read, more than max_bad_samples = {run.config.max_bad_samples}",
+    _tell(run, run.saver.advance(told["saver"]))
+    _require_numbers(number, told)
+    if any(told["bad"]):
+        _count_bad(run, share)
+    return any(told["stop"])
+
+
+_NUMBERS = {
+    "loss": "the loss of step {} is {}",
+    "grad_norm": "the norm of the gradients of step {} is {}",
+    "square": "the norm of the weights after step {} is {}",
+}
+
+
+def _require_numbers(number: int, told: Mapping[str, Sequence[float]]) -> None:
+    """Raises `Diverged` on all ranks before anything that is no number can be saved."""
+    for name, words in _NUMBERS.items():
+        ranks = [rank for rank, value in enumerate(told[name]) if not math.isfinite(value)]
+        if ranks:
+            said = words.format(number, told[name][ranks[0]])
+            raise agreed(Diverged(
+                f"{said} on rank {', '.join(map(str, ranks))}; all ranks stop, and nothing of this step is saved",
+                hint="resume from the newest checkpoint with a smaller lr or grad_clip",
+            ))  # fmt: skip
+
+
+def _count_bad(run: Run, share: Share) -> None:
+    """Each clip once, however many epochs it is in; raises `TooManyBadSamples` on all ranks (collective)."""
+    for paths in run.engine.gather_objects([path for _, path, _ in share.bad]):
+        run.bad_clips.update(paths)
+    if len(run.bad_clips) > run.config.max_bad_samples:
+        raise agreed(TooManyBadSamples(
+            f"{len(run.bad_clips)} clips could not be read, more than max_bad_samples = {run.config.max_bad_samples}",
             hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them with their reasons; make a manifest without "
             f"them: {leave_out_bad(run.plan.manifest.source)}",
         ))  # fmt: skip
-    return any(columns[6])
 
 
 def _next(run: Run, batches: Iterator[dict[str, Any]], share: Share) -> dict[str, Any]:
     """The next microbatch. When this rank has none, one without clips: the others wait in the step's
     collectives, and would wait there until their time is over (NCCL) if this rank just ended."""
     if share.failure is None:
-        try:
-            return next(batches)
-        except TrainerError as error:
-            share.failure = error
-    empty = run.loader.stand_in()
-    if empty is None:
-        raise share.failure
-    return empty
+        batch, share.failure = attempt(lambda: next(batches))
+        if batch is not None:
+            return batch
+    return run.loader.stand_in()
 
 
 def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
@@ -254,19 +283,9 @@ def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
     failure = share.failure
     for row, path, reason in (*share.bad, *getattr(failure, "bad", ())):
         run.journal.bad_sample(number, run.engine.rank, row, path, reason)
-    too_many = isinstance(failure, TooManyBadSamples)
-    said = run.engine.gather_objects(failure and (str(failure), failure.hint, too_many))
-    alike: dict[str, list[int]] = {}  # often all ranks have the same reason
-    for rank, words in enumerate(said):
-        if words:
-            alike.setdefault(words[0].removeprefix(f"rank {rank}: "), []).append(rank)
-    texts = []
-    for text, ranks in alike.items():
-        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-        texts.append(f"rank {', '.join(map(str, ranks[:4]))}{more}: {text}")
-    _, hint, too_many = next(words for words in said if words)
-    kind: type[TrainerError] = TooManyBadSamples if too_many else LoaderError
-    raise _agreed(kind(f"no batch for step {number}: " + "\n".join(texts), hint=hint)) from None
+    error = common(run.engine.gather_objects(failure), f"no batch for step {number}: ")
+    assert error is not None
+    raise error
 
 
 def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> None:
@@ -283,11 +302,12 @@ def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> Non
         torch.manual_seed(_seed(*words))
         mask_BT = run.parts.masks.draw(z_BCTHW.shape[0], z_BCTHW.shape[2])
         mask_BT = None if mask_BT is None else mask_BT.to(engine.device)
-    with clock.phase("forward", number):
-        losses = run.parts.flow.training_losses(run.model, z_BCTHW, conditions, mask=mask_BT)
-        loss = losses.mean() / run.config.accumulation_steps
-    with clock.phase("backward", number):
-        engine.backward(loss, is_last=not left)
+    with engine.passing(is_last=not left):
+        with clock.phase("forward", number):
+            losses = run.parts.flow.training_losses(run.model, z_BCTHW, conditions, mask=mask_BT)
+            loss = losses.mean() / run.config.accumulation_steps
+        with clock.phase("backward", number):
+            engine.backward(loss, is_last=not left)
     share.loss += float(loss.detach())
     share.samples += len(z_BCTHW)
     count, _, frames, height, width = z_BCTHW.shape
@@ -300,12 +320,6 @@ def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> Non
     share.buckets[batch["bucket"]] = None
     share.bad += batch["bad"]
     share.decoder_bytes = max(share.decoder_bytes, batch.get("decoder_bytes", 0))
-
-
-def _agreed(error: TrainerError) -> TrainerError:
-    """Of a failure that all ranks see in the same gathered numbers."""
-    error.on_all_ranks = True
-    return error
 
 
 def _encode(run: Run, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -370,7 +384,8 @@ def _documents(run: Run) -> Callable[[], dict[str, Any]]:
             "epoch": cursor.epoch,
             "global_step": run.step,
             "samples": run.samples,
-            "bad_samples": run.bad_samples,
+            "bad_samples": len(run.bad_clips),
+            "bad_clips": sorted(run.bad_clips),
             "ema_updates": run.ema.updates,
             "world": world,
         },
@@ -389,6 +404,14 @@ def _finish(run: Run) -> None:
     _tell(run, done)
 
 
+def _finish_after(error: TrainerError, run: Run) -> None:
+    """As `_finish`, when the run ends with an error already: what is wrong with the save is said beside it."""
+    try:
+        _finish(run)
+    except CheckpointError as later:
+        error.args = (f"{error}\n{later}",)
+
+
 def _tell(run: Run, done: Iterable[Saved]) -> None:
     for saved in done:
         text = (
@@ -398,53 +421,5 @@ def _tell(run: Run, done: Iterable[Saved]) -> None:
             "checkpoint", text, step=saved.step, path=str(saved.path),
             seconds=saved.seconds, stall_s=saved.stall_s,
         )  # fmt: skip
-
-
-class RankZeroJournal:
-    """telemetry.jsonl, bad_samples.jsonl and a line every `log_every` steps."""
-
-    def __init__(self, run_dir: Path, config: Config, rank: int) -> None:
-        self._log_every = config.log_every
-        self._writer = Writer(run_dir) if rank == 0 else None
-        self._tracker: Wandb | None = None
-        if rank == 0 and config.wandb != "off":
-            self._tracker = Wandb(
-                config.wandb,
-                run_dir,
-                config.wandb_project,
-                config.exp_name or run_dir.name,
-                to_dict(config),
-                functools.partial(self.event, "tracking"),
-            )
-        self._bad = run_dir / "bad_samples.jsonl"
-
-    def step(self, record: StepRecord) -> None:
-        if self._writer is None:
-            return
-        self._writer.write(record)
-        if self._tracker is not None:
-            self._tracker.log(record)
-        if record.step % self._log_every == 0 or record.step == 1:
-            print(
-                f"step {record.step}/{record.steps_total}  epoch {record.epoch}  loss {record.loss:.4f}  "
-                f"grad {record.grad_norm:.3f}  lr {record.lr:.2e}  {record.step_s:.3f} s/step",
-                flush=True,
-            )
-
-    def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None:
-        writer = self._writer  # the tracker tells from its own thread, perhaps after close
-        if writer is not None:
-            writer.event(name, text, step=step, **data)
-            print(f"{name}: {text}", flush=True)
-
-    def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None:
-        line = {"step": step, "rank": rank, "row": row, "path": path, "reason": reason}
-        with self._bad.open("a") as file:  # one write of one short line: ranks do not mix
-            file.write(json.dumps(line) + "\n")
-
-    def close(self) -> None:
-        if self._tracker is not None:
-            self._tracker.close()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        for note in saved.notes:
+            run.journal.event("note", note, step=saved.step)

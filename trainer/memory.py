@@ -58,7 +58,7 @@ def _cgroup_rooms(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
     while True:
         try:
             limit = (folder / "memory.max").read_text().strip()
-            used = int((folder / "memory.current").read_text())
+            used = int((folder / "memory.current").read_text()) - _reclaimable(folder)
         except (OSError, ValueError):
             limit, used = "max", 0
         if limit != "max":
@@ -66,6 +66,19 @@ def _cgroup_rooms(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
         if folder == root or root not in folder.parents:
             return
         folder = folder.parent
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of a group that the kernel gives up for others: files that were read or written, its own caches.
+
+    Files in memory (tmpfs, shared memory) count as files there and are not given up.
+    """
+    try:
+        lines = [line.split() for line in (folder / "memory.stat").read_text().splitlines()]
+        stat = {name: int(value) for name, value in lines}
+    except (OSError, ValueError):
+        return 0
+    return max(0, stat.get("file", 0) - stat.get("shmem", 0)) + stat.get("slab_reclaimable", 0)
 
 
 def require(needed: int, device: torch.device, what: str, hint: str) -> None:

@@ -20,3 +20,13 @@ def say(text: str, stream: TextIO | None = None) -> None:
         say(text.encode(error.encoding, "backslashreplace").decode(error.encoding), stream)
     except (OSError, ValueError):  # ValueError: it is closed
         pass
+
+
+def all_is_out() -> bool:
+    """Whether nothing is left to print. Python's own end would turn what is into exit code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            return False
+    return True

@@ -24,6 +24,7 @@ class Source:
     running: Mapping[str, int]
     schedule: Mapping[str, Any]
     sampler: Any  # checked by trainer.data.state, which names what is wrong with it
+    bad_clips: tuple[str, ...]  # paths that could not be read so far
 
 
 def read_source(path: Path) -> Source:
@@ -39,7 +40,10 @@ def read_source(path: Path) -> Source:
     )
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
         raise CheckpointError(f"{path / checkpoint.SCHEDULE}: steps is {steps!r}"[:300])
-    return Source(path, running, schedule, sampler)
+    bad = running.get("bad_clips", [])  # checkpoints of before have none
+    if not isinstance(bad, list) or not all(isinstance(clip, str) for clip in bad):
+        raise CheckpointError(f"{path / checkpoint.RUNNING}: bad_clips is {bad!r}"[:300])
+    return Source(path, running, schedule, sampler, tuple(bad))
 
 
 def take_over(schedule: Schedule, source: Source) -> str:

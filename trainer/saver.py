@@ -25,6 +25,7 @@ from torch import Tensor
 from trainer import checkpoint
 from trainer.aside import Aside, Ready
 from trainer.checkpoint import Entries, Position
+from trainer.engine.agreement import attempt
 from trainer.engine.base import Engine, EngineState
 from trainer.engine.shards import Shards, write
 from trainer.errors import CheckpointError
@@ -32,7 +33,7 @@ from trainer.weights.source import EMA, MODEL
 
 _IDLE, _WORKING, _WRITTEN, _SEALED, _FAILED = range(5)
 _LOOK_S = 0.2  # how often `finish` asks the other ranks
-_LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
+LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
 _KINDS = ("master", "exp_avg", "exp_avg_sq")
 _ROOM = 64 << 20  # bytes beside the tensors: documents, indexes, the filesystem's own
 
@@ -48,6 +49,7 @@ class Saved:
     step: int
     seconds: float  # from the first file to the rename
     stall_s: float  # of them, what training waited
+    notes: tuple[str, ...] = ()  # what of older ones cannot be deleted, each told once
 
 
 @dataclass
@@ -66,6 +68,15 @@ class _Save:
     failure: str | None = None
     thread: threading.Thread | None = None
     copied: threading.Event = field(default_factory=threading.Event)  # or failed to
+    notes: list[str] = field(default_factory=list)
+
+    def reach(self, state: int) -> None:
+        """What failed stays failed, whatever a late thread still does."""
+        if self.state != _FAILED:
+            self.state = state
+
+    def fail(self, why: str) -> None:
+        self.failure, self.state = why, _FAILED
 
 
 class Saver:
@@ -79,10 +90,17 @@ class Saver:
         keep: int = -1,
         keep_every: int = 0,
         background: bool = True,
+        wait_s: float = LIMIT_S,
     ) -> None:
-        """`keep` newest ones stay (-1: all), and those of every `keep_every`-th step (0: none)."""
+        """`keep` newest ones stay (-1: all), and those of every `keep_every`-th step (0: none).
+
+        `wait_s` is how long a rank may wait by itself while the others stand in a collective: less than
+        those wait for it.
+        """
         self._run_dir, self._engine = run_dir, engine
         self._keep, self._keep_every, self._background = keep, keep_every, background
+        self._wait_s = min(wait_s, LIMIT_S)
+        self._told: set[str] = set()
         self._save: _Save | None = None
         self._aside = Aside()
 
@@ -134,10 +152,9 @@ class Saver:
         own += _bytes(average.values())  # for a while the whole of it lies beside its parts
         own += _bytes((weights or {}).values())
         need = int(sum(row[0] for row in self._engine.gather([float(own)]))) + _ROOM
-        checkpoint.together(
-            self._engine, lambda: checkpoint.begin(part, need), only_rank_0=True, part=part
-        )
+        notes = self._begin(part, need)
         save = _Save(position, documents, state.shapes if state else {}, weights or {}, began)
+        save.notes += notes
         tensors = {f"state/{key}": value for key, value in (state.tensors if state else {}).items()}
         tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
         tensors |= {f"weights/{k}": v for k, v in save.weights.items() if not v.is_meta}
@@ -164,13 +181,14 @@ class Saver:
     def hold(self) -> None:
         """Wait until the state may change again: call before each update. Not collective.
 
-        A failure to copy ends the wait, too; `advance` raises it on all ranks.
+        A failure to copy ends the wait, too, as does the limit; `advance` raises it on all ranks.
         """
         save, began = self._save, time.perf_counter()
         if save is None or save.copied.is_set():
             return
-        if not save.copied.wait(_LIMIT_S):
-            raise CheckpointError(f"{save.position.name} was not copied aside in {_LIMIT_S:g} s")
+        if not save.copied.wait(self._wait_s):
+            save.fail(f"{save.position.name} was not copied aside in {self._wait_s:g} s")
+            save.copied.set()
         save.stall_s += time.perf_counter() - began
 
     def advance(self, statuses: Iterable[float]) -> list[Saved]:
@@ -196,7 +214,9 @@ class Saver:
             self._save = None
             path = self._run_dir / save.position.name
             seconds = time.perf_counter() - save.began
-            return [Saved(path, save.position.global_step, seconds, save.stall_s)]
+            notes = tuple(note for note in dict.fromkeys(save.notes) if note not in self._told)
+            self._told.update(notes)
+            return [Saved(path, save.position.global_step, seconds, save.stall_s, notes)]
         return []
 
     def finish(self) -> list[Saved]:
@@ -223,8 +243,7 @@ class Saver:
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - thread boundary: raised by `advance` on all ranks
-                save.failure = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"  # fmt: skip
-                save.state = _FAILED
+                save.fail(str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}")  # fmt: skip
             finally:
                 save.copied.set()
 
@@ -248,7 +267,7 @@ class Saver:
             if not any(value.is_meta for value in save.weights.values()):
                 written += checkpoint.write_weights(part / MODEL, save.weights)
         save.entries = checkpoint.entries(part, written)
-        save.state = _WRITTEN
+        save.reach(_WRITTEN)
 
     def _seal(self, save: _Save, files: Entries) -> None:
         part = self._part(save.position)
@@ -259,9 +278,9 @@ class Saver:
         shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
         written += checkpoint.write_documents(part, save.documents())
         final = self._run_dir / save.position.name
-        checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
-        checkpoint.forget_old(final, self._keep, self._keep_every)
-        save.state = _SEALED
+        save.notes += checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
+        save.notes += checkpoint.forget_old(final, self._keep, self._keep_every)
+        save.reach(_SEALED)
 
     def _write_average(self, save: _Save, part: Path) -> list[Path]:
         parts = Shards(part / checkpoint.AVERAGE_PARTS)
@@ -287,22 +306,37 @@ class Saver:
     # --- small things ---
 
     def _part(self, position: Position) -> Path:
-        return self._run_dir / f".tmp-{position.name}"
+        return checkpoint.part_of(self._run_dir, position)
+
+    def _begin(self, part: Path, need: int) -> list[str]:
+        """Rank 0 makes the folder; what hinders it is raised on all ranks (collective)."""
+        notes, failure = None, None
+        if self._engine.rank == 0:
+            notes, failure = attempt(lambda: checkpoint.begin(part, need))
+        failures = self._engine.agree(str(failure) if failure is not None else None)
+        if failures:
+            if self._engine.rank == 0:
+                shutil.rmtree(part, ignore_errors=True)  # gives a full disk its room back
+            raise checkpoint.refusal(failures)
+        return notes or []
 
     def _abandon(self, save: _Save) -> None:
         """Give the room back; no thread writes any more when the folder goes."""
         if save.thread is not None:
-            save.thread.join()
-        self._engine.barrier()
-        if self._engine.rank == 0:
+            save.thread.join(self._wait_s)
+        writing = save.thread is not None and save.thread.is_alive()  # in a filesystem that hangs
+        if (
+            not self._engine.agree("it writes still" if writing else None)
+            and self._engine.rank == 0
+        ):
             shutil.rmtree(self._part(save.position), ignore_errors=True)
         self._save = None
 
 
 def _late(began: float, save: _Save) -> str | None:
-    if time.perf_counter() - began < _LIMIT_S:
+    if time.perf_counter() - began < LIMIT_S:
         return None
-    return f"{save.position.name} is not written after {_LIMIT_S / 60:.0f} minutes"
+    return f"{save.position.name} is not written after {LIMIT_S / 60:.0f} minutes"
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -7,6 +7,7 @@ node-local files, one per rank, rewritten by the step loop itself.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -84,13 +85,38 @@ def decode(line: str | bytes) -> Record | None:
 
 
 class Writer:
-    """Appends records; each line is written whole, so that a reader never sees half of one."""
+    """Appends records; each line is written whole, so that a reader never sees half of one.
+
+    A disk that is full costs lines, not the run: `lost` counts them, `why` says it, and the first line
+    that can be written again is an event "lost" with their number.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._fd = os.open(run_dir / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._is_torn = False
+        self.lost, self.why = 0, ""
 
     def write(self, record: Record) -> None:
-        os.write(self._fd, encode(record).encode() + b"\n")
+        if self.lost:
+            text = f"{self.lost} lines before this one could not be written: {self.why}"
+            if self._append(Event("lost", text, {"lines": self.lost}, None, time.time())):
+                self.lost = 0
+        if not self._append(record):
+            self.lost += 1
+
+    def _append(self, record: Record) -> bool:
+        begin = b"\n" if self._is_torn else b""  # what is left of a line becomes a line of its own
+        data = begin + encode(record).encode() + b"\n"
+        try:
+            written = os.write(self._fd, data)
+        except OSError as error:
+            self.why = error.strerror or str(error)
+            return False
+        if written < len(data):
+            self.why, self._is_torn = "the disk became full", True
+            return False
+        self._is_torn = False
+        return True
 
     def event(self, name: str, text: str = "", *, step: int | None = None, **data: Any) -> None:
         self.write(Event(name, text, data, step, time.time()))
@@ -137,7 +163,8 @@ class Heartbeat:
 
     def __init__(self, path: Path, rank: int) -> None:
         self._path, self._rank, self._step = path, rank, 0
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # telling is a courtesy, see `beat`
+            path.parent.mkdir(parents=True, exist_ok=True)
 
     @classmethod
     def from_environment(cls, rank: int) -> Heartbeat | None:
@@ -146,6 +173,7 @@ class Heartbeat:
         return cls(Path(directory) / f"{rank}.json", rank) if directory else None
 
     def beat(self, phase: str, step: int | None = None) -> None:
+        """Never raises: where it cannot be written, the agent sees an old one."""
         self._step = self._step if step is None else step
         data = {
             "rank": self._rank,
@@ -154,9 +182,13 @@ class Heartbeat:
             "phase": phase,
             "mono_s": time.monotonic(),
         }
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(data))
-        part.replace(self._path)
+        text, part = json.dumps(data), self._path.with_suffix(".part")
+        try:
+            part.write_text(text)
+            part.replace(self._path)
+        except OSError:  # no room for a second file: over the first one, which has its room
+            with contextlib.suppress(OSError):
+                _rewrite(self._path, text)
 
 
 class CurrentClip:
@@ -182,5 +214,16 @@ class CurrentClip:
     def write(self, path: str) -> None:
         """An empty path: nothing to do."""
         data = json.dumps({"path": path, "mono_s": time.monotonic()}).encode()
-        os.pwrite(self._fd, data, 0)
-        os.ftruncate(self._fd, len(data))
+        with contextlib.suppress(OSError):  # a full folder: as above
+            os.pwrite(self._fd, data, 0)
+            os.ftruncate(self._fd, len(data))
+
+
+def _rewrite(path: Path, text: str) -> None:
+    """In place; a reader may see it torn and looks again."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(fd, text.encode(), 0)
+        os.ftruncate(fd, len(text))
+    finally:
+        os.close(fd)

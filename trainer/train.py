@@ -6,6 +6,7 @@ Under torchrun, `colossalai run` or `clusterctl launch` it is one rank of many, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import json
 import os
@@ -14,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,14 +24,23 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.remove(str(Path(__file__).resolve().parent))
 
 from trainer import config as configuration
+from trainer.deadline import ends_after, threads_end
+from trainer.engine.agreement import in_words, is_lost
 from trainer.environment import missing_packages
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError, EngineError, TrainerError
+from trainer.output import all_is_out, say
+from trainer.run_lock import lock
 
 if TYPE_CHECKING:
+    from trainer.engine.base import Engine
     from trainer.loop import Run
+    from trainer.telemetry import Heartbeat
 
 INTERRUPTED = 130
 _ONE_KEYSTROKE_S = 1.0
+_LEAVE_S = (
+    60.0  # for what a rank still has to do when it ends: workers, the tracker, the last writes
+)
 # Of the environment, what explains a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -48,17 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _train(config, options, words)
     except TrainerError as error:
         if _speaks(error):
-            print(error.told(), file=sys.stderr)
+            say(error.told(), sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the rank's last words; the launcher shows them
-        traceback.print_exc()
-        rank = os.environ.get("RANK", "0")
-        first = str(error).strip().splitlines()
-        print(f"error: rank {rank}: {type(error).__name__}: {first[0] if first else ''}", file=sys.stderr)  # fmt: skip
+        say(f"error: rank {os.environ.get('RANK', '0')}: {in_words(error)}", sys.stderr)
         return 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
 
 
 def _speaks(error: TrainerError) -> bool:
@@ -98,45 +101,97 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
             "there is no dataset",
             hint="--data-path FILE.csv; make one with python -m trainer.data.digits",
         )
-    from trainer.assemble import assemble
+    from trainer.data.dataset import LoaderOptions
     from trainer.engine.base import build_engine
-    from trainer.loop import train
     from trainer.masks import build_masks
     from trainer.telemetry import Heartbeat
 
-    build_masks(config.mask_ratios)  # a slip in it is said before anything is made
+    # A slip in these is said before anything is made.
+    build_masks(config.mask_ratios)
+    LoaderOptions.of(config).require_below(config.process_group_timeout_s)
     heartbeat = Heartbeat.from_environment(int(os.environ.get("RANK", "0")))
     if heartbeat:
         heartbeat.beat("start", 0)
     engine = build_engine(config.engine)
     engine.setup(config.seed, config.process_group_timeout_s)
-    try:
-        engine.alone(lambda: _look_at_weights(config))
-        run_dir = engine.alone(lambda: _run_dir(config, options))
-        engine.alone(lambda: _describe(config, run_dir, words))
-        run = assemble(config, engine, run_dir, heartbeat, options.data_state)
-
-        stop = _stopper(run)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        began = time.monotonic()
-        run.journal.event(
-            "start", f"{run_dir.name} at step {run.step}", step=run.step, world=engine.world
-        )
+    with contextlib.ExitStack() as leaving, contextlib.ExitStack() as closing:
+        closing.callback(engine.close)
         try:
-            finished = train(run)
-            word = "done" if finished else "stopped"
-            took = f"after {time.monotonic() - began:.0f} s"
-            run.journal.event(word, f"{word} at step {run.step} {took}", step=run.step)
-        except Exception as error:
-            run.journal.event("failed", str(error), step=run.step)
-            raise
-        finally:
-            run.loader.close()
-            run.journal.close()
-        return 0 if finished else INTERRUPTED
-    finally:
-        engine.close()
+            return _run(config, options, words, engine, heartbeat, closing)
+        except Exception as error:  # noqa: BLE001 - rank boundary
+            ours = _last_words(error)
+            late = EngineError(
+                f"{ours} (this rank could not end within {_LEAVE_S:.0f} s and is ended)"
+            )
+            leaving.enter_context(ends_after(_LEAVE_S, late))
+            raise ours from (None if ours is error else error)
+
+
+def _last_words(error: Exception) -> TrainerError:
+    """What a rank says that fails by itself, or because another one has ended."""
+    if isinstance(error, TrainerError):
+        return error
+    rank = f"rank {os.environ.get('RANK', '0')}"
+    if is_lost(error):
+        return EngineError(
+            f"{rank}: another rank has ended, and this one ends with it",
+            hint="the last words of that rank say why",
+        )
+    ours = in_words(error)
+    ours.args = (f"{rank}: {ours}",)
+    return ours
+
+
+def _run(
+    config: configuration.Config,
+    options: argparse.Namespace,
+    words: Sequence[str],
+    engine: Engine,
+    heartbeat: Heartbeat | None,
+    closing: contextlib.ExitStack,
+) -> int:
+    """From the run directory to the last step; what must be closed after it goes to `closing`."""
+    from trainer.assemble import assemble
+    from trainer.loop import train
+
+    engine.alone(lambda: _look_at_weights(config))
+    run_dir = engine.alone(lambda: _run_dir(config, options))
+    unlocked = engine.alone(lambda: _lock(run_dir, closing))
+    engine.alone(lambda: _describe(config, run_dir, words))
+    run = assemble(config, engine, run_dir, heartbeat, options.data_state)
+    closing.callback(run.journal.close)
+    closing.callback(run.loader.close)
+    if unlocked:
+        run.journal.event(
+            "note", f"a second run in this directory would not be noticed: {unlocked}"
+        )
+
+    stop = _stopper(run)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    began, first = time.monotonic(), run.step
+    run.journal.event(
+        "start", f"{run_dir.name} at step {run.step}", step=run.step, world=engine.world
+    )
+    try:
+        finished = train(run)
+        word = "done" if finished else "stopped"
+        took = f"after {time.monotonic() - began:.0f} s"
+        if run.step == first:
+            took = "as before: max_steps or epochs were reached, nothing was left to train"
+        run.journal.event(word, f"{word} at step {run.step} {took}", step=run.step)
+    except Exception as error:  # noqa: BLE001 - rank boundary
+        ours = _last_words(error)
+        run.journal.event("failed", str(ours), step=run.step)
+        raise ours from (None if ours is error else error)
+    return 0 if finished else INTERRUPTED
+
+
+def _lock(run_dir: Path, closing: contextlib.ExitStack) -> str:
+    """Of rank 0: no other run may use the directory until this one has closed."""
+    release, note = lock(run_dir)
+    closing.callback(release)
+    return note
 
 
 def _look_at_weights(config: configuration.Config) -> None:
@@ -221,8 +276,9 @@ def _commit() -> str | None:
 def _exit(code: int) -> NoReturn:
     from trainer.tracking import is_stuck
 
-    if is_stuck():
-        os._exit(code)  # a run does not wait at its end for a tracker either
+    # A run does not wait at its end for a tracker, nor for a filesystem that hangs.
+    if is_stuck() or not threads_end(_LEAVE_S) or not all_is_out():
+        os._exit(code)
     sys.exit(code)
 
 

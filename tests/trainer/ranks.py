@@ -104,7 +104,10 @@ def wait(processes: Sequence[BaseProcess], limit_s: float) -> list[int | None]:
 def start(
     runs: Sequence[Sequence[str]], world: int, folder: Path, env: Mapping[str, str] | None = None
 ) -> list[BaseProcess]:
-    """`world` processes that each do all `runs` (arguments of trainer.train) in order."""
+    """`world` processes that each do all `runs` (arguments of trainer.train) in order.
+
+    A word `harm=NAME` is none of trainer.train's: that run goes through `tests.trainer.harms`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ports = [free_port() for _ in runs]
     (folder / "runs.json").write_text(json.dumps(list(zip(map(list, runs), ports, strict=True))))
@@ -150,6 +153,7 @@ def _runs(folder: Path) -> None:
     import contextlib
     from collections.abc import Iterator
 
+    from tests.trainer import harms
     from trainer import train as command
     from trainer.data import dataset
 
@@ -168,11 +172,14 @@ def _runs(folder: Path) -> None:
         os.environ["MASTER_PORT"] = str(port)
         rows, seen, tensors = [], [], []
         paths = [folder / f"{os.environ['RANK']}.{kind}" for kind in ("out", "err")]
+        harm = [word.partition("=")[2] for word in words if word.startswith("harm=")]
+        words = [word for word in words if not word.startswith("harm=")]
         with (
             paths[0].open("w") as out,
             paths[1].open("w") as err,
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
+            getattr(harms, harm[0])() if harm else contextlib.nullcontext(),
         ):
             code = command.main(words)
         said = [path.read_text() for path in paths]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from trainer.checkpoint import Position
 from trainer.engine.base import EngineState
 from trainer.engine.shards import part_of
 from trainer.errors import CheckpointError
-from trainer.saver import Saver
+from trainer.saver import Saved, Saver
 from trainer.weights.load import read_weights
 
 FIRST_PART = "optimizer/rank-00000-of-00001.safetensors"
@@ -132,6 +133,113 @@ def test_only_the_newest_are_kept_also_when_the_run_went_back(tmp_path: Path) ->
     save(tmp_path, 3, keep=2)  # resumed from 2: younger than 8
     assert names(tmp_path) == ["epoch0-global_step3", "epoch0-global_step8", "latest"]
     assert checkpoint.find(tmp_path).name == "epoch0-global_step3"
+
+
+def test_checkpoints_of_a_branch_that_was_left_are_the_oldest_and_go_first(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        save(tmp_path, step, keep=2)
+    for step in (3, 5):  # resumed from 2
+        save(tmp_path, step, keep=2)
+    assert names(tmp_path) == ["epoch0-global_step3", "epoch0-global_step5", "latest"]
+    (tmp_path / "latest").unlink()
+    assert checkpoint.find(tmp_path).name == "epoch0-global_step5"
+    save(tmp_path, 4, keep=2)
+    (tmp_path / "latest").write_text("gone")
+    assert checkpoint.find(tmp_path).name == "epoch0-global_step4"  # the newest, not the highest
+
+
+@contextlib.contextmanager
+def undeletable(folder: Path) -> Iterator[None]:
+    """A mount inside: deleting it fails as a file that NFS keeps or an immutable one does."""
+    run_dir, mounted = folder.parent, folder / "mounted"
+    mounted.mkdir(parents=True, exist_ok=True)
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "tmpfs", str(mounted)], capture_output=True
+    ).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        yield
+    finally:  # by whatever name it has now
+        for path in run_dir.rglob("mounted"):
+            subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def saved_by(saver: Saver, step: int) -> Saved:
+    """A checkpoint by one rank."""
+    engine = Rank(Together(1), 0)
+    done = saver.save(Position(0, step), engine.state(), weights(), engine.average(), dict)
+    (saved,) = [*done, *saver.finish()]
+    return saved
+
+
+@pytest.mark.parametrize(
+    "old", ["epoch0-global_step1", ".tmp-epoch0-global_step3", "epoch0-global_step3"],
+    ids=["an old one", "left by a killed run", "of the same name"],
+)  # fmt: skip
+def test_what_cannot_be_deleted_is_a_note_and_the_save_is_good(tmp_path: Path, old: str) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    saver = Saver(tmp_path, Rank(Together(1), 0), keep=2)  # type: ignore[arg-type]
+    with undeletable(tmp_path / old):
+        saved = saved_by(saver, 3)
+        (note,) = saved.notes
+        assert (
+            note.startswith(f"{old} cannot be deleted, its room is not free: ")
+            or ".tmp-old-" in note
+        )
+        checkpoint.verify(saved.path)
+        assert checkpoint.find(tmp_path) == saved.path
+        # It lost its name, so that half of it is never taken for a checkpoint.
+        assert [path.name[-5:] for path in checkpoint.complete(tmp_path)] == ["step2", "step3"]
+        # Each save tries again and says it no more, but that it has another name now.
+        assert sum(len(saved_by(saver, step).notes) for step in (4, 5, 6)) <= 1
+    assert saved_by(saver, 7).notes == ()
+    assert names(tmp_path) == ["epoch0-global_step6", "epoch0-global_step7", "latest"]
+
+
+@pytest.mark.parametrize("hangs", ["copy", "write"])
+def test_a_rank_whose_save_hangs_ends_all_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    """None ends by itself: the others stand in a collective."""
+    owner, name = (Aside, "copy") if hangs == "copy" else (checkpoint, "write_weights")
+    plain, calls, over = getattr(owner, name), itertools.count(), threading.Event()
+
+    def first_hangs(*args: Any) -> Any:
+        if next(calls) == 0:
+            over.wait(60)
+        return plain(*args)
+
+    monkeypatch.setattr(owner, name, first_hangs)
+    results: list[Any] = [None, None]
+    group = Together(2)
+
+    def work(rank: int) -> None:
+        engine = Rank(group, rank)
+        saver = Saver(tmp_path, engine, wait_s=0.5)  # type: ignore[arg-type]
+        whole = weights() if rank == 0 else None
+        try:
+            saver.save(Position(0, 1), engine.state(), whole, engine.average(), dict)
+            saver.hold()
+            if hangs == "write" and rank == 1:
+                saver._save.fail("No space left on device")  # type: ignore[union-attr]
+            saver.advance(row[0] for row in engine.gather([saver.status]))
+        except CheckpointError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+    finally:
+        over.set()
+    said = "was not copied aside in 0.5 s" if hangs == "copy" else "rank 1: No space left on device"
+    assert [said in str(result) for result in results] == [True, True]
+    assert all(result.on_all_ranks for result in results)
+    assert checkpoint.complete(tmp_path) == []
 
 
 def test_latest_that_names_nothing_gives_way_to_the_newest_whole_one(tmp_path: Path) -> None:

@@ -326,11 +326,11 @@ def test_a_run_that_goes_back_in_its_own_directory_replaces_what_it_passes(runs:
     assert not list(runs.directory("whole").glob(".tmp-*"))
 
 
-def test_a_loss_that_is_no_number_stops_all_ranks_at_one_step(runs: Runs) -> None:
+def test_weights_that_are_no_numbers_stop_all_ranks_at_one_step(runs: Runs) -> None:
     done = runs.done["nan"]
     assert [rank.code for rank in done] == [1, 1]
     assert len(done[0].rows) == len(done[1].rows)
-    assert "error: the loss of step" in done[0].err
+    assert "error: the norm of the weights after step 1 is inf on rank 0, 1" in done[0].err
     assert "smaller lr" in done[0].err
     assert done[1].err == ""
     assert "failed" in runs.events("nan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.test_checkpoint import small_disk
 from trainer.telemetry import (
     CurrentClip,
     Event,
@@ -69,6 +71,50 @@ def test_a_reader_sees_only_whole_records_of_a_growing_file(tmp_path: Path) -> N
     assert isinstance(event, Event)
     assert (event.name, event.data) == ("done", {"path": "x"})
     assert len(list(read(tmp_path))) == 3
+
+
+def test_a_full_disk_costs_lines_and_the_first_after_it_says_how_many(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        writer, filler = Writer(disk), disk / "filler"
+        writer.write(STEP)
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        for _ in range(40):  # what is left of the file's last page, then a torn line, then nothing
+            writer.write(STEP)
+        assert 0 < writer.lost < 40
+        kept = len(list(read(disk)))
+        assert kept == 41 - writer.lost
+        filler.unlink()
+        lost = writer.lost
+        writer.event("done", "well")
+        *steps, gap, done = read(disk)
+        assert steps == [STEP] * kept
+        assert isinstance(gap, Event)
+        assert (gap.name, gap.data) == ("lost", {"lines": lost})
+        assert gap.text.startswith(f"{lost} lines before this one could not be written: ")
+        assert isinstance(done, Event)
+        assert done.name == "done"
+        assert writer.lost == 0
+        writer.close()
+
+
+def test_a_full_folder_of_heartbeats_ends_nobody_and_the_beat_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", "64k,nr_inodes=4") as disk:
+        monkeypatch.setenv("CLUSTERCTL_HEARTBEATS", str(disk))
+        heartbeat, clip = Heartbeat(disk / "0.json", 0), CurrentClip.from_environment()
+        assert clip is not None
+        heartbeat.beat("data", 1)
+        (disk / "more").write_text("x")
+        with contextlib.suppress(OSError):
+            (disk / "filler").write_bytes(bytes(1 << 16))
+        clip.write("/data/a.mp4")
+        heartbeat.beat("forward", 2)  # there is no room for a second file
+        beat = json.loads((disk / "0.json").read_text())
+        assert (beat["phase"], beat["step"]) == ("forward", 2)
+        Heartbeat(disk / "0.json" / "not" / "a" / "folder", 1).beat("data", 1)
 
 
 def test_a_file_that_was_replaced_is_read_from_its_start(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.trainer.stdit_weights import (
     write_shards,
     write_upstream_checkpoint,
 )
+from trainer import checkpoint
 from trainer.errors import CheckpointError
 from trainer.models.stdit import STDiT3
 from trainer.weights.load import load_into, read_checkpoint
@@ -156,14 +157,43 @@ def test_one_ranks_flat_part_of_an_average_is_not_taken_for_all(tmp_path: Path) 
 
 
 def test_a_run_directory_means_its_newest_checkpoint(tmp_path: Path) -> None:
-    for name in ("epoch0-global_step1", "epoch0-global_step2"):
+    names = ("epoch0-global_step1", "epoch0-global_step2")
+    for name in names:
         write_upstream_checkpoint(tmp_path / name, state(), state())
-    (tmp_path / "latest").write_text("epoch0-global_step2\n")
-    assert find_source(tmp_path).path.name == "epoch0-global_step2"
-    (tmp_path / "latest").unlink()
     with pytest.raises(CheckpointError, match="no file of weights") as caught:
-        find_source(tmp_path)
+        find_source(tmp_path)  # of Open-Sora: which one is not said anywhere
     assert "epoch0-global_step1, epoch0-global_step2" in str(caught.value.hint)
+    for name in names:
+        (tmp_path / name / "manifest.json").write_text("{}")
+    (tmp_path / "latest").write_text("epoch0-global_step1\n")  # it went back
+    assert find_source(tmp_path).path.name == "epoch0-global_step1"
+
+
+@pytest.mark.parametrize("name", ["latest of another", ".", "..", "", "gone", "a/b", "\0"])
+def test_a_run_directory_s_weights_are_those_of_the_checkpoint_that_is_resumed_from(
+    tmp_path: Path, name: str
+) -> None:
+    run = tmp_path / "run"
+    for step in (1, 2):
+        write_upstream_checkpoint(run / f"epoch0-global_step{step}", state(), state())
+    write_upstream_checkpoint(run, state(), state())  # what "." would name
+    (run / "epoch0-global_step1" / "manifest.json").write_text("{}")
+    # the newest was deleted in part: its manifest has gone
+    (run / "latest").write_text("epoch0-global_step2\n" if "latest" in name else name)
+    assert checkpoint.find(run).name == find_source(run).path.name == "epoch0-global_step1"
+    (run / "epoch0-global_step1" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        find_source(run)
+
+
+def test_half_of_our_own_checkpoint_is_no_source_of_weights(tmp_path: Path) -> None:
+    for name in ("epoch0-global_step1", ".tmp-epoch0-global_step2"):
+        half = tmp_path / name
+        write_upstream_checkpoint(half, state(), state())
+        (half / "optimizer").mkdir(exist_ok=True)
+        (half / "optimizer" / "rank-00000-of-00002.safetensors").write_bytes(b"")
+        with pytest.raises(CheckpointError, match="complete"):
+            find_source(half)
 
 
 def test_a_hub_id_is_fetched_when_there_is_no_such_path(

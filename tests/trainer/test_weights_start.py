@@ -21,7 +21,7 @@ class Ranks:
 
     rank = 0
 
-    def __init__(self, other: str | None = None) -> None:
+    def __init__(self, other: CheckpointError | None = None) -> None:
         self.other = other
 
     def gather_objects(self, mine: Any) -> list[Any]:
@@ -83,12 +83,12 @@ def test_half_a_model_needs_allow_partial(tmp_path: Path, half: Path) -> None:
 def test_a_failure_of_another_rank_stops_this_one_with_one_sentence(tmp_path: Path) -> None:
     torch.save(dict(noisy().state_dict()), tmp_path / "m.pth")
     config = config_of(tmp_path, "--ckpt-path", str(tmp_path / "m.pth"))
-    with pytest.raises(CheckpointError, match=r"^node-2 has no such file$"):
-        start(config, Ranks("node-2 has no such file"), small())
+    with pytest.raises(CheckpointError, match=r"^rank 1: node-2 has no such file$"):
+        start(config, Ranks(CheckpointError("node-2 has no such file")), small())
     both = config_of(tmp_path, "--ckpt-path", str(tmp_path / "nowhere.pth"))
     said = f"there are no weights at {tmp_path / 'nowhere.pth'}"
     with pytest.raises(CheckpointError, match=f"^{said}$"):  # once, though both ranks say it
-        start(both, Ranks(said), small())
+        start(both, Ranks(CheckpointError(said)), small())
 
 
 def test_weights_that_cannot_be_read_are_said_before_a_run_directory_is_made(tmp_path: Path) -> None:  # fmt: skip

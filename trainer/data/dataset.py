@@ -21,18 +21,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.data.decode import MEMORY_BYTES, Decoder, DecoderBroken
+from trainer.data.decode import MEMORY_BYTES, START_TIMEOUT_S, Decoder, DecoderBroken
 from trainer.data.microbatch import Batch, Task, assemble, make_task
 from trainer.data.plan import Cursor, DataPlan
-from trainer.data.state import DataStateError
-from trainer.errors import TrainerError
+from trainer.errors import ConfigError, TrainerError
 
 if TYPE_CHECKING:
     from trainer.data.features import Features
 
 
+_EMPTY = 100  # epochs without a step, one after another: chance leaves out one, hardly so many
+
+
 class LoaderError(TrainerError):
     """Batches cannot be made at all; the message says why."""
+
+
+class TooFewClips(LoaderError):
+    """No epoch holds a step of these ranks."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,21 @@ class LoaderOptions:
     prefetch_factor: int | None = None  # batches ahead per worker; default 2
     resize: str = "bilinear"  # libswscale's, or "area"; "torch": upstream's, float32, see scale.py
     worker_memory_mb: int = MEMORY_BYTES >> 20  # of a decoding process, beside its cache
+
+    @property
+    def longest_wait_s(self) -> float:
+        """After it a worker has answered, or the fault is ours: the batch's own limit, then its last clip."""
+        return self.batch_timeout_s + 2 * self.clip_timeout_s + START_TIMEOUT_S
+
+    def require_below(self, group_s: float) -> None:
+        """Raise ConfigError when the other ranks give up (`process_group_timeout_s`) before a worker does."""
+        if self.longest_wait_s >= group_s:
+            raise ConfigError(
+                f"a rank may wait {self.longest_wait_s:g} s for a batch (dataset.batch_timeout_s = "
+                f"{self.batch_timeout_s:g}, twice dataset.clip_timeout_s, {START_TIMEOUT_S:g} s to start), "
+                f"and the others wait for it only process_group_timeout_s = {group_s:g} s",
+                hint=f"--process-group-timeout-s {self.longest_wait_s + 60:g}, or shorter limits for data",
+            )
 
     @classmethod
     def of(cls, config: Any) -> LoaderOptions:
@@ -82,8 +105,7 @@ class Worker:
 
     def take(self) -> Batch:
         """The batch of the oldest task; raises what went wrong with it."""
-        # assemble keeps the batch's own limit; this one is for a fault of ours
-        limit_s = self._options.batch_timeout_s + 2 * self._options.clip_timeout_s + 120
+        limit_s = self._options.longest_wait_s
         try:
             made = self._made.get(timeout=limit_s)
         except queue.Empty:
@@ -195,15 +217,41 @@ class Loader:
             self.cursor = self.cursor.after_step(self.world)
             self._left -= 1
             yield batch
-        self.cursor = self.cursor.next_epoch()
-        self._left = self._batches(self.cursor)
+        place = self.next_place()
+        assert place is not None  # there is no last epoch to this
+        self.cursor = place
+        self._left = self._batches(place)
 
-    def stand_in(self) -> Batch | None:
+    def next_place(self, epochs: int | None = None) -> Cursor | None:
+        """Where the next step begins; None when no epoch before number `epochs` has one.
+
+        Chance may leave an epoch without a step, and so may more ranks than it has microbatches left.
+        Raises TooFewClips when it is not chance, on all ranks alike.
+        """
+        cursor = self.cursor
+        for _ in range(_EMPTY):
+            if epochs is not None and cursor.epoch >= epochs:
+                return None
+            if self._left if cursor == self.cursor else self._batches(cursor):
+                return cursor
+            cursor = cursor.next_epoch()
+        here, need = self.cursor, self.world * self._each
+        count = max(0, len(self.plan.epoch(here.epoch)) - here.consumed)
+        error = TooFewClips(
+            f"epoch {here.epoch} has {count} microbatches{' left' if here.consumed else ''}, {self.world} "
+            f"ranks need {need} for a step, and none of the next {_EMPTY} epochs has as many",
+            hint="smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, or more clips",
+        )
+        error.on_all_ranks = True
+        raise error
+
+    def stand_in(self) -> Batch:
         """A batch of one black clip, shaped as the next batch would be: a rank that has no data can go
-        through the collectives of its last step with it. None where there can be none."""
-        cursor, plan = self.cursor, self.plan.epoch(self.cursor.epoch)
-        task = make_task(self.plan, cursor.epoch, min(cursor.consumed + self.rank, len(plan) - 1))
-        bucket = task.bucket
+        through the collectives of its last step with it. Nothing is read for it."""
+        cursor = self.next_place() or self.cursor
+        cells = self.plan.epoch(cursor.epoch).cells
+        index = min(cursor.consumed + self.rank, len(cells) - 1)
+        bucket = self.plan.buckets.cells[int(cells[index])]
         sizes = {"height": bucket.height, "width": bucket.width, "num_frames": bucket.frames}
         return {
             "video": torch.zeros(
@@ -213,7 +261,7 @@ class Loader:
             "fps": torch.full((1,), 24.0),
             **{name: torch.full((1,), float(size)) for name, size in sizes.items()},
             "rows": [],
-            "microbatch": (task.epoch, task.index),
+            "microbatch": (cursor.epoch, index),
             "bucket": bucket.name,
             "decode_s": 0.0,
             "decoder_bytes": 0,
@@ -247,7 +295,7 @@ class Loader:
     def _tasks(self) -> Iterator[Task]:
         """This rank's tasks from the cursor on, epoch after epoch without end."""
         cursor, empty = self.cursor, 0
-        while empty < 100:  # chance may leave an epoch without a step, hardly a hundred
+        while empty < _EMPTY:
             batches = self._batches(cursor)
             empty = 0 if batches else empty + 1
             for number in range(batches):
@@ -275,7 +323,7 @@ def build_loader(
     resident memory of its decoding process) and "bad": (row, path, reason) of clips that another stood
     in for. `workers` decoding processes, at least one; `config` is a training configuration or
     `LoaderOptions`; with `features` nothing is decoded, see `features_loader.read_batch`. Raises
-    DataStateError when not even one step fits into an epoch; iterating raises TooManyBadSamples and
+    TooFewClips when no epoch holds even one step; iterating raises TooManyBadSamples and
     LoaderError.
     """
     options = LoaderOptions.of(config)
@@ -285,10 +333,5 @@ def build_loader(
         from trainer.data.features_loader import FeatureLoader  # here: it stands on this module
 
         loader = FeatureLoader(features, plan, cursor, rank, world, workers, options, each)
-    if not len(loader) and cursor.consumed == 0:
-        count = len(plan.epoch(cursor.epoch))
-        raise DataStateError(
-            f"epoch {cursor.epoch} has {count} microbatches, {world} ranks need {world * each} for a step",
-            hint="smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, or more clips",
-        )
+    loader.next_place()
     return loader

@@ -57,18 +57,16 @@ class FeatureLoader(Loader):
         super().__init__(plan, cursor, rank, world, workers, options, each)
         self._features = features
 
-    def stand_in(self) -> Batch | None:
+    def stand_in(self) -> Batch:
         """As `Loader.stand_in`, with latents of zeros and a caption of one token."""
-        batch = super().stand_in()
-        if batch is not None:
-            frames, height, width = batch.pop("video").shape[2:]
-            features = self._features
-            size = features.grid.latent_size((frames, height, width))
-            copies = 2 if features.kind == POSTERIOR else 1
-            batch["latents"] = torch.zeros(1, copies, features.grid.channels, *size)
-            batch["y"] = torch.zeros(1, 1, features.max_tokens, features.text_channels)
-            batch["mask"] = torch.zeros(1, features.max_tokens, dtype=torch.int64)
-            batch["mask"][:, 0] = 1
+        batch, features = super().stand_in(), self._features
+        frames, height, width = batch.pop("video").shape[2:]
+        size = features.grid.latent_size((frames, height, width))
+        copies = 2 if features.kind == POSTERIOR else 1
+        batch["latents"] = torch.zeros(1, copies, features.grid.channels, *size)
+        batch["y"] = torch.zeros(1, 1, features.max_tokens, features.text_channels)
+        batch["mask"] = torch.zeros(1, features.max_tokens, dtype=torch.int64)
+        batch["mask"][:, 0] = 1
         return batch
 
     def _worker(self, role: str) -> Worker:

@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.engine.agreement import agreed, attempt
 from trainer.errors import TrainerError
 
 MEMORY = Path("/dev/shm")
@@ -71,7 +72,7 @@ class _Offer:
 def once(ranks: Ranks, make: Callable[[], T], form: Form[T]) -> tuple[T, list[str]]:
     """What `make` returns, for all ranks (collective), and what to say where it could not be shared.
 
-    `make` must give the same on every rank. Its TrainerError on any of them is raised on all.
+    `make` must give the same on every rank. Its failure on any of them is raised on all.
     """
     if ranks.world == 1:
         return make(), []
@@ -83,9 +84,10 @@ def once(ranks: Ranks, make: Callable[[], T], form: Form[T]) -> tuple[T, list[st
     own: list[T] = []  # none or one
     said: _Offer | TrainerError | None = None
     if makes:
-        own, said = _attempt(make)
-        if own and shares:
-            said = _offer(own[0], form, ranks.rank)
+        made, said = attempt(make)
+        if made is not None:
+            own = [made]
+            said = _offer(made, form, ranks.rank) if shares else None
     offers = ranks.gather_objects(said)
     _raise_any(offers)
     offer = offers[ranks.rank if makes else leader]
@@ -93,7 +95,7 @@ def once(ranks: Ranks, make: Callable[[], T], form: Form[T]) -> tuple[T, list[st
     if offer is not None and offer.folder is not None:
         try:
             mapped = [form.map(offer.facts, offer.folder)]
-        except (OSError, ValueError, TrainerError) as error:
+        except (OSError, ValueError, MemoryError, TrainerError) as error:
             reason = f"{offer.folder}: {error}"
     elif offer is not None or not makes:
         reason = offer.reason if offer is not None else f"rank {leader} is no local rank 0"
@@ -103,7 +105,8 @@ def once(ranks: Ranks, make: Callable[[], T], form: Form[T]) -> tuple[T, list[st
     if any(reasons):
         failure = None
         if not mapped:
-            mapped, failure = _attempt(make)
+            made, failure = attempt(make)
+            mapped = [] if made is None else [made]
         _raise_any(ranks.gather_objects(failure))
     notes = [
         f"rank {rank} on {hosts[rank].partition(' ')[0]} has {form.name} to itself: {text}"
@@ -122,19 +125,12 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
     return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
 
 
-def _attempt(make: Callable[[], T]) -> tuple[list[T], TrainerError | None]:
-    try:
-        return [make()], None
-    except TrainerError as error:
-        return [], error
-
-
 def _raise_any(said: list[Any]) -> None:
     """Raise the first error that a rank tells of; all ranks do."""
-    for error in said:
+    for rank, error in enumerate(said):
         if isinstance(error, TrainerError):
-            error.on_all_ranks = True
-            raise error
+            # rank 0's is about what all have alike, as a rule
+            raise agreed(error, f"rank {rank}: {error}" if rank else str(error))
 
 
 def _machine() -> str:
@@ -153,10 +149,12 @@ def _offer(made: T, form: Form[T], rank: int) -> _Offer:
     try:
         folder = _folder(form.size(made), rank)
         return _Offer(folder, form.write(made, folder))
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        return _Offer(None, reason=error.strerror or str(error))
+        return _Offer(
+            None, reason=str(getattr(error, "strerror", "") or error or "too little memory")
+        )
 
 
 def _folder(need: int, rank: int) -> Path:

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from trainer import checkpoint
 from trainer.errors import CheckpointError
 from trainer.weights.tensorfile import SUFFIXES, read_file
 
 MODEL, EMA = "model", "ema"  # folders of a checkpoint
-LATEST = "latest"  # in a run directory: the name of its newest checkpoint
 # Beside a model's weights in folders that training programs write.
 _NOT_WEIGHTS = re.compile(r"optim|scheduler|rng_state|training_args|^ema\.|random_states|^master\.")
 _HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -75,10 +75,9 @@ def find_source(place: str | os.PathLike[str]) -> Source:
 
 
 def _folder(folder: Path) -> Source:
-    if (folder / LATEST).is_file():
-        name = (folder / LATEST).read_text().strip()
-        if "/" not in name and (folder / name / MODEL).is_dir():
-            return _folder(folder / name)
+    is_whole = (folder / checkpoint.MANIFEST).is_file()
+    if not is_whole and _is_ours(folder):
+        folder = checkpoint.find(folder)
     if (folder / MODEL).exists():
         return _checkpoint(folder)
     if (folder / "model_index.json").is_file():
@@ -103,9 +102,16 @@ def _folder(folder: Path) -> Source:
     )
 
 
+def _is_ours(folder: Path) -> bool:
+    """Whether this trainer's own rules say what is whole here: a run directory, or a part of a checkpoint."""
+    if (folder / checkpoint.LATEST).is_file() or checkpoint.complete(folder):
+        return True
+    return any((folder / checkpoint.OPTIMIZER).glob("rank-*-of-*.safetensors"))
+
+
 def _checkpoint(folder: Path) -> Source:
     inner = find_source(folder / MODEL)  # a file where Open-Sora saved without shards
-    ours = (folder / "manifest.json").is_file()
+    ours = (folder / checkpoint.MANIFEST).is_file()
     average = None
     if (folder / EMA).is_dir():
         average = _folder(folder / EMA)

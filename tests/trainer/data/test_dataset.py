@@ -16,10 +16,9 @@ import torch
 from tests.trainer.data.test_decode import is_gone, wait_for
 from trainer.data import digits
 from trainer.data.buckets import Buckets
-from trainer.data.dataset import LoaderError, LoaderOptions, build_loader
+from trainer.data.dataset import LoaderError, LoaderOptions, TooFewClips, build_loader
 from trainer.data.manifest import read_manifest
 from trainer.data.plan import Cursor, DataPlan
-from trainer.data.state import DataStateError
 from trainer.errors import TooManyBadSamples
 
 CONFIG = {"16px": {8: (1.0, 4)}}
@@ -199,8 +198,11 @@ def test_when_nothing_can_stand_in_the_run_stops_with_the_list(broken, workers):
 
 
 def test_too_few_clips_for_one_step_says_so(folder):
-    with pytest.raises(DataStateError, match="has 10 microbatches, 11 ranks need 11"):
+    with pytest.raises(TooFewClips, match="epoch 0 has 10 microbatches, 11 ranks need 11") as caught:
         build_loader(plan_of(folder), Cursor(), 0, 11, 0, FAST)
+    assert caught.value.exit_code == 2
+    with pytest.raises(TooFewClips, match="epoch 3 has 6 microbatches left, 16 ranks need 16 for a step, and none"):
+        build_loader(plan_of(folder), Cursor(3, 4), 0, 16, 0, FAST)
     with pytest.raises(LoaderError, match="rank 2 of 2"):
         build_loader(plan_of(folder), Cursor(), 2, 2, 0, FAST)
 

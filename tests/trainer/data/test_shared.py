@@ -172,7 +172,7 @@ def test_files_that_cannot_be_mapped_are_read_by_the_rank_itself(tmp_path, monke
 
     monkeypatch.setattr(shared_manifest, "read_manifest", gone)
     errors = on_ranks([0, 1], lambda ranks: read_once(ranks, path))
-    assert [str(error) for error in errors] == ["gone meanwhile"] * 2
+    assert [str(error) for error in errors] == ["rank 1: gone meanwhile"] * 2
     assert all(error.on_all_ranks for error in errors)
 
 
