@@ -204,6 +204,7 @@ def compare(
     says; then the majority has no voice.
     """
     values: dict[str, Any] = {}
+    without: list[str] = []
     for node in fleet.reached:
         value = read(node)
         if value == NOT_ASKED:
@@ -212,10 +213,14 @@ def compare(
             yield unknown(f"{what}: {value.reason}", nodes=(node.name,), because=because)
         elif value is not None:
             values[node.name] = value
+        else:
+            without.append(node.name)
     if not values:
         if not any(isinstance(read(node), Unknown) for node in fleet.reached):
             yield skip(f"{what}: no node has one")
         return
+    if without:
+        yield skip(f"{what}: nothing to compare here", nodes=tuple(without))
     most = majority(values)
     groups = most.groups()
     if expected is not None:

@@ -99,6 +99,9 @@ def ib_hca(fleet: Fleet) -> Suggestion:
     def read(node: NodeFacts) -> Maybe[str]:
         if isinstance(node.fabric, Unknown):
             return node.fabric
+        for port in node.fabric.ports:
+            if port.is_active is None:
+                return Unknown(f"the state of {port.name} cannot be read")
         return suggest_hca(node.fabric.ports) or ""
 
     values, unsure = _split(fleet, read)
@@ -193,6 +196,8 @@ def _interface(node: NodeFacts, address: str | None) -> Maybe[Interface]:
     """By the address we reach it at, else by what its own name resolves to, else the only one."""
     if isinstance(node.network, Unknown):
         return node.network
+    if node.network.unlisted is not None:
+        return node.network.unlisted
     usable = usable_interfaces(node.network.interfaces, None)
     resolved = node.network.names.get("@", Unknown("not asked"))
     wanted = [address] if address else []

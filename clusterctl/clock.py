@@ -25,6 +25,7 @@ from checks.facts import (
 )
 from checks.finding import Finding, Verdict
 from checks.profile import Profile
+from checks.rules.time import middle_clock
 from checks.runner import run_checks
 from clusterctl.census import read_node
 from clusterctl.fanout import NodeResult
@@ -153,7 +154,8 @@ def judge(
         for node in nodes
         if isinstance(node.clock, Clock) and isinstance(node.clock.exchange, Exchange)
     ]
-    middle_s = middle([trip.offset_s for trip in trips]) if trips else Unknown("no clock answered")
+    offsets_s = [trip.offset_s for trip in trips]
+    middle_s = middle_clock(offsets_s) if trips else Unknown("no clock answered")
     rows = tuple(_row(node, middle_s, limits, found.get(node.name, ())) for node in nodes)
     return Clocks(
         rows=rows,
@@ -162,14 +164,6 @@ def judge(
         limit_s=limits.clock_skew_warn_s,
         findings=tuple(one for one in report.findings if one.nodes != (HEAD,)),
     )
-
-
-def middle(offsets_s: Sequence[float]) -> float:
-    """Middle of all clocks with the head's, which is 0; of two middles the one nearer to the head."""
-    ordered = sorted([0.0, *offsets_s])
-    half = len(ordered) // 2
-    two = ordered[half - 1 : half + 1] if len(ordered) % 2 == 0 else [ordered[half]]
-    return min(two, key=abs)
 
 
 def _head_flags(

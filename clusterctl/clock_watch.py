@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checks.profile import Profile
-from clusterctl.clock import away, middle, signed, span, step_words
+from checks.rules.time import middle_clock
+from clusterctl.clock import away, signed, span, step_words
 from clusterctl.clock_talk import HeadClock, ask_time, receive_one, start
 from clusterctl.errors import TransportError
 from clusterctl.fanout import WIDTH
@@ -279,7 +280,7 @@ class Screen:
     def _judged(self, tracks: dict[str, Track]) -> list[tuple[str, str, str | None]]:
         """(node, what is wrong with its distance, style) of each node."""
         known = [track.newest.offset_s for track in tracks.values() if track.newest]
-        reference_s = middle(known) if known else 0.0
+        reference_s = middle_clock(known)
         found: list[tuple[str, str, str | None]] = []
         for track in tracks.values():
             words, style = "", None

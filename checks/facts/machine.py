@@ -40,10 +40,13 @@ class KernelEvent:
 
 @dataclass(frozen=True, slots=True)
 class KernelLog:
-    """What the kernel said since boot, as far as its buffer reaches."""
+    """What the kernel said since boot, or since its buffer's oldest line."""
 
     events: tuple[KernelEvent, ...]
     lines: int
+    reaches_s: Maybe[float] | None = (
+        None  # age of the oldest line; None: it reaches back to the boot
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class ProcessTable:
     zombies: tuple[str, ...]
     blocked: tuple[Blocked, ...]
     count: int
+    hidden: str = ""  # why others' processes are not among them
 
 
 @dataclass(frozen=True, slots=True)

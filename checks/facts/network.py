@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from checks.facts.unknown import NOT_ASKED, Maybe
+from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,12 @@ class IbPort:
         return f"{self.device}:{self.port}"
 
     @property
-    def is_active(self) -> bool:
-        return self.state == "ACTIVE" and self.phys_state == "LinkUp"
+    def is_active(self) -> bool | None:
+        """None where that cannot be told."""
+        both = ((self.state, "ACTIVE"), (self.phys_state, "LinkUp"))
+        if any(isinstance(value, str) and value != good for value, good in both):
+            return False
+        return None if any(isinstance(value, Unknown) for value, _ in both) else True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +88,4 @@ class Network:
     interfaces: tuple[Interface, ...]
     names: Mapping[str, Maybe[tuple[str, ...]]] = field(default_factory=dict)  # name -> addresses
     reach: Maybe[str] = NOT_ASKED  # the port where ranks meet: connected, refused, or why not
+    unlisted: Unknown | None = None  # why no interface has its addresses here

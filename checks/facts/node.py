@@ -65,7 +65,7 @@ class NodeFacts:
     processes: Maybe[ProcessTable] = NOT_ASKED
     system: Maybe[System] = NOT_ASKED
     git: Maybe[GitState] = NOT_ASKED
-    files: Mapping[str, Maybe[FileSeen]] = field(default_factory=dict)
+    files: Maybe[Mapping[str, FileSeen]] = NOT_ASKED
     token: Maybe[str] = NOT_ASKED  # what the node reads in the shared folder's token file
     token_s: Maybe[float] = NOT_ASKED
     wandb: Maybe[bool] = NOT_ASKED  # a login is there; the key itself never leaves the node

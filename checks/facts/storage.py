@@ -47,3 +47,4 @@ class FileSeen:
     is_folder: bool = False
     size_bytes: int = 0
     files: int = 1
+    has_more: bool = False  # more files than were looked at: the size is not that of all

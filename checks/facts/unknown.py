@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
 T = TypeVar("T")
@@ -12,14 +12,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Could not find out, and why."""
+    """Could not find out, and why; or there is nothing to find out (`is_absence`)."""
 
     reason: str
+    is_absence: bool = field(default=False, compare=False)  # this card, driver or machine has none
+
+    def __str__(self) -> str:
+        """The reason: what stands in a sentence where the value should be."""
+        return self.reason
 
 
 Maybe = Union[T, Unknown]  # noqa: UP007 - a generic alias of 3.10 needs Union
 
-NOT_ASKED = Unknown("not asked")
+NOT_ASKED = Unknown("not asked", is_absence=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +36,20 @@ class Section:
     out: str
     err: str
     seconds: float
+    truncated: bool = (
+        False  # more was printed than is kept; of a log the end is kept, else the beginning
+    )
 
     @property
     def why_not(self) -> str:
         """One line for a section that gave no usable text."""
-        said = [line.strip() for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
-        if self.state == "ended":
+        complaints = [line.strip() for line in self.err.splitlines() if line.strip()]
+        if self.state != "ended":
+            return complaints[-1] if complaints else self.state
+        said = complaints or [line.strip() for line in self.out.splitlines() if line.strip()]
+        if self.rc != 0:
             return f"exit {self.rc}: {said[0]}" if said else f"exit {self.rc} without a word"
-        return said[-1] if said else self.state
+        return "its output is longer than what is kept" if self.truncated else "it printed nothing"
 
 
 def to_json(value: Any) -> Any:

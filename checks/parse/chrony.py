@@ -12,7 +12,8 @@ import math
 import re
 import time
 
-from checks.facts import NOT_ASKED, ChronyTracking, Maybe, Section, TimeSource, Unknown
+from checks.facts import ChronyTracking, Maybe, Section, TimeSource, Unknown
+from checks.parse.section import text_of
 
 STATES = {
     "*": "selected", "+": "combined", "-": "excluded", "x": "falseticker", "?": "unreachable",
@@ -30,14 +31,11 @@ def parse_tracking(section: Section | None) -> Maybe[ChronyTracking]:
 
 def usable(section: Section | None) -> Maybe[str]:
     """Text of a section that may be read. chronyc without a daemon exits 1 and says so."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended":
-        return Unknown(section.why_not)
-    for line in (section.out + "\n" + section.err).splitlines():
-        if re.match(r"\s*(506 |Could not open connection|Could not open connect)", line):
-            return Unknown("no chronyd answers: " + line.strip())
-    return Unknown(section.why_not) if section.rc else section.out
+    if section is not None and section.state == "ended":
+        for line in (section.out + "\n" + section.err).splitlines():
+            if re.match(r"\s*(506 |Could not open connection|Could not open connect)", line):
+                return Unknown("no chronyd answers: " + line.strip())
+    return text_of(section)
 
 
 def read_tracking(text: str) -> Maybe[ChronyTracking]:

@@ -17,7 +17,8 @@ from checks.facts import (
     Section,
     Unknown,
 )
-from checks.parse.nvidia_smi import parse_quantity
+from checks.parse.nvidia_smi import is_no_value, no_value, parse_quantity
+from checks.parse.section import text_of
 
 REASONS = {
     "Idle": "idle", "Applications Clocks Setting": "applications clocks", "SW Power Cap": "power cap",
@@ -31,11 +32,10 @@ REASONS = {
 
 def parse_details(section: Section | None) -> Maybe[Mapping[str, GpuHealth]]:
     """Health by short bus id (`18:00.0` in lower case, with the domain), from `nvidia-smi -q`."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended":
-        return Unknown(section.why_not)
-    return read_details(section.out)
+    text = text_of(section, any_exit=True)  # one bad card makes its exit status bad
+    if section is None or isinstance(text, Unknown):
+        return text if isinstance(text, Unknown) else NOT_ASKED
+    return read_details(text, "" if section.rc == 0 else f"nvidia-smi -q: exit {section.rc}")
 
 
 def bus_key(bus_id: str) -> str:
@@ -43,8 +43,12 @@ def bus_key(bus_id: str) -> str:
     return re.sub(r"^0*([0-9a-f]{4}):", r"\1:", bus_id.strip().lower())
 
 
-def read_details(text: str) -> Maybe[Mapping[str, GpuHealth]]:
-    """The log's blocks `GPU 00000000:18:00.0`; keys are joined with their indented parents."""
+def read_details(text: str, failed: str = "") -> Maybe[Mapping[str, GpuHealth]]:
+    """The log's blocks `GPU 00000000:18:00.0`; keys are joined with their indented parents.
+
+    `failed` says why lines may be lacking; without it a line that is not there is one that this
+    card or driver does not have.
+    """
     common: dict[str, str] = {}
     blocks: dict[str, dict[str, str]] = {}
     here = common
@@ -72,25 +76,24 @@ def read_details(text: str) -> Maybe[Mapping[str, GpuHealth]]:
     if not blocks:
         said = next((line.strip() for line in text.splitlines() if line.strip()), "empty")
         return Unknown(f"nvidia-smi -q: {said[:120]}")
-    return {bus: _health({**common, **words}) for bus, words in blocks.items()}
+    return {bus: _health({**common, **words}, failed) for bus, words in blocks.items()}
 
 
 class _Words:
     """Values of one GPU's block; every question has an answer."""
 
-    def __init__(self, words: Mapping[str, str]) -> None:
-        self._words = words
+    def __init__(self, words: Mapping[str, str], failed: str) -> None:
+        self._words, self._failed = words, failed
 
     def text(self, *keys: str) -> Maybe[str]:
         for key in keys:
             value = self._words.get(key)
             if value is not None:
-                if re.fullmatch(
-                    r"\[?(N/A|Not Supported|ERR!|Unknown Error|GPU is lost)\]?|", value
-                ):
-                    return Unknown(value or f"no {key}")
-                return value
-        return Unknown(f"no {keys[0]}")
+                return value if value and not is_no_value(value) else no_value(value, key)
+        return self._lacking(keys[0])
+
+    def _lacking(self, what: str) -> Unknown:
+        return Unknown(self._failed) if self._failed else Unknown(f"no {what}", is_absence=True)
 
     def number(self, *keys: str) -> Maybe[float]:
         value = self.text(*keys)
@@ -113,9 +116,11 @@ class _Words:
         return Unknown(f"cannot read {value[:40]!r}")
 
     def total(self, *keys: str) -> Maybe[int]:
-        """Sum of the counters that the card has; unknown when it has none of them."""
-        found = [value for value in (self.whole(key) for key in keys) if isinstance(value, int)]
-        return sum(found) if found else self.whole(keys[0])
+        """Sum of the counters that the card has; unknown when it has none, or one cannot be read."""
+        values = [self.whole(key) for key in keys]
+        known = [value for value in values if isinstance(value, int)]
+        unread = [value for value in values if isinstance(value, Unknown) and not value.is_absence]
+        return unread[0] if unread else sum(known) if known else values[0]
 
     def reasons(self) -> Maybe[tuple[str, ...]]:
         active, seen = [], False
@@ -127,11 +132,11 @@ class _Words:
             if word and value in ("Active", "Not Active"):
                 seen = True
                 active += [word] if value == "Active" else []
-        return tuple(dict.fromkeys(active)) if seen else Unknown("no clocks event reasons")
+        return tuple(dict.fromkeys(active)) if seen else self._lacking("clocks event reasons")
 
 
-def _health(words: Mapping[str, str]) -> GpuHealth:
-    get = _Words(words)
+def _health(words: Mapping[str, str], failed: str) -> GpuHealth:
+    get = _Words(words, failed)
     volatile, aggregate = "ECC Errors/Volatile/", "ECC Errors/Aggregate/"
     return GpuHealth(
         cuda=get.text("CUDA Version"),
@@ -193,11 +198,8 @@ def _margin(get: _Words) -> Maybe[float]:
 
 def parse_nvlinks(section: Section | None) -> Maybe[tuple[NvLinks, ...]]:
     """`nvidia-smi nvlink -s`. A GPU without NVLink prints nothing behind its name."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended":
-        return Unknown(section.why_not)
-    return read_nvlinks(section.out + "\n" + section.err)
+    text = text_of(section, any_exit=True)
+    return text if isinstance(text, Unknown) else read_nvlinks(text)
 
 
 def read_nvlinks(text: str) -> Maybe[tuple[NvLinks, ...]]:
@@ -229,11 +231,8 @@ def read_nvlinks(text: str) -> Maybe[tuple[NvLinks, ...]]:
 
 def parse_topology(section: Section | None) -> Maybe[Mapping[str, str]]:
     """`nvidia-smi topo -m`: "0-1" -> NV18 for each pair of GPUs, "0-NIC3" for GPU and card."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended" or section.rc != 0:
-        return Unknown(section.why_not)
-    return read_topology(section.out)
+    text = text_of(section)
+    return text if isinstance(text, Unknown) else read_topology(text)
 
 
 def read_topology(text: str) -> Maybe[Mapping[str, str]]:

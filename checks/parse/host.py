@@ -43,10 +43,10 @@ from checks.parse.machine import (
     parse_token,
     parse_wandb,
     read_disk,
-    text_of,
 )
 from checks.parse.nvidia_smi import count_on_pci, parse_gpus, parse_quantity
 from checks.parse.nvml import parse_nvml
+from checks.parse.section import read_sections, text_of, unreadable
 
 
 def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = False) -> NodeFacts:
@@ -104,8 +104,11 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
 
 def parse_all_gpus(sections: Mapping[str, Section]) -> GpuFacts:
     """GPUs from NVML where it answered, else from nvidia-smi, with everything that goes with them."""
-    gpus = parse_nvml(sections.get("nvml"), sections.get("gpu_owners"))
-    if gpus is None:
+    nvml = sections.get("nvml")
+    gpus = parse_nvml(nvml, sections.get("gpu_owners"))
+    if gpus is None and nvml is not None and "gpus" not in sections:
+        gpus = GpuFacts("unreadable", f"NVML: {nvml.why_not}")
+    elif gpus is None:
         gpus = parse_gpus(
             sections.get("gpus"), sections.get("gpu_processes"), sections.get("gpu_owners")
         )
@@ -136,28 +139,12 @@ def _with_health(gpu: Gpu, details: Maybe[Mapping[str, GpuHealth]]) -> Gpu:
 
 def _word_of(section: Section) -> Maybe[str]:
     """What `systemctl is-active` says; it exits 3 for every word but active."""
-    word = section.out.strip()
-    if section.state == "ended" and word in ("active", "inactive", "failed", "activating"):
-        return word
-    return Unknown(section.why_not)
-
-
-def read_sections(envelope: Mapping[str, Any]) -> dict[str, Section]:
-    """The sections of an envelope; what is no section becomes one with state "error"."""
-    raw = envelope.get("sections")
-    found = {}
-    for key, data in (raw if isinstance(raw, dict) else {}).items():
-        try:
-            found[str(key)] = Section(
-                state=data["state"],
-                rc=data["rc"],
-                out=str(data["out"]),
-                err=str(data["err"]),
-                seconds=float(data["seconds"]),
-            )
-        except (TypeError, KeyError, ValueError):
-            found[str(key)] = Section("error", None, "", "not a section", 0.0)
-    return found
+    text = text_of(section, any_exit=True)
+    if isinstance(text, Unknown):
+        return text
+    word = text.strip()
+    known = word in ("active", "inactive", "failed", "activating", "deactivating")
+    return word if known else unreadable(text)
 
 
 def _said(who: Mapping[str, Any], key: str) -> Maybe[str]:
@@ -233,18 +220,20 @@ def parse_python(section: Section | None) -> Maybe[PythonEnv]:
     if isinstance(data, Unknown):
         return data
     packages = data.get("packages")
-    if not isinstance(packages, dict) or not isinstance(data.get("python"), str):
+    cuda, every, version = data.get("torch_cuda"), data.get("installed"), data.get("python")
+    if (
+        not isinstance(packages, dict)
+        or not isinstance(every, dict)
+        or not isinstance(version, str)
+    ):
         return Unknown(f"cannot read {str(data)[:80]!r}")
-    cuda, every = data.get("torch_cuda"), data.get("installed")
     return PythonEnv(
         executable=str(data.get("executable")),
         prefix=str(data.get("prefix")),
-        version=data["python"],
+        version=version,
         packages={str(name): str(v) if v is not None else None for name, v in packages.items()},
         torch_cuda=None if cuda in (None, "None") else str(cuda),
-        installed={str(name): str(v) for name, v in every.items()}
-        if isinstance(every, dict)
-        else {},
+        installed={str(name): str(v) for name, v in every.items()},
     )
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from checks.facts import NOT_ASKED, Fabric, Gid, IbPort, Maybe, Section, Unknown
+from checks.parse.section import text_of
 
 ERROR_COUNTERS = (
     "link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors",
@@ -32,14 +33,19 @@ _PHYSICAL = {
 
 def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[Fabric]:
     """Ports of a node from one or two reads of sysfs; growth comes from the second."""
-    if first is None:
-        return NOT_ASKED
-    if first.state == "missing":
+    if first is not None and first.state == "missing":
         return Fabric()
-    if first.state != "ended":
-        return Unknown(first.why_not)
-    later = again.out if again is not None and again.state == "ended" else None
-    return Fabric(parse_sysfs(first.out, later), _peermem(first.out), _growth_s(again))
+    text = text_of(first)
+    if isinstance(text, Unknown):
+        return text
+    later = text_of(again)
+    ports = parse_sysfs(text, later)
+    said = re.search(r"^#devices\t(\d{1,4})$", text, re.MULTILINE)
+    if said is None:
+        return Unknown(f"cannot read {text.strip()[:80]!r}")
+    if (seen := len({port.device for port in ports})) != int(said[1]):
+        return Unknown(f"{said[1]} cards, and {seen} of them with a port that can be read")
+    return Fabric(ports, _peermem(text), _growth_s(later))
 
 
 def _peermem(text: str) -> Maybe[bool]:
@@ -47,18 +53,23 @@ def _peermem(text: str) -> Maybe[bool]:
     return Unknown("/proc/modules cannot be read") if match is None else match[1] == "yes"
 
 
-def _growth_s(again: Section | None) -> Maybe[float]:
-    match = None if again is None else re.search(r"^#seconds\t([\d.]+)$", again.out, re.MULTILINE)
+def _growth_s(again: Maybe[str]) -> Maybe[float]:
+    if isinstance(again, Unknown):
+        return again
+    match = re.search(r"^#seconds\t([\d.]+)$", again, re.MULTILINE)
     try:
-        return Unknown("the counters were read once") if match is None else float(match[1])
+        return Unknown("no time between the reads") if match is None else float(match[1])
     except ValueError:
         return Unknown("no time between the reads")
 
 
-def parse_sysfs(text: str, later: str | None = None) -> tuple[IbPort, ...]:
-    """`/sys/class/infiniband/mlx5_0/ports/1/state<TAB>4: ACTIVE` lines, in order of device and port."""
+def parse_sysfs(text: str, later: Maybe[str] = NOT_ASKED) -> tuple[IbPort, ...]:
+    """`/sys/class/infiniband/mlx5_0/ports/1/state<TAB>4: ACTIVE` lines, in order of device and port.
+
+    `later` is a second read of the counters: what grew in between.
+    """
     tree = _tree(text)
-    after = _tree(later) if later is not None else None
+    after = later if isinstance(later, Unknown) else _tree(later)
     ports = []
     for device, files in tree.items():
         numbers = {key.split("/")[1] for key in files if key.startswith("ports/")}
@@ -88,7 +99,7 @@ def _port(
     device: str,
     files: Mapping[str, str],
     number: int,
-    after: Mapping[str, Mapping[str, str]] | None,
+    after: Maybe[Mapping[str, Mapping[str, str]]],
 ) -> IbPort:
     top = f"ports/{number}/"
 
@@ -97,6 +108,9 @@ def _port(
 
     def whole(name: str) -> Maybe[int]:
         return parse_number(files.get(top + name, ""))
+
+    def about(name: str) -> Maybe[str]:
+        return files.get(name) or Unknown(f"no {name} in sysfs", is_absence=True)
 
     counters = _counters(files, top)
     return IbPort(
@@ -111,10 +125,10 @@ def _port(
         sm_lid=whole("sm_lid"),
         counters=counters,
         growth=_growth(counters, device, top, after),
-        firmware=files.get("fw_ver") or Unknown("no fw_ver in sysfs"),
-        guid=files.get("node_guid") or Unknown("no node_guid in sysfs"),
-        board_id=files.get("board_id") or Unknown("no board_id in sysfs"),
-        model=files.get("hca_type") or Unknown("no hca_type in sysfs"),
+        firmware=about("fw_ver"),
+        guid=about("node_guid"),
+        board_id=about("board_id"),
+        model=about("hca_type"),
         gids=_gids(files, top),
         numa_node=parse_number(files.get("numa_node", "")),
     )
@@ -132,13 +146,14 @@ def _counters(files: Mapping[str, str], top: str) -> dict[str, int]:
 
 
 def _growth(
-    before: Mapping[str, int], device: str, top: str, after: Mapping[str, Mapping[str, str]] | None
+    before: Mapping[str, int], device: str, top: str, after: Maybe[Mapping[str, Mapping[str, str]]]
 ) -> Maybe[Mapping[str, int]]:
-    if after is None:
-        return NOT_ASKED
-    if device not in after:
-        return Unknown("gone at the second look")
-    now = _counters(after[device], top)
+    if isinstance(after, Unknown):
+        return after
+    now = _counters(after.get(device, {}), top)
+    lost = [name for name in ERROR_COUNTERS if name in before and name not in now]
+    if lost:
+        return Unknown(f"{lost[0]} was gone at the second look")
     # A counter that went down was reset between the looks: nothing is known about it.
     return {
         name: now[name] - before[name]

@@ -14,6 +14,7 @@ import re
 import time
 
 from checks.facts import NOT_ASKED, KernelEvent, KernelLog, Maybe, Section, Unknown
+from checks.parse.section import unreadable
 
 # MIG puts a GPU instance behind the address: (PCI:0000:01:00 GPU-I:05).
 _XID = re.compile(
@@ -48,6 +49,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str], int], ...] = tuple(
     )
 )  # fmt: skip
 
+START_S = 60.0  # of a machine's start: a log that begins there has lost nothing
+
 INTERESTING = (
     r"NVRM|SXid|fallen off|Out of memory|oom-kill|oom_reaper|Hardware Error|Machine check|lockup"
     r"|LOCKUP|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
@@ -59,15 +62,30 @@ INTERESTING = (
 def parse_kernel_log(
     section: Section | None, uptime_s: Maybe[float], now_s: Maybe[float]
 ) -> Maybe[KernelLog]:
-    """What the census sent of the log. Its first line is `#lines N`; a log that none may read is Unknown."""
+    """What the census sent of the log; a log that none may read is Unknown.
+
+    Two lines stand before it: `#lines N`, how many there were, and `#first LINE`, the oldest of them:
+    the kernel's buffer and ours keep the newest only.
+    """
     if section is None:
         return NOT_ASKED
     if section.state != "ended" or section.rc != 0:
         return Unknown(f"the kernel's log cannot be read: {section.why_not}")
-    match = re.match(r"#lines\t(\d{1,9})\n", section.out)
-    text = section.out[match.end() :] if match else section.out
-    events = read_events(text, uptime_s, now_s)
-    return KernelLog(events, int(match[1]) if match else len(text.splitlines()))
+    match = re.match(r"#lines\t(\d{1,9})\n#first\t(.*)\n", section.out)
+    if match is None or int(match[1]) == 0:
+        return Unknown(f"the kernel's log cannot be read: {unreadable(section.out).reason}")
+    events = read_events(section.out[match.end() :], uptime_s, now_s)
+    age_s = _age(match[2], uptime_s, now_s)
+    whole = not section.truncated and _is_start(match[2], age_s, uptime_s)
+    return KernelLog(events, int(match[1]), None if whole else age_s)
+
+
+def _is_start(line: str, age_s: Maybe[float], uptime_s: Maybe[float]) -> bool:
+    """Whether a line is one that the kernel prints as it starts."""
+    if "Linux version" in line:
+        return True
+    known = not isinstance(age_s, Unknown) and not isinstance(uptime_s, Unknown)
+    return known and uptime_s - age_s < START_S  # type: ignore[operator]
 
 
 def read_events(text: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> tuple[KernelEvent, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping
@@ -28,22 +29,7 @@ from checks.parse.chrony import parse_sources, parse_tracking
 from checks.parse.infiniband import parse_number
 from checks.parse.ntp import best_exchange, parse_adjtimex, parse_peers, parse_timedatectl
 from checks.parse.nvidia_smi import parse_quantity
-
-Sections = Mapping[str, Section]
-
-
-def text_of(section: Section | None) -> Maybe[str]:
-    """The text of a section that ended well."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended" or section.rc != 0:
-        return Unknown(section.why_not)
-    return section.out
-
-
-def rows_of(text: str) -> list[list[str]]:
-    """Cells of the lines of a text, cut at tabs."""
-    return [line.split("\t") for line in text.splitlines() if line.strip()]
+from checks.parse.section import Sections, rows_of, text_of, unreadable
 
 
 def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None) -> Maybe[Clock]:
@@ -57,8 +43,6 @@ def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None)
     sources = parse_sources(sections.get("chrony_sources"))
     if isinstance(sources, Unknown) and "ntpq" in sections:
         sources = parse_peers(sections["ntpq"])
-    source = text_of(sections.get("clocksource"))
-    ahead = text_of(sections.get("log_ahead"))
     return Clock(
         time_s=now_s,
         boottime_s=boot_s,
@@ -68,10 +52,29 @@ def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None)
         tracking=parse_tracking(sections.get("chrony_tracking")),
         sources=sources,
         daemons=_daemons(sections.get("processes")),
-        clocksource=source if isinstance(source, Unknown) else source.strip() or Unknown("empty"),
-        log_ahead_s=ahead if isinstance(ahead, Unknown) else parse_quantity(ahead),
+        clocksource=_clocksource(sections.get("clocksource")),
+        log_ahead_s=_log_ahead(sections.get("log_ahead")),
         exchange=NOT_ASKED if samples is None else best_exchange(_triples(samples)),
     )
+
+
+def _clocksource(section: Section | None) -> Maybe[str]:
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
+    word = text.strip()
+    return word if re.fullmatch(r"[a-z][\w-]*", word) else unreadable(text)
+
+
+def _log_ahead(section: Section | None) -> Maybe[float]:
+    """Seconds by which the newest file of /var/log is ahead; the word none where there is no file."""
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
+    if text.strip() == "none":
+        return Unknown("there is no file in /var/log", is_absence=True)
+    ahead_s = parse_quantity(text)
+    return unreadable(text) if isinstance(ahead_s, Unknown) else ahead_s
 
 
 def _triples(samples: Any) -> list[tuple[float, float, float]]:
@@ -106,32 +109,36 @@ def _moved(began: Section | None, now_s: Maybe[float], boot_s: Maybe[float]) -> 
 
 
 def _daemons(section: Section | None) -> Maybe[tuple[str, ...]]:
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
-    names = [cells[1] for cells in rows_of(text) if cells[0] == "daemon" and len(cells) > 1]
+    table = parse_processes(section)
+    if section is None or isinstance(table, Unknown):
+        return table if isinstance(table, Unknown) else NOT_ASKED
+    if table.hidden:
+        return Unknown(table.hidden)
+    names = [cells[1] for cells in rows_of(section.out) if cells[0] == "daemon" and len(cells) > 1]
     return tuple(dict.fromkeys(names))
 
 
 def parse_processes(section: Section | None) -> Maybe[ProcessTable]:
-    """`zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N` lines."""
+    """`zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`, `hidden WHY`, `daemon NAME PID` lines."""
     text = text_of(section)
     if isinstance(text, Unknown):
         return text
-    zombies, blocked, count = [], [], 0
+    zombies, blocked, count, hidden = [], [], 0, ""
     for cells in rows_of(text):
-        if cells[0] == "count" and len(cells) == 2:
-            number = parse_number(cells[1])
-            count = number if isinstance(number, int) else 0
+        number = parse_number(cells[1]) if len(cells) > 1 else Unknown("no number")
+        if cells[0] == "count" and isinstance(number, int):
+            count = number
         elif cells[0] == "zombie" and len(cells) == 2:
             zombies.append(cells[1])
-        elif cells[0] == "blocked" and len(cells) == 5:
-            pid = parse_number(cells[1])
-            if isinstance(pid, int):
-                blocked.append(Blocked(pid, cells[2], cells[4], parse_quantity(cells[3])))
+        elif cells[0] == "hidden" and len(cells) == 2:
+            hidden = cells[1]
+        elif cells[0] == "blocked" and len(cells) == 5 and isinstance(number, int):
+            blocked.append(Blocked(number, cells[2], cells[4], parse_quantity(cells[3])))
+        elif cells[0] != "daemon":
+            return unreadable("\t".join(cells))
     if not count:
         return Unknown("no process was seen")
-    return ProcessTable(tuple(zombies), tuple(blocked), count)
+    return ProcessTable(tuple(zombies), tuple(blocked), count, hidden)
 
 
 def parse_limits(section: Section | None) -> Maybe[ShellLimits]:
@@ -155,27 +162,30 @@ def parse_limits(section: Section | None) -> Maybe[ShellLimits]:
     )
 
 
-def json_lines(text: str) -> list[dict[str, Any]]:
-    """The JSON objects among the lines of a text."""
+def json_lines(section: Section | None) -> Maybe[list[dict[str, Any]]]:
+    """The JSON objects of a section that has one in each line, each with a `path`."""
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
     found = []
-    for line in text.splitlines():
+    for line in filter(str.strip, text.splitlines()):
         try:
             data = json.loads(line)
         except (ValueError, RecursionError):
-            continue
-        if isinstance(data, dict):
-            found.append(data)
+            return unreadable(line)
+        if not isinstance(data, dict) or not isinstance(data.get("path"), str):
+            return unreadable(line)
+        found.append(data)
     return found
 
 
 def parse_mounts(section: Section | None) -> Maybe[tuple[Mount, ...]]:
     """One JSON line for each file system; what did not answer has an `error`."""
-    if section is None:
-        return NOT_ASKED
+    rows = json_lines(section)
+    if isinstance(rows, Unknown):
+        return rows
     found = []
-    for data in json_lines(section.out):
-        if not isinstance(data.get("path"), str):
-            continue
+    for data in rows:
         found.append(
             Mount(
                 data["path"],
@@ -185,7 +195,7 @@ def parse_mounts(section: Section | None) -> Maybe[tuple[Mount, ...]]:
                 Unknown(str(data["error"])) if "error" in data else read_disk(data),
             )
         )
-    return tuple(found) if found else Unknown(section.why_not)
+    return tuple(found)
 
 
 def read_disk(data: Mapping[str, Any]) -> Maybe[Disk]:
@@ -227,11 +237,13 @@ def parse_network(sections: Sections) -> Maybe[Network]:
                     # -1 is what a driver says that does not know.
                     speed_mbps=speed
                     if isinstance(speed, int) and speed > 0
-                    else Unknown("not said"),
+                    else Unknown("not said", is_absence=True),
                     addresses=tuple(addresses.get(cells[0], ())),
                     is_hardware=cells[4] == "1",
                 )
             )
+    if not interfaces:
+        return unreadable(text)
     names = {
         key.split(":", 1)[1]: _addresses(section)
         for key, section in sections.items()
@@ -240,7 +252,10 @@ def parse_network(sections: Sections) -> Maybe[Network]:
     reach = text_of(sections.get("reach"))
     if isinstance(reach, str):
         reach = reach.strip() or Unknown("empty")
-    return Network(tuple(interfaces), names, reach)
+    unlisted = listed if isinstance(listed, Unknown) else None
+    if unlisted is None and not addresses:  # even a machine without a network has lo
+        unlisted = unreadable(text if isinstance(listed, Unknown) else listed)
+    return Network(tuple(interfaces), names, reach, unlisted)
 
 
 def _addresses(section: Section) -> Maybe[tuple[str, ...]]:
@@ -248,8 +263,17 @@ def _addresses(section: Section) -> Maybe[tuple[str, ...]]:
     if isinstance(text, Unknown):
         return text
     if text.startswith("error\t"):
-        return Unknown(text.partition("\t")[2].strip())
-    return tuple(text.split()) or Unknown("no address")
+        return Unknown(text.partition("\t")[2].strip(), is_absence=True)  # it has none
+    found = tuple(text.split())
+    return found if all(map(_is_address, found)) else unreadable(text)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def parse_system(section: Section | None) -> Maybe[System]:
@@ -258,18 +282,20 @@ def parse_system(section: Section | None) -> Maybe[System]:
     if isinstance(text, Unknown):
         return text
     rows = [cells for cells in rows_of(text) if len(cells) == 2]
+    if not any(key == "distribution" for key, _ in rows):
+        return unreadable(text)
     governors = tuple(value for key, value in rows if key == "governor")
     names = [value for key, value in rows if key == "distribution" and value]
     environ = dict(value.split("=", 1) for key, value in rows if key == "environ" and "=" in value)
     return System(
         names[0] if names else Unknown("no /etc/os-release"),
-        governors or Unknown("the kernel shows no governor"),
+        governors or Unknown("the kernel shows no governor", is_absence=True),
         environ,
     )
 
 
 def parse_git(sections: Sections) -> Maybe[GitState]:
-    """`git rev-parse HEAD` and `git status --porcelain`."""
+    """`git rev-parse HEAD` and `git status --porcelain --branch`."""
     head = text_of(sections.get("git_head"))
     if isinstance(head, Unknown):
         return head
@@ -279,18 +305,29 @@ def parse_git(sections: Sections) -> Maybe[GitState]:
     status = text_of(sections.get("git_status"))
     if isinstance(status, Unknown):
         return Unknown(f"git status: {status.reason}")
-    return GitState(commit, tuple(line[3:] for line in status.splitlines() if len(line) > 3))
+    branch, *changed = status.splitlines()
+    if not branch.startswith("## "):
+        return Unknown(f"git status: {unreadable(branch).reason}")
+    return GitState(commit, tuple(line[3:] for line in changed if len(line) > 3))
 
 
-def parse_files(section: Section | None) -> Mapping[str, Maybe[FileSeen]]:
-    """One JSON line for each file; one that is lacking hung, and the ones behind it were not tried."""
-    found: dict[str, Maybe[FileSeen]] = {}
-    for data in json_lines(section.out if section is not None else ""):
-        path, size, files = data.get("path"), data.get("size"), data.get("files")
-        if isinstance(path, str) and isinstance(size, int) and isinstance(files, int):
-            found[path] = FileSeen(
-                data.get("exists") is True, data.get("is_folder") is True, size, files
-            )
+def parse_files(section: Section | None) -> Maybe[Mapping[str, FileSeen]]:
+    """One JSON line for each file. Where one of them hangs, nothing is known of any."""
+    rows = json_lines(section)
+    if isinstance(rows, Unknown):
+        return rows
+    found = {}
+    for data in rows:
+        size, files = data.get("size"), data.get("files")
+        if not isinstance(size, int) or not isinstance(files, int):
+            return unreadable(str(data))
+        found[data["path"]] = FileSeen(
+            data.get("exists") is True,
+            data.get("is_folder") is True,
+            size,
+            files,
+            data.get("more") is True,
+        )
     return found
 
 

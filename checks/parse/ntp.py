@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from checks.facts import NOT_ASKED, Exchange, Maybe, Section, TimeSource, Unknown
+from checks.facts import Exchange, Maybe, Section, TimeSource, Unknown
+from checks.parse.section import text_of
 
 _TALLY = {
     "*": "selected", "o": "pps", "+": "combined", "#": "excluded", "-": "excluded", ".": "excluded",
@@ -17,11 +18,10 @@ STA_UNSYNC = 0x40
 
 def parse_peers(section: Section | None) -> Maybe[tuple[TimeSource, ...]]:
     """`ntpq -pn`. Without a daemon it still exits 0: only its words tell."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended":
-        return Unknown(section.why_not)
-    return read_peers(section.out + "\n" + section.err)
+    if section is not None and section.state == "ended" and not section.out.strip():
+        return read_peers(section.err)  # its words, if any, say why
+    text = text_of(section)
+    return text if isinstance(text, Unknown) else read_peers(text)
 
 
 def read_peers(text: str) -> Maybe[tuple[TimeSource, ...]]:
@@ -92,21 +92,19 @@ def read_associations(text: str) -> Maybe[tuple[tuple[str, bool], ...]]:
 
 def parse_timedatectl(section: Section | None) -> Maybe[bool]:
     """`timedatectl show -p NTPSynchronized`; anything but yes and no is unknown."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended" or section.rc != 0:
-        return Unknown(section.why_not)
-    match = re.search(r"^NTPSynchronized=(yes|no)\s*$", section.out, re.MULTILINE)
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
+    match = re.search(r"^NTPSynchronized=(yes|no)\s*$", text, re.MULTILINE)
     return Unknown("timedatectl says nothing about it") if match is None else match[1] == "yes"
 
 
 def parse_adjtimex(section: Section | None) -> Maybe[bool]:
     """`status=N maxerror=N esterror=N` of the census: whether the kernel's clock is steered."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended":
-        return Unknown(section.why_not)
-    match = re.search(r"\bstatus=(\d{1,9})\b", section.out)
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
+    match = re.search(r"\bstatus=(\d{1,9})\b", text)
     return Unknown("no status") if match is None else not int(match[1]) & STA_UNSYNC
 
 

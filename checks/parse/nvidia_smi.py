@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from checks.facts import NOT_ASKED, Gpu, GpuFacts, GpuProcess, GpuState, Maybe, Section, Unknown
+from checks.parse.section import text_of, unreadable
 
 # Cells that stand for no value; the reason is kept as it is written.
 _NO_VALUE = re.compile(
@@ -15,6 +16,7 @@ _NO_VALUE = re.compile(
     r"|Insufficient Permissions|Not Found|No data|Requested functionality .*)\]?$",
     re.IGNORECASE,
 )
+_HAS_NONE = re.compile(r"^\[?(N/A|Not Supported|Requested functionality .*)\]?$", re.IGNORECASE)
 _NUMBER = re.compile(r"^([+-]?\d+(?:[.,]\d+)?)\s*(W|mW|MiB|KiB|GiB|B|%|C|MHz)?$")
 _SCALE = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1, "mW": 1e-3}
 _NO_PROCESSES = re.compile(r"no running (compute )?processes found", re.IGNORECASE)
@@ -35,8 +37,9 @@ def parse_gpus(
         return GpuFacts("no-tool", "no nvidia-smi", on_pci=on_pci)
     if query.state == "timeout":
         return GpuFacts("hung", f"nvidia-smi: {query.why_not}", on_pci=on_pci)
-    if query.state != "ended":
-        return GpuFacts("unreadable", query.why_not, on_pci=on_pci)
+    killed = query.rc is None or query.rc < 0
+    if query.state != "ended" or query.truncated or killed:
+        return GpuFacts("unreadable", f"nvidia-smi: {query.why_not}", on_pci=on_pci)
     gpus, strange = _read_rows(query.out)
     message = "\n".join([*strange, *_lines(query.err)])
     state: GpuState
@@ -46,7 +49,7 @@ def parse_gpus(
         state = "none"
     elif query.rc != 0 or strange:
         state = "failed"
-    elif "index" in query.out:
+    elif query.out.startswith("index, "):
         state = "none"  # a header and no row
     else:
         state = "unreadable"
@@ -117,9 +120,7 @@ class _Cells:
 
     def text(self, name: str) -> Maybe[str]:
         cell = self._row.get(name, "")
-        if not cell or _NO_VALUE.match(cell):
-            return Unknown(cell or f"no {name}")
-        return cell
+        return no_value(cell, name) if not cell or is_no_value(cell) else cell
 
     def number(self, name: str) -> Maybe[float]:
         return parse_quantity(self._row.get(name, ""))
@@ -129,11 +130,23 @@ class _Cells:
         return value if isinstance(value, Unknown) else int(value)
 
 
+def is_no_value(cell: str) -> bool:
+    """Whether a cell stands for no value: `[N/A]`, `ERR!`, `[GPU is lost]`."""
+    return _NO_VALUE.match(cell) is not None
+
+
+def no_value(cell: str, name: str = "value") -> Unknown:
+    """Why there is none. `[N/A]` says that the card has no such thing, `ERR!` that it cannot be read."""
+    return Unknown(cell or f"no {name}", is_absence=_HAS_NONE.match(cell) is not None)
+
+
 def parse_quantity(cell: str) -> Maybe[float]:
     """`100.89 W`, `81559 MiB` (in bytes), `0 %`, `30`; `[N/A]` and the like are Unknown."""
     cell = cell.strip()
-    if not cell or _NO_VALUE.match(cell):
-        return Unknown(cell or "empty")
+    if not cell:
+        return Unknown("empty")
+    if is_no_value(cell):
+        return no_value(cell)
     match = _NUMBER.match(cell)
     if match is None:
         return Unknown(f"cannot read {cell[:40]!r}")
@@ -145,24 +158,22 @@ def parse_processes(
     query: Section | None, owners: Section | None = None
 ) -> Maybe[tuple[GpuProcess, ...]]:
     """Processes of `--query-compute-apps`, with owner and age where the node could see them."""
-    if query is None:
-        return NOT_ASKED
-    if query.state != "ended":
-        return Unknown(query.why_not)
-    rows, strange = _table(query.out, "gpu_uuid", open_end=True)
+    text = text_of(query, any_exit=True)
+    if query is None or isinstance(text, Unknown):
+        return text if isinstance(text, Unknown) else NOT_ASKED
+    rows, strange = _table(text, "gpu_uuid", open_end=True)
     if not rows and query.rc != 0:  # one lost GPU makes the exit status bad, the rows still count
         said = [*strange, *_lines(query.err)]
         return Unknown(f"exit {query.rc}: {said[0][:200]}" if said else f"exit {query.rc}")
-    if not rows and not query.out.lstrip().startswith("gpu_uuid"):
-        if not query.out.strip() or _NO_PROCESSES.search(query.out):
-            return ()
-        return Unknown(strange[0][:200])
-    known = parse_owners(owners.out if owners is not None and owners.state == "ended" else "")
+    if not rows and not text.lstrip().startswith("gpu_uuid, "):
+        return () if _NO_PROCESSES.search(text) else unreadable(text)
+    said_of_owners = text_of(owners)
+    known = parse_owners("" if isinstance(said_of_owners, Unknown) else said_of_owners)
     found = []
     for row in rows:
         pid = parse_quantity(row.get("pid", ""))
         if isinstance(pid, Unknown):
-            continue
+            return Unknown(f"a process without a number: {pid.reason}")
         used = parse_quantity(row.get("used_gpu_memory", row.get("used_memory", "")))
         owner = known.get(int(pid), Owner())
         found.append(
@@ -215,8 +226,12 @@ def parse_owners(text: str) -> dict[int, Owner]:
 
 def count_on_pci(section: Section | None) -> Maybe[int]:
     """NVIDIA display devices of the census's list of PCI addresses."""
-    if section is None:
-        return NOT_ASKED
-    if section.state != "ended":
-        return Unknown(section.why_not)
-    return sum(bool(re.match(r"[0-9a-f]{4,8}:", line)) for line in section.out.splitlines())
+    if section is not None and section.state == "missing":
+        return Unknown("no PCI bus", is_absence=True)
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
+    first, *rest = text.splitlines()
+    lines = rest if re.match(r"#devices\t\d+$", first) else [first, *rest]
+    strange = [line for line in lines if not re.match(r"[0-9a-f]{4,8}:", line)]
+    return unreadable(strange[0]) if strange else len(lines)

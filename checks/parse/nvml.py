@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from checks.facts import Gpu, GpuFacts, GpuHealth, GpuProcess, Maybe, NvLinks, Section, Unknown
 from checks.parse.nvidia_smi import Owner, parse_owners
+from checks.parse.section import text_of, unreadable
 
 REASON_BITS = {
     0x1: "idle", 0x2: "applications clocks", 0x4: "power cap", 0x8: "hw slowdown",
@@ -18,29 +20,36 @@ REASON_BITS = {
 
 
 def parse_nvml(section: Section | None, owners: Section | None = None) -> GpuFacts | None:
-    """Facts of the census's NVML child; None where NVML does not answer and nvidia-smi must."""
+    """Facts of the census's NVML child; None where NVML does not answer and nvidia-smi was asked."""
     if section is None or section.state != "ended" or section.rc != 0:
         return None
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return GpuFacts("unreadable", f"NVML: {text.reason}")
     try:
-        data = json.loads(section.out.strip().splitlines()[-1])
+        data = json.loads(text.strip().splitlines()[-1])
         rows = data["gpus"]
-        if not isinstance(rows, list) or not isinstance(data, dict):
-            return None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise TypeError("no list of GPUs")
     except (ValueError, IndexError, KeyError, TypeError, RecursionError):
-        return None
+        return GpuFacts("unreadable", f"NVML: {unreadable(text).reason}")
+    if not rows:
+        return GpuFacts("none", "NVML sees no GPU")
     common = {"driver": data.get("driver"), "cuda": data.get("cuda")}
-    gpus = tuple(_nvml_gpu({**common, **row}) for row in rows if isinstance(row, dict))
-    if not gpus:
-        return None  # nvidia-smi says in words why there is none
-    lost = [str(row["lost"]) for row in rows if isinstance(row, dict) and row.get("lost")]
-    text = owners.out if owners is not None and owners.state == "ended" else ""
+    lost = [str(row["lost"]) for row in rows if row.get("lost")]
+    here = [row for row in rows if not row.get("lost")]
+    said_of_owners = text_of(owners)
     return GpuFacts(
         "partial" if lost else "ok",
         "\n".join(lost),
-        tuple(gpu for gpu, row in zip(gpus, rows, strict=False) if not row.get("lost")),
-        _nvml_processes(rows, text),
+        tuple(_nvml_gpu({**common, **row}) for row in here),
+        _nvml_processes(here, "" if isinstance(said_of_owners, Unknown) else said_of_owners),
         nvlinks=_nvml_links(rows),
     )
+
+
+# A card without the thing, or a function that only a newer library has; all else is a failure.
+_HAS_NONE = re.compile(r"Not Supported|Not Found|Function Not Found|NVML_FI|nvml")
 
 
 class _Values:
@@ -52,8 +61,9 @@ class _Values:
     def _raw(self, name: str) -> Any:
         value = self._row.get(name)
         if isinstance(value, dict):
-            return Unknown(str(value.get("error", "no value"))[:120])
-        return Unknown(f"no {name}") if value is None else value
+            why = str(value.get("error", "no value"))[:120]
+            return Unknown(why, is_absence=_HAS_NONE.search(why) is not None)
+        return Unknown(f"no {name}", is_absence=True) if value is None else value
 
     def text(self, name: str) -> Maybe[str]:
         value = self._raw(name)
@@ -136,26 +146,27 @@ def _nvml_gpu(row: Mapping[str, Any]) -> Gpu:
     )
 
 
-def _nvml_links(rows: list[Any]) -> Maybe[tuple[NvLinks, ...]]:
+def _nvml_links(rows: list[dict[str, Any]]) -> Maybe[tuple[NvLinks, ...]]:
     found = []
     for position, row in enumerate(rows):
-        links = row.get("links") if isinstance(row, dict) else None
-        if isinstance(links, list) and links:
+        links = row.get("links")
+        if isinstance(links, list):
             off = tuple(number for number, up in enumerate(links) if up != 1)
             found.append(NvLinks(position, len(links) - len(off), off))
     return tuple(found)
 
 
-def _nvml_processes(rows: list[Any], owners: str) -> Maybe[tuple[GpuProcess, ...]]:
+def _nvml_processes(rows: list[dict[str, Any]], owners: str) -> Maybe[tuple[GpuProcess, ...]]:
     known = parse_owners(owners)
     found = []
     for row in rows:
-        listed = row.get("processes") if isinstance(row, dict) else None
-        if isinstance(listed, dict):
-            return Unknown(str(listed.get("error", "no list of processes")))
-        for one in listed if isinstance(listed, list) else ():
+        listed = row.get("processes")
+        if not isinstance(listed, list):
+            why = listed.get("error") if isinstance(listed, dict) else None
+            return Unknown(f"GPU {row.get('index')}: {why or 'no list of processes'}")
+        for one in listed:
             if not isinstance(one, list) or len(one) != 2 or not isinstance(one[0], int):
-                continue
+                return unreadable(str(one))
             owner = known.get(one[0], Owner())
             name = owner.command.split(" ")[0] if isinstance(owner.command, str) else ""
             used = one[1] if isinstance(one[1], int) else Unknown("not said")

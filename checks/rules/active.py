@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from checks.facts import Active, DeviceSpeed, Fleet, Unknown
@@ -61,7 +62,7 @@ def _slow(
     one: DeviceSpeed, peers: list[float], active: Active, limits: Profile
 ) -> tuple[bool, str, str, str] | None:
     """(FAIL or only WARN, evidence, expected, source); None for a device that is fast enough."""
-    if not one.finite:
+    if not one.finite or not math.isfinite(one.tflops):
         return True, f"{one.device}: the products are not finite", "finite numbers", "fixed"
     said = f"{one.device} {tflops(one.tflops)}"
     reached = reached_tflops(one.model) if active.device == "cuda" else None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from checks.facts import NOT_ASKED, Fabric, Fleet, IbPort, KernelLog, NodeFacts, Unknown
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
+from checks.parse.infiniband import ERROR_COUNTERS
 from checks.profile import Profile
+from checks.rules.gpu import no_gpu
+from checks.rules.xid import nothing_logged
 from checks.runner import check, compare, majority
 
 _NO_CARD = "no InfiniBand or RoCE card"
@@ -44,7 +48,7 @@ def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     read = list(_fabrics(fleet))
     fabrics = [one for one in read if not isinstance(one, Finding)]
     active = Counter(port.name for _, fabric in fabrics for port in fabric.ports if port.is_active)
-    counts = {node.name: sum(p.is_active for p in fabric.ports) for node, fabric in fabrics}
+    counts = {node.name: sum(p.is_active is True for p in fabric.ports) for node, fabric in fabrics}
     expected = limits.expected.get("ib.ports")
     most = int(expected) if expected and expected.isdecimal() else majority(counts).value
     for one in read:
@@ -53,7 +57,8 @@ def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             continue
         node, fabric = one
         names, count = (node.name,), counts[node.name]
-        down = [port for port in fabric.ports if not port.is_active]
+        blind = [port for port in fabric.ports if port.is_active is None]
+        down = [port for port in fabric.ports if port.is_active is False]
         # Named by its peers: most of the others have this very port active.
         missed = [
             port
@@ -76,6 +81,10 @@ def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
                 f"{name} is gone" for name in gone
             ]
             yield fail("; ".join(words), fix=fix, action=Action.SERVICE, **more)
+        elif blind:
+            yield unknown(
+                f"{', '.join(port.name for port in blind)}: {_said(blind[0])}", nodes=names
+            )
         elif most is not None and count < most:
             yield fail(f"{count} active ports, most nodes have {most}", fix=fix, **more)
         elif down and len(fabrics) < 2 and count == 0:
@@ -91,41 +100,38 @@ def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
 
 def _said(port: IbPort) -> str:
-    if isinstance(port.state, Unknown):
-        return port.state.reason
-    physical = "" if isinstance(port.phys_state, Unknown) else f"/{port.phys_state}"
-    return f"{port.state}{physical}"
+    unread = isinstance(port.state, Unknown) or isinstance(port.phys_state, Unknown)
+    return f"{port.state}{', ' if unread else '/'}{port.phys_state}"
 
 
 def _odd(down: list[IbPort], fabrics: list[tuple[NodeFacts, Fabric]]) -> bool:
     """Whether ports are down here that are not down on most nodes: unused ones are so everywhere."""
-    dead = Counter(p.name for _, fabric in fabrics for p in fabric.ports if not p.is_active)
+    dead = Counter(p.name for _, fabric in fabrics for p in fabric.ports if p.is_active is False)
     return any(2 * dead[port.name] <= len(fabrics) for port in down)
 
 
 @check(
     "ib.rate", scope="fleet", advisory=True,
-    bad="FAIL under 0.9 of the rate that most active ports of that link layer have",
+    bad="FAIL under 0.9 of the rate that the same port has on most nodes (of one node alone: that "
+        "most of its ports of the same card have)",
     how="sysfs rate, 400 Gb/sec (4X NDR)", fix="cable, transceiver, or the switch's port speed",
 )  # fmt: skip
 def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every active port runs at full speed.
 
-    A 400 Gb/s card that came up at 200 halves its rail and nothing logs it.
+    A 400 Gb/s card that came up at 200 halves its rail and nothing logs it. A port is compared with
+    its own kind only: beside eight rails of 400 Gb/s a node may have a card of 200 for storage.
     """
     read = list(_fabrics(fleet))
-    rates: dict[str, Counter[float]] = {}
-    for one in read:
-        if not isinstance(one, Finding):
-            for port in one[1].ports:
-                if port.is_active and isinstance(port.rate_gbps, float):
-                    rates.setdefault(str(port.link_layer), Counter())[port.rate_gbps] += 1
-    common = {
-        layer: max(seen, key=lambda rate: (seen[rate], rate))
-        for layer, seen in rates.items()
-        # Front-side Ethernet cards differ by nature; only what carries data in numbers is judged.
-        if layer == "InfiniBand" or len(seen) == 1 or seen.most_common(1)[0][1] > 2
-    }
+    fabrics = [one[1] for one in read if not isinstance(one, Finding) and one[1].ports]
+    alone = len(fabrics) == 1
+    rates: dict[tuple[str, ...], Counter[float]] = {}
+    for fabric in fabrics:
+        for port in fabric.ports:
+            if port.is_active and isinstance(port.rate_gbps, float):
+                rates.setdefault(_kind(port, alone), Counter())[port.rate_gbps] += 1
+    # Of two equally common rates the higher: a port can come up slower than it is, not faster.
+    common = {kind: max(seen, key=lambda rate: (seen[rate], rate)) for kind, seen in rates.items()}
     for one in read:
         if isinstance(one, Finding):
             yield one
@@ -134,25 +140,34 @@ def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         slow = [
             port for port in fabric.ports
             if port.is_active and isinstance(port.rate_gbps, float)
-            and port.rate_gbps < limits.ib_rate_share * common.get(str(port.link_layer), 0.0)
+            and port.rate_gbps < limits.ib_rate_share * common[_kind(port, alone)]
         ]  # fmt: skip
         blind = [
             port.name
             for port in fabric.ports
-            if port.is_active and isinstance(port.rate_gbps, Unknown)
+            if port.is_active is None or (port.is_active and isinstance(port.rate_gbps, Unknown))
         ]
         if slow:
-            best = common[str(slow[0].link_layer)]
+            best = common[_kind(slow[0], alone)]
+            others = "its other ports have" if alone else "most nodes have there"
             yield fail(
-                f"{', '.join(port.name for port in slow)}: {slow[0].rate_gbps} Gb/s, most ports have {best:g}",
+                f"{', '.join(port.name for port in slow)}: {slow[0].rate_gbps:g} Gb/s, {others} {best:g}",
                 nodes=(node.name,), value=f"{slow[0].rate_gbps}", expected=f"{best:g}",
                 source="majority", fix="cable, transceiver, the switch's port; mlxlink -d DEVICE",
                 action=Action.SERVICE,
             )  # fmt: skip
         elif blind:
             yield unknown(f"{', '.join(blind)}: rate cannot be read", nodes=(node.name,))
+        elif not fabric.ports:
+            yield skip(_NO_CARD, nodes=(node.name,))
         else:
             yield passed("full rate", nodes=(node.name,))
+
+
+def _kind(port: IbPort, alone: bool) -> tuple[str, ...]:
+    """Ports that should have one rate: the same one of each node; of one node those of the same card."""
+    where = (str(port.board_id), str(port.model)) if alone else (port.name,)
+    return (str(port.link_layer), *where)
 
 
 @check(
@@ -175,15 +190,34 @@ def subnet_manager(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
             p for p in fabric.ports if p.link_layer == "InfiniBand" and p.phys_state == "LinkUp"
         ]
         lost = [p for p in band if p.state in ("INIT", "ARMED") or p.lid in (0, 65535)]
+        blind = [
+            p.name for p in fabric.ports
+            if isinstance(p.link_layer, Unknown) or isinstance(p.phys_state, Unknown)
+            or (p in band and (isinstance(p.state, Unknown) or isinstance(p.lid, Unknown)))
+        ]  # fmt: skip
         if lost:
             yield fail(
                 f"{', '.join(p.name for p in lost)}: {_said(lost[0])}, no subnet manager",
                 nodes=(node.name,), fix="is opensm, or the switch's subnet manager, running?",
             )  # fmt: skip
+        elif blind:
+            yield unknown(f"{', '.join(blind)}: state or lid cannot be read", nodes=(node.name,))
         elif band:
             yield passed("subnet manager answers", nodes=(node.name,))
         else:
             yield skip("no InfiniBand link", nodes=(node.name,))
+
+
+def _not_counted(port: IbPort, before: Mapping[str, int] | None) -> Unknown | None:
+    """Why nothing is known of a port's error counters, if so."""
+    have = [name for name in ERROR_COUNTERS if name in port.counters]
+    lost = [name for name in before or {} if name not in port.counters]
+    if lost or not port.counters:
+        return Unknown(f"{', '.join(lost[:3]) or 'they'} cannot be read")
+    if not have:
+        return Unknown("it has none that counts errors", is_absence=True)
+    # A record of the last look tells as much as a second read does.
+    return port.growth if isinstance(port.growth, Unknown) and not before else None
 
 
 @check(
@@ -205,7 +239,12 @@ def errors(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         if not isinstance(node.previous, Unknown) and node.previous.boot_id == boot:
             before = node.previous
         grown: list[tuple[str, str, int, str]] = []
+        blind: list[tuple[IbPort, Unknown]] = []
         for port in fabric.ports:
+            if why := _not_counted(
+                port, None if before is None else before.counters.get(port.name)
+            ):
+                blind.append((port, why))
             now = {} if isinstance(port.growth, Unknown) else dict(port.growth)
             grown += [
                 (port.name, name, by, "while we looked") for name, by in now.items() if by > 0
@@ -224,6 +263,12 @@ def errors(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
                 ]
         if not fabric.ports:
             yield skip(_NO_CARD, nodes=(node.name,))
+        elif not grown and any(not why.is_absence for _, why in blind):
+            names = ", ".join(port.name for port, why in blind if not why.is_absence)
+            reason = next(why.reason for _, why in blind if not why.is_absence)
+            yield unknown(f"error counters of {names}: {reason}", nodes=(node.name,))
+        elif not grown and len(blind) == len(fabric.ports):
+            yield skip(blind[0][1].reason, nodes=(node.name,))
         elif not grown:
             yield passed("no error counter grew", nodes=(node.name,))
         else:
@@ -258,7 +303,10 @@ def flaps(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
             lost[event.subject] += 1
     worst = lost.most_common(1)
     if not worst or worst[0][1] < limits.ib_flaps_warn:
-        yield passed("no link was lost in 24 h")
+        if isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED:
+            yield unknown(f"which interfaces are those of cards: {node.fabric.reason}")
+        else:
+            yield nothing_logged(node.kernel_log, "no link was lost in 24 h", 86400)
         return
     name, times = worst[0]
     yield (fail if times >= limits.ib_flaps_fail else warn)(
@@ -277,6 +325,10 @@ def firmware_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     def read(node: NodeFacts) -> Any:
         if isinstance(node.fabric, Unknown):
             return node.fabric
+        for port in node.fabric.ports:
+            for value in (port.firmware, port.model):
+                if isinstance(value, Unknown) and not value.is_absence:
+                    return Unknown(f"{port.name}: {value.reason}")
         found = {
             f"{port.model} {port.firmware}"
             for port in node.fabric.ports
@@ -307,8 +359,10 @@ def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
             yield one
             continue
         node, fabric = one
-        if not node.gpus.has_hardware or not fabric.ports:
-            yield skip("no GPU or no card", nodes=(node.name,))
+        if not fabric.ports:
+            yield skip(_NO_CARD, nodes=(node.name,))
+        elif without := no_gpu(node.gpus):
+            yield dataclasses.replace(without, nodes=(node.name,))
         elif isinstance(fabric.peermem, Unknown):
             yield unknown(f"modules: {fabric.peermem.reason}", nodes=(node.name,))
         elif not fabric.peermem:
@@ -319,6 +373,9 @@ def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         ):
             yield warn("nvidia-peermem: detected invalid context", nodes=(node.name,),
                        fix="driver and MLNX_OFED of one generation; reload nvidia-peermem")  # fmt: skip
+        elif isinstance(node.kernel_log, Unknown):
+            why = f"nvidia_peermem is loaded, complaints about it: {node.kernel_log.reason}"
+            yield unknown(why, nodes=(node.name,))
         else:
             yield passed("nvidia_peermem is loaded", nodes=(node.name,))
 
@@ -346,4 +403,4 @@ def pcie_limited(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         yield warn(f"{', '.join(cards)}: {words}", value=str(len(cards)), expected="0",
                    fix="reseat the card, another slot; lspci -vv | grep LnkSta", action=Action.SERVICE)  # fmt: skip
     else:
-        yield passed("the kernel complains of no slow slot")
+        yield nothing_logged(node.kernel_log, "the kernel complains of no slow slot")

@@ -8,6 +8,7 @@ from typing import Any
 from checks.facts import NOT_ASKED, Fleet, Gpu, GpuHealth, NodeFacts, Unknown
 from checks.finding import Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
+from checks.rules.gpu_health import unread
 from checks.runner import check, compare, majority
 
 
@@ -85,10 +86,20 @@ def power_limit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             yield skip("no GPU", nodes=names)
         elif not gpus:
             yield unknown(f"GPUs: {node.gpus.summary}", nodes=names, because="gpu.driver")
+        elif not known and (blind := unread(*(gpu.power_limit_w for gpu in gpus))) is not None:
+            yield unknown(f"power limit: {blind.reason}", nodes=names)
         elif not known or most is None:
             yield skip("no power limit is known, or none is common", nodes=names)
         else:
             other = [(position, watts) for position, watts in known if watts != most]
+            blind = unread(*(gpu.power_limit_w for gpu in gpus))
+            if not other and blind is not None:
+                yield unknown(f"power limit: {blind.reason}", nodes=names)
+                continue
+            if not other and node.gpus.state == "partial":
+                why = f"the other GPUs: {node.gpus.summary}"
+                yield unknown(why, nodes=names, because="gpu.driver")
+                continue
             if not other:
                 yield passed(f"power limit {most:g} W", nodes=names, value=f"{most:g}")
                 continue
@@ -126,6 +137,11 @@ def _common(
         values = [read(gpu) for gpu in node.gpus.gpus]
         if NOT_ASKED in values:
             return NOT_ASKED
+        blind = unread(*values)
+        if blind is not None:
+            return blind
+        if node.gpus.state == "partial":
+            return Unknown(f"the other GPUs: {node.gpus.summary}")
         known = {value for value in values if not isinstance(value, Unknown)}
         if known:
             return ", ".join(sorted(known))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checks.facts import Fleet, GpuFacts, GpuProcess, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, Fleet, GpuFacts, GpuProcess, NodeFacts, Unknown
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.runner import check
@@ -23,6 +23,18 @@ def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
     return max(counts, key=lambda count: (counts[count], count), default=0)
 
 
+def no_gpu(gpus: GpuFacts) -> Finding | None:
+    """SKIP where there is surely no GPU, UNKNOWN where nobody can tell, None where there is one."""
+    if gpus.has_hardware:
+        return None
+    surely = gpus.state in ("none", "no-tool") and not (
+        isinstance(gpus.on_pci, Unknown) and not gpus.on_pci.is_absence
+    )
+    if surely or gpus.summary == NOT_ASKED.reason:
+        return skip("no GPU")
+    return unknown(f"whether there is a GPU: {gpus.summary}", because="gpu.driver")
+
+
 @check(
     "gpu.driver", bad="FAIL if it does not answer for a GPU that PCI shows; UNKNOWN if it hangs",
     how="NVML in a child, else nvidia-smi, with a deadline", fix="dmesg | grep -i nvrm; reboot",
@@ -30,6 +42,7 @@ def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
 def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The driver answers for every GPU, within its deadline."""
     gpus = node.gpus
+    blind = isinstance(gpus.on_pci, Unknown) and not gpus.on_pci.is_absence
     on_pci = 0 if isinstance(gpus.on_pci, Unknown) else gpus.on_pci
     if gpus.state == "ok":
         yield passed(f"{len(gpus.gpus)} GPUs answer")
@@ -50,6 +63,8 @@ def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     elif on_pci:
         why = "no nvidia-smi" if gpus.state == "no-tool" else "the driver sees none of them"
         yield fail(f"{on_pci} NVIDIA devices on PCI, but {why}", fix="install or load the driver")
+    elif blind:
+        yield unknown(f"{gpus.summary}, and whether PCI shows a GPU: {gpus.on_pci}")
     else:
         yield skip("no nvidia-smi and no NVIDIA device" if gpus.state == "no-tool" else "no GPU")
 
@@ -78,6 +93,9 @@ def count_majority(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
                 f"{count} GPUs, most nodes have {expected}",
                 nodes=(node.name,), value=str(count), expected=str(expected), source="majority",
             )  # fmt: skip
+        elif node.gpus.state == "partial":
+            why = f"{count} GPUs answer, and: {node.gpus.summary}"
+            yield unknown(why, nodes=(node.name,), because="gpu.driver")
         else:
             yield passed(f"{count} GPUs", nodes=(node.name,), value=str(count), source="majority")
 
@@ -115,6 +133,8 @@ def _judge_busy(gpus: GpuFacts, nodes: tuple[str, ...], wanted: bool) -> Finding
         return unknown(f"processes: {gpus.summary}", nodes=nodes, because="gpu.driver")
     if isinstance(gpus.processes, Unknown):
         return unknown(f"processes on the GPUs: {gpus.processes.reason}", nodes=nodes)
+    if not gpus.processes and gpus.state == "partial":
+        return unknown(f"processes on the other GPUs: {gpus.summary}", nodes=nodes, because="gpu.driver")  # fmt: skip
     if not gpus.processes:
         return passed("no process on the GPUs", nodes=nodes)
     pids = " ".join(str(pid) for pid in dict.fromkeys(one.pid for one in gpus.processes))

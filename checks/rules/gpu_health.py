@@ -6,20 +6,15 @@ cannot read although it should is UNKNOWN.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from checks.facts import NOT_ASKED, Fleet, Gpu, GpuHealth, Maybe, NodeFacts, Unknown
-from checks.finding import Action, Finding, Verdict, fail, passed, skip, unknown, warn
+from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.runner import check
 
 Judge = Callable[[Gpu, GpuHealth], "Finding | Unknown | None"]
-
-_ABSENT = re.compile(
-    r"N/A|[Nn]ot [Ss]upported|^no (?!end|answer)|NVML_FI|nvmlDevice|Not Found|not asked"
-)
 
 
 def per_gpu(node: NodeFacts, judge: Judge, good: str) -> Iterator[Finding]:
@@ -31,39 +26,54 @@ def per_gpu(node: NodeFacts, judge: Judge, good: str) -> Iterator[Finding]:
     if not gpus.gpus:
         yield unknown(f"GPUs: {gpus.summary}", because="gpu.driver")
         return
-    groups: dict[Finding, list[str]] = {}
-    passing = 0
+    if any(gpu.health == NOT_ASKED for gpu in gpus.gpus):
+        yield skip(NOT_ASKED.reason)
+        return
+    bad: dict[Finding, list[str]] = {}
+    good_models: set[Maybe[str]] = set()
+    lacking: list[tuple[Gpu, str, Unknown]] = []
     for position, gpu in enumerate(gpus.gpus):
         health, label = gpu.health, label_of(gpu, position)
-        if health == NOT_ASKED:
-            yield skip(NOT_ASKED.reason)
-            return
         if isinstance(health, Unknown):
-            yield unknown(f"state of the GPUs: {health.reason}", because="gpu.details")
-            return
-        found = judge(gpu, health)
-        if found is None:
-            passing += 1
-        elif isinstance(found, Unknown):
-            absent = _ABSENT.search(found.reason) is not None
-            groups.setdefault((skip if absent else unknown)(found.reason), []).append(label)
+            found: Finding | Unknown | None = unknown(
+                f"its state: {health.reason}", because="gpu.details"
+            )
         else:
-            groups.setdefault(found, []).append(label)
-    bad = [(one, labels) for one, labels in groups.items() if one.verdict is not Verdict.SKIP]
-    for one, labels in bad:
+            found = judge(gpu, health)
+        if found is None:
+            good_models.add(gpu.name)
+        elif isinstance(found, Finding):
+            bad.setdefault(found, []).append(label)
+        elif found.is_absence:
+            lacking.append((gpu, label, found))
+        else:
+            bad.setdefault(unknown(found.reason), []).append(label)
+    for gpu, label, why in lacking:
+        if gpu.name in good_models:
+            said = f"{why.reason}, although others of its model tell"
+            bad.setdefault(unknown(said), []).append(label)
+    for one, labels in bad.items():
         yield replace(one, evidence=f"GPU {','.join(labels)}: {one.evidence}")
-    if not bad:
-        yield passed(good) if passing else skip(f"no GPU has that: {next(iter(groups)).evidence}")
+    if gpus.state == "partial" and not bad:
+        yield unknown(f"the other GPUs: {gpus.summary}", because="gpu.driver")
+    elif not bad:
+        yield passed(good) if good_models else skip(f"no GPU has that: {lacking[0][2].reason}")
 
 
 def label_of(gpu: Gpu, position: int) -> str:
     return str(position if isinstance(gpu.index, Unknown) else gpu.index)
 
 
+def unread(*values: Maybe[object]) -> Unknown | None:
+    """The first value that the card should tell and that cannot be read."""
+    unknowns = (value for value in values if isinstance(value, Unknown))
+    return next((one for one in unknowns if not one.is_absence), None)
+
+
 def first_unknown(*values: Maybe[object]) -> Unknown | None:
-    """Unknown if none of the values is known: one that the card lacks says nothing."""
+    """What keeps a card from being good: a value that cannot be read, or that it has none of them."""
     unknowns = [value for value in values if isinstance(value, Unknown)]
-    return unknowns[0] if len(unknowns) == len(values) else None
+    return unread(*values) or (unknowns[0] if len(unknowns) == len(values) else None)
 
 
 @check(
@@ -86,6 +96,8 @@ def gpu_details(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         yield unknown(
             f"{len(silent)} of {len(healths)} GPUs: {silent[0].reason}", fix="nvidia-smi -q"
         )
+    elif gpus.state == "partial":
+        yield unknown(f"the other GPUs: {gpus.summary}", because="gpu.driver")
     else:
         yield passed(f"{len(healths)} GPUs tell their state")
 
@@ -145,7 +157,7 @@ def ecc_errors(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
                 f"{mild} corrected memory errors", value=str(mild),
                 expected=f"{limits.ecc_corrected_warn:g}",
             )  # fmt: skip
-        return first_unknown(now, sram)
+        return first_unknown(now, sram) or unread(health.sram_threshold_exceeded, mild)
 
     yield from per_gpu(node, judge, "no uncorrected error")
 
@@ -173,7 +185,8 @@ def remap(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         rows = health.remapped_uncorrectable
         if isinstance(rows, int) and rows > 0:
             return warn(f"{rows} rows were remapped for uncorrected errors", value=str(rows))
-        return first_unknown(health.remap_pending, health.pages_pending)
+        waits = first_unknown(health.remap_pending, health.pages_pending)
+        return waits or unread(health.remap_failure, rows)
 
     yield from per_gpu(node, judge, "no row waits to be remapped")
 
@@ -255,7 +268,7 @@ def temperature(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             return warn(f"{now:.0f} °C, the fleet's median is {middle:.0f} °C",
                         value=f"{now:.0f}", expected=f"{middle:.0f}", source="majority",
                         fix="cooling; is somebody computing on it?")  # fmt: skip
-        return first_unknown(left, now)
+        return first_unknown(left) if middle is None else first_unknown(left, now)
 
     for node in fleet.reached:
         for one in per_gpu(node, judge, "cool enough"):

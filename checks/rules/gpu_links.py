@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checks.facts import NOT_ASKED, Fleet, Gpu, GpuHealth, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, NodeFacts, NvLinks, Unknown
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
-from checks.rules.gpu_health import first_unknown, per_gpu
+from checks.rules.gpu_health import first_unknown, label_of, per_gpu, unread
 from checks.runner import check
 
 
@@ -33,7 +33,7 @@ def pcie(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         if busy and isinstance(gen, int) and isinstance(best, int) and gen < best:
             return warn(f"PCIe generation {gen} of {best} under load", value=str(gen),
                         expected=str(best), fix="lspci -vv; BIOS")  # fmt: skip
-        return first_unknown(now)
+        return first_unknown(now) or first_unknown(most) or unread(gen, best, load)
 
     yield from per_gpu(node, judge, "all PCIe lanes")
 
@@ -49,15 +49,12 @@ def nvlink(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
 
     NCCL goes over PCIe where they are not, several times slower, without a word.
     """
-    best = max(
-        (
-            one.active + len(one.inactive)
-            for node in fleet.reached
-            if not isinstance(node.gpus.nvlinks, Unknown)
-            for one in node.gpus.nvlinks
-        ),
-        default=0,
-    )
+    best: dict[str, int] = {}
+    for node in fleet.reached:
+        for _, gpu, one in _linked(node.gpus):
+            if one is not None:
+                most = max(best.get(str(gpu.name), 0), one.active + len(one.inactive))
+                best[str(gpu.name)] = most
     fix = "sudo systemctl restart nvidia-fabricmanager; reboot; service"
     for node in fleet.reached:
         names, links, pairs = (node.name,), node.gpus.nvlinks, node.gpus.pairs
@@ -69,25 +66,44 @@ def nvlink(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
             yield skip(NOT_ASKED.reason, nodes=names)
         elif isinstance(links, Unknown):
             yield unknown(links.reason, nodes=names)
-        elif best == 0:
+        elif not any(best.get(str(gpu.name), 0) for gpu in node.gpus.gpus):
             yield skip("no GPU has NVLink", nodes=names)
         else:
-            off = [one for one in links if one.inactive]
-            few = [one for one in links if not one.inactive and one.active < best]
+            seen = list(_linked(node.gpus))
+            blind = [label for label, _, one in seen if one is None]
+            off = [one for _, _, one in seen if one is not None and one.inactive]
+            few = [
+                (one, best[str(gpu.name)]) for _, gpu, one in seen
+                if one is not None and not one.inactive and one.active < best[str(gpu.name)]
+            ]  # fmt: skip
             slow = [] if isinstance(pairs, Unknown) else [
                 pair for pair, way in pairs.items() if pair.replace("-", "").isdecimal() and not way.startswith("NV")
             ]  # fmt: skip
             evidence = [
                 f"GPU {one.gpu}: " + ("all links are inactive" if -1 in one.inactive or not one.active
                 else f"link {','.join(map(str, one.inactive))} inactive") for one in off
-            ] + [f"GPU {one.gpu}: {one.active} links, others have {best}" for one in few]  # fmt: skip
+            ] + [f"GPU {one.gpu}: {one.active} links, others have {most}" for one, most in few]  # fmt: skip
             if slow and not evidence:
                 evidence = [f"no NVLink between GPUs {', '.join(slow[:4])}"]
             if evidence:
                 yield fail("; ".join(evidence[:4]), nodes=names, value=str(len(off) + len(few)),
                            expected="0", fix=fix, action=Action.REBOOT)  # fmt: skip
+            elif blind:
+                yield unknown(f"links of GPU {','.join(blind)} were not told", nodes=names)
+            elif node.gpus.state == "partial":
+                yield unknown(f"the other GPUs: {node.gpus.summary}", nodes=names, because="gpu.driver")  # fmt: skip
+            elif isinstance(pairs, Unknown) and not pairs.is_absence:
+                yield unknown(f"the links are up, topology: {pairs.reason}", nodes=names)
             else:
                 yield passed("all links are up", nodes=names)
+
+
+def _linked(gpus: GpuFacts) -> Iterator[tuple[str, Gpu, NvLinks | None]]:
+    """Each GPU with its label and its links; None where those were not told."""
+    links = {} if isinstance(gpus.nvlinks, Unknown) else {one.gpu: one for one in gpus.nvlinks}
+    for position, gpu in enumerate(gpus.gpus):
+        number = position if isinstance(gpu.index, Unknown) else gpu.index
+        yield label_of(gpu, position), gpu, links.get(number)
 
 
 @check(
@@ -103,18 +119,23 @@ def fabric(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """
     fix = "sudo systemctl restart nvidia-fabricmanager; journalctl -u nvidia-fabricmanager"
     switches, manager = node.gpus.nvswitches, node.gpus.fabric_manager
-    if isinstance(switches, int) and switches > 0 and manager in ("inactive", "failed"):
+    has_switches = isinstance(switches, int) and switches > 0
+    if has_switches and manager in ("inactive", "failed"):
         yield fail(f"{switches} NVSwitch chips, and the fabric manager is {manager}",
                    value=str(manager), expected="active", fix=fix)  # fmt: skip
         return
 
     def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
         state, status = health.fabric_state, health.fabric_status
-        if isinstance(state, Unknown):
-            return state
-        if state != "Completed" or (isinstance(status, str) and status != "Success"):
+        if isinstance(state, str) and (
+            state != "Completed" or (isinstance(status, str) and status != "Success")
+        ):
             said = state if isinstance(status, Unknown) else f"{state}, {status}"
             return fail(f"fabric is {said}", value=said, expected="Completed", fix=fix)
-        return None
+        if isinstance(switches, Unknown) and switches != NOT_ASKED:
+            return Unknown(f"NVSwitch chips: {switches.reason}")
+        if has_switches and manager != "active":
+            return Unknown(f"the fabric manager: {manager}")
+        return first_unknown(state) or unread(status)
 
     yield from per_gpu(node, judge, "fabric completed")

@@ -84,6 +84,8 @@ def memory_held(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
         gib = used / 2**30
         if gib <= limits.gpu_memory_held_warn_gib:
             return None
+        if isinstance(processes, Unknown):
+            return Unknown(f"{gib:.1f} GiB in use, and by whom: {processes.reason}")
         return warn(f"{gib:.1f} GiB in use and no process", value=f"{gib:.2f}",
                     expected=f"{limits.gpu_memory_held_warn_gib:g}",
                     fix="another container's process? else reset the GPU", action=Action.RESET_GPU)  # fmt: skip

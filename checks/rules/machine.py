@@ -20,6 +20,7 @@ from checks.facts import (
 )
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
+from checks.rules.xid import nothing_logged
 from checks.runner import check, compare
 
 
@@ -67,10 +68,17 @@ def memlock(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """Memory may be pinned: InfiniBand registers its buffers, and fails in NCCL's first call."""
     assert isinstance(node.shell_limits, ShellLimits)
     have = node.shell_limits.memlock_bytes
-    uses = isinstance(node.fabric, Fabric) and any(port.is_active for port in node.fabric.ports)
-    if not uses:
+    enough = have is None or have >= 64 << 30
+    states = (
+        [port.is_active for port in node.fabric.ports] if isinstance(node.fabric, Fabric) else []
+    )
+    blind = isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED
+    if not enough and (blind or None in states) and True not in states:
+        why = node.fabric if isinstance(node.fabric, Unknown) else "a port's state cannot be read"
+        yield unknown(f"memory may not be locked, and whether there is InfiniBand: {why}")
+    elif True not in states:
         yield skip("no active InfiniBand or RoCE port")
-    elif have is not None and have < 64 << 30:
+    elif have is not None and not enough:
         yield fail(
             f"{have >> 10} KiB may be locked", value=str(have), expected="unlimited",
             fix="echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-training.conf; log in again",
@@ -157,6 +165,9 @@ def blocked(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
         for one in node.processes.blocked
         if isinstance(one.since_s, Unknown) or one.since_s > limits.blocked_warn_s
     ]
+    if not long_ones and node.processes.hidden:
+        yield unknown(f"none of those that can be seen hangs: {node.processes.hidden}")
+        return
     if not long_ones:
         yield passed("no process hangs in the kernel")
         return
@@ -187,6 +198,8 @@ def zombies(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
         names = ", ".join(sorted(set(node.processes.zombies))[:3])
         yield warn(f"{count} zombies: {names}", value=str(count), expected=f"{limits.zombies_warn:g}",
                    fix="ps -eo ppid,stat,comm | grep Z")  # fmt: skip
+    elif node.processes.hidden:
+        yield unknown(f"few of those that can be seen: {node.processes.hidden}")
     else:
         yield passed("no zombies")
 
@@ -281,7 +294,7 @@ def kernel_log(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         if event.kind in words and recent:
             found[event.kind] = (found.get(event.kind, (0, ""))[0] + 1, event.line)
     if not found:
-        yield passed("nothing that matters in 24 h")
+        yield nothing_logged(node.kernel_log, "nothing that matters in 24 h", 86400)
     for kind, (times, line) in found.items():
         what, is_bad = words[kind]
         count = f" {times} times" if times > 1 else ""

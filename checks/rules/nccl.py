@@ -25,6 +25,9 @@ def _ports(node: NodeFacts) -> tuple[IbPort, ...] | Finding:
         return skip(NOT_ASKED.reason)
     if isinstance(node.fabric, Unknown):
         return unknown(node.fabric.reason)
+    for port in node.fabric.ports:
+        if port.is_active is None or (port.is_active and isinstance(port.link_layer, Unknown)):
+            return unknown(f"state or kind of {port.name} cannot be read")
     return node.fabric.ports
 
 
@@ -127,6 +130,8 @@ def roce_gid(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Findin
         expected = good[-1] if good else None
         if not port.gids:
             yield unknown(f"{port.name}: its GID table cannot be read")
+        elif at is not None and isinstance(at.type, Unknown):
+            yield unknown(f"{port.name}: kind of GID {value}: {at.type.reason}")
         elif at is None or at.type != "RoCE v2":
             have = "nothing" if at is None else str(at.type)
             yield fail(
@@ -169,7 +174,9 @@ def socket_ifname(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[F
     there = [one.name for one in node.network.interfaces if one.up and subnet_of(one) is not None]
     right = [one.name for one in node.network.interfaces if common and subnet_of(one) == common]
     fix = f"{name}={'=' if name.startswith('NCCL') else ''}{(right or there or ['?'])[0]}"
-    if not mine:
+    if node.network.unlisted is not None and not mine:
+        yield unknown(f"the addresses of its interfaces: {node.network.unlisted.reason}")
+    elif not mine:
         yield fail(f"{name}={value}: no such interface is up (there are {', '.join(there) or 'none'})",
                    value=value, expected=", ".join(right) or None, fix=fix)  # fmt: skip
     elif common is not None and subnet_of(mine[0]) != common:
@@ -238,5 +245,8 @@ def debug_env(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Findi
             found.append(f"{name}={value} (collectives are checked one by one)")
     if found:
         yield warn("; ".join(found), fix="unset " + " ".join(one.split("=")[0] for one in found))
+    elif isinstance(node.system, Unknown):
+        asked = node.system != NOT_ASKED
+        yield (unknown if asked else skip)(f"its environment: {node.system.reason}")
     else:
         yield passed("no debug variable")

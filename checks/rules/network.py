@@ -41,16 +41,25 @@ def names(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         ):
             yield warn(f"its own name is {own[0]}", nodes=(node.name,), value=own[0],
                        fix="in its /etc/hosts: ADDRESS NAME instead of 127.0.1.1 NAME")  # fmt: skip
-        elif not asked:
-            yield passed("its name is no loopback address", nodes=(node.name,))
+        elif own == NOT_ASKED:
+            yield skip(f"its own name: {NOT_ASKED.reason}", nodes=(node.name,))
+        elif isinstance(own, Unknown) and own.is_absence:
+            yield warn(f"its own name has no address: {own.reason}", nodes=(node.name,),
+                       fix="in its /etc/hosts: ADDRESS NAME")  # fmt: skip
+        elif isinstance(own, Unknown):
+            yield unknown(f"its own name: {own.reason}", nodes=(node.name,))
+        else:
+            yield passed(f"its own name is {own[0]}", nodes=(node.name,))
     for name in asked:
+        known = [network.names.get(name) for network in networks.values()]
+        resolves = any(isinstance(one, tuple) for one in known)
 
-        def read(node: NodeFacts, name: str = name) -> Any:
+        def read(node: NodeFacts, name: str = name, resolves: bool = resolves) -> Any:
             if isinstance(node.network, Unknown):
                 return None
             found = node.network.names.get(name, Unknown("not tried"))
             if isinstance(found, Unknown):
-                return f"nothing ({found.reason})"
+                return f"nothing ({found.reason})" if found.is_absence and resolves else found
             own = all(_is_loopback(one) for one in found)  # as the node itself may see its name
             return None if own else " ".join(found)
 
@@ -75,6 +84,8 @@ def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         yield unknown(f"connection to the first node: {said.reason}")
     elif said in ("connected", "refused"):
         yield passed("reaches the first node", value=said)
+    elif not said.startswith("error\t"):
+        yield unknown(f"connection to the first node: {said[:80]!r} was said")
     else:
         yield fail(f"cannot reach the first node: {said.partition(chr(9))[2] or said}",
                    fix="firewall or route between them: ping the first node from there")  # fmt: skip
@@ -114,12 +125,16 @@ def _of_interfaces(field: str) -> Any:
     def read(node: NodeFacts) -> Any:
         if isinstance(node.network, Unknown):
             return node.network
-        values = [
-            f"{one.name} {getattr(one, field)}"
-            for one in node.network.interfaces
-            if one.up and one.is_hardware and one.addresses
-            and not isinstance(getattr(one, field), Unknown)
-        ]  # fmt: skip
-        return ", ".join(values) or None
+        if node.network.unlisted is not None:
+            return node.network.unlisted
+        used = [
+            one for one in node.network.interfaces if one.up and one.is_hardware and one.addresses
+        ]
+        values = [(one.name, getattr(one, field)) for one in used]
+        for name, value in values:
+            if isinstance(value, Unknown) and not value.is_absence:
+                return Unknown(f"{name}: {value.reason}")
+        known = [f"{name} {value}" for name, value in values if not isinstance(value, Unknown)]
+        return ", ".join(known) or None
 
     return read

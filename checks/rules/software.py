@@ -90,7 +90,8 @@ def av_known_bad(node: NodeFacts, limits: Profile, _fleet: Fleet) -> Iterator[Fi
     """PyAV is none of the versions whose decoder threads freeze, and can read clips for the trainer."""
     env = node.software
     if isinstance(env, Unknown):
-        yield unknown(env.reason) if node.interpreter == "unknown" else skip("no interpreter")
+        gone = node.interpreter in ("missing", "broken")
+        yield skip("no interpreter") if gone else unknown(env.reason)
         return
     version = env.packages.get("av")
     if version is None:
@@ -118,20 +119,21 @@ def nccl_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
     def read(node: NodeFacts) -> Any:
         env = node.software
-        if not isinstance(env, PythonEnv):
-            return None  # software.torch_equal speaks about it
-        found = [
-            f"{name} {v}"
-            for name, v in sorted(env.installed.items())
-            if name.startswith("nvidia-nccl")
-        ]
-        return ", ".join(found) or None
+        if isinstance(env, Unknown):
+            return None if node.interpreter in ("missing", "broken") else env
+        return _nccl_of(env) or nowhere
 
+    nowhere = "not installed" if any(map(_nccl_of, _environments(fleet))) else None
     if (reason := _no_software(fleet)) is not None:
         yield skip(reason)
         return
     expected = limits.expected.get("software.nccl_equal")
     yield from compare(fleet, read, "NCCL", fix=_SAME_ENV, expected=expected)
+
+
+def _nccl_of(env: PythonEnv) -> str:
+    names = sorted(name for name in env.installed if name.startswith("nvidia-nccl"))
+    return ", ".join(f"{name} {env.installed[name]}" for name in names)
 
 
 @check(
@@ -152,8 +154,13 @@ def packages_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     hashes = {name: packages_hash(env) for name, env in envs.items()}
     most = limits.expected.get("software.packages_equal") or majority(hashes).value
     model = next((envs[name] for name, value in hashes.items() if value == most), None)
-    if not hashes:
-        yield skip("no node told its packages")
+    for node in fleet.reached:
+        if isinstance(node.software, PythonEnv) and not node.software.installed:
+            yield skip("no package is installed there", nodes=(node.name,))
+        elif isinstance(node.software, Unknown) and node.interpreter in ("missing", "broken"):
+            yield skip("no interpreter", nodes=(node.name,))
+        elif isinstance(node.software, Unknown):
+            yield unknown(f"its packages: {node.software.reason}", nodes=(node.name,))
     for name, value in hashes.items():
         if value == most or len(set(hashes.values())) == 1 == len(hashes):
             yield passed("packages as the others", nodes=(name,), value=value, source="majority")
@@ -232,8 +239,9 @@ def _of_git(value: Callable[[GitState], Any]) -> Callable[[NodeFacts], Any]:
         git = node.git
         if isinstance(git, GitState):
             return value(git)
-        absent = ("not found", "not a git repository", "No such file", "cannot change to")
-        return None if any(word in git.reason for word in absent) else git
+        absent = ("not a git repository", "No such file", "cannot change to")
+        no_tool = git.reason.startswith("not found: ")
+        return None if no_tool or any(word in git.reason for word in absent) else git
 
     return read
 

@@ -85,11 +85,14 @@ def _fullness(
     left_gib: float | None, what: str,
 ) -> Iterator[Finding]:  # fmt: skip
     assert isinstance(node.mounts, tuple)
-    bad = False
+    bad, blind = False, ""
     for mount in node.mounts:
         disk = mount.room
-        if mount.is_network or mount.read_only or isinstance(disk, Unknown):
+        if mount.is_network or mount.read_only:
             continue  # a server's room is one finding elsewhere, not one on each node
+        if isinstance(disk, Unknown):
+            blind = f"{mount.path}: {disk.reason}"
+            continue
         used = share(disk)
         little = left_gib is None or disk.free_bytes < left_gib * 2**30
         if used > warn_at:
@@ -99,7 +102,9 @@ def _fullness(
                 value=f"{used:.3f}", expected=f"{warn_at}",
                 fix=f"du -xh --max-depth=1 {mount.path} | sort -h",
             )  # fmt: skip
-    if not bad:
+    if not bad and blind:
+        yield unknown(blind, because="storage.mounts")
+    elif not bad:
         yield passed(f"no disk is {what}")
 
 
@@ -125,12 +130,22 @@ def mounts(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
             f"{mount.path} ({mount.kind} from {mount.source}): {reason}",
             fix=f"is its server up? sudo umount -l {mount.path}; sudo mount {mount.path}",
         )
-    if not dead:
+    silent = [
+        f"{mount.path}: {mount.room.reason}"
+        for mount in node.mounts
+        if isinstance(mount.room, Unknown)
+        and not _is_dead(mount.room.reason)
+        # Another user's FUSE mount refuses everybody else and is fine.
+        and not (mount.is_network and mount.room.reason == "Permission denied")
+    ]
+    if silent and not dead:
+        yield unknown("; ".join(silent[:3]), fix="stat -f PATH there")
+    elif not dead:
         yield passed("all mounts answer", value=str(len(node.mounts)))
 
 
 def _is_dead(reason: str) -> bool:
-    """Not answering or stale; another user's FUSE mount says Permission denied and is fine."""
+    """Not answering or stale."""
     return "no answer" in reason or any(
         word in reason
         for word in ("not connected", "Stale", "Input/output", "Host is down", "timed out")

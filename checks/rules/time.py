@@ -7,11 +7,11 @@ that we looked at checks time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checks.facts import NOT_ASKED, ChronyTracking, Clock, Fleet, NodeFacts, Unknown
-from checks.finding import Finding, fail, passed, skip, unknown, warn
+from checks.finding import Finding, Verdict, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.runner import check, compare, majority
 
@@ -20,8 +20,7 @@ _ONE_DAEMON = "sudo chronyc makestep  (no job running), and keep one time daemon
 
 def _clocks(fleet: Fleet) -> Iterator[tuple[NodeFacts, Clock] | Finding]:
     """Nodes with their clocks; where there is one machine only, one SKIP for all."""
-    boots = {str(node.machine) for node in fleet.reached}
-    if fleet.one_machine or len(boots) < 2:
+    if fleet.one_machine or len(fleet.reached) < 2:
         names = tuple(node.name for node in fleet.reached)
         yield skip("one machine: there is no second clock", nodes=names)
         return
@@ -32,6 +31,18 @@ def _clocks(fleet: Fleet) -> Iterator[tuple[NodeFacts, Clock] | Finding]:
             yield unknown(node.clock.reason, nodes=(node.name,))
         else:
             yield node, node.clock
+
+
+def middle_clock(offsets_s: Sequence[float]) -> float:
+    """The middle of all clocks, the head's among them, in seconds against the head's.
+
+    Whose clock is wrong is what most clocks say; the head's may be the wrong one. Of two middles the
+    one nearer to the head: with one node on either side nobody but the head can tell.
+    """
+    ordered = sorted([0.0, *offsets_s])
+    half = len(ordered) // 2
+    two = ordered[half - 1 : half + 1] if len(ordered) % 2 == 0 else [ordered[half]]
+    return min(two, key=abs)
 
 
 @check(
@@ -46,13 +57,10 @@ def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     Time-outs of the rendezvous and of NCCL's watchdog, the order of logs and file times depend on it.
     """
     read = list(_clocks(fleet))
-    known = sorted(
-        (clock.exchange.offset_s, clock.exchange.error_s)
-        for _, clock in (one for one in read if not isinstance(one, Finding))
-        if not isinstance(clock.exchange, Unknown)
-    )
-    # Against the fleet's median: the head's own clock may be the one that is wrong. Its error counts.
-    middle, middle_error = known[len(known) // 2] if known else (0.0, 0.0)
+    trips = [one[1].exchange for one in read if not isinstance(one, Finding)]
+    known = {trip.offset_s: trip.error_s for trip in trips if not isinstance(trip, Unknown)}
+    reference_s = middle_clock([trip.offset_s for trip in trips if not isinstance(trip, Unknown)])
+    reference_error_s = known.get(reference_s, 0.0)  # the head's own clock is read without a way
     for one in read:
         if isinstance(one, Finding):
             yield one
@@ -63,9 +71,9 @@ def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             asked = trip != NOT_ASKED
             yield (unknown if asked else skip)(trip.reason, nodes=(node.name,))
             continue
-        offset_s, error_s = trip.offset_s - middle, trip.error_s + middle_error
+        offset_s, error_s = trip.offset_s - reference_s, trip.error_s + reference_error_s
         sure_s = max(0.0, abs(offset_s) - error_s)
-        words = f"{offset_s * 1000:+.0f} ms from the median of the nodes, ±{error_s * 1000:.1f} ms"
+        words = f"{offset_s * 1000:+.0f} ms from the middle of all clocks, ±{error_s * 1000:.1f} ms"
         more: dict[str, Any] = {
             "nodes": (node.name,), "value": f"{offset_s:+.4f}", "expected": f"{limits.clock_skew_warn_s:g}",
         }  # fmt: skip
@@ -128,7 +136,7 @@ def _ago(seconds: float) -> str:
 @check(
     "time.log_ahead", scope="fleet", advisory=True,
     bad="FAIL if a log file is more than 1 s ahead of now",
-    how="newest modification time under /var/log against the clock",
+    how="newest modification time of the 5000 nearest files under /var/log against the clock",
     fix="sudo chronyc makestep on that node, and keep one time daemon",
 )  # fmt: skip
 def log_ahead(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
@@ -143,7 +151,8 @@ def log_ahead(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         node, clock = one
         ahead = clock.log_ahead_s
         if isinstance(ahead, Unknown):
-            yield skip(f"no log to look at: {ahead.reason}", nodes=(node.name,))
+            why = f"no log to look at: {ahead.reason}"
+            yield (skip if ahead.is_absence else unknown)(why, nodes=(node.name,))
         elif ahead > limits.clock_log_ahead_fail_s:
             yield fail(
                 f"a log file is {ahead:.1f} s ahead of now: the clock was set back",
@@ -231,11 +240,29 @@ def _judge_quality(
         yield warn(
             f"{thin[0].address} answers not always (reach {thin[0].reach:o})", nodes=nodes, fix=fix
         )
+    elif isinstance(clock.sources, Unknown):
+        why = f"follows {track.ref_name}, what its other sources say: {clock.sources.reason}"
+        yield unknown(why, nodes=nodes)
     else:
         yield passed(f"follows {track.ref_name}", nodes=nodes, value=f"{track.offset_s:+.6f}")
 
 
+def _is_without_chrony(track: Unknown) -> bool:
+    return track == NOT_ASKED or track.reason.startswith(("not found", "no chronyd answers"))
+
+
 def _judge_without_chrony(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> Finding:
+    """What others say where chronyd says nothing; they cannot make up for one that is there."""
+    found = _judge_by_others(nodes, clock, limits)
+    track = clock.tracking
+    assert isinstance(track, Unknown)
+    runs = isinstance(clock.daemons, tuple) and "chronyd" in clock.daemons
+    if found.verdict is Verdict.PASS and (runs or not _is_without_chrony(track)):
+        return unknown(f"{found.evidence}, but chronyd: {track.reason}", nodes=nodes)
+    return found
+
+
+def _judge_by_others(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> Finding:
     """ntpd, systemd-timesyncd, or at least what the kernel knows."""
     fix = "sudo systemctl enable --now chrony"
     if isinstance(clock.sources, tuple) and clock.sources:
@@ -312,6 +339,8 @@ def sources(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         if isinstance(node.clock, Unknown):
             return node.clock
         listed = node.clock.sources
+        if isinstance(listed, Unknown) and not isinstance(node.clock.tracking, Unknown):
+            return listed  # chronyd runs and has them
         if isinstance(listed, Unknown) or not listed:
             return None  # time.sync speaks about it
         return " ".join(sorted(one.address for one in listed))
@@ -346,10 +375,8 @@ def clocksource(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     for node in fleet.reached:
         value = values.get(node.name)
         if value is None:
-            clock = node.clock
-            reason = clock.reason if isinstance(clock, Unknown) else str(clock.clocksource)
-            asked = clock != NOT_ASKED
-            yield (unknown if asked else skip)(reason, nodes=(node.name,))
+            why = node.clock if isinstance(node.clock, Unknown) else node.clock.clocksource
+            yield (skip if why == NOT_ASKED else unknown)(str(why), nodes=(node.name,))
         elif value in ("hpet", "acpi_pm", "jiffies") or (most is not None and value != most):
             yield warn(
                 f"clock source {value}, most nodes have {most or 'another'}",

@@ -5,11 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from checks.facts import GpuFacts, KernelEvent, KernelLog, NodeFacts, Unknown
-from checks.finding import Action, Finding, Verdict, fail, passed, skip, warn
+from checks.finding import Action, Finding, Verdict, fail, passed, unknown, warn
 from checks.profile import Profile
-from checks.rules.gpu import duration
+from checks.rules.gpu import duration, no_gpu
 from checks.runner import check
 from checks.xid import Grade, grade
+
+
+def nothing_logged(log: KernelLog, good: str, window_s: float | None = None) -> Finding:
+    """What a log without a bad line says: nothing about the time before its oldest line.
+
+    The kernel's buffer keeps the newest lines only. `window_s` is how far back the check has to see;
+    None: to the boot.
+    """
+    if log.reaches_s is None:
+        return passed(good)
+    if isinstance(log.reaches_s, Unknown):
+        return unknown(f"{good}, but how far the kernel's log reaches back: {log.reaches_s.reason}")
+    reach = f"in the {duration(max(0.0, log.reaches_s))} that the kernel's log reaches back"
+    if window_s is not None and log.reaches_s >= window_s:
+        return passed(f"{good} {reach}")
+    return unknown(f"{good} {reach}; what was before is not known", fix="journalctl -k -b")
 
 
 @check(
@@ -25,8 +41,8 @@ def xid(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     Meta's 54 days with 16,384 GPUs: 148 of 419 unexpected interruptions were faulty GPUs.
     """
     assert isinstance(node.kernel_log, KernelLog)
-    if not node.gpus.has_hardware and not node.kernel_log.events:
-        yield skip("no GPU")
+    if (without := no_gpu(node.gpus)) and not node.kernel_log.events:
+        yield without
         return
     worst: dict[tuple[str, int], tuple[Verdict, Grade, KernelEvent, int]] = {}
     for event in node.kernel_log.events:
@@ -49,7 +65,10 @@ def xid(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
         )  # fmt: skip
     if not said:
         notes = ", ".join(sorted({str(number) for _, number in worst}))
-        yield passed(f"no Xid that matters ({notes} seen)" if notes else "no Xid since boot")
+        yield nothing_logged(
+            node.kernel_log, f"no Xid that matters ({notes} seen)" if notes else "no Xid",
+            limits.xid_fresh_hours * 3600,
+        )  # fmt: skip
 
 
 def _aged(verdict: Verdict, event: KernelEvent, gpus: GpuFacts, limits: Profile) -> Verdict:
@@ -85,7 +104,7 @@ def fell_off(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     assert isinstance(node.kernel_log, KernelLog)
     lost = [one for one in node.kernel_log.events if one.kind in ("fell-off-bus", "probe-failed")]
     if not lost:
-        yield passed("no GPU fell off the bus") if node.gpus.has_hardware else skip("no GPU")
+        yield no_gpu(node.gpus) or nothing_logged(node.kernel_log, "no GPU fell off the bus")
         return
     names = sorted({one.subject for one in lost if one.subject})
     which = f"GPU {', '.join(names)} has" if names else "a GPU has"
@@ -106,7 +125,7 @@ def sxid(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     found = [one for one in node.kernel_log.events if one.kind.startswith("sxid")]
     fatal = [one for one in found if one.kind == "sxid-fatal"]
     if not found:
-        yield passed("no SXid") if node.gpus.has_hardware else skip("no GPU")
+        yield no_gpu(node.gpus) or nothing_logged(node.kernel_log, "no SXid")
     else:
         one = (fatal or found)[-1]
         yield (fail if fatal else warn)(

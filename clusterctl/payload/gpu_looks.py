@@ -8,6 +8,7 @@ GPU_FIELDS = (
     "index,uuid,name,driver_version,pci.bus_id,power.draw,power.limit,"
     "memory.used,memory.total,utilization.gpu,temperature.gpu"
 )
+NVIDIA = "0x10de"  # vendor on PCI
 PROCESS_FIELDS = "gpu_uuid,pid,used_memory,process_name"
 
 
@@ -76,25 +77,30 @@ def run_and_rank(pid):
 
 def list_nvidia_pci():
     """Address, class and device of each NVIDIA display device that the kernel sees on PCI."""
-    return "\n".join(line for line in pci_devices("0x10de") if " 0x03" in line)
+    return pci_devices(" 0x03")
 
 
 def list_nvswitches():
     """The same for NVSwitch chips, which are bridges of their own kind."""
-    return "\n".join(line for line in pci_devices("0x10de") if " 0x0680" in line)
+    return pci_devices(" 0x0680")
 
 
 def pci_devices(wanted):
+    """NVIDIA's devices of a class behind the number of all devices: none is an answer, too."""
     folder = "/sys/bus/pci/devices"
-    for address in sorted(os.listdir(folder)):
+    addresses = sorted(os.listdir(folder))
+    lines = ["#devices\t%d" % len(addresses)]
+    for address in addresses:
         try:
-            if read_text("%s/%s/vendor" % (folder, address)).strip() != wanted:
+            if read_text("%s/%s/vendor" % (folder, address)).strip() != NVIDIA:
                 continue
             kind = read_text("%s/%s/class" % (folder, address)).strip()
             device = read_text("%s/%s/device" % (folder, address)).strip()
         except OSError:
             continue  # it went away while we looked
-        yield "%s %s %s" % (address, kind, device)
+        line = "%s %s %s" % (address, kind, device)
+        lines += [line] if wanted in line else []
+    return "\n".join(lines)
 
 
 def list_nvidia_proc():
@@ -104,7 +110,7 @@ def list_nvidia_proc():
 
 
 def look_at_switches(timeout_s):
-    if call("nvswitch", list_nvswitches, 3.0)["out"]:
+    if "\n" in call("nvswitch", list_nvswitches, 3.0)["out"]:
         section("fabric_manager", ["systemctl", "is-active", "nvidia-fabricmanager"], timeout_s)
 
 
@@ -201,7 +207,7 @@ def ask_fields(nv, handle, row):
     try:
         value = nv.nvmlDeviceGetFieldValues(handle, [number])[0] if number else None
         if value is None or value.nvmlReturn != 0:
-            raise nv.NVMLError(nv.NVML_ERROR_NOT_SUPPORTED)
+            raise nv.NVMLError(value.nvmlReturn if value else nv.NVML_ERROR_NOT_SUPPORTED)
         row["recovery"] = int(value.value.uiVal)
     except (nv.NVMLError, AttributeError, TypeError, ValueError) as error:
         row["recovery"] = {"error": str(error)}
@@ -218,12 +224,15 @@ def ask_fields(nv, handle, row):
 
 
 def link_states(nv, handle):
-    """1 for each NVLink that is up; a card without NVLink has none."""
+    """1 for each NVLink that is up; a card without NVLink has none, and none has a 19th."""
+    ends = (nv.NVML_ERROR_NOT_SUPPORTED, nv.NVML_ERROR_INVALID_ARGUMENT)
     states = []
     for link in range(18):
         try:
             states.append(int(nv.nvmlDeviceGetNvLinkState(handle, link)))
-        except nv.NVMLError:
+        except nv.NVMLError as error:
+            if error.value not in ends:
+                raise
             break
     return states
 

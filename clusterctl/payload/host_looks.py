@@ -7,6 +7,7 @@ arguments the tools that are named here are tried with `sudo -n`, which never as
 from __future__ import annotations
 
 import re
+import stat
 
 # The same words as checks.parse.kernel_log.INTERESTING; a test compares them. Each begins with a
 # letter as it stands: then a line is searched in 1 us, where one [Ll] among them makes it 2.4.
@@ -29,6 +30,9 @@ IB = "/sys/class/infiniband"
 IB_TOP = ("fw_ver", "board_id", "hca_type", "node_guid", "device/numa_node")
 IB_PORT = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
 YOUNG_S = 10.0  # too young to hang
+MOUNTS = 64  # that are measured; each takes a child
+LOG_FILES = 5000  # of /var/log that are looked at; what is deeper or more is archives and pods
+LOG_LINES = 2000  # of the kernel's log that go home
 GIDS = 16  # entries of a GID table that are read; drivers keep 128 or 256, nearly all empty
 
 
@@ -63,17 +67,32 @@ def read_adjtimex():
 
 def newest_log():
     """Seconds by which the newest log file lies ahead of now: the clock has stood there before."""
-    newest = None
-    for folder, _, names in os.walk("/var/log"):
-        for name in names[:200]:
+    newest = max(log_times("/var/log"), default=None)
+    return "none" if newest is None else "%.3f" % (newest - time.time())
+
+
+def log_times(top):
+    """Modification times of the files of a folder and of the two levels below it, nearest first."""
+    folders, left = [top], LOG_FILES
+    for _ in range(3):
+        below = []
+        for folder in folders:
             try:
-                stamp = os.lstat(os.path.join(folder, name)).st_mtime
+                names = os.listdir(folder)
             except OSError:
-                continue
-            newest = stamp if newest is None else max(newest, stamp)
-        if folder.count("/") > 3:
-            break
-    return "" if newest is None else "%.3f" % (newest - time.time())
+                continue  # of another user
+            for name in names[: max(0, left)]:
+                left -= 1
+                path = folder + "/" + name
+                try:
+                    facts = os.lstat(path)
+                except OSError:
+                    continue  # it has gone
+                if stat.S_ISDIR(facts.st_mode):
+                    below.append(path)
+                else:
+                    yield facts.st_mtime
+        folders = below
 
 
 def look_at_fabric(growth_s):
@@ -91,14 +110,16 @@ def read_infiniband():
         lines.append("#peermem\t" + ("yes" if "nvidia_peermem" in modules else "no"))
     except OSError:
         pass
-    for device in sorted(os.listdir(IB)):
+    devices = sorted(os.listdir(IB))
+    lines.append("#devices\t%d" % len(devices))
+    for device in devices:
         top = "%s/%s" % (IB, device)
         lines += values(top, IB_TOP)
         try:
             lines.append("%s/netdev\t%s" % (top, sorted(os.listdir(top + "/device/net"))[0]))
         except (OSError, IndexError):
             pass
-        for port in sorted(os.listdir(top + "/ports")):
+        for port in ports_of(device):
             here = "ports/%s/" % port
             lines += values(top, [here + name for name in IB_PORT])
             lines += counters(top, here)
@@ -135,9 +156,17 @@ def counters(top, here):
 def read_counters(begun):
     lines = ["#seconds\t%.3f" % (time.monotonic() - begun)]
     for device in sorted(os.listdir(IB)):
-        for port in sorted(os.listdir("%s/%s/ports" % (IB, device))):
+        for port in ports_of(device):
             lines += counters("%s/%s" % (IB, device), "ports/%s/" % port)
     return "\n".join(lines)
+
+
+def ports_of(device):
+    """None where the card went away meanwhile: the head counts cards, and misses it."""
+    try:
+        return sorted(os.listdir("%s/%s/ports" % (IB, device)))
+    except OSError:
+        return []
 
 
 def look_at_kernel_log(timeout_s, sudo):
@@ -147,15 +176,27 @@ def look_at_kernel_log(timeout_s, sudo):
         ways.append(["sudo", "-n", "dmesg"])
     first = None
     for argv in ways:
-        answer = section("kernel_log", argv, timeout_s, max_bytes=8 << 20)
-        if answer["rc"] == 0 and answer["out"]:
-            wanted = re.compile(INTERESTING)
-            lines = answer["out"].splitlines()
-            kept = [line for line in lines if wanted.search(line)][-2000:]
-            answer["out"] = "#lines\t%d\n%s" % (len(lines), "\n".join(kept))
+        # The newest lines say what is wrong now; of a log that is longer than this they are kept.
+        answer = section("kernel_log", argv, timeout_s, max_bytes=8 << 20, newest=True)
+        if answer["rc"] == 0 and answer["out"].strip():
+            keep_what_matters(answer)
             return
         first = first or answer
     SECTIONS["kernel_log"] = first
+
+
+def keep_what_matters(answer):
+    """Of a log's lines those that mean something, behind how many there were and the oldest of all."""
+    lines = answer["out"].splitlines()
+    if answer.get("truncated"):
+        del lines[:1]  # a part of one
+    wanted = re.compile(INTERESTING)
+    kept = [line for line in lines if wanted.search(line)]
+    first = lines[0][:200]
+    if len(kept) > LOG_LINES:
+        kept = kept[-LOG_LINES:]
+        first, answer["truncated"] = kept[0][:200], True
+    answer["out"] = "#lines\t%d\n#first\t%s\n%s" % (len(lines), first, "\n".join(kept))
 
 
 def look_at_processes(growth_s):
@@ -163,10 +204,12 @@ def look_at_processes(growth_s):
 
 
 def list_processes(growth_s):
-    """`daemon NAME PID`, `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N` lines."""
+    """`daemon NAME PID`, `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`, `hidden WHY` lines."""
     before = scan_processes()
     time.sleep(growth_s)
     lines = ["count\t%d" % len(before)]
+    if 1 not in before:  # /proc is mounted with hidepid
+        lines.append("hidden\tother users' processes cannot be seen here")
     for pid, (name, state, switches) in sorted(before.items()):
         if name in TIME_DAEMONS:
             lines.append("daemon\t%s\t%d" % (name, pid))
@@ -198,7 +241,7 @@ def scan_one(pid):
     """(name, state letter, context switches where it sleeps in the kernel) of a process."""
     try:
         head, _, tail = read_text("/proc/%d/stat" % pid, 512).rpartition(")")
-        name, state = head.partition("(")[2], tail.split()[0]
+        name, state = " ".join(head.partition("(")[2].split()), tail.split()[0]
         if state != "D":
             return name, state, ""
         status = read_text("/proc/%d/status" % pid, 8192)
@@ -282,8 +325,14 @@ def room_of(path):
 def measure_mounts(timeout_s):
     """One JSON line for each file system, from a child each: a dead server stops only its own."""
     deadline = time.monotonic() + timeout_s
-    children, lines = {}, []
+    children = {}  # type: dict
+    lines = []
     for about in list_mounts():
+        if len(children) == MOUNTS:
+            lines.append(
+                json.dumps(dict(about, error="one of more than %d, not measured" % MOUNTS))
+            )
+            continue
         pid, pipe = fork_child(lambda: json.dumps(measure_mount(about)))
         children[pipe] = (pid, about)
     while children and time.monotonic() < deadline:
@@ -330,7 +379,7 @@ def list_mounts():
             chosen[key] = {
                 "path": path, "kind": kind[0], "source": kind[1], "read_only": "ro" in words[5].split(","),
             }  # fmt: skip
-    return sorted(chosen.values(), key=lambda about: about["path"])[:64]
+    return sorted(chosen.values(), key=lambda about: about["path"])
 
 
 def look_at_network(timeout_s, names):
@@ -387,7 +436,7 @@ def describe_system():
         match = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_text("/etc/os-release"), re.MULTILINE)
         lines.append("distribution\t" + (match.group(1) if match else ""))
     except OSError:
-        pass
+        lines.append("distribution\t")
     governors = set()
     top = "/sys/devices/system/cpu"
     for name in os.listdir(top):

@@ -77,6 +77,7 @@ print(write({"executable": sys.executable, "prefix": sys.prefix,
     "python": "%d.%d.%d" % sys.version_info[:3], "packages": found, "torch_cuda": cuda,
     "installed": every}))
 """
+FILES = 20000  # of one folder whose sizes are added up
 PACKAGES = ("torch", "colossalai", "av", "transformers", "diffusers", "numpy", "clusterctl")
 
 
@@ -110,7 +111,8 @@ def measure_files(paths):
                         seen["files"] += 1
                     except OSError:
                         continue
-                if seen["files"] > 20000:
+                if seen["files"] > FILES:
+                    seen["more"] = True
                     break
         elif seen["exists"]:
             seen.update(size=os.stat(path).st_size, files=1)
@@ -144,7 +146,8 @@ def ask_git(workdir, timeout_s):
     if is_refused("git_head", workdir):
         return
     if section("git_head", git + ["rev-parse", "HEAD"], timeout_s)["rc"] == 0:
-        section("git_status", git + ["status", "--porcelain", "-uno"], timeout_s)
+        # With the branch in the first line: no change is then more than no word.
+        section("git_status", git + ["status", "--porcelain", "--branch", "-uno"], timeout_s)
 
 
 def find_wandb_login():

@@ -48,10 +48,12 @@ def as_text(data):
     return data.decode("utf-8", "backslashreplace")
 
 
-def section(name, argv, timeout_s, env=None, cwd="/", max_bytes=MAX_BYTES, grace_s=0.0, pack=as_text):  # fmt: skip
+def section(name, argv, timeout_s, env=None, cwd="/", max_bytes=MAX_BYTES, grace_s=0.0, pack=as_text, newest=False):  # fmt: skip
     """Run a tool in a session of its own; returns and keeps {state, rc, out, err, seconds}.
 
-    Of stdout `max_bytes` are kept, of stderr a quarter of that; `pack` makes texts of both.
+    Of stdout `max_bytes` are kept, of stderr a quarter of that; `pack` makes texts of both. With
+    `newest` the end of stdout is kept and not its beginning, as of a log; `truncated` says that
+    something was cut.
 
     `state` is "ended", "missing" (no such program), "timeout" (its process group was killed) or
     "error"; `rc` is None but for "ended". With `grace_s` the group gets SIGTERM that long before
@@ -59,7 +61,7 @@ def section(name, argv, timeout_s, env=None, cwd="/", max_bytes=MAX_BYTES, grace
     """
     box = []  # type: list
     env = tool_env() if env is None else env
-    work = (box, list(argv), timeout_s, env, cwd, max_bytes, grace_s, pack)
+    work = (box, list(argv), timeout_s, env, cwd, max_bytes, grace_s, pack, newest)
     begun = time.monotonic()
     thread = threading.Thread(target=_run_tool, args=work, daemon=True)
     thread.start()
@@ -143,7 +145,7 @@ def is_there(name, env):
     return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders if folder)
 
 
-def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack):
+def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack, newest):
     begun = time.monotonic()
 
     def end(state, rc, out, err, truncated=False):
@@ -171,7 +173,7 @@ def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack):
     with _live_lock:
         _live[child.pid] = child
     try:
-        kept, truncated, in_time = _collect(child, begun + timeout_s, max_bytes)
+        kept, truncated, in_time = _collect(child, begun + timeout_s, max_bytes, newest)
         if in_time:
             end("ended", child.returncode, bytes(kept[0]), bytes(kept[1]), truncated)
             return
@@ -191,7 +193,7 @@ def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack):
                 pipe.close()
 
 
-def _collect(child, deadline, max_bytes):
+def _collect(child, deadline, max_bytes, newest):
     """Read both pipes until the child has ended; returns ([out, err], truncated, in time)."""
     kept = [bytearray(), bytearray()]
     index = {child.stdout.fileno(): 0, child.stderr.fileno(): 1}
@@ -213,7 +215,11 @@ def _collect(child, deadline, max_bytes):
             target = kept[index[descriptor]]
             room = (max_bytes if target is kept[0] else max_bytes // 4) - len(target)
             truncated = truncated or len(data) > room
-            target += data[: max(0, room)]
+            if newest and target is kept[0]:
+                target += data
+                del target[: max(0, len(target) - max_bytes)]
+            else:
+                target += data[: max(0, room)]
             if not data:
                 poller.unregister(descriptor)
                 del index[descriptor]

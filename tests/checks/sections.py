@@ -23,11 +23,16 @@ def gpus(
 ) -> GpuFacts:
     on_pci = None
     if pci is not None:
-        on_pci = ended("".join(f"0000:{n:02x}:00.0 0x030200 0x2330\n" for n in range(pci)))
+        on_pci = pci_devices(pci)
     return parse_gpus(ended(h100(count, **more)), ended(capture(apps)), pci=on_pci)
 
 
-NO_TOOL = parse_gpus(lacking(), pci=ended(""))
+def pci_devices(count: int) -> Section:
+    """NVIDIA's devices as the census lists them."""
+    return ended("\n".join(["#devices\t40", *(f"0000:{n:02x}:00.0 0x030200 0x2330" for n in range(count))]))  # fmt: skip
+
+
+NO_TOOL = parse_gpus(lacking(), pci=pci_devices(0))
 HUNG = parse_gpus(lacking("timeout", "no end in 10 s, killed"))
 FAILED = parse_gpus(ended(capture("driver-failed.txt"), 9))
 

@@ -57,7 +57,7 @@ def test_no_infiniband_is_an_answer_and_no_right_is_none() -> None:
 def test_peermem_gids_and_time_between_the_reads() -> None:
     top = "/sys/class/infiniband/mlx5_0/ports/1/"
     text = (
-        "#peermem\tyes\n" + f"{top}state\t4: ACTIVE\n{top}gids/3\t0000:0000:0000:0000:0000:ffff:0a00:0001\n"
+        "#devices\t1\n#peermem\tyes\n" + f"{top}state\t4: ACTIVE\n{top}gids/3\t0000:0000:0000:0000:0000:ffff:0a00:0001\n"
         f"{top}gids/0\tfe80:0000:0000:0000:0000:0000:0000:0001\n{top}gids/4\t0000:0000:0000:0000:0000:0000:0000:0000\n"
         f"{top}gid_attrs/types/3\tRoCE v2\n{top}gid_attrs/ndevs/3\teth2\n{top}gid_attrs/types/0\tIB/RoCE v1\n"
     )  # fmt: skip

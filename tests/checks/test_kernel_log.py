@@ -97,7 +97,8 @@ def test_a_log_that_nobody_may_read_is_unknown_and_an_empty_one_is_not() -> None
     assert isinstance(found, Unknown)
     assert "not permitted" in found.reason
     assert isinstance(log.parse_kernel_log(lacking(), 1.0, NOW), Unknown)
-    quiet = log.parse_kernel_log(ended("#lines\t812\n"), 1.0, NOW)
+    start = "#first\t[    0.000000] Linux version 6.8.0\n"
+    quiet = log.parse_kernel_log(ended(f"#lines\t812\n{start}"), 1.0, NOW)
     assert quiet == KernelLog((), 812)
 
 

@@ -64,7 +64,6 @@ def test_dead_mount_is_named_beside_the_living_ones() -> None:
     lines = [
         json.dumps({"path": "/", "kind": "ext4", "source": "/dev/sda", "read_only": False, **room}),
         json.dumps({"path": "/data", "kind": "nfs4", "source": "fs:/d", "read_only": False, "error": "no answer in 4 s"}),
-        "noise",
     ]  # fmt: skip
     found = parse.parse_mounts(ended("\n".join(lines)))
     assert not isinstance(found, Unknown)
@@ -72,6 +71,7 @@ def test_dead_mount_is_named_beside_the_living_ones() -> None:
     assert found[1].room == Unknown("no answer in 4 s")
     assert found[1].is_network
     assert isinstance(parse.parse_mounts(lacking("timeout", "no end")), Unknown)
+    assert isinstance(parse.parse_mounts(ended("\n".join([*lines, "half of a li"]))), Unknown)
 
 
 def test_interfaces_with_addresses_and_names() -> None:
@@ -102,7 +102,10 @@ def test_processes() -> None:
 
 def test_git_state() -> None:
     commit = "0123456789" * 4
-    sections = {"git_head": ended(commit + "\n"), "git_status": ended(" M a.py\n?? b\n")}
+    sections = {
+        "git_head": ended(commit + "\n"),
+        "git_status": ended("## main...origin/main\n M a.py\n?? b\n"),
+    }
     assert parse.parse_git(sections) == GitState(commit, ("a.py", "b"))
     assert isinstance(parse.parse_git({"git_head": ended("fatal", 128)}), Unknown)
     assert isinstance(parse.parse_git({"git_head": ended(commit)}), Unknown)

@@ -122,9 +122,10 @@ def test_process_name_may_hold_a_comma_and_memory_may_be_hidden() -> None:
     assert isinstance(found[0].used_bytes, Unknown)
 
 
-@pytest.mark.parametrize("text", ["", "No running processes found\n"])
-def test_no_processes(text: str) -> None:
-    assert parse_processes(ended(text)) == ()
+def test_no_processes_are_told_by_a_header_or_in_words_and_never_by_nothing() -> None:
+    for text in ("No running processes found\n", capture("no-processes.apps.csv")):
+        assert parse_processes(ended(text)) == ()
+    assert isinstance(parse_processes(ended("")), Unknown)
 
 
 def test_pci_that_cannot_be_read_is_unknown() -> None:

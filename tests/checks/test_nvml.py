@@ -11,10 +11,11 @@ import pynvml
 import pytest
 
 from checks.facts import Fleet, GpuHealth, Unknown
+from checks.parse.host import parse_all_gpus
 from checks.parse.nvml import parse_nvml
 from checks.runner import run_checks
 from clusterctl.payload import gpu_looks
-from tests.checks.sections import ended, node
+from tests.checks.sections import ended, node, pci_devices
 
 ANSWERS = {
     "nvmlDeviceGetUUID": "GPU-1", "nvmlDeviceGetName": b"NVIDIA H100 80GB HBM3",
@@ -130,6 +131,40 @@ def test_what_a_card_or_an_older_library_does_not_have_is_unknown(
         assert isinstance(value, Unknown)
     report = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu.ecc_mode", "gpu.remap"])
     assert {one.verdict.value for one in report.findings} == {"SKIP"}
+
+
+def test_a_driver_that_sees_no_card_is_held_against_what_pci_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Library(0))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(gpu_looks, "json", json, raising=False)
+    said = ended(gpu_looks.ask_nvml())
+    for count, verdict in ((2, "FAIL"), (0, "SKIP")):
+        facts = parse_all_gpus({"nvml": said, "pci": pci_devices(count)})
+        assert (facts.state, facts.count) == ("none", 0)
+        (found,) = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu.driver"]).findings
+        assert found.verdict.value == verdict
+    assert "2 NVIDIA devices on PCI" in run_checks(
+        Fleet((node("n1", gpus=parse_all_gpus({"nvml": said, "pci": pci_devices(2)})),)), only=["gpu.driver"]
+    ).findings[0].evidence  # fmt: skip
+
+
+def test_links_and_recovery_that_cannot_be_read_are_not_taken_for_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    field = types.SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_GPU_IS_LOST)
+    library = Library(2, nvmlDeviceGetNvLinkState=lost)
+    library.__dict__["nvmlDeviceGetFieldValues"] = lambda *_: [field]
+    broken, whole = ask(monkeypatch, library), ask(monkeypatch, Library(2))
+    assert broken is not None
+    assert whole is not None
+    fleet = Fleet((node("n1", gpus=whole), node("n2", gpus=broken)))
+    report = run_checks(fleet, only=["gpu.nvlink", "gpu.recovery"])
+    seen = {(one.id, one.nodes[0]): one.verdict.value for one in report.findings}
+    assert seen["gpu.nvlink", "n1"] == seen["gpu.recovery", "n1"] == "PASS"
+    assert seen["gpu.nvlink", "n2"] == seen["gpu.recovery", "n2"] == "UNKNOWN"
 
 
 def test_lost_card_is_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

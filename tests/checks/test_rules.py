@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from checks.facts import Disk, Fleet, GpuFacts, LaunchNeeds, NodeFacts, Port, Unknown, Unreached
+from checks.facts import (
+    Disk,
+    Exchange,
+    Fabric,
+    Fleet,
+    GpuFacts,
+    GpuHealth,
+    LaunchNeeds,
+    NodeFacts,
+    Port,
+    Unknown,
+    Unreached,
+)
 from checks.finding import Action, Finding, Verdict
 from checks.parse.nvidia_smi import parse_gpus
 from checks.profile import Profile
@@ -25,6 +37,7 @@ from tests.checks.sections import (
     lacking,
     machine,
     node,
+    pci_devices,
 )
 
 PASS, WARN, FAIL, UNKNOWN, SKIP = (
@@ -100,8 +113,9 @@ def test_same_machine() -> None:
         (gpus(), PASS, Action.NONE),
         (NO_TOOL, SKIP, Action.NONE),
         (parse_gpus(ended(capture("no-devices.txt"), 6)), SKIP, Action.NONE),
-        (parse_gpus(ended(capture("no-devices.txt"), 6), pci=ended("0000:18:00.0 x\n")), FAIL, Action.NONE),
-        (parse_gpus(lacking(), pci=ended("0000:18:00.0 x\n")), FAIL, Action.NONE),
+        (parse_gpus(ended(capture("no-devices.txt"), 6), pci=pci_devices(1)), FAIL, Action.NONE),
+        (parse_gpus(lacking(), pci=pci_devices(1)), FAIL, Action.NONE),
+        (parse_gpus(lacking(), pci=lacking("timeout", "no answer in 3 s")), UNKNOWN, Action.NONE),
         (FAILED, FAIL, Action.REBOOT),
         (parse_gpus(ended(capture("lost-gpu.txt"), 15)), FAIL, Action.REBOOT),
         (HUNG, UNKNOWN, Action.NONE),
@@ -271,6 +285,95 @@ def test_driver_equal() -> None:
     assert (found.verdict, found.value, found.expected) == (FAIL, "550.90.07", "565.57.01")
     assert verdict("fleet.driver_equal", *same, node("n3", gpus=FAILED)) is UNKNOWN
     assert verdict("fleet.driver_equal", node("n1", gpus=NO_TOOL)) is SKIP
+
+
+def test_of_two_clocks_the_one_that_the_head_contradicts_is_wrong() -> None:
+    def clock(offset_s: float) -> NodeFacts:
+        exchange = Exchange(offset_s, 0.001, 8)
+        return node(f"n{offset_s}", clock=healthy.clock(exchange=exchange))
+
+    def judged(*offsets_s: float) -> dict[str, Verdict]:
+        return {
+            name: one.verdict for name, one in judge("time.skew", *map(clock, offsets_s)).items()
+        }
+
+    assert judged(0.0, 0.2) == {"n0.0": PASS, "n0.2": FAIL}
+    assert judged(0.2, 0.0) == {"n0.2": FAIL, "n0.0": PASS}
+    assert judged(0.0, -0.2) == {"n0.0": PASS, "n-0.2": FAIL}
+    assert judged(0.3, 0.3001) == {"n0.3": PASS, "n0.3001": PASS}  # then it is the head's
+    assert judged(0.0, 0.001, 0.2, 0.0005)["n0.2"] is FAIL
+
+
+def test_a_slower_card_for_storage_is_no_slow_rail() -> None:
+    rails = [healthy.port(number) for number in range(8)]
+    storage = healthy.port(8, rate_gbps=200.0, board_id="MT_0000000223", model="MT4123")
+    good = healthy.fabric(*rails, storage)
+
+    def with_rate(number: int, gbps: float) -> Fabric:
+        changed = [
+            dataclasses.replace(port, rate_gbps=gbps) for port in [*rails, storage][number:][:1]
+        ]
+        ports = [*rails, storage]
+        return healthy.fabric(*ports[:number], *changed, *ports[number + 1 :])
+
+    assert verdict("ib.rate", *(node(f"n{n}", fabric=good) for n in range(3))) is PASS
+    assert verdict("ib.rate", node("n1", fabric=good)) is PASS
+    same = [node("n1", fabric=good), node("n2", fabric=good)]
+    for number, gbps in ((3, 200.0), (8, 100.0)):
+        slow = node("n3", fabric=with_rate(number, gbps))
+        found = judge("ib.rate", *same, slow)
+        assert [found[name].verdict for name in ("n1", "n2", "n3")] == [PASS, PASS, FAIL]
+        assert f"mlx5_{number}:1" in found["n3"].evidence
+    # Of one node alone ports of one card are compared, of two nodes the slower is the bad one.
+    assert verdict("ib.rate", node("n1", fabric=with_rate(3, 200.0))) is FAIL
+    assert judge("ib.rate", same[0], node("n2", fabric=with_rate(3, 200.0)))["n1"].verdict is PASS
+    # A port whose rate nobody could read is not at full rate.
+    blind = dataclasses.replace(rails[0], rate_gbps=Unknown("empty"))
+    assert (
+        verdict("ib.rate", *same, node("n3", fabric=healthy.fabric(blind, *rails[1:], storage)))
+        is UNKNOWN
+    )
+
+
+def test_a_card_that_tells_less_than_its_equals_is_not_left_out() -> None:
+    absent = Unknown("[N/A]", is_absence=True)
+    one = healthy.with_gpu(3, ecc=absent)
+    found = judge("gpu.ecc_mode", node("n1", gpus=one))["n1"]
+    assert found.verdict is UNKNOWN
+    assert "GPU 3" in found.evidence
+    every = dataclasses.replace(
+        one, gpus=tuple(dataclasses.replace(gpu, health=GpuHealth(ecc=absent)) for gpu in one.gpus)
+    )
+    assert verdict("gpu.ecc_mode", node("n1", gpus=every)) is SKIP  # cards without ECC
+    other = dataclasses.replace(one.gpus[3], name="NVIDIA T4")
+    mixed = dataclasses.replace(one, gpus=(*one.gpus[:3], other, *one.gpus[4:]))
+    assert verdict("gpu.ecc_mode", node("n1", gpus=mixed)) is PASS
+
+
+def test_a_bad_card_is_told_beside_one_whose_state_is_not_known() -> None:
+    facts = healthy.with_gpu(0, ecc=False)
+    silent = dataclasses.replace(
+        facts.gpus[1], health=Unknown("nvidia-smi -q does not show this GPU")
+    )
+    facts = dataclasses.replace(facts, gpus=(facts.gpus[0], silent, *facts.gpus[2:]))
+    report = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu.ecc_mode"])
+    assert {one.verdict for one in report.findings} == {FAIL, UNKNOWN}
+
+
+def test_a_silent_chronyd_is_not_made_good_by_the_kernel() -> None:
+    late = {"tracking": Unknown("no end in 3 s, killed"), "sources": Unknown("-")}
+    facts = node("n1", clock=healthy.clock(**late)), node("n2", clock=healthy.clock())
+    found = judge("time.sync", *facts)
+    assert (found["n1"].verdict, found["n2"].verdict) == (UNKNOWN, PASS)
+    assert "chronyd: no end in 3 s" in found["n1"].evidence
+    none = healthy.clock(
+        tracking=Unknown("not found: chronyc"), sources=Unknown("-"), daemons=("ntpd",)
+    )
+    assert judge("time.sync", node("n1", clock=none), facts[1])["n1"].verdict is PASS
+
+
+def test_unknown_stands_in_a_sentence_as_its_reason() -> None:
+    assert f"clock source {Unknown('no answer in 2 s')}" == "clock source no answer in 2 s"
 
 
 def test_server_that_was_stepped_is_told_from_one_that_is_always_off() -> None:

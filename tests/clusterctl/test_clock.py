@@ -7,8 +7,9 @@ import pytest
 from checks.facts import Clock, Exchange, Machine, NodeFacts, Previous, Unknown, Unreached
 from checks.parse.chrony import read_sources, read_tracking
 from checks.profile import Profile
+from checks.rules.time import middle_clock
 from clusterctl import clock_talk
-from clusterctl.clock import HEAD, cells, folded, judge, middle, signed, span, steered_by
+from clusterctl.clock import HEAD, cells, folded, judge, signed, span, steered_by
 from clusterctl.clock_talk import ask_time
 from clusterctl.clock_watch import Alarm, Lost, Sample, Screen, Track, sparkline
 from clusterctl.render import Output
@@ -20,7 +21,7 @@ LIMITS = Profile()
 def node(name: str, offset_s: float = 0.0, error_s: float = 0.0001, **more) -> NodeFacts:
     clock = {
         "time_s": 1000.0, "boottime_s": 100.0, "moved_s": 0.0, "kernel_synced": True,
-        "daemons": ("chronyd",), "clocksource": "tsc", "log_ahead_s": -5.0,
+        "daemons": ("ntpd",), "clocksource": "tsc", "log_ahead_s": -5.0,
         "exchange": Exchange(offset_s, error_s, 12),
     }  # fmt: skip
     clock |= more.pop("clock", {})
@@ -143,9 +144,9 @@ def test_good_nodes_fold_with_the_range_of_their_offsets() -> None:
 
 
 def test_middle_is_a_clock_that_exists_and_prefers_the_head() -> None:
-    assert middle([0.05]) == 0.0
-    assert middle([0.05, 0.051, 0.049]) == 0.049
-    assert middle([]) == 0.0
+    assert middle_clock([0.05]) == 0.0
+    assert middle_clock([0.05, 0.051, 0.049]) == 0.049
+    assert middle_clock([]) == 0.0
 
 
 def test_figures_for_people() -> None:

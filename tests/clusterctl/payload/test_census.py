@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,14 +13,27 @@ from typing import Any
 
 import pytest
 
-from checks.facts import KernelLog, Unknown
+from checks.facts import Fleet, KernelLog, Unknown
+from checks.finding import Verdict
 from checks.parse.host import parse_census
+from checks.runner import run_checks
 from clusterctl.payload import ship
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport, tools_only
 from tests.clusterctl.payload.test_ship import PYTHON38, needs_python38
 
 REFUSE = "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"
 FULL = {"everything": True, "growth_s": 0.02}
+
+
+def payload_parts(*names: str) -> dict[str, Any]:
+    """The namespace of some files of a payload."""
+    folder = Path(ship.__file__).parent
+    text = "".join((folder / name).read_text() for name in names)
+    payload: dict[str, Any] = {"__name__": "payload"}
+    exec(
+        compile(text.replace("from __future__ import annotations", ""), "payload", "exec"), payload
+    )
+    return payload
 
 
 def census(env: dict[str, str], **args: object):
@@ -159,12 +173,7 @@ def test_a_process_whose_last_turn_the_kernel_forgot_has_slept_at_most_as_long_a
     None
 ):
     """A move to another CPU sets it to 0, which was read as: since boot."""
-    folder = Path(ship.__file__).parent
-    text = "".join((folder / name).read_text() for name in ("prelude.py", "host_looks.py"))
-    payload: dict[str, Any] = {"__name__": "payload"}
-    exec(
-        compile(text.replace("from __future__ import annotations", ""), "payload", "exec"), payload
-    )
+    payload = payload_parts("prelude.py", "host_looks.py")
     child = subprocess.Popen(["sleep", "60"])
     try:
         turns = {child.pid: 0.0, 1: 0.0, os.getpid(): 90.0, "self": 100.0}
@@ -176,3 +185,65 @@ def test_a_process_whose_last_turn_the_kernel_forgot_has_slept_at_most_as_long_a
     finally:
         child.kill()
         child.wait()
+
+
+def test_of_a_log_that_is_too_long_the_end_is_kept_and_the_rest_is_not_called_good(
+    tmp_path: Path,
+) -> None:
+    noise = (
+        "print('[ %d.000000] nothing at all, %s' % (n, 'x' * 80)) for n in range({first}, 100000)"
+    )
+    early = "print('[ 5.000000] NVRM: Xid (PCI:0000:44:00): 64, early')"
+    late = "print('[ 200000.000000] NVRM: Xid (PCI:0000:44:00): 79, late')"
+
+    def log_of(code: str) -> KernelLog:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        (folder / "log.py").write_text(code)
+        found = census(tools_only(folder / "bin", dmesg=f"exec python3 {folder}/log.py")).kernel_log
+        assert isinstance(found, KernelLog)
+        return found
+
+    both = log_of(f"{early}\n[{noise.format(first=9)}]\n{late}\n")
+    assert [one.xid for one in both.events] == [79]
+    assert both.lines < 100000
+    quiet = log_of(f"{early}\n[{noise.format(first=9)}]\n")
+    assert quiet.events == ()
+    assert quiet.reaches_s is not None  # what was before its oldest line is not known
+    short = log_of(f"[{noise.format(first=99990).replace('% (n,', '% (n - 99990,')}]")
+    assert (short.events, short.lines, short.reaches_s) == ((), 10, None)
+
+
+def test_logs_are_looked_at_beyond_the_first_deep_folder(tmp_path: Path) -> None:
+    for name in ("a/b/c/d/deep", "a/b/old", "z/new", "top"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (1000.0, 9000.0 if name == "z/new" else 1000.0))
+    payload = payload_parts("prelude.py", "host_looks.py")
+    assert sorted(payload["log_times"](str(tmp_path))) == [1000.0, 1000.0, 9000.0]
+    payload["LOG_FILES"] = 3
+    assert list(payload["log_times"](str(tmp_path))) == [1000.0]  # the nearest
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a /proc of its own")
+def test_processes_that_may_not_be_seen_are_not_called_absent(tmp_path: Path) -> None:
+    proc = "mount -t proc -o hidepid=2 proc /proc && setpriv --reuid=65534 --regid=65534 --clear-groups"
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    python = folder / "python3"
+    real = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+    python.write_text(
+        f'#!/bin/sh\nexec unshare -m -p -f sh -c \'{proc} {real} "$@"; exit $?\' sh "$@"\n'
+    )
+    python.chmod(0o755)
+    tmp_path.chmod(0o755)
+    env = {"PATH": f"{folder}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    if subprocess.run([python, "-c", ""], env=env, check=False).returncode:
+        pytest.skip("no namespaces here")
+    facts = census(env)
+    assert not isinstance(facts.processes, Unknown)
+    assert "cannot be seen" in facts.processes.hidden
+    assert not isinstance(facts.clock, Unknown)
+    assert isinstance(facts.clock.daemons, Unknown)
+    found = run_checks(Fleet((facts,)), only=["host.blocked", "host.zombies"]).findings
+    assert {one.verdict for one in found} == {Verdict.UNKNOWN}
