@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from dashboards.fleet import STALE_INTERVALS
 from dashboards.fold_alerts import Alert, Track, folded, worst_first
 from dashboards.rules import gpus, nodes, run
 from dashboards.rules.kept import keep
@@ -63,7 +64,10 @@ def after(book: AlertBook, state: State) -> AlertBook:
     if book.now_s is not None and now_s < book.now_s:
         # A replay went back: what was seen is yet to come.
         book = replace(book, active=(), history=(), tracks={}, kept=Kept(), now_s=None)
-    passed_s = 0.0 if book.now_s is None else now_s - book.now_s
+    # Between two looks far apart nobody looked (this machine slept, a recording goes on a day later):
+    # such a pause is time over no limit, and under none.
+    longest_s = STALE_INTERVALS * state.interval_s
+    passed_s = 0.0 if book.now_s is None else min(now_s - book.now_s, longest_s)
     look = Look(state, book.limits, book.kept)
     seen = _see(look, book)
     tracks: dict[Key, Track] = {}

@@ -156,8 +156,12 @@ def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> in
     limits = settings.limits
     patience_s = limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0
     state = look.collect(feed, interval_s=interval, patience_s=patience_s)
+    note = getattr(feed, "note", "")  # of a recording that is damaged
+    code = look.exit_code(state) or (3 if note else 0)
     if output.json:
-        output.document("top", **look.as_json(state))
+        output.document("top", **{**look.as_json(state), "exit_code": code}, note=note)
     else:
         look.write(state, output)
-    return look.exit_code(state)
+        if note:
+            output.warn(note, "warn")
+    return code

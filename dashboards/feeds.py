@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from dashboards.fields import MOST_RANKS, is_sound
 from dashboards.player import Player
 from dashboards.samples import EventSample, RunOpened, Sample, StepSample
 from trainer.telemetry import FILE, Event, Record, StepRecord, Tail, decode
@@ -24,9 +25,13 @@ JOURNAL = "events.jsonl"  # the launcher's, beside the trainer's telemetry
 
 
 def steady_clock() -> Clock:
-    """Unix time that never jumps: read once, then carried by the monotonic clock."""
-    offset = time.time() - time.monotonic()
-    return lambda: time.monotonic() + offset
+    """Unix time that never jumps: read once, then carried by the clock that counts from boot.
+
+    That one counts on while the machine sleeps, which Linux' monotonic clock does not.
+    """
+    which = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    offset = time.time() - time.clock_gettime(which)
+    return lambda: time.clock_gettime(which) + offset
 
 
 class Feed(Protocol):
@@ -99,24 +104,33 @@ def opened(run_dir: Path, at_s: float) -> RunOpened:
         name, slots = entry.get("name"), entry.get("slots")
         if isinstance(name, str):
             nodes.append(name)
-            ranks.append(slots if isinstance(slots, int) else 0)
+            ranks.append(slots if type(slots) is int and 0 <= slots <= MOST_RANKS else 0)
     return RunOpened(str(run_dir), run_dir.resolve().name, at_s, tuple(nodes), tuple(ranks))
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     nodes = plan.get("nodes") if isinstance(plan, dict) else None
     return [entry for entry in nodes if isinstance(entry, dict)] if isinstance(nodes, list) else []
+
+
+def telemetry_record(line: bytes | str) -> Record | None:
+    """A line of the trainer's telemetry; None for one that is torn or holds what no record can."""
+    try:
+        record = decode(line)
+    except RecursionError:
+        return None
+    return record if record is not None and is_sound(record) else None
 
 
 def journal_event(line: bytes | str) -> Event | None:
     """A line of the launcher's journal as an event; None for one that is torn or something else."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
         return None
@@ -125,13 +139,14 @@ def journal_event(line: bytes | str) -> Event | None:
     if isinstance(entry.get("node"), str):
         data["node"] = entry["node"]
     time_s, step = entry.get("time_s"), data.get("step")
-    return Event(
+    event = Event(
         name=entry["event"],
         text=str(entry.get("text") or ""),
         data=data,
-        step=step if isinstance(step, int) else None,
-        time_s=float(time_s) if isinstance(time_s, int | float) else 0.0,
+        step=step if type(step) is int else None,
+        time_s=time_s if type(time_s) in (int, float) else 0.0,
     )
+    return event if is_sound(event) else None
 
 
 class RunDirFeed:
@@ -205,7 +220,7 @@ class RunDirFeed:
         first = run_dir != self._open
         if first:
             self._open = run_dir
-            self._telemetry = Tail(run_dir / FILE)
+            self._telemetry = Tail(run_dir / FILE, telemetry_record)
             self._journal = Tail(run_dir / JOURNAL, journal_event)
             samples.append(opened(run_dir, self._clock()))
         assert self._telemetry is not None
@@ -269,24 +284,46 @@ class ReplayFeed(Player):
 def timed_records(run_dir: Path) -> list[tuple[float, Record, str]]:
     """(time, record, file) of telemetry and journal in order of time.
 
-    Records without a time stand their step's duration behind their forerunner.
+    A file in which nothing has a time begins when the other one does.
     """
-    timed: list[tuple[float, Record, str]] = []
     files: tuple[tuple[str, str, Callable[[bytes], Record | None]], ...] = (
-        (FILE, "telemetry", decode),
+        (FILE, "telemetry", telemetry_record),
         (JOURNAL, "journal", journal_event),
     )
+    found: list[tuple[list[Record], str]] = []
     for name, source, decoder in files:
         path = run_dir / name
         if not path.exists():
             continue  # a run that failed before its first step has no telemetry
-        at_s = 0.0
         with path.open("rb") as file:
-            for record in map(decoder, file):
-                if record is None:
-                    continue
-                step_s = record.step_s if isinstance(record, StepRecord) else 0.0
-                at_s = max(at_s, record.time_s or at_s + step_s)
-                timed.append((at_s, record, source))
+            found.append(
+                ([record for line in file if (record := decoder(line)) is not None], source)
+            )
+    known = [record.time_s for records, _ in found for record in records if record.time_s > 0]
+    begin_s = min(known, default=0.0)
+    timed = [
+        (at_s, record, source)
+        for records, source in found
+        for at_s, record in zip(_times(records, begin_s), records, strict=True)
+    ]
     timed.sort(key=lambda item: item[0])
     return timed
+
+
+def _times(records: Sequence[Record], begin_s: float) -> list[float]:
+    """When each record of a file was written.
+
+    One without a time stands its step's duration behind its forerunner; those before the first time
+    of the file stand in front of it as far as they lasted.
+    """
+    times: list[float] = []
+    at_s, is_known = begin_s, False
+    for record in records:
+        at_s += record.step_s if isinstance(record, StepRecord) else 0.0
+        if record.time_s > 0 and not is_known:
+            times = [record.time_s - at_s + early_s for early_s in times]
+            at_s, is_known = record.time_s, True
+        elif record.time_s > 0:
+            at_s = max(times[-1], record.time_s)
+        times.append(at_s)
+    return times

@@ -2,7 +2,8 @@
 
 Every JSON list begins with a word that says what it was: a dataclass's name, "" a tuple, "{}" a
 mapping, "set" a frozenset, "b" bytes. So an object is a difference and nothing else: {"3": …} changes
-the fourth place. Only the classes named here are ever made: a file from elsewhere can bring no code.
+the fourth place. Only the classes named here are ever made, and only with what their fields may hold
+(`fields.py`): a file from elsewhere can bring neither code nor a text where a number is wanted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dashboards import alerts, fold_alerts, ring, samples, state, thin
+from dashboards import alerts, fields, fold_alerts, ring, samples, state, thin
 from dashboards.rules import rule
 from trainer import telemetry
 
@@ -64,8 +65,8 @@ def encode(value: Any) -> Any:
     raise PlainError(f"{kind.__name__} cannot be written")
 
 
-def decode(plain: Any, fields: Mapping[str, Sequence[str]] = FIELDS) -> Any:
-    """The value; `fields` are the classes' as the file has them, those of now are taken by name.
+def decode(plain: Any, names_of: Mapping[str, Sequence[str]] = FIELDS) -> Any:
+    """The value; `names_of` are the classes' fields as the file has them, those of now are taken.
 
     Raises `PlainError` for what is none.
     """
@@ -77,25 +78,45 @@ def decode(plain: Any, fields: Mapping[str, Sequence[str]] = FIELDS) -> Any:
         raise PlainError("a list without a word for its kind")
     word = plain[0]
     if word == "":
-        return tuple([decode(part, fields) for part in plain[1:]])
+        return tuple([decode(part, names_of) for part in plain[1:]])
     kind = CLASSES.get(word)
     if kind is not None:
-        names = fields.get(word)
+        names = names_of.get(word)
         if names is None or len(names) != len(plain) - 1:
             raise PlainError(f"{word} has other fields than the file says")
-        values = [decode(part, fields) for part in plain[1:]]
+        values = [decode(part, names_of) for part in plain[1:]]
         if names == FIELDS[word] and word not in LEFT_OUT:
-            return kind(*values)
-        known = {item.name for item in dataclasses.fields(kind)}
-        return kind(**{n: v for n, v in zip(names, values, strict=True) if n in known})
+            return _made(kind, values)
+        given = dict(zip(names, values, strict=True))
+        return _checked(kind(**{name: given[name] for name in FIELDS[word] if name in given}))
     if word == "{}":
-        parts = [decode(part, fields) for part in plain[1:]]
+        parts = [decode(part, names_of) for part in plain[1:]]
         return dict(zip(parts[::2], parts[1::2], strict=True))
     if word == "set":
-        return frozenset(decode(part, fields) for part in plain[1:])
+        return frozenset(decode(part, names_of) for part in plain[1:])
     if word == "b" and len(plain) == 2:
         return base64.b85decode(plain[1])
     raise PlainError(f"no such thing: {word!r}")
+
+
+_TESTS = {kind: tuple(fields.tests(kind)[name] for name in FIELDS[word]) for word, kind in CLASSES.items()}  # fmt: skip
+
+
+def _made(kind: type[Any], values: Sequence[Any]) -> Any:
+    """An object of all of its fields. Raises `PlainError` where one cannot be that."""
+    for test, value in zip(_TESTS[kind], values, strict=True):
+        if not test(value):
+            raise PlainError(f"a {kind.__name__} cannot hold {value!r:.60}")
+    made = kind(*values)
+    if not fields.agrees(made):
+        raise PlainError(f"a {kind.__name__} that does not fit together")
+    return made
+
+
+def _checked(made: Any) -> Any:
+    if not fields.is_sound(made):
+        raise PlainError(f"a {type(made).__name__} that cannot be")
+    return made
 
 
 _READ = {kind: operator.attrgetter(*FIELDS[name]) for name, kind in CLASSES.items() if len(FIELDS[name]) > 1}  # fmt: skip
@@ -131,17 +152,17 @@ def decode_like(said: Any, before: Any, plain: Any) -> Any:
     if type(said) is not dict:
         return decode(plain)
     kind = type(before)
-    if kind is tuple:
-        values = list(before)
-    else:
-        read = _READ.get(kind)
-        if read is None:
-            return decode(plain)
-        values = list(read(before))
+    read = None if kind is tuple else _READ.get(kind)
+    if kind is not tuple and read is None:
+        return decode(plain)
+    values = list(before if read is None else read(before))
+    tests = None if read is None else _TESTS[kind]
     for key, part in said.items():
         index = int(key)
-        values[index - 1] = decode_like(part, values[index - 1], plain[index])
-    return tuple(values) if kind is tuple else kind(*values)
+        value = values[index - 1] = decode_like(part, values[index - 1], plain[index])
+        if tests is not None and not tests[index - 1](value):
+            raise PlainError(f"a {kind.__name__} cannot hold {value!r:.60}")
+    return tuple(values) if read is None else kind(*values)
 
 
 SAME = object()

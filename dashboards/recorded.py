@@ -1,14 +1,15 @@
 """A recording that is read: the state at any time, and what was said from there on.
 
 Opening reads headers only. A state is made of the last key block before its time, of the rows of
-history that key blocks of the hour before carry, and of the rounds since that key.
+history that key blocks of the hour before carry, and of the rounds since that key. The file may come
+from anywhere: a block that holds something else than ours counts as damaged, and `damage` says so.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import json
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,23 +17,39 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
+from dashboards import fields as limits
 from dashboards import plain
 from dashboards.columns import FLEET_COLUMNS, LAYOUT, NODE_COLUMNS
-from dashboards.record_file import DEEP, ROUNDS, blocks, is_recording, older, section
+from dashboards.record_file import (
+    DEEP,
+    LATEST_S,
+    ROUNDS,
+    blocks,
+    gaps,
+    is_recording,
+    older,
+    section,
+)
 from dashboards.ring import Ring
-from dashboards.samples import NodeSample, Sample, Tick
+from dashboards.samples import (
+    EventSample,
+    NodeDown,
+    NodeSample,
+    RunOpened,
+    Sample,
+    StepSample,
+    Tick,
+)
 from dashboards.state import HISTORY_S, NodeState, RunState, State, fold
 
 HALF_BYTES = 2
 KEPT_SECTIONS = 160  # history of an hour and a bit, unpacked
+MOST_PARTS = 4 << 20  # lists and objects of one section; each costs 60 bytes of memory and more
 
+# What reading text that is none of ours may raise.
 _BROKEN = (
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-)  # of text that is none of ours
+    ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -53,6 +70,8 @@ class Recorded:
     def __init__(self, path: Path) -> None:
         """Raises `OSError`; `UsageError` for a file that holds no whole block."""
         self.path = path
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no file")  # a pipe would be waited for
         if not is_recording(path):
             raise UsageError(f"{path} is no recording of clusterctl top")
         paths = [p for p in (older(path), path) if p.exists()]
@@ -61,39 +80,97 @@ class Recorded:
         if not self._keys:
             raise UsageError(f"{path} is a recording that holds nothing yet")
         self._key_times = [self.blocks[index].first_s for index in self._keys]
-        self.first_s = self._key_times[0]
+        self._stretches = self._in_order()
+        self.first_s = min(self._key_times)
         self.last_s = max(block.last_s for block in self.blocks)
+        self._gaps = gaps(self.blocks)
+        self._damaged: set[int] = set()  # blocks, as they are found
         self._files = {p: p.open("rb") for p in paths}
         self._history: OrderedDict[int, tuple[dict[str, tuple[int, bytes]], bool]] = OrderedDict()
-        self.nodes = tuple(self._read(self._keys[0], 1) or ())
+        names = self._read(self._keys[0], 1)
+        self.nodes = tuple(names) if type(names) is dict else ()
+
+    def _in_order(self) -> list[tuple[int, float]]:
+        """For each key (stretch, its end): within a stretch of the file time does not go back.
+
+        It does where a session followed another one after the clock was set back.
+        """
+        number, ends = 0, [-1.0]
+        of_keys: list[int] = []
+        for block in self.blocks:
+            if block.is_key:
+                if block.first_s < ends[-1]:
+                    number += 1
+                    ends.append(-1.0)
+                of_keys.append(number)
+            ends[-1] = max(ends[-1], block.last_s)
+        return [(stretch, ends[stretch]) for stretch in of_keys]
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
 
+    @property
+    def damage(self) -> str:
+        """What of the file could not be read so far, as a sentence; "" nothing."""
+        count = len(self._damaged) + self._gaps
+        if not count:
+            return ""
+        return f"{self.path}: parts of this recording are damaged and left out; what they held is not known"
+
     def _read(self, index: int, number: int) -> Any:
         """A section's JSON; None when its block is damaged."""
         block = self.blocks[index]
         text = section(self._files[block.path], block, number)
-        if text is None:
-            return None
-        try:
-            return json.loads(text)
-        except ValueError:
-            return None
+        if text is not None and text.count(b"[") + text.count(b"{") <= MOST_PARTS:
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(text)
+        self._damaged.add(index)
+        return None
 
     def state_at(self, at_s: float) -> tuple[State, Place]:
         """The state then, and the place behind it. Before the beginning: the beginning.
 
         Raises `UsageError` when no key block before it can be read.
         """
-        number = max(0, bisect.bisect_right(self._key_times, at_s) - 1)
-        while number >= 0:
-            with contextlib.suppress(*_BROKEN):
-                state, place = self._at_key(number)
-                return self._forward(state, place, at_s)
-            number -= 1
+        for number in self._before(at_s):
+            found = self.at_key(number)
+            if found is not None:
+                with contextlib.suppress(*_BROKEN):
+                    return self._forward(*found, at_s)
         raise UsageError(f"{self.path}: no block of it before that time can be read")
+
+    def _before(self, at_s: float) -> list[int]:
+        """Numbers of keys to begin from, best first: where sessions overlap, of the later one."""
+
+        def rank(number: int) -> tuple[int, float]:
+            stretch, end_s = self._stretches[number]
+            return stretch if at_s <= end_s else -1, self._key_times[number]
+
+        at_s = max(at_s, self.first_s)
+        numbers = [number for number, key_s in enumerate(self._key_times) if key_s <= at_s]
+        return sorted(numbers, key=rank, reverse=True)
+
+    def at_key(self, number: int) -> tuple[State, Place] | None:
+        """The state as that key block has it, and the place behind it; None where it is damaged."""
+        with contextlib.suppress(*_BROKEN):
+            return self._at_key(number)
+        self._damaged.add(self._keys[number])
+        return None
+
+    def key_behind(self, place: Place) -> int | None:
+        """In the file's order: the number of the next key; None at the end."""
+        return next((n for n, index in enumerate(self._keys) if index >= place.block), None)
+
+    def key_number_after(self, number: int) -> int | None:
+        return number + 1 if number + 1 < len(self._keys) else None
+
+    def key_after(self, at_s: float) -> float | None:
+        """In time: when the next key is that is not known to be damaged; None at the end."""
+        times = zip(self._keys, self._key_times, strict=True)
+        return min(
+            (s for index, s in times if s > at_s and index not in self._damaged), default=None
+        )
 
     def _at_key(self, number: int) -> tuple[State, Place]:
         index = self._keys[number]
@@ -102,19 +179,22 @@ class Recorded:
             raise ValueError("a damaged block")
         fields = {name: tuple(names) for name, names in about["fields"].items()}
         nodes, known = {}, {}
-        state = State(now_s=about["now_s"])
-        names = set(State.__dataclass_fields__)
+        state = State(now_s=_time(about["now_s"]))
         values = {}
         for name, value in about["state"].items():
-            if name in names:
+            if name in State.__dataclass_fields__:
                 # A part of another version is left out rather than the whole.
                 with contextlib.suppress(*_BROKEN):
-                    values[name] = plain.decode(value, fields)
+                    values[name] = _part(State, name, plain.decode(value, fields))
         state = replace(state, **values)
         limit = -(-int(HISTORY_S) // max(1, int(state.history_step_s)))
         rings = self._rings(number, limit)
         for name, parts in said.items():
-            given = {key: plain.decode(value, fields) for key, value in parts.items() if key in NodeState.__dataclass_fields__}  # fmt: skip
+            given = {
+                key: _part(NodeState, key, plain.decode(value, fields))
+                for key, value in parts.items()
+                if key in NodeState.__dataclass_fields__
+            }
             empty = Ring(len(NODE_COLUMNS), limit)
             nodes[name] = NodeState(name, history=rings.get(name, empty), **given)
             sample = nodes[name].sample
@@ -134,11 +214,12 @@ class Recorded:
         if deep is None or "run" not in deep:
             return None
         deep_fields = {name: tuple(names) for name, names in deep["fields"].items()}
-        state = State(now_s=0.0, run=plain.decode(deep["run"], deep_fields))
+        run = _part(State, "run", plain.decode(deep["run"], deep_fields))
+        state = State(now_s=0.0, run=run)
         for index in range(self._keys[first] + 1, self._keys[number]):
             if self.blocks[index].kind == ROUNDS:
                 for _, of_run in self._read(index, 0) or ():
-                    state = fold(state, [plain.decode(one, fields) for one in of_run])
+                    state = fold(state, [_of_run(plain.decode(one, fields)) for one in of_run])
         return state.run
 
     def _rings(self, number: int, limit: int) -> dict[str, Ring]:
@@ -178,6 +259,8 @@ class Recorded:
         at = 0
         for name, (width, count) in about["rows"].items():
             size = HALF_BYTES * width * count
+            if not (0 < width <= limits.MOST_COLUMNS and count >= 0 and at + size <= len(data)):
+                raise ValueError("rows that are not there")
             rows[name] = (width, data[at : at + size])
             at += size
         found = self._history[number] = (rows, bool(about["whole"]))
@@ -194,7 +277,7 @@ class Recorded:
         return state, place
 
     def next_time(self, place: Place) -> float | None:
-        """When the next round was; None at the end."""
+        """When the next round was; None where none follows: a session ends, or a block is damaged."""
         if not self._settle(place):
             return None
         assert place.rounds is not None
@@ -209,15 +292,6 @@ class Recorded:
         place.round += 1
         return found
 
-    def breaks_at(self, place: Place) -> float | None:
-        """Where the rounds do not go on (a new session, a damaged block): the time of the next key."""
-        if self._settle(place):
-            return None
-        for index in range(place.block, len(self.blocks)):
-            if self.blocks[index].is_key:
-                return self.blocks[index].first_s
-        return None
-
     def _settle(self, place: Place) -> bool:
         """Bring a place to a round that is there; False where none follows."""
         if place.broken:
@@ -230,13 +304,14 @@ class Recorded:
             block = self.blocks[place.block]
             if block.is_key:
                 about = self._read(place.block, 0) if block.kind == DEEP else {}
-                if about is None or about.get("begins"):
+                if type(about) is not dict or about.get("begins"):
                     return False
                 place.block += 1
                 continue
             try:
                 place.rounds = list(self._rounds(place))
             except _BROKEN:
+                self._damaged.add(place.block)
                 place.block, place.rounds, place.broken = place.block + 1, None, True
                 return False
         return True
@@ -247,7 +322,7 @@ class Recorded:
             raise ValueError("a damaged block")
         fields = plain.FIELDS if place.fields is None else place.fields
         for (now_s, of_run), of_nodes in zip(run, nodes, strict=True):
-            samples: list[Sample] = [plain.decode(one, fields) for one in of_run]
+            samples: list[Sample] = [_of_run(plain.decode(one, fields)) for one in of_run]
             for name, said in of_nodes:
                 new = said
                 if type(said) is not dict:
@@ -257,7 +332,27 @@ class Recorded:
                     new = plain.changed(old, said)
                     ours = place.fields is None
                     sample = plain.decode_like(said, before, new) if ours else plain.decode(new, fields)  # fmt: skip
+                if not isinstance(sample, NodeSample | NodeDown) or sample.node != name:
+                    raise ValueError("no reading of that node")
                 if isinstance(sample, NodeSample):
                     place.known[name] = (sample, new)
                 samples.append(sample)
-            yield now_s, samples
+            yield _time(now_s), samples
+
+
+def _part(kind: type[Any], name: str, value: Any) -> Any:
+    if not limits.fits(kind, name, value):
+        raise ValueError(f"{name} cannot be that")
+    return value
+
+
+def _of_run(value: Any) -> Sample:
+    if isinstance(value, RunOpened | StepSample | EventSample):
+        return value
+    raise ValueError("nothing that a run says")
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (float, int) or not 0.0 <= value <= LATEST_S:
+        raise ValueError("no time")
+    return float(value)

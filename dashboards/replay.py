@@ -25,8 +25,14 @@ class Replay(Player):
         super().__init__(self._recorded.first_s, self._recorded.last_s, clock=clock, speed=speed)
         self._place: Place | None = None  # None: the next drain restores
         self._seen_s = self.first_s
+        self._told_s = self.first_s  # of the last round that was given
         self.nodes = self._recorded.nodes
         self.source = f"replay {path.name}"
+
+    @property
+    def note(self) -> str:
+        """What of the file could not be read so far; "" nothing."""
+        return self._recorded.damage
 
     def drain(self) -> list[Sample]:
         """Rounds up to now, each with its time; or the state as it is now.
@@ -44,15 +50,16 @@ class Replay(Player):
                 break
             samples += found[1]
             samples.append(Tick(found[0]))
+            self._told_s = found[0]
         if next_s is None:
-            begins_s = self._recorded.breaks_at(self._place)
+            begins_s = self._recorded.key_after(self._told_s)
             if begins_s is not None and begins_s <= now:
                 return self._restore(now)
         return samples
 
     def _restore(self, now: float) -> list[Sample]:
         state, self._place = self._recorded.state_at(now)
-        self._seen_s = now
+        self._seen_s, self._told_s = now, state.now_s
         return [Restored(state)]
 
     def _rewind(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 CHUNK = 60  # rows
 NAN = math.nan
-_LARGEST = {"e": 65504.0, "f": 3.0e38}  # what the format holds; more is shown as this
+LARGEST = {"e": 65504.0, "f": 3.0e38}  # what the format holds; more is shown as this
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Ring:
         """With one row more; a wider row widens the ring, a narrower one is filled with NaN."""
         if len(row) > self.width:
             return self._widened(len(row)).append(row)
-        limit = _LARGEST[self.code]
+        limit = LARGEST[self.code]
         values = [NAN if v is None or v != v else max(-limit, min(limit, v)) for v in row]
         values += [NAN] * (self.width - len(values))
         tail = self.tail + struct.pack(f"={self.width}{self.code}", *values)

@@ -110,11 +110,12 @@ def _begin(
     for_s: float | None,
     once: bool,
 ) -> State:
-    names: Sequence[str]
     recording: Recording | None = None
+    replayed: sources.Replayed | None = None
     if replay is not None:
-        names, batches = sources.replayed(replay)
-        state = initial_state(names, now_s=0.0, source="replay")
+        replayed = sources.replayed(replay)
+        batches = replayed.batches
+        state = initial_state(replayed.nodes, now_s=0.0, source="replay")
     else:
         feed = sources.live_feed(settings, output, run_dir=run_dir, demo=demo, interval_s=interval_s)  # fmt: skip
         if record is not None:
@@ -151,6 +152,8 @@ def _begin(
         begun_s = state.now_s if begun_s is None else begun_s
         if replay is not None and for_s is not None and state.now_s - begun_s >= for_s:
             break
+    if replayed is not None:
+        teller.tell_damage(replayed.damage())
     return state
 
 
@@ -174,6 +177,7 @@ class Teller:
         self._least = SEVERITIES.index(severity)
         self._fired = 0
         self._worst = 0  # 1 a fault was seen, 3 only that something could not be asked
+        self._damage = ""  # of what is replayed
 
     def tell(self, found: Iterable[Change], state: State) -> None:
         for change in found:
@@ -216,17 +220,24 @@ class Teller:
             else:
                 self._output.warn(problem, "warn")
 
+    def tell_damage(self, damage: str) -> None:
+        """What of a recording could not be read: nobody knows what was wrong then."""
+        self._damage = damage
+        if damage and not self._output.json:
+            self._output.warn(damage, "warn")
+
     def end(self, state: State, ending: Ending) -> int:
         """The verdict; returns the exit code."""
         active = [a for a in state.alerts.active if SEVERITIES.index(a.severity) >= self._least]
         silent = len(state.nodes) - len(fresh(state.nodes.values(), state)) if state.watches else 0
-        code = self._worst or (3 if silent else ending.exit_code)
+        code = self._worst or (3 if silent or self._damage else ending.exit_code)
         words = f"{self._fired} alert{'s' * (self._fired != 1)}, {len(active)} still there"
         words += f"; {silent} of {len(state.nodes)} nodes give no readings" if silent else ""
         if self._output.json:
             self._output.document(
                 "watch", type="end", time_s=state.now_s, fired=self._fired,
-                active=[as_json(alert) for alert in active], silent_nodes=silent, exit_code=code,
+                active=[as_json(alert) for alert in active], silent_nodes=silent, damage=self._damage,
+                exit_code=code,
             )  # fmt: skip
         elif self._output.quiet:
             self._output.line(words)

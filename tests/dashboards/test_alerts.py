@@ -177,6 +177,20 @@ def test_old_matters_start_no_alert() -> None:
     assert not Played(rule).go(60).book.active
 
 
+def test_pause_of_the_head_is_time_over_no_limit_and_under_none() -> None:
+    """It slept or was stopped for an hour: the looks before and after it are two looks."""
+    seen: dict[Unit, str] = {("n1", ""): OVER}
+    played = Played(made_up(seen, after_s=30.0, clear_s=30.0)).go(3)
+    played.state = replace(played.state, now_s=3600.0)
+    assert not played.go(1).book.active
+    assert played.go(30).book.active
+    seen["n1", ""] = UNDER
+    played.go(3)
+    played.state = replace(played.state, now_s=7200.0)
+    assert played.go(1).book.active
+    assert not played.go(30).book.active
+
+
 def test_replay_that_goes_back_forgets_what_is_yet_to_come() -> None:
     seen: dict[Unit, str] = {("n1", ""): OVER}
     played = Played(made_up(seen)).go(100)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from clusterctl.cli import run
 from clusterctl.errors import UsageError
-from dashboards import plain, record
+from dashboards import plain, record, sources
 from dashboards.feeds import ReplayFeed
 from dashboards.healthy import names
 from dashboards.hour import BEGIN_S, hour
 from dashboards.incidents import Incident
 from dashboards.record import Recording, Writer
-from dashboards.record_file import Appender, blocks, older, pack
+from dashboards.record_file import Appender, blocks, older, pack, section
 from dashboards.replay import Replay, open_replay
 from dashboards.samples import NodeSample, Restored, Sample, Tick
 from dashboards.state import State, fold, initial_state
@@ -181,6 +183,114 @@ def test_sessions_follow_each_other_when_played(recording: Path, tmp_path: Path)
         player.tick()
     assert player.state.nodes[names(4)[2]].down is None
     assert len(player.state.nodes[names(4)[0]].history) == 40
+
+
+def sessions(path: Path, *begins: float) -> Path:
+    """A recording of several sessions of 40 s."""
+    for begin_s in begins:
+        write(path, hour((), nodes=4, gpus=2, seconds=40, begin_s=begin_s))
+    return path
+
+
+def ticks(path: Path) -> list[float]:
+    """The times of all rounds as `watch --replay` has them."""
+    batches = sources.replayed(path).batches
+    return [sample.now_s for batch in batches for sample in batch if isinstance(sample, Tick)]
+
+
+@pytest.mark.parametrize("moved_s", [-3600.0, -20.0, 600.0])
+def test_every_session_is_told_once_whatever_its_clock_said(tmp_path: Path, moved_s: float) -> None:
+    """After the clock was set back a later session begins before an earlier one."""
+    begins = (BEGIN_S, BEGIN_S + moved_s, BEGIN_S + 60)
+    times = ticks(sessions(tmp_path / "night", *begins))
+    for begin_s in begins:
+        own = [at_s for at_s in times if begin_s <= at_s < begin_s + 40]
+        assert set(own) == {begin_s + second for second in range(40)}
+    assert len(times) < 3 * 42 + 3
+
+
+def test_replay_finds_each_session_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    player = Player(sessions(tmp_path / "night", BEGIN_S, BEGIN_S - 20, BEGIN_S - 3600))
+    assert player.feed.span == (BEGIN_S - 3600, BEGIN_S + 39)
+    player.feed.pause()
+    for second in (-3590, -10, 10, 30):  # the second session lasts until +19
+        player.feed.seek_to(BEGIN_S + second)
+        state = player.tick(0.0)
+        assert state.now_s == BEGIN_S + second
+        begun_s = BEGIN_S + (-3600 if second < -100 else -20 if second < 20 else 0)
+        assert len(state.nodes[names(2)[0]].history) == BEGIN_S + second - begun_s + 1
+
+
+def rewritten(path: Path, kind: bytes, number: int, old: str, new: str) -> Path:
+    """The recording with another text in the first section of that kind; its checksum is right."""
+    block = next(block for block in blocks(path) if block.kind == kind)
+    with path.open("rb") as file:
+        sections = [section(file, block, place) or b"" for place in range(3)]
+    text = sections[number].decode()
+    assert old in text
+    sections[number] = text.replace(old, new).encode()
+    data = path.read_bytes()
+    head = len(pack(b"k", [b""] * 3, 0.0, 0.0)) - 3 * 8
+    end = block.at + sum(block.lengths)
+    changed = pack(kind, sections, block.first_s, block.last_s)
+    path.with_suffix(".odd").write_bytes(data[: block.at - head] + changed + data[end:])
+    return path.with_suffix(".odd")
+
+
+def test_history_rows_that_lie_no_time_apart_are_not_believed(tmp_path: Path) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    odd = rewritten(path, b"K", 0, '"history_step_s":1.0', '"history_step_s":0')
+    assert len(ticks(odd)) == len(ticks(path))
+    player = Player(odd)
+    player.feed.seek_end()
+    assert player.tick(0.0).history_step_s == 1.0
+
+
+@pytest.mark.parametrize("deep", [5_000, 400_000])
+def test_deeply_nested_text_is_a_damaged_block(
+    tmp_path: Path, deep: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    odd = rewritten(path, b"r", 0, "[", "[" + deep * "[" + deep * "]" + ",")
+    assert len(ticks(odd)) < len(ticks(path))
+    assert run(["watch", "--replay", str(odd), "--skip", "run"]) == 3
+    assert "parts of this recording are damaged" in capsys.readouterr().err
+    assert run(["top", "--once", "--replay", str(path)]) == 0
+    assert run(["top", "--once", "--replay", str(odd)]) in (0, 3)
+
+
+@pytest.mark.parametrize("how", ["header", "body"])
+def test_what_is_missing_of_a_recording_is_said_and_never_good(
+    tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    assert run(["watch", "--replay", str(path), "--json", "--skip", "run"]) == 0
+    assert json.loads(capsys.readouterr().out)["damage"] == ""
+    data = bytearray(path.read_bytes())
+    block = [block for block in blocks(path) if not block.is_key][2]
+    data[block.at - 37 if how == "header" else block.at + 3] ^= 0xFF
+    path.write_bytes(data)
+    assert run(["watch", "--replay", str(path), "--json", "--skip", "run"]) == 3
+    end = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "damaged" in end["damage"]
+    assert end["exit_code"] == 3
+
+
+def test_recording_that_unpacks_to_all_of_the_memory_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    monkeypatch.setattr("dashboards.record_file.MOST_BYTES", (600, 600, 600))
+    with pytest.raises(UsageError, match="no block of it can be read"):
+        ticks(path)
+    with pytest.raises(ValueError, match="too long"):
+        pack(b"r", [bytes(601), b"", b""], 1.0, 1.0)
+
+
+def test_pipe_is_no_recording(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no file"):
+        sources.replayed(tmp_path / "pipe")
 
 
 def test_damaged_block_is_left_out(recording: Path, tmp_path: Path) -> None:
