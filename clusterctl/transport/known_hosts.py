@@ -9,21 +9,32 @@ from __future__ import annotations
 import base64
 import binascii
 import fcntl
-import fnmatch
 import hashlib
 import hmac
 import os
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_PORT = 22
+from clusterctl.transport.patterns import host_matches
+from clusterctl.transport.ssh_host import DEFAULT_PORT
+
+# Strings in a public key behind its type. A line whose key has others is garbage, as for OpenSSH.
+_PARTS = {
+    "ssh-ed25519": 1, "ssh-rsa": 2, "ecdsa-sha2-nistp256": 2, "ecdsa-sha2-nistp384": 2,
+    "ecdsa-sha2-nistp521": 2, "ssh-dss": 4, "sk-ssh-ed25519@openssh.com": 2,
+    "sk-ecdsa-sha2-nistp256@openssh.com": 3,
+}  # fmt: skip
+# In a host's name these would make a line that means other hosts too: not written, as by OpenSSH.
+_NEVER_WRITTEN = frozenset("@?*#[]|'\"\\")
+_SALT_BYTES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a known_hosts file; `key` is the base64 text as it stands there."""
+    """One line of a known_hosts file; `key` is its key in base64."""
 
     path: Path
     line: int
@@ -43,7 +54,7 @@ class Verdict:
 
     state: str
     entry: Entry | None = None
-    other_types: tuple[str, ...] = ()  # unknown in this type, but recorded in these
+    types: tuple[str, ...] = ()  # those on record, where the key is not
     authority: Entry | None = None  # a @cert-authority line that covers the host
 
 
@@ -69,10 +80,10 @@ class _File:
         self.hashed_by_key: dict[str, list[Entry]] = {}
         self._hashed_names: dict[str, list[Entry]] = {}
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = path.read_bytes().decode(errors="surrogateescape")
         except OSError:  # absent or not readable: knows no host, so every key is unknown
             text = ""
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             entry = parse_line(line, path, number)
             if entry is not None:
                 self.add(entry)
@@ -88,10 +99,14 @@ class _File:
             for name in entry.names.lower().split(","):
                 self.plain.setdefault(name, []).append(entry)
 
+    def find_plain(self, name: str) -> list[Entry]:
+        """Entries for a name, without those whose names are hashed."""
+        patterns = [entry for entry in self.patterns if host_matches(name, entry.names)]
+        return [*self.plain.get(name, ()), *patterns]
+
     def find(self, name: str, key: str | None) -> list[Entry]:
         """Entries for a name. With `key`, hashed lines are tried only where they hold that key."""
-        found = list(self.plain.get(name, ()))
-        found += [entry for entry in self.patterns if _pattern_matches(entry.names, name)]
+        found = self.find_plain(name)
         if key is not None:
             candidates = self.hashed_by_key.get(key, ())
             return found + [entry for entry in candidates if _hash_matches(entry.names, name)]
@@ -104,40 +119,50 @@ class _File:
 
 def parse_line(line: str, path: Path, number: int) -> Entry | None:
     """One line of a known_hosts file; None for a comment and for what OpenSSH skips too."""
-    words = line.split()
+    words = re.split(
+        "[ \t]+", line.rstrip("\r").strip(" \t")
+    )  # form feeds and the like are no spaces
     marker = ""
-    if words and words[0].startswith("@"):
+    if words[0].startswith("@"):
         marker = words.pop(0)[1:]
         if marker not in ("revoked", "cert-authority"):
             return None
     if len(words) < 3 or words[0].startswith("#"):
         return None
-    return Entry(path, number, words[0], words[1], words[2], marker)
+    key = _canonical_key(words[1], words[2])
+    return None if key is None else Entry(path, number, words[0], words[1], key, marker)
 
 
-def _pattern_matches(patterns: str, name: str) -> bool:
-    matched = False
-    for pattern in patterns.lower().split(","):
-        negated = pattern.startswith("!")
-        # Brackets are literal in known_hosts ([host]:port), special in fnmatch.
-        glob = pattern.lstrip("!").replace("[", "[[]")
-        if fnmatch.fnmatchcase(name, glob):
-            if negated:
-                return False
-            matched = True
-    return matched
+def _canonical_key(key_type: str, text: str) -> str | None:
+    """The key in the one base64 that it has; None where it is none of its type."""
+    try:
+        blob = base64.b64decode(text.rstrip("\r"), validate=True)
+    except (ValueError, binascii.Error):
+        return None
+    parts, rest = [], blob
+    while len(rest) >= 4:
+        length = int.from_bytes(rest[:4], "big")
+        parts.append(rest[4 : 4 + length])
+        if len(parts[-1]) < length:
+            return None
+        rest = rest[4 + length :]
+    if rest or not parts or parts[0] != key_type.encode() or len(parts) - 1 != _PARTS.get(key_type):
+        return None
+    if key_type == "ssh-ed25519" and len(parts[1]) != 32:
+        return None
+    return base64.b64encode(blob).decode()
 
 
 def _hash_matches(names: str, name: str) -> bool:
     try:
-        _, version, salt, digest = names.split("|")
-        if version != "1":
-            return False
-        return hmac.compare_digest(
-            hmac.digest(base64.b64decode(salt), name.encode(), "sha1"), base64.b64decode(digest)
-        )
+        _, version, salt_text, digest = names.split("|")
+        salt = base64.b64decode(salt_text)
     except (ValueError, binascii.Error):
         return False
+    if version != "1" or len(salt) != _SALT_BYTES:
+        return False
+    made = base64.b64encode(hmac.digest(salt, name.encode(errors="surrogateescape"), "sha1"))
+    return hmac.compare_digest(made, digest.encode(errors="surrogateescape"))
 
 
 class KnownHosts:
@@ -158,46 +183,50 @@ class KnownHosts:
         return [self._files[path] for path in self.paths]
 
     def types(self, host: str, port: int) -> tuple[str, ...]:
-        """Key types recorded in plain lines: a client asks for these first, as OpenSSH does."""
+        """Key types on record in lines that are not hashed: a client asks for these first, as OpenSSH does."""
         name = lookup_name(host, port)
         with self._lock:
-            return tuple(
-                dict.fromkeys(
-                    entry.key_type
-                    for file in self._all()
-                    for entry in file.plain.get(name, ())
-                    if not entry.marker
-                )
-            )
+            return _types([entry for file in self._all() for entry in file.find_plain(name)])
 
     def check(self, host: str, port: int, key_type: str, key: str) -> Verdict:
-        """Is `key` (base64) the recorded one? A revoked key is refused whatever else is recorded."""
-        name = lookup_name(host, port)
+        """Is `key` (base64) the recorded one? A revoked key is refused whatever else is recorded.
+
+        A host without a line of its own port is looked for once more without it, as by OpenSSH: only a
+        line with this very key counts there.
+        """
         with self._lock:
-            files = self._all()
-            same = [entry for file in files for entry in file.find(name, key) if entry.key == key]
+            verdict = self._check(lookup_name(host, port), key_type, key)
+            if verdict.state == "unknown" and port != DEFAULT_PORT:
+                without_port = self._check(lookup_name(host, DEFAULT_PORT), key_type, key)
+                if without_port.state in ("known", "revoked"):
+                    return without_port
+            return verdict
+
+    def _check(self, name: str, key_type: str, key: str) -> Verdict:
+        files = self._all()
+        same = [entry for file in files for entry in file.find(name, key) if entry.key == key]
+        for marker, state in (("revoked", "revoked"), ("", "known")):
             for entry in same:
-                if entry.marker == "revoked":
-                    return Verdict("revoked", entry)
-            for entry in same:
-                if not entry.marker:
-                    return Verdict("known", entry)
-            # Not known: only now are all hashed lines worth a look, to tell changed from unknown.
-            others = [entry for file in files for entry in file.find(name, None)]
+                if entry.marker == marker:
+                    return Verdict(state, entry)
+        # Not known: only now are all hashed lines worth a look, to tell changed from unknown.
+        others = [entry for file in files for entry in file.find(name, None)]
         authority = next((e for e in others if e.marker == "cert-authority"), None)
         plain = [entry for entry in others if not entry.marker]
-        for entry in plain:
-            if entry.key_type == key_type:
-                return Verdict("changed", entry)
-        types = tuple(dict.fromkeys(entry.key_type for entry in plain))
-        return Verdict("unknown", plain[0] if plain else None, types, authority)
+        if not plain:
+            return Verdict("unknown", authority=authority)
+        entry = next((entry for entry in plain if entry.key_type == key_type), plain[0])
+        return Verdict("changed", entry, _types(others), authority)
 
     def accept(self, path: Path, host: str, port: int, key_type: str, key: str) -> Verdict:
         """Append a new host to `path` (0600, locked) and to the index.
 
         Another process may have written this host meanwhile: the file is read again under the lock
-        and its answer is returned when it has one. Raises `OSError`.
+        and its answer is returned when it has one. A host whose name would be a pattern stays unknown.
+        Raises `OSError`.
         """
+        if set(host) & _NEVER_WRITTEN:
+            return Verdict("unknown")
         name = lookup_name(host, port)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -216,6 +245,14 @@ class KnownHosts:
         with self._lock:
             self._files[path] = fresh._files[path]
         return verdict
+
+
+def _types(entries: list[Entry]) -> tuple[str, ...]:
+    """Types of the keys that are trusted among `entries`."""
+    revoked = {entry.key for entry in entries if entry.marker == "revoked"}
+    return tuple(
+        dict.fromkeys(e.key_type for e in entries if not e.marker and e.key not in revoked)
+    )
 
 
 def split_paths(words: Sequence[str]) -> list[Path]:

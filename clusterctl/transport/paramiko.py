@@ -71,7 +71,7 @@ class _Dropped(Exception):
 
 
 class _OtherTypes(Exception):
-    """The host is on record, but with keys of other types than it showed us."""
+    """The host is on record with keys of types that it was not asked for: their lines are hashed."""
 
     def __init__(self, types: tuple[str, ...]) -> None:
         super().__init__()
@@ -126,10 +126,12 @@ class ParamikoTransport:
             if config.global_known_hosts is not None:
                 paths += split_paths(config.global_known_hosts)
             else:
-                paths.append(Path("/etc/ssh/ssh_known_hosts"))
+                paths += [Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2")]
             paths.append(own)
-        # The user told ssh to take new keys of this host; a changed key is refused all the same.
-        accept = self._accept_new or strict in ("accept-new", "no", "off")
+        # The user told ssh to take new keys of this host; a changed key is refused all the same. With
+        # `UserKnownHostsFile none` ssh has nowhere to write a new key and refuses it.
+        told = strict in ("accept-new", "no", "off") and config.user_known_hosts != ("none",)
+        accept = self._accept_new or told
         return _Target(
             name=name,
             host=config.hostname,
@@ -140,7 +142,7 @@ class ParamikoTransport:
             known=self._known_hosts(tuple(paths)),
             accept_to=own if accept else None,
             # UserKnownHostsFile /dev/null is how people say "remember nothing".
-            record=self._accept_new or config.user_known_hosts not in (("/dev/null",), ("none",)),
+            record=self._accept_new or config.user_known_hosts != ("/dev/null",),
         )
 
     def _known_hosts(self, paths: tuple[Path, ...]) -> KnownHosts:
@@ -153,13 +155,12 @@ class ParamikoTransport:
         self, target: _Target, limits: Limits, progress: Progress, via: tuple[tuple[Hop, ...], ...]
     ) -> Wire:
         """A logged-in connection; tried twice when the server hangs up during the handshake."""
-        types: tuple[str, ...] = ()
+        types: tuple[str, ...] | None = None
         dropped = False
         while True:  # each way round happens once at most
             try:
                 return self._open_once(target, limits, progress, via, types)
             except _OtherTypes as recorded:
-                # Plain lines are asked for before; hashed ones show once a key does not fit.
                 types = recorded.types
                 progress.notes.append(f"hostkey: asked again for {', '.join(types)}")
             except _Dropped as error:
@@ -179,7 +180,7 @@ class ParamikoTransport:
         limits: Limits,
         progress: Progress,
         via: tuple[tuple[Hop, ...], ...],
-        types: tuple[str, ...] = (),
+        types: tuple[str, ...] | None,
     ) -> Wire:
         sock, give_back = self._socket(target, limits, progress, via)
         progress.enter("banner")
@@ -188,11 +189,11 @@ class ParamikoTransport:
         try:
             wire = Wire(sock, on_banner=lambda: progress.enter("kex"))
             wire.at_close(give_back)
-            recorded = target.known.types(_key_name(target), target.port)
-            wire.prefer_host_keys(types or recorded)
+            asked = target.known.types(*_known_as(target)) if types is None else types
+            wire.prefer_host_keys(asked)
             _negotiate(wire, deadline, limits, progress)
             progress.enter("hostkey")
-            self._verify(wire, target, progress, asked=bool(types or recorded))
+            self._verify(wire, target, progress, None if types is not None else asked)
             progress.enter("auth")
             self._login(wire, target, deadline, limits)
         except BaseException:
@@ -260,30 +261,33 @@ class ParamikoTransport:
             raise TransportError("tcp", message) from None
         return channel, give_back  # type: ignore[return-value]
 
-    def _verify(self, wire: Wire, target: _Target, progress: Progress, asked: bool) -> None:
+    def _verify(
+        self, wire: Wire, target: _Target, progress: Progress, asked: tuple[str, ...] | None
+    ) -> None:
+        """Raises `_OtherTypes` where the host must be `asked` for other keys, once."""
         key = wire.get_remote_server_key()
         key_type, text = key.get_name(), key.get_base64()
-        name = _key_name(target)
-        verdict = target.known.check(name, target.port, key_type, text)
-        if verdict.state == "unknown" and target.accept_to is not None and not verdict.other_types:
+        name, port = _known_as(target)
+        verdict = target.known.check(name, port, key_type, text)
+        if verdict.state == "changed" and asked is not None and set(verdict.types) != set(asked):
+            raise _OtherTypes(verdict.types)
+        if verdict.state == "unknown" and target.accept_to is not None:
             progress.notes.append(f"hostkey: accepted {key_type} {fingerprint(text)}")
             if not target.record:
                 return
             try:
-                verdict = target.known.accept(target.accept_to, name, target.port, key_type, text)
+                verdict = target.known.accept(target.accept_to, name, port, key_type, text)
             except OSError as error:
                 raise TransportError(
                     "hostkey", f"{target.accept_to} cannot be written: {error.strerror}"
                 ) from None
         if verdict.state == "known":
             return
-        if verdict.state == "unknown" and verdict.other_types and not asked:
-            raise _OtherTypes(verdict.other_types)
-        shown = name if target.port == 22 else f"[{name}]:{target.port}"
+        shown = name if port == DEFAULT_PORT else f"[{name}]:{port}"
         entry = verdict.entry
         if verdict.state == "revoked" and entry is not None:
             raise TransportError("hostkey", f"the host key is revoked in {entry.where}")
-        if entry is not None:  # changed, or recorded only in types that the node did not show
+        if entry is not None:  # changed, or on record only with types that the node did not show
             raise TransportError(
                 "hostkey",
                 f"the host key has changed: {entry.where} has {entry.key_type} "
@@ -298,13 +302,12 @@ class ParamikoTransport:
                 hint="run once with --accept-new to record the plain host key",
             )
         progress.notes.append(f"hostkey: the node shows {key_type} {fingerprint(text)}")
-        port = "" if target.port == 22 else f"-p {target.port} "
-        raise TransportError(
-            "hostkey",
-            f"unknown host key ({key_type})",
-            hint="on first contact run the same command once with --accept-new, or: "
-            f"ssh-keyscan -t {key_type.removeprefix('ssh-')} {port}{name} >> ~/.ssh/known_hosts",
-        )
+        option = "" if target.port == DEFAULT_PORT else f"-p {target.port} "
+        hint = "on first contact run the same command once with --accept-new"
+        if name == target.host:  # not an alias, which ssh-keyscan would not write
+            kind = key_type.removeprefix("ssh-")
+            hint += f", or: ssh-keyscan -t {kind} {option}{name} >> ~/.ssh/known_hosts"
+        raise TransportError("hostkey", f"unknown host key ({key_type})", hint=hint)
 
     def _login(self, wire: Wire, target: _Target, deadline: float, limits: Limits) -> None:
         offer = self._identities.offer(target.config, target.identity)
@@ -337,8 +340,10 @@ class ParamikoTransport:
         raise _refusal(target, refused, [stopped] if stopped else [], offer.problems)
 
 
-def _key_name(target: _Target) -> str:
-    return target.config.host_key_alias or target.host
+def _known_as(target: _Target) -> tuple[str, int]:
+    """Name and port under which the host's key is on record; an alias has no port."""
+    alias = target.config.host_key_alias
+    return (alias, DEFAULT_PORT) if alias else (target.host, target.port)
 
 
 def _negotiate(wire: Wire, deadline: float, limits: Limits, progress: Progress) -> None:

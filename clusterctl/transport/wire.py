@@ -125,6 +125,11 @@ def closed_by_peer(channel: Channel) -> bool:
     return getattr(channel, "clusterctl_closed_by_peer", False)
 
 
+def _key_type(algorithm: str) -> str:
+    """The type of key that a signature algorithm uses."""
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+
+
 class SafeChannel(Channel):
     """A channel that never sends behind its own end.
 
@@ -226,13 +231,14 @@ class Wire(paramiko.Transport):
             raise self.get_exception() or EOFError()
 
     def prefer_host_keys(self, types: tuple[str, ...]) -> None:
-        """Ask for the host key types on record first, so that a known host shows a known key."""
+        """Ask for the host key types on record first, so that a known host shows a known key.
+
+        Among these our own order counts, as in OpenSSH, not the file's: an old key of a lesser type
+        must not stand in for the one that a host shows to ssh.
+        """
         supported: tuple[str, ...] = self._preferred_keys
-        wanted: list[str] = []
-        for key_type in types:
-            names = ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)
-            wanted += [name for name in names if name in supported]
-        self._preferred_keys = tuple(dict.fromkeys([*wanted, *supported]))
+        known = [name for name in supported if _key_type(name) in types]
+        self._preferred_keys = tuple(dict.fromkeys([*known, *supported]))
 
     def open_channel(self, *args: Any, **options: Any) -> Channel:
         """As paramiko's. Raises `SSHException`, `ChannelException`, `EOFError`, `OSError`."""

@@ -18,6 +18,7 @@ from clusterctl.nodes import Node, parse_hostfile, read_hostfile
 from clusterctl.transport.base import Completed, Limits, Progress
 from clusterctl.transport.loopback import LoopbackCluster, make_key
 from clusterctl.transport.paramiko import ParamikoTransport, own_known_hosts
+from tests.clusterctl.transport.test_known_hosts import OTHER_RSA, hashed
 from tests.ports import free_port
 
 LIMITS = Limits(tcp_s=1.0, handshake_s=1.5, channel_s=1.0, command_s=1.5)
@@ -183,9 +184,49 @@ def test_revoked_key_is_refused(good: LoopbackCluster, home: Path) -> None:
     assert "is revoked in" in str(failure(node_of(good, known_hosts=None)))
 
 
+@pytest.mark.parametrize("accept_new", [False, True])
+@pytest.mark.parametrize("hide", [False, True], ids=["plain", "hashed"])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{name} ssh-ed25519 {other}", "has changed: .* has ssh-ed25519 SHA256:"),
+        ("{name} ssh-rsa {rsa}", "has changed: .* has ssh-rsa SHA256:.* shows ssh-ed25519"),
+        ("@revoked {name} ssh-ed25519 {key}", "is revoked in"),
+        ("{name} ssh-ed25519 {key}\n@revoked {name} ssh-ed25519 {key}", "is revoked in"),
+        ("@revoked 127.0.0.1 ssh-ed25519 {key}", "is revoked in"),
+    ],
+)
+def test_no_changed_or_revoked_key_is_taken_however_it_is_recorded(
+    good: LoopbackCluster, home: Path, line: str, words: str, hide: bool, accept_new: bool
+) -> None:
+    name, _, key = good.known_hosts.read_text().splitlines()[0].split()
+    shown = hashed(name) if hide else name
+    text = line.format(name=shown, key=key, other=make_key(home / "other"), rsa=OTHER_RSA)
+    (home / ".ssh" / "known_hosts").write_text(text + "\n")
+    with pytest.raises(TransportError, match=words) as caught:
+        ParamikoTransport(accept_new).connect(node_of(good, known_hosts=None), LIMITS, Progress())
+    assert caught.value.phase == "hostkey"
+    assert not own_known_hosts().exists()
+
+
+def test_an_alias_is_looked_for_without_the_port(good: LoopbackCluster, home: Path) -> None:
+    _, kind, key = good.known_hosts.read_text().splitlines()[0].split()
+    (home / ".ssh" / "config").write_text("HostKeyAlias My-GPU\n")
+    node = node_of(good, known_hosts=None)
+    (home / ".ssh" / "known_hosts").write_text(f"[my-gpu]:{node.port} {kind} {key}\n")
+    assert failure(node).phase == "hostkey"
+    (home / ".ssh" / "known_hosts").write_text(f"my-gpu {kind} {key}\n")
+    ParamikoTransport().connect(node, LIMITS, Progress()).close()
+
+
 @pytest.mark.parametrize(
     ("strict", "files", "recorded"),
-    [("accept-new", "", True), ("no", "UserKnownHostsFile /dev/null", False), ("yes", "", None)],
+    [
+        ("accept-new", "", True),
+        ("no", "UserKnownHostsFile /dev/null", False),
+        ("no", "UserKnownHostsFile none", None),  # ssh has nowhere to write the key
+        ("yes", "", None),
+    ],
 )
 def test_ssh_config_decides_about_new_keys_as_for_ssh(
     good: LoopbackCluster, home: Path, strict: str, files: str, recorded: bool | None
