@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from trainer.data import digits
 from trainer.errors import ConfigError, TrainerError
+from trainer.infer.prompts import read_prompts
 from trainer.mp4 import read_mp4
 
 # T frames · N scans · canvas and box in logical pixels, see trainer.data.digits
@@ -138,14 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     args = parser.parse_args(argv)
     try:
-        lines = args.prompts.read_text().splitlines()
-        prompts = [line.strip() for line in lines if line.strip()]
-        if not prompts:
-            raise ConfigError(f"{args.prompts} holds no prompt")
+        prompts = read_prompts(args.prompts, lambda line: print(line, file=sys.stderr))
         scores = summarize(read_samples(args.samples, prompts))
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"error: {args.prompts} cannot be read: {error}", file=sys.stderr)
-        return 2
     except TrainerError as error:
         print(error.told(), file=sys.stderr)
         return error.exit_code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -10,6 +10,8 @@ from pathlib import Path
 import av
 import numpy as np
 from numpy.typing import NDArray
+
+from trainer.partfile import part_of
 
 # T frames · H,W height, width
 QUALITY = "12"  # x264's crf: small clips are looked at closely and read back by machine
@@ -32,31 +34,19 @@ def write_mp4(
 
     The same frames, fps and tags give the same bytes, on every processor and in every run.
     h264 in its common form needs even sides: an odd one repeats its last row or column. Of `tags`,
-    mp4 keeps title, artist, comment and the like. Raises ValueError for an array that is no video and for an fps that is not above 0.
+    mp4 keeps title, artist, comment and the like. Raises ValueError for an array that is no video and
+    for an fps below 1/1001, OSError for a file that cannot be written.
     """
     if frames_THW3.ndim != 4 or frames_THW3.shape[-1] != 3 or not len(frames_THW3):
         raise ValueError(f"frames are [T, H, W, 3], not {list(frames_THW3.shape)}")
-    if not fps > 0 or upscale < 1:
-        raise ValueError(f"fps {fps} and upscale {upscale} must be above 0")
+    rate = Fraction(fps).limit_denominator(1001) if 0 < fps < math.inf else Fraction(0)
+    if not rate or upscale < 1:
+        raise ValueError(f"fps {fps} must be at least 1/1001 and upscale {upscale} at least 1")
     frames = frames_THW3.repeat(upscale, 1).repeat(upscale, 2)
     odd_rows, odd_columns = frames.shape[1] % 2, frames.shape[2] % 2
     frames = np.pad(frames, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        _encode(part, frames, Fraction(fps).limit_denominator(1001), tags or {})
-        sync_and_rename(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def sync_and_rename(part: Path, path: Path) -> None:
-    """Give a finished file its name, after its bytes: a power cut leaves no empty file of that name."""
-    descriptor = os.open(part, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    part.replace(path)
+    with part_of(path) as part:
+        _encode(part, frames, rate, tags or {})
 
 
 def _encode(

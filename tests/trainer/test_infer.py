@@ -459,3 +459,69 @@ def test_shards_are_read_through_their_index_and_a_missing_one_is_named(tmp_path
     (tmp_path / "model-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match="lacks 1 of 2 shards"):
         read_weights(tmp_path)
+
+
+def test_a_second_request_into_the_folder_never_replaces_the_firsts_videos(
+    run: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The other request ends while this one samples."""
+    words, others = command(run, tmp_path), []
+
+    def meanwhile(path: Path, *rest: object) -> None:
+        write_mp4(path, *rest)  # type: ignore[arg-type]
+        if not others:
+            monkeypatch.undo()
+            others.append(infer.main([*words, "--seed", "9", "--overwrite"]))
+
+    monkeypatch.setattr(files, "write_mp4", meanwhile)
+    assert infer.main(words) == 2
+    assert others == [0]
+    said = capsys.readouterr().err
+    assert "sample_0001.mp4 is there and is another video" in said
+    assert infer.main([*words, "--seed", "9"]) == 0
+    assert "3 of 3 videos are there already" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_its_end_is_refused(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "run"
+    shutil.copytree(run[1].parent, mine)
+    checkpoint = mine / run[1].name
+    (checkpoint / "manifest.json").unlink()
+    shutil.rmtree(checkpoint / "ema")
+    words = command(run, tmp_path)
+    place = words.index(str(run[1]))
+    for mark in (mine / "telemetry.jsonl", checkpoint / "sampler.json", checkpoint / "seen.npy"):
+        mark.write_text("")
+        aside = mine / f".tmp-{checkpoint.name}"
+        for path, said in (
+            (checkpoint, "is not complete: it has no manifest.json"),
+            (aside, "no complete"),
+        ):
+            checkpoint.rename(path)
+            assert infer.main([*words[:place], str(path), *words[place + 1 :]]) == 1
+            assert said in capsys.readouterr().err
+            path.rename(checkpoint)
+        mark.unlink()
+    (mine / "telemetry.jsonl").write_text("")
+    assert infer.main([*words[:place], str(mine), *words[place + 1 :]]) == 1
+    assert f"{mine} holds no complete checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    (mine / "telemetry.jsonl").unlink()  # now it looks like upstream's, which never have a manifest
+    assert infer.main([*words[:place], str(checkpoint), *words[place + 1 :]]) == 0
+
+
+def test_prompts_longer_than_the_encoder_reads_are_named(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command(run, tmp_path)
+    place = words.index("--prompt-path")
+    del words[place : place + 2]
+    long = "digit two " * 5
+    assert infer.main([*words, "--prompt", "digit one", "--prompt", long]) == 0
+    said = capsys.readouterr().err
+    assert "1 prompts are longer than the 6 tokens that the model reads and are cut there, first prompt 1" in said  # fmt: skip

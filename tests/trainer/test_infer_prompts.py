@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from trainer import config as configuration
 from trainer.errors import ConfigError
-from trainer.infer.prompts import Prompt, Scores, parse_prompts
+from trainer.infer.prompts import Prompt, Scores, parse_prompts, read_prompts
 from trainer.infer.request import parse_length, plan_jobs, settings_of, share_of
 from trainer.infer.sampling import generator_of
 
@@ -114,3 +115,30 @@ def test_random_numbers_belong_to_seed_place_sample_and_loop() -> None:
     }  # fmt: skip
     assert len(draws) == 7
     assert generator_of(1, 0).initial_seed() in draws
+
+
+def test_a_prompt_file_of_any_editor_has_one_prompt_a_line(tmp_path: Path) -> None:
+    path, said = tmp_path / "prompts.txt", []
+    lines = ["a cat", "a line\u2028separator", "next\x85line", "a form\x0cfeed", "größer"]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "", ""]).encode())
+    assert read_prompts(path, said.append) == tuple(lines)
+    assert said == [f"1 blank lines of {path} left out"]
+    path.write_bytes("\n".join(lines).encode("utf-16"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prompts(path, said.append)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rate"),
+    [
+        (["--sample.save-fps", "0.0001"], "0.0001"),
+        (["--sample.save-fps", "1e9"], "1e+09"),
+        (["--sample.frame-interval", "100000"], "8e-05"),
+    ],
+)
+def test_a_rate_that_no_file_can_have_is_refused_before_sampling(
+    flags: list[str], rate: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"play at {re.escape(rate)} frames a second; 0.01 to"):
+        settings_of(configuration.load("demo", flags))
+    settings_of(configuration.load("demo", ["--sample.save-fps", "0.01"]))

@@ -92,3 +92,16 @@ def test_first_frame_and_length_survive(tmp_path: Path) -> None:
     found = mp4.read_mp4(tmp_path / "a.mp4")
     assert found.shape == frames.shape
     assert np.abs(found.astype(int) - frames).max() <= 3
+
+
+@pytest.mark.parametrize("fps", [0.01, 0.3, 23.976, 29.97, 1000.0])
+def test_any_rate_that_is_allowed_can_be_written(tmp_path: Path, fps: float) -> None:
+    mp4.write_mp4(tmp_path / "a.mp4", pictures((3, 16, 16)), fps)
+    assert len(mp4.read_mp4(tmp_path / "a.mp4")) == 3
+
+
+@pytest.mark.parametrize("fps", [0.0, -1.0, 0.0001, float("inf"), float("nan")])
+def test_a_rate_that_is_none_is_refused_before_a_file_is_begun(tmp_path: Path, fps: float) -> None:
+    with pytest.raises(ValueError, match="must be at least 1/1001"):
+        mp4.write_mp4(tmp_path / "a.mp4", pictures((3, 16, 16)), fps)
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import ConfigError, VideoError
-from trainer.mp4 import read_mp4, read_tags, sync_and_rename, write_mp4
+from trainer.mp4 import read_mp4, read_tags, write_mp4
+from trainer.partfile import part_of
 
 # T frames · H,W height, width
 _MARK = "clusterctl request "  # in front of the identity, in the file's comment
@@ -92,8 +92,6 @@ def require_folder(save_dir: Path) -> None:
 def _write(
     path: Path, frames_THW3: NDArray[np.uint8], fps: float, tags: dict[str, str], upscale: int
 ) -> None:
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        left.unlink(missing_ok=True)  # of a process that was killed; no other rank makes this video
     if path.suffix != ".png":
         write_mp4(path, frames_THW3, fps, upscale, tags)
         return
@@ -103,13 +101,9 @@ def _write(
     info = PngInfo()
     for name, text in tags.items():
         info.add_itxt(name, text)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        image = frames_THW3[0].repeat(upscale, 0).repeat(upscale, 1)
+    image = frames_THW3[0].repeat(upscale, 0).repeat(upscale, 1)
+    with part_of(path) as part:
         Image.fromarray(image).save(part, format="png", pnginfo=info)
-        sync_and_rename(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read(path: Path, upscale: int = 1) -> NDArray[np.uint8]:

@@ -66,7 +66,8 @@ def read_prompts(path: Path, say: Callable[[str], None]) -> tuple[str, ...]:
     Raises ConfigError when the file cannot be read or holds no prompt.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # utf-8-sig: editors put a mark in front. Not splitlines: a U+2028 stands inside a prompt.
+        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompt file {path} cannot be read: {error}") from None
     prompts = tuple(line.strip() for line in lines if line.strip())

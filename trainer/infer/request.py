@@ -23,6 +23,7 @@ LENGTHS = {"image": 1} | {
     for times in (1, 2, 4, 8, 16)
     for name in (f"{2 * times}s", f"{times}x")
 }  # fmt: skip
+_SLOWEST, _FASTEST = 0.01, 1000.0  # frames a second of a file
 _LONGEST_NAME = 50  # characters of a prompt in a file's name, upstream's limit
 
 
@@ -120,6 +121,12 @@ def settings_of(config: Config) -> Settings:
 
 
 def _check(settings: Settings, config: Config) -> None:
+    if not _SLOWEST <= settings.save_fps <= _FASTEST:
+        raise ConfigError(
+            f"the video would play at {settings.save_fps:g} frames a second; {_SLOWEST:g} to "
+            f"{_FASTEST:g} can be written",
+            hint="--save-fps, or --fps and --frame-interval",
+        )
     if settings.negative_prompt is not None and settings.cfg_scale == 1:
         raise ConfigError("a negative prompt needs guidance: --cfg-scale above 1")
     if settings.loop > 1 and settings.is_image:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 
 from trainer import checkpoint as checkpoints
-from trainer import memory
+from trainer import memory, telemetry
 from trainer.captions import clean_caption
 from trainer.config import Config, to_dict
 from trainer.engine.base import set_threads
@@ -33,6 +34,7 @@ from trainer.weights.load import load_into
 from trainer.weights.source import find_source
 
 SHEET = "contact_sheet.png"
+_CHECKPOINT = re.compile(r"(\.tmp-.*)?epoch\d+-global_step\d+")
 _ON_SHEET = 400  # videos; a longer sheet nobody looks at
 Say = Callable[[str], None]  # one line for the person
 
@@ -149,14 +151,21 @@ def prepare(
     }
     run_dir = _run_dir(config, checkpoint, options)
     plan = Plan(config, settings, checkpoint, run_dir, save_dir, options, tuple(jobs), identities)
-    others = [job for job in jobs if not options.overwrite and plan.state(job) is State.OTHER]
+    _refuse_others(plan, jobs)
+    return plan
+
+
+def _refuse_others(plan: Plan, jobs: Sequence[Job]) -> None:
+    """Raise ConfigError where another request's video stands under the name of one of these."""
+    if plan.options.overwrite:
+        return
+    others = [job for job in jobs if plan.state(job) is State.OTHER]
     if others:
         raise ConfigError(
             f"{others[0].path} is there and is another video ({len(others)} of {len(jobs)}): made "
             "from another checkpoint, prompt, seed or size",
             hint="another --save-dir, or --overwrite",
         )
-    return plan
 
 
 def _final(prompt: Prompt, settings: Settings, clean: bool) -> Prompt:
@@ -192,10 +201,24 @@ def _references(prompt: Prompt, settings: Settings, known: ReferenceFiles) -> tu
 def _found(checkpoint: Path | str) -> Path | str:
     """Of our own run directories and checkpoints only whole ones; everything else as it is."""
     path = Path(checkpoint)
-    ours = path / checkpoints.LATEST, path / checkpoints.MANIFEST
-    if any(file.is_file() for file in ours) or (path.is_dir() and checkpoints.complete(path)):
+    ours = path / checkpoints.LATEST, path / checkpoints.MANIFEST, path / telemetry.FILE
+    if any(file.is_file() for file in ours) or _is_half(path):
+        return checkpoints.find(path)
+    if path.is_dir() and checkpoints.complete(path):
         return checkpoints.find(path)
     return checkpoint
+
+
+def _is_half(path: Path) -> bool:
+    """Whether a folder is a checkpoint of ours that lacks its end; upstream's have the same names.
+
+    Ours hold files that upstream's never do, or lie in a run directory of ours.
+    """
+    if not _CHECKPOINT.fullmatch(path.name) or not path.is_dir():
+        return False
+    own = (checkpoints.SAMPLER, checkpoints.SEEN, checkpoints.SCHEDULE, checkpoints.AVERAGE_PARTS)
+    run = path.absolute().parent / telemetry.FILE
+    return run.is_file() or any((path / name).exists() for name in own)
 
 
 def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
@@ -272,6 +295,7 @@ def _make(
     _tell_cut(sampler.parts.text, todo, say)
     made = []
     for job, frames in sampler.videos(todo, progress):
+        _refuse_others(plan, [job])  # another process may have written here meanwhile
         files.write(
             job.path,
             frames,

@@ -1,0 +1,65 @@
+"""A file that appears whole: written beside its name, synced, renamed.
+
+    with part_of(path) as part:
+        encode(part)
+
+Who writes holds a lock on the hidden file, so what a killed process left is told from what another
+process is writing at this moment: two requests for one folder do not hurt each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def part_of(path: Path) -> Iterator[Path]:
+    """A hidden file to write to, which gets the name `path` at the end and goes on any failure.
+
+    Removes those of processes that were killed. Raises OSError.
+    """
+    sweep(path)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    descriptor = _locked(part)
+    try:
+        yield part
+        written = os.open(part, os.O_RDONLY)
+        try:
+            os.fsync(written)  # a power cut leaves no empty file of that name
+        finally:
+            os.close(written)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def sweep(path: Path) -> None:
+    """Remove hidden files of `path` that nobody is writing."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError):  # gone meanwhile, being written, or no locks there
+            descriptor = os.open(left, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _locked(part: Path) -> int:
+    """The new file's descriptor, with its lock where the file system has locks."""
+    while True:
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), part.stat()):
+                return descriptor
+        os.close(descriptor)  # swept between the two lines above
