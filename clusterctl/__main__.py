@@ -1,6 +1,23 @@
-"""`python -m clusterctl`, for when another program owns the name on PATH."""
+"""Where `clusterctl` and `python -m clusterctl` begin. Imports nothing of ours before Ctrl-C is minded."""
 
-from clusterctl.cli import main
+import signal
+import sys
+
+
+def main() -> None:
+    """As `cli.main`; Ctrl-C in the middle of imports, which take a second, is no traceback either."""
+    try:
+        from clusterctl import cli
+
+        cli.main()
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        # The interpreter's own end is nothing that could be interrupted in order.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 if __name__ == "__main__":
     main()

@@ -47,9 +47,10 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = importlib.import_module(_module_name(cmd_name)).command
+        return self._load(cmd_name) if cmd_name in COMMANDS else None
+
+    def _load(self, name: str) -> click.Command:
+        command = importlib.import_module(_module_name(name)).command
         assert isinstance(command, click.Command)
         return command
 
@@ -59,8 +60,10 @@ class LazyGroup(click.Group):
         from clusterctl.defaults import load_defaults
 
         _refuse_strangers()
-        ctx.default_map = load_defaults(COMMANDS)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None:
+            ctx.default_map = {name: load_defaults(name, COMMANDS, self._load)}
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

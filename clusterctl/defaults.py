@@ -1,43 +1,134 @@
-"""clusterctl.toml: the defaults of options, for all commands or for one."""
+"""clusterctl.toml: the defaults of options, for all commands or for one.
+
+The user's own file holds for all their work, the one of the current folder stands over it. That one
+may have come with somebody's project: it chooses nodes, limits and looks, and nothing that runs
+programs, lowers guards, opens ports or writes files.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
 from clusterctl.errors import UsageError
+from clusterctl.payload.private import changed_by_others
+
+FILE = Path("clusterctl.toml")
+MAX_BYTES = 1 << 20
+
+PERSONAL = frozenset(
+    (
+        "exec", "py_spy", "python", "workdir", "env",  # programs that are run, and how
+        "accept_new", "sudo", "yes", "force", "skip_preflight",  # guards
+        "listen", "host", "port", "web", "share",  # who may look
+        "out", "record", "write_good", "junit", "speedscope", "once",  # files that are written
+        "match", "user", "gpus", "all_runs", "all", "signal",  # whose processes are dealt with
+    )
+)  # fmt: skip
+"""Options that only the user's own file may set; a test sees to it that each new one is judged."""
 
 
-def load_defaults(commands: Iterable[str]) -> dict[str, Any]:
-    """click's default_map from clusterctl.toml here, else in the user's config folder.
+def load_defaults(
+    name: str, commands: Sequence[str], load: Callable[[str], click.Command]
+) -> dict[str, Any]:
+    """click's defaults for the command `name`: keys are its long options, with - or _.
 
-    Top-level keys hold for every command, a table `[gpus]` for one. Raises `UsageError`.
+    Top-level keys hold for every command that has such an option, a table `[gpus]` for one. `load`
+    gives a command by its name. Raises `UsageError` for files that others can change, for unknown
+    keys and tables, and for `PERSONAL` keys of the current folder.
     """
-    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    for path in (Path("clusterctl.toml"), config_home / "clusterctl" / "clusterctl.toml"):
-        if path.is_file():
-            return _read_toml(path, commands)
-    return {}
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    own = home / "clusterctl" / FILE
+    known = options(load(name))
+    chosen: dict[str, Any] = {}
+    for path in (own, FILE):
+        data = _read_toml(path)
+        tables = {key for key, value in data.items() if isinstance(value, dict)}
+        if tables - set(commands):
+            raise UsageError(f"{path}: no command is called {_listed(tables - set(commands))}")
+        common = {_plain(key): data[key] for key in data if key not in tables}
+        given = {_plain(key): value for key, value in data.get(name, {}).items()}
+        if set(common) - set(known):
+            # Only now: 0.1 s of imports.
+            everything = {key for other in commands for key in options(load(other))}
+            _refuse_unknown(path, "", common, everything)
+        _refuse_unknown(path, f" of [{name}]", given, known)
+        given = {**common, **given}
+        refused = PERSONAL & set(given)
+        if path is FILE and refused:
+            raise UsageError(
+                f"{path.absolute()} may not set {_listed(refused)}: it may have come with a project",
+                hint=f"your own {own} may",
+            )
+        for key in set(given) & set(known):
+            is_one = known[key].multiple and not isinstance(given[key], list)
+            chosen[str(known[key].name)] = [given[key]] if is_one else given[key]
+    return chosen
 
 
-def _read_toml(path: Path, commands: Iterable[str]) -> dict[str, Any]:
+def options(command: click.Command) -> dict[str, click.Option]:
+    """A command's options by their long names, without dashes and with _."""
+    return {
+        _plain(word[2:]): param
+        for param in command.params
+        if isinstance(param, click.Option)
+        for word in param.opts
+        if word.startswith("--")
+    }
+
+
+def _plain(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(sorted(keys))
+
+
+def _refuse_unknown(path: Path, where: str, keys: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for key in sorted(set(keys) - set(known)):
+        near = difflib.get_close_matches(key, known, 1)
+        raise UsageError(
+            f"{path}: no option --{key.replace('_', '-')}{where}",
+            hint=f"--{near[0].replace('_', '-')} is meant?" if near else "keys are long options",
+        )
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """The file's contents; nothing where there is no such file. Raises `UsageError`."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
-    data = {
-        key.replace("-", "_") if not isinstance(value, dict) else key: value
-        for key, value in data.items()
-    }
-    common = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in data.items() if isinstance(value, dict)}
-    strangers = set(tables) - set(commands)
-    if strangers:
-        raise UsageError(f"{path}: no command is called {', '.join(sorted(strangers))}")
-    return {name: {**common, **tables.get(name, {})} for name in commands}
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return {}
+        why = changed_by_others(found)
+        if why:
+            raise UsageError(
+                f"{path.absolute()} {why}, and it sets how clusterctl works",
+                hint="make it yours alone (chown, chmod go-w), or work in another folder",
+            )
+        if found.st_size > MAX_BYTES:
+            raise UsageError(f"{path} cannot be read: it is longer than {MAX_BYTES >> 20} MiB")
+        try:
+            data: dict[str, Any] = tomllib.loads(file.read(MAX_BYTES).decode("utf-8"))
+        except RecursionError:
+            raise UsageError(f"{path} cannot be read: it is nested too deeply") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from None
+    return data

@@ -146,6 +146,7 @@ def kept_environment(
     Of WANDB_API_KEY only that it is there. Raises `UsageError` for a bad --env or --nccl.
     """
     from clusterctl.launch import environment
+    from clusterctl.payload.hide import HIDDEN
 
     built = environment.build(
         os.environ, assignments=assignments, preset=preset, facts=facts, device=device,
@@ -153,5 +154,5 @@ def kept_environment(
     ).values()  # fmt: skip
     kept = {name: value for name, value in built.items() if name.startswith(KEPT)}
     if built.get("WANDB_API_KEY"):
-        kept["WANDB_API_KEY"] = environment.HIDDEN
+        kept["WANDB_API_KEY"] = HIDDEN
     return kept

@@ -81,6 +81,8 @@ def read_profile(path: Path | None, severity: Mapping[str, str]) -> Profile:
             import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except RecursionError:
+            raise UsageError(f"{path} cannot be read: it is nested too deeply") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
     table = data.get("severity", {})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from clusterctl.errors import UsageError
 from clusterctl.fanout import WIDTH
@@ -45,7 +45,7 @@ class Settings:
 
 
 _OPTIONS = (
-    click.option("--hostfile", "hostfile_option", type=click.Path(path_type=Path), help="Same as the argument HOSTFILE."),
+    click.option("--hostfile", "hostfile_option", type=click.Path(path_type=Path), envvar="CLUSTERCTL_HOSTFILE", help="Same as the argument HOSTFILE. Default: nodes.txt."),
     click.option("-w", "--only", metavar="SET", help="Only these nodes: n[1-3],n7."),
     click.option("-x", "--without", metavar="SET", help="Leave these nodes out."),
     click.option("-f", "--fanout", "width", type=click.IntRange(1, 1024), default=WIDTH, show_default=True, envvar="CLUSTERCTL_FANOUT", help="Nodes talked to at once."),
@@ -62,12 +62,11 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         argument, option = kwargs.pop("hostfile"), kwargs.pop("hostfile_option")
-        if argument and option and argument != option:
+        source = click.get_current_context().get_parameter_source("hostfile_option")
+        if argument and source is ParameterSource.COMMANDLINE and argument != option:
             raise UsageError(f"two hostfiles: {argument} and --hostfile {option}")
         kwargs["settings"] = Settings(
-            hostfile=argument
-            or option
-            or Path(os.environ.get("CLUSTERCTL_HOSTFILE") or "nodes.txt"),
+            hostfile=argument or option or Path("nodes.txt"),
             only=kwargs.pop("only"),
             without=kwargs.pop("without"),
             width=kwargs.pop("width"),

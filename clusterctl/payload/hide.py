@@ -16,7 +16,16 @@ HIDDEN = "***"
 WORDS = frozenset(
     "PWD PASS PAT AUTH AUTHORIZATION JWT BEARER SIGNATURE KEYS TOKENS COOKIES".split()
 )
-ENDS = ("KEY", "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
+ENDS: tuple[str, ...] = (
+    "KEY",
+    "TOKEN",
+    "SECRET",
+    "SECRETS",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "CREDENTIAL",
+)
 ENDS += ("CREDENTIALS", "COOKIE", "PASSWORDS")
 # Short options that mean a password to one program and something else to others.
 SHORT = {"sshpass": "-p", "curl": "-u", "redis-cli": "-a", "docker": "-p", "podman": "-p"}

@@ -93,16 +93,24 @@ def foreign_hand(path: str) -> str:
     Every folder and link on the way counts. Raises OSError when there is no such path.
     """
     for at, found, _ in _way(path):
-        if found.st_uid not in (0, os.getuid()):
-            return "%s belongs to user %d" % (at, found.st_uid)
-        if stat.S_ISLNK(found.st_mode) or _is_sticky(found):
-            continue
-        group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
-        if group or found.st_mode & stat.S_IWOTH:
-            return "%s can be changed by other users (mode %04o)" % (
-                at,
-                stat.S_IMODE(found.st_mode),
-            )
+        why = changed_by_others(found)
+        if why:
+            return "%s %s" % (at, why)
+    return ""
+
+
+def changed_by_others(found: os.stat_result) -> str:
+    """Why another user than root could change what has such a status; "" when none could.
+
+    In a sticky folder such as /tmp others can add names, not take away ours.
+    """
+    if found.st_uid not in (0, os.getuid()):
+        return "belongs to user %d" % found.st_uid
+    if stat.S_ISLNK(found.st_mode) or _is_sticky(found):
+        return ""
+    group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    if group or found.st_mode & stat.S_IWOTH:
+        return "can be changed by other users (mode %04o)" % stat.S_IMODE(found.st_mode)
     return ""
 
 
