@@ -145,3 +145,5 @@ def _write_cards(folder: Path, down: str | None) -> None:
         file = folder / path.removeprefix("/sys/class/infiniband/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(value + "\n")
+        if value == "InfiniBand":  # the recording has none
+            (file.parent / "lid").write_text("0x30\n")

@@ -94,7 +94,8 @@ def test_thirteen_faults_at_once_are_all_named_and_nothing_else(
     n4.daemon("chronyd")
     n4.daemon("systemd-timesyn")
     n5.full_tmp()
-    n5.gpus(log="[ 100.000000] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus\n")
+    boot = "[    0.000000] Linux version 6.8\n"
+    n5.gpus(log=boot + "[ 100.000000] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus\n")
     n6.gpus(hang=True)
     n7.noisy_shell()
     n7.clock_ahead(2.5)
