@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import copy
 import os
 import socket
 import threading
@@ -13,10 +13,11 @@ from typing import Any
 from clusterctl.transport import lean  # noqa: F401 - first of all
 
 # isort: split
-from paramiko.agent import AgentSSH
-from paramiko.pkey import PKey, UnknownKeyType
+from paramiko.agent import AgentKey, AgentSSH
+from paramiko.pkey import PKey, PublicBlob, UnknownKeyType
 from paramiko.ssh_exception import PasswordRequiredException, SSHException
 
+from clusterctl.transport.public_keys import CERTIFICATE, certified_blob, key_type, public_blob
 from clusterctl.transport.ssh_host import HostConfig
 
 DEFAULT_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -63,6 +64,7 @@ class Identities:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[Path, PKey | str] = {}
+        self._publics: dict[Path, bytes | None] = {}
         self._agents: dict[str, tuple[list[Identity], str | None]] = {}
 
     def offer(self, config: HostConfig, explicit: str | None) -> Offer:
@@ -76,12 +78,12 @@ class Identities:
         if not files and config.identity_files is None:
             files = [Path.home() / ".ssh" / name for name in DEFAULT_NAMES]
             files = [path for path in files if path.exists()]
-        in_agent = {identity.key.asbytes(): identity for identity in agent_keys}
+        in_agent = {_blob(identity.key): identity for identity in agent_keys}
         first, last = [], []
         for path in files:
-            public = _public_blob(path)
-            if public is not None and public in in_agent:
-                first.append(in_agent.pop(public))  # also where the file needs a passphrase
+            held = in_agent.pop(self._public(path) or b"", None)
+            if held is not None:
+                first.append(held)  # also where the file needs a passphrase
                 continue
             loaded = self._file(path)
             if isinstance(loaded, str):
@@ -91,13 +93,39 @@ class Identities:
             else:
                 last.append(Identity(str(path), loaded))
         others = [] if config.identities_only else list(in_agent.values())
-        offer.identities = [*first, *others, *last]
+        certified = self._certified(config, files, [*first, *others, *last], offer.problems)
+        offer.identities = [*certified, *first, *others, *last]
         if len(offer.identities) > MAX_KEYS:
             left_out = len(offer.identities) - MAX_KEYS
             offer.problems.append(f"{left_out} more keys not tried: sshd cuts after {MAX_KEYS}")
             # Files that were named come before agent keys that were not.
-            offer.identities = [*first, *last, *others][:MAX_KEYS]
+            offer.identities = [*certified, *first, *last, *others][:MAX_KEYS]
         return offer
+
+    def _certified(
+        self, config: HostConfig, files: list[Path], known: list[Identity], problems: list[str]
+    ) -> list[Identity]:
+        """The known keys once more, with their certificates: those named, else the ones beside the keys."""
+        named = [Path(name) for name in config.certificate_files]
+        by_public = {_blob(identity.key): identity for identity in reversed(known)}
+        certified = []
+        for path in named or [Path(f"{path}-cert") for path in files]:
+            blob = self._public(path)
+            about = certified_blob(blob) if blob is not None else None
+            if blob is None or about is None:
+                if named:
+                    problems.append(f"CertificateFile {path} cannot be read, or is no certificate")
+            elif about not in by_public:
+                problems.append(f"the certificate {path} is about a key that is not among these")
+            else:
+                certified.append(Identity(str(path), _with_certificate(by_public[about].key, blob)))
+        return certified
+
+    def _public(self, path: Path) -> bytes | None:
+        with self._lock:
+            if path not in self._publics:
+                self._publics[path] = public_blob(path)
+            return self._publics[path]
 
     def _file(self, path: Path) -> PKey | str:
         """The key in a file, or the sentence that says why there is none."""
@@ -111,6 +139,8 @@ class Identities:
         socket_path = wanted
         if socket_path is None or socket_path == "SSH_AUTH_SOCK":
             socket_path = os.environ.get("SSH_AUTH_SOCK", "")
+        elif socket_path.startswith("$"):
+            socket_path = os.environ.get(socket_path[1:], "")
         if socket_path in ("", "none"):
             return [], None
         with self._lock:
@@ -121,7 +151,7 @@ class Identities:
 
 def _load(path: Path) -> PKey | str:
     try:
-        return PKey.from_path(path)
+        key = PKey.from_path(path)
     except FileNotFoundError:
         return f"{path} does not exist"
     except OSError as error:
@@ -130,16 +160,26 @@ def _load(path: Path) -> PKey | str:
         # cryptography raises TypeError for a key that is encrypted when no passphrase is given
         return f"{path} needs a passphrase and is in no agent: ssh-add {path}"
     except (ValueError, SSHException, UnknownKeyType) as error:
+        if path.suffix == ".pub":
+            return f"{path} is a public key, and no agent holds its private half"
         return f"{path} is no usable private key: {error}"
+    key.public_blob = None  # a certificate beside the key is offered apart
+    return key
 
 
-def _public_blob(path: Path) -> bytes | None:
-    """The public half beside a private key, which tells whether an agent holds it."""
-    try:
-        words = Path(f"{path}.pub").read_text(encoding="utf-8").split()
-        return base64.b64decode(words[1])
-    except (OSError, ValueError, IndexError):
-        return None
+def _blob(key: PKey) -> bytes:
+    """The public key; for what an agent holds, perhaps a certificate."""
+    return key.blob if isinstance(key, AgentKey) else key.asbytes()
+
+
+def _with_certificate(key: PKey, certificate: bytes) -> PKey:
+    """The key as one that shows a certificate; a copy, since keys are shared between threads."""
+    if isinstance(key, AgentKey):
+        shown: Any = AgentKey(key.agent, key.blob, key.comment)
+    else:
+        shown = copy.copy(key)
+    shown.public_blob = PublicBlob(key_type(certificate), certificate)
+    return shown  # type: ignore[no-any-return]
 
 
 def _ask_agent(socket_path: str) -> tuple[list[Identity], str | None]:
@@ -151,4 +191,8 @@ def _ask_agent(socket_path: str) -> tuple[list[Identity], str | None]:
     except (OSError, SSHException, EOFError) as error:
         connection.close()
         return [], f"the ssh agent at {socket_path} does not answer: {error}"
+    for key in keys:
+        if key.get_name().endswith(CERTIFICATE):  # paramiko alone would show the plain key instead
+            shown: Any = key
+            shown.public_blob = PublicBlob(key.get_name(), _blob(key))
     return [Identity(f"agent:{key.comment or key.get_name()}", key) for key in keys], None

@@ -19,14 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.transport.patterns import host_matches
+from clusterctl.transport.public_keys import is_key_of
 from clusterctl.transport.ssh_host import DEFAULT_PORT
 
-# Strings in a public key behind its type. A line whose key has others is garbage, as for OpenSSH.
-_PARTS = {
-    "ssh-ed25519": 1, "ssh-rsa": 2, "ecdsa-sha2-nistp256": 2, "ecdsa-sha2-nistp384": 2,
-    "ecdsa-sha2-nistp521": 2, "ssh-dss": 4, "sk-ssh-ed25519@openssh.com": 2,
-    "sk-ecdsa-sha2-nistp256@openssh.com": 3,
-}  # fmt: skip
 # In a host's name these would make a line that means other hosts too: not written, as by OpenSSH.
 _NEVER_WRITTEN = frozenset("@?*#[]|'\"\\")
 _SALT_BYTES = 20
@@ -139,17 +134,8 @@ def _canonical_key(key_type: str, text: str) -> str | None:
         blob = base64.b64decode(text.rstrip("\r"), validate=True)
     except (ValueError, binascii.Error):
         return None
-    parts, rest = [], blob
-    while len(rest) >= 4:
-        length = int.from_bytes(rest[:4], "big")
-        parts.append(rest[4 : 4 + length])
-        if len(parts[-1]) < length:
-            return None
-        rest = rest[4 + length :]
-    if rest or not parts or parts[0] != key_type.encode() or len(parts) - 1 != _PARTS.get(key_type):
-        return None
-    if key_type == "ssh-ed25519" and len(parts[1]) != 32:
-        return None
+    if not is_key_of(key_type, blob):
+        return None  # garbage, which OpenSSH skips too
     return base64.b64encode(blob).decode()
 
 

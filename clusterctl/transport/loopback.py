@@ -14,6 +14,7 @@ import selectors
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -67,6 +68,9 @@ class LoopbackCluster:
 
     def _start(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise ClusterctlError(f"{self.directory} is no folder of yours: keys would lie in it")
         self.directory.chmod(0o700)
         authorized = make_key(self.identity)
         host_keys = []

@@ -214,3 +214,16 @@ def test_mark_tells_clusters_apart(loopback) -> None:
         with connect(cluster) as connection:
             marks.add(connection.run(f"echo ${MARK}", b"", 5).out)
     assert len(marks) == 2
+
+
+def test_folder_of_another_user_takes_no_keys(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to make another user's folder")
+    (tmp_path / "nodes").mkdir()
+    os.chown(tmp_path / "nodes", 65534, 65534)
+    with (
+        pytest.raises(ClusterctlError, match="is no folder of yours"),
+        LoopbackCluster(["a"], tmp_path / "nodes"),
+    ):
+        pass
+    assert list((tmp_path / "nodes").iterdir()) == []
