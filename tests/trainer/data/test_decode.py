@@ -1,5 +1,6 @@
 """The decoding process: its pixels, its deadline, its end, and what it does not load."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from tests.trainer.data.clips import frame_numbers, write_clip
+from tests.trainer.test_checkpoint import small_disk
 from trainer.data.clip_cache import ClipCache
 from trainer.data.decode import Decoder, DecoderBroken, Window
 
@@ -199,3 +201,19 @@ def test_odd_file_names_arrive(decoder, tmp_path):
     _, replies = decoder.decode([(str(path), WINDOW)], SHAPE)
     assert replies[0].error == ""
     assert json.dumps(name)
+
+
+def test_a_full_folder_of_heartbeats_costs_no_clip_and_no_process(clips, tmp_path, monkeypatch):
+    with small_disk(tmp_path / "beats", "16k,nr_inodes=8") as beats:
+        monkeypatch.setenv("CLUSTERCTL_HEARTBEATS", str(beats))
+        decoder = Decoder(clip_timeout_s=20)
+        decoder.start()
+        with contextlib.suppress(OSError), (beats / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        try:
+            _, replies = decoder.decode([(clip, WINDOW) for clip in clips], SHAPE)
+            assert [reply.error for reply in replies] == [""] * len(clips)
+            assert decoder.replaced == 0
+        finally:
+            decoder.close()
