@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from clusterctl.errors import CouldNotFindOut, UsageError
+from clusterctl.payload.private import replace_file
 from clusterctl.render import Output
 from clusterctl.settings import Settings
 from dashboards import sources
@@ -163,12 +164,7 @@ def _write(where: str, registry: CollectorRegistry, output: Output) -> None:
     if not where.endswith(".prom"):
         output.warn("node_exporter reads only files that end in .prom", "warn")
     path = Path(where)
-    # Beside it and renamed: a reader sees the old file or the new one.
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.chmod(0o644)  # node_exporter is another user
-        part.replace(path)
+        replace_file(str(path), text.encode(), 0o644)  # node_exporter is another user
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise CouldNotFindOut(f"{path} cannot be written: {error.strerror or error}") from None

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from clusterctl.payload.private import open_own
+
 MAGIC = b"clusterctl recording 1\n"
 MARK = b"\xc7BLK"
 _HEAD = struct.Struct("<4scIIIIdd")  # mark, kind, checksum, lengths of three sections, times
@@ -154,9 +156,7 @@ class Appender:
         self._open()
 
     def _open(self) -> None:
-        self._descriptor = os.open(
-            self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
+        self._descriptor = open_own(str(self.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
