@@ -36,15 +36,15 @@ BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # a Mac has th
 class HeadClock:
     """The head's wall clock as it was at the start, carried on by a clock that is never stepped.
 
-    A step of the head's own clock so shows as the head's, and not as one of every node.
+    A step of the head's own clock so shows as the head's, and not as one of every node. That clock
+    counts on while the head sleeps: else every node would be ahead by as long as the lid was closed.
     """
 
     def __init__(self) -> None:
-        self._base_s = time.time() - time.monotonic()
         self._first_s = self._wall_minus_boot()
 
     def now_s(self) -> float:
-        return self._base_s + time.monotonic()
+        return self._first_s + time.clock_gettime(BOOTTIME)
 
     def moved_s(self) -> float:
         """How far the head's wall clock was stepped since the start."""

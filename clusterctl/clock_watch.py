@@ -21,6 +21,7 @@ from clusterctl.clock_talk import HeadClock, ask_time, receive_one, start
 from clusterctl.errors import TransportError
 from clusterctl.fanout import WIDTH
 from clusterctl.nodes import Node
+from clusterctl.pauses import Pauses
 from clusterctl.render import Cell, Output, local_time
 from clusterctl.settings import Settings
 from clusterctl.transport.base import Limits, Progress, Transport
@@ -30,7 +31,6 @@ PLAIN_BARS = "_.-=+*#@"  # for terminals that cannot show the others
 HISTORY = 40
 QUESTIONS = 4  # a look; over time the steps are what counts
 FLAT_S = 0.0005  # a wobble below this is drawn as a flat line
-AGAIN_S = (1.0, 2.0, 4.0, 8.0)  # between two attempts to reach a lost node
 STALE_LOOKS = 3
 
 
@@ -139,7 +139,7 @@ class Watch:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _follow(self, node: Node) -> None:
-        tries = 0
+        pauses = Pauses()
         while not self._stop.is_set():
             progress = Progress()
             begun = time.monotonic()
@@ -155,8 +155,7 @@ class Watch:
                 lost = Lost(node.name, time.monotonic(), progress.phase, said)
             if not self._stop.is_set():
                 self.events.put(lost)
-            tries = 0 if time.monotonic() - begun > 60 else tries + 1
-            self._stop.wait(AGAIN_S[min(tries, len(AGAIN_S)) - 1])
+            self._stop.wait(pauses.after(time.monotonic() - begun))
 
     def _ask_forever(self, node: Node, progress: Progress) -> None:
         with self._logins:  # a thousand handshakes at once would all be too late

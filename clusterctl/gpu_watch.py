@@ -17,10 +17,10 @@ from clusterctl.census import WAITING, Census, read_node
 from clusterctl.errors import TransportError
 from clusterctl.fanout import NodeResult
 from clusterctl.nodes import Node
+from clusterctl.pauses import Pauses
 from clusterctl.payload import ship
 from clusterctl.transport.base import Connection, Limits, Progress, Transport, Unreachable
 
-AGAIN_S = (1.0, 2.0, 4.0, 8.0)  # between two attempts to reach a lost node
 STALE_LOOKS = 3
 GOODBYE_S = 3.0  # all threads together, at the end
 
@@ -93,7 +93,7 @@ class Looks:
             self._newest[result.node] = (facts, time.monotonic())
 
     def _follow(self, node: Node) -> None:
-        tries = 0
+        pauses = Pauses()
         while not self._stop.is_set():
             progress = Progress()
             begun = time.monotonic()
@@ -107,8 +107,7 @@ class Looks:
                 why = Unreachable(progress.phase, time.monotonic() - progress.since, said)
             if not self._stop.is_set():
                 self._keep(NodeResult(node, None, why, time.monotonic() - begun))
-            tries = 0 if time.monotonic() - begun > 60 else tries + 1
-            self._stop.wait(AGAIN_S[min(tries, len(AGAIN_S)) - 1])
+            self._stop.wait(pauses.after(time.monotonic() - begun))
 
     def _ask_forever(self, node: Node, progress: Progress) -> None:
         with self._logins:  # a thousand handshakes at once would all be too late

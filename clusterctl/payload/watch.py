@@ -177,7 +177,9 @@ def is_number(value):
 
 
 class ClockSteps:
-    """Jumps of the wall clock against the clock that only counts."""
+    """Jumps of the wall clock against the clock that only counts, also while the machine sleeps."""
+
+    BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
     def __init__(self):
         self._apart = self._read()
@@ -189,11 +191,11 @@ class ClockSteps:
         return round(step, 4) if abs(step) > STEP_S else 0
 
     def _read(self):
-        """Wall minus monotonic clock: of three tries the one with the shortest gap."""
+        """Wall minus boot time: of three tries the one with the shortest gap."""
         best = (float("inf"), 0.0)
         for _ in range(3):
-            begun = time.monotonic()
+            begun = time.clock_gettime(self.BOOTTIME)
             wall = time.time()
-            ended = time.monotonic()
+            ended = time.clock_gettime(self.BOOTTIME)
             best = min(best, (ended - begun, wall - (begun + ended) / 2))
         return best[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from checks.facts import Clock, Exchange, Machine, NodeFacts, Previous, Unknown, Unreached
@@ -10,8 +12,10 @@ from checks.profile import Profile
 from checks.rules.time import middle_clock
 from clusterctl import clock_talk
 from clusterctl.clock import HEAD, cells, folded, judge, signed, span, steered_by
-from clusterctl.clock_talk import ask_time
+from clusterctl.clock_talk import HeadClock, ask_time
 from clusterctl.clock_watch import Alarm, Lost, Sample, Screen, Track, sparkline
+from clusterctl.pauses import Pauses
+from clusterctl.payload import watch
 from clusterctl.render import Output
 from tests.lab.equipment import CAPTURES
 
@@ -207,6 +211,53 @@ def test_late_answer_is_not_taken_for_the_answer_to_the_next_question(monkeypatc
     )
     said = ask_time(channel, lambda: next(now), questions=2, budget_s=60.0)  # type: ignore[arg-type]
     assert said.samples == ((0.0, 0.5, 1.0), (2.0, 2.05, 2.1))
+
+
+class _Clocks:
+    """The three clocks of a machine, moved as sleep and steps move them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall_s, self.boot_s, self.monotonic_s = 1.8e9, 5000.0, 4000.0
+        monkeypatch.setattr(time, "time", lambda: self.wall_s)
+        monkeypatch.setattr(time, "monotonic", lambda: self.monotonic_s)
+        monkeypatch.setattr(time, "clock_gettime", lambda _: self.boot_s)
+
+    def sleep(self, seconds: float) -> None:
+        """The lid is closed: CLOCK_MONOTONIC stands still."""
+        self.wall_s += seconds
+        self.boot_s += seconds
+
+    def step(self, seconds: float) -> None:
+        self.wall_s += seconds
+
+
+def test_a_head_that_slept_sees_no_node_ahead_and_its_own_step_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = _Clocks(monkeypatch)
+    head = HeadClock()
+    clocks.sleep(3600.0)
+    assert head.now_s() == pytest.approx(clocks.wall_s)
+    assert head.moved_s() == pytest.approx(0.0)
+    before_s = clocks.wall_s
+    clocks.step(-2.5)
+    assert head.now_s() == pytest.approx(before_s)
+    assert head.moved_s() == pytest.approx(-2.5)
+
+
+def test_a_node_that_slept_has_not_stepped_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = _Clocks(monkeypatch)
+    steps = watch.ClockSteps()
+    clocks.sleep(3600.0)
+    assert steps.step() == 0
+    clocks.step(-2.5)
+    assert steps.step() == -2.5
+
+
+def test_a_lost_node_is_asked_again_after_one_two_four_and_eight_seconds() -> None:
+    pauses = Pauses()
+    assert [pauses.after(0.1) for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert [pauses.after(lasted_s) for lasted_s in (3600.0, 0.1)] == [1.0, 2.0]
 
 
 class _Still:
