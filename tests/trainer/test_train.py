@@ -184,3 +184,31 @@ def test_a_run_directory_that_a_node_cannot_see_is_refused_at_the_start(tmp_path
         assemble.require_shared(tmp_path, TwoRanks(False))  # type: ignore[arg-type]
     assert caught.value.on_all_ranks
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_encoder_that_was_copied_in_part_is_copied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, run_dir = tmp_path / "first" / "epoch0-global_step2", tmp_path / "run"
+    encoder = source.parent / "text_encoder"
+    encoder.mkdir(parents=True)
+    run_dir.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (encoder / name).write_text(name)
+    config = train.configuration.load("demo", [])
+    plain = assemble.shutil.copytree
+
+    def killed(before: Path, after: Path) -> None:
+        after.mkdir()
+        (after / "config.json").write_text("con")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(assemble.shutil, "copytree", killed)
+    with pytest.raises(OSError, match="No space"):
+        assemble._prepare_text(config, run_dir, source, [])
+    assert not (run_dir / "text_encoder").exists()
+    monkeypatch.setattr(assemble.shutil, "copytree", plain)
+    assemble._prepare_text(config, run_dir, source, [])
+    copied = {path.name: path.read_text() for path in (run_dir / "text_encoder").iterdir()}
+    assert copied == {name: name for name in ("config.json", "model.safetensors")}
+    assert [path.name for path in run_dir.iterdir()] == ["text_encoder"]
