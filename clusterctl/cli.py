@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import sys
 from typing import NoReturn
 
 import click
 
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, OutputLost, UsageError
 
 # In the order of a working day; a test compares this list with commands/.
 COMMANDS = (
@@ -114,7 +116,14 @@ def main(args: list[str] | None = None) -> NoReturn:
     What it writes (plans, logs, reports, recordings) is for this user alone, unless an option says more.
     """
     os.umask(0o077)
-    sys.exit(run(sys.argv[1:] if args is None else args))
+    _prepare_streams()
+    code = run(sys.argv[1:] if args is None else args)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Told already. The interpreter flushes again at its end and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def run(args: list[str]) -> int:
@@ -126,29 +135,54 @@ def run(args: list[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        _say("interrupted")
         return 130
     except ClusterctlError as error:
-        click.echo(f"error: {error}", err=True)
+        if isinstance(error.__cause__, BrokenPipeError):
+            return READER_GONE
+        _say(f"error: {error}")
         if error.hint:
-            click.echo(f"  hint: {error.hint}", err=True)
+            _say(f"  hint: {error.hint}")
         if "-vv" in args:
             import traceback
 
             traceback.print_exc()
         return error.exit_code
-    except BrokenPipeError:
-        # The reader (head, less) has gone: nothing to say to it. Keep the interpreter's own
-        # flush at exit from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+
+
+READER_GONE = 141  # as a shell has it for SIGPIPE: head, less; nothing to say to it
+
+
+def _say(text: str) -> None:
+    """A sentence on stderr, which may be closed or full."""
+    from clusterctl.printable import printable
+
+    with contextlib.suppress(OSError):
+        click.echo(printable(text, lines=True), err=True)
 
 
 def _flush() -> None:
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raise OutputLost(f"cannot write to standard output: {error.strerror}") from error
+
+
+def _prepare_streams() -> None:
+    """Standard streams that are closed, or whose encoding lacks characters, must not end a command.
+
+    A closed stdout is opened so that writing fails: its lines are data, and would be lost in silence.
+    """
+    for descriptor, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):  # fmt: skip
+        if getattr(sys, name) is None:
+            os.open(os.devnull, flags)  # takes the lowest free number: this one
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
+        if descriptor and isinstance(getattr(sys, name), io.TextIOWrapper):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
 def _refuse_strangers() -> None:

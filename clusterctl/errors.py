@@ -45,3 +45,7 @@ class TransportError(ClusterctlError):
     def __init__(self, phase: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.phase = phase
+
+
+class OutputLost(ClusterctlError):
+    """Standard output cannot be written to: the disk is full, or its reader has gone."""

@@ -71,6 +71,8 @@ def _one(
             ) from None
         if answer is None:
             raise TransportError("command", f"no answer in {timeout_s:g} s")
+        if "sections" not in answer:
+            raise TransportError("parse", "the census says the time before anybody asked")
         samples = list(_ask_time(held, args["pings"]))
         return {
             **answer,
@@ -87,7 +89,7 @@ def _ask_time(held: ship.PayloadStream, times: int) -> list[tuple[float, float, 
             held.send({"ping": 1})
             reply = held.receive(PING_TIMEOUT_S)
             received = time.time()
-            if reply is None or not isinstance(reply.get("time_s"), float):
+            if reply is None or "time_s" not in reply:
                 break
             samples.append((sent, reply["time_s"], received))
     except (EOFError, TransportError):

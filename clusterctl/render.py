@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar
 
+from clusterctl.errors import OutputLost
 from clusterctl.fanout import Fanout, NodeResult
 from clusterctl.nodes import fold
 from clusterctl.printable import printable
@@ -45,7 +46,8 @@ class Output:
     def document(self, command: str, **data: Any) -> None:
         """The one JSON document of a command, on stdout; a stream has one a line."""
         document = {"schema": 1, "command": command, **data}
-        print(json.dumps(document, default=str), flush=True)  # of a stream each line counts at once
+        _write(sys.stdout, json.dumps(document, default=str))
+        self.flush()  # of a stream each line counts at once
 
     def line(self, text: str, style: str | None = None) -> None:
         """A line of data on stdout."""
@@ -58,9 +60,9 @@ class Output:
 
     def warn(self, text: str, style: str | None = None) -> None:
         """A line on stderr that -q does not silence."""
-        sys.stdout.flush()  # both may go to one pipe: keep their order
+        self.flush()  # both may go to one pipe: keep their order
         _write(sys.stderr, self._paint(printable(text, lines=True), style, sys.stderr))
-        sys.stderr.flush()
+        _flush(sys.stderr)
 
     def table(
         self,
@@ -99,8 +101,8 @@ class Output:
         return shutil.get_terminal_size().lines if sys.stdout.isatty() else None
 
     def flush(self) -> None:
-        """What was printed so far counts now: of a stream each block does."""
-        sys.stdout.flush()
+        """What was printed so far counts now: of a stream each block does. Raises `OutputLost`."""
+        _flush(sys.stdout)
 
     def can_repaint(self) -> bool:
         """Whether stdout is a terminal whose page may be drawn anew."""
@@ -171,12 +173,20 @@ def _cell(cell: str | Cell) -> Cell:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """A line; a character that the stream's encoding does not have is shown as Python would write it."""
+    """A line. Raises `OutputLost` for stdout, whose lines are data; stderr may be gone."""
     try:
         stream.write(text + "\n")
-    except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    except OSError as error:
+        if stream is sys.stdout:
+            raise OutputLost(f"cannot write to standard output: {error.strerror}") from error
+
+
+def _flush(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except OSError as error:
+        if stream is sys.stdout:
+            raise OutputLost(f"cannot write to standard output: {error.strerror}") from error
 
 
 def _cut(text: str, room: int) -> str:

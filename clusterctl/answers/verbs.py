@@ -5,6 +5,7 @@ The files of clusterctl/payload/ say these lines, and say nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from clusterctl.answers.shape import (
     whole,
 )
 from clusterctl.answers.watch import watch
+from clusterctl.errors import TransportError
 
 MIB = 1 << 20
 SHELL_BYTES = 4 * MIB  # of a command's stdout that go home, and a quarter of that of its stderr
@@ -111,48 +113,42 @@ def _rows(needed: dict[str, Shape], **optional: Shape) -> Shape:
 _OTHERS = _rows(_JOB_ROW)
 _MACHINE = text(1024)
 
-_KILL = has_key(
-    "rows",
-    _envelope(
-        "kill",
-        {
-            "rows": _rows(_JOB_ROW, gpu_bytes=maybe(whole(0))),
-            "others": _OTHERS,
-            "machine": _MACHINE,
-            "login": _name,
-        },
-    ),
-    _envelope(
-        "kill",
-        {
-            "left": _rows({**_LEFT_ROW, "why": text()}),
-            "zombies": _rows({"pid": _pid, "ppid": whole(0), "command": _name}),
-            "gpu_left": _rows({"pid": _pid, "bytes": whole(0)}),
-            "asked": whole(0, PROCESSES),
-            "missed": whole(0, PROCESSES),
-            "swept": whole(0, PROCESSES),
-            "forced": whole(0, PROCESSES),
-            "seconds": _seconds,
-        },
-    ),
+_LOOK = _envelope(
+    "kill",
+    {
+        "rows": _rows(_JOB_ROW, gpu_bytes=maybe(whole(0))),
+        "others": _OTHERS,
+        "machine": _MACHINE,
+        "login": _name,
+    },
 )
-_STOP = has_key(
-    "rows",
-    _envelope(
-        "stop",
-        {"rows": _rows(_JOB_ROW, asks=flag, beat=_BEAT), "others": _OTHERS, "machine": _MACHINE},
-    ),
-    _envelope(
-        "stop",
-        {
-            "left": _rows({**_LEFT_ROW, "beat": _BEAT, "why": text()}),
-            "rest": whole(-PROCESSES, PROCESSES),
-            "asked": whole(0, PROCESSES),
-            "gone": whole(0, PROCESSES),
-            "saved": maybe(text(8192)),
-            "seconds": _seconds,
-        },
-    ),
+_KILL = _envelope(
+    "kill",
+    {
+        "left": _rows({**_LEFT_ROW, "why": text()}),
+        "zombies": _rows({"pid": _pid, "ppid": whole(0), "command": _name}),
+        "gpu_left": _rows({"pid": _pid, "bytes": whole(0)}),
+        "asked": whole(0, PROCESSES),
+        "missed": whole(0, PROCESSES),
+        "swept": whole(0, PROCESSES),
+        "forced": whole(0, PROCESSES),
+        "seconds": _seconds,
+    },
+)
+_STOP_LOOK = _envelope(
+    "stop",
+    {"rows": _rows(_JOB_ROW, asks=flag, beat=_BEAT), "others": _OTHERS, "machine": _MACHINE},
+)
+_STOP = _envelope(
+    "stop",
+    {
+        "left": _rows({**_LEFT_ROW, "beat": _BEAT, "why": text()}),
+        "rest": whole(-PROCESSES, PROCESSES),
+        "asked": whole(0, PROCESSES),
+        "gone": whole(0, PROCESSES),
+        "saved": maybe(text(8192)),
+        "seconds": _seconds,
+    },
 )
 _CENSUS = has_key(
     "time_s", record({"time_s": number(0, 1e12)}), _envelope("census", {"cpu_s": _seconds})
@@ -183,10 +179,11 @@ _SHELL_SECTIONS = record(
         )
     }
 )
-_PLACE = has_key(
-    "part",
+_PLACED = _envelope("place", {"error": maybe(text())})
+_PREPARED = has_key(
+    "error",
+    _PLACED,
     _envelope("place", {"part": text(8192), "dest": text(8192), "there": flag, "same": flag}),
-    _envelope("place", {"error": maybe(text())}),
 )
 _STACKS = either(
     "type",
@@ -287,17 +284,31 @@ VERBS = {
     "census": Verb(_CENSUS, 6 * MIB),
     "clock": Verb(_CLOCK, 4 * MIB),
     "examine": Verb(_EXAMINE),
-    "kill": Verb(_KILL, 6 * MIB),
-    "place": Verb(_PLACE),
+    "kill kill": Verb(_KILL, 6 * MIB),
+    "kill look": Verb(_LOOK, 6 * MIB),
+    "place drop": Verb(_PLACED),
+    "place install": Verb(_PLACED),
+    "place prepare": Verb(_PREPARED),
     "reap": Verb(_envelope("reap", {"found": _rows(_LEFT_ROW), "left": _rows(_LEFT_ROW)}), 6 * MIB),
     "shell": Verb(_envelope("shell", sections=_SHELL_SECTIONS), 8 * MIB),
     "stacks": Verb(_STACKS, 6 * MIB),
-    "stop": Verb(_STOP, 6 * MIB),
+    "stop look": Verb(_STOP_LOOK, 6 * MIB),
+    "stop stop": Verb(_STOP, 6 * MIB),
     "watch": Verb(watch, MIB // 4),
 }
 
 
-def read_line(verb: str, line: bytes) -> dict[str, Any]:
-    """A line of the payload `verb`. Raises `TransportError` with phase parse."""
-    answer: dict[str, Any] = decode(line, f"the answer of {verb}", VERBS[verb].shape)
+def name_of(verb: str, args: Mapping[str, Any]) -> str:
+    """The key in VERBS: a verb that does several things answers each with a shape of its own."""
+    full = f"{verb} {args.get('op') or args.get('step')}"
+    return full if full in VERBS else verb
+
+
+def read_line(name: str, line: bytes) -> dict[str, Any]:
+    """A line of a payload, `name` as `name_of` gives it. Raises `TransportError` with phase parse."""
+    verb = VERBS[name]
+    what = f"the answer of {name.split()[0]}"
+    if len(line) > verb.line_bytes:
+        raise TransportError("parse", f"{what} is longer than {verb.line_bytes >> 10} KiB")
+    answer: dict[str, Any] = decode(line, what, verb.shape)
     return answer

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.answers.verbs import VERBS, read_line
+from clusterctl.answers.verbs import VERBS, name_of, read_line
 from clusterctl.errors import TransportError
 from clusterctl.printable import printable
 from clusterctl.transport.base import Completed, Connection, Stream
@@ -34,12 +34,13 @@ SHARED = {
     "examine": ("private",),
     "reap": ("processes",),
     "place": ("private",),
-    "kill": ("processes", "roles", "find", "ending"),
-    "stop": ("processes", "roles", "find", "ending", "beats"),
+    "kill": ("processes", "roles", "gpu_holders", "find", "ending"),
+    "stop": ("processes", "roles", "gpu_holders", "find", "ending", "beats"),
     "stacks": (
         "private",
         "processes",
         "roles",
+        "gpu_holders",
         "find",
         "beats",
         "tasks",
@@ -139,7 +140,8 @@ def probe(
         held = stream(connection, verb, args, nvml=nvml, sudo=sudo, start_timeout_s=timeout_s)
         with held:
             return _only_answer(held, verb, timeout_s)
-    most = VERBS[verb].line_bytes + FLOOD_BYTES
+    name = name_of(verb, args)
+    most = VERBS[name].line_bytes + FLOOD_BYTES
     done = connection.run(command_line(sudo), request(verb, args, nvml=nvml), timeout_s, most)
     before, marker, after = done.out.partition(MARKER.encode() + b"\n")
     noise = _noise(before)
@@ -152,7 +154,7 @@ def probe(
         raise TransportError(
             "command", f"the payload {verb} gave no answer: {_reason(done.rc, _text(done.err))}"
         )
-    return {**_answer(verb, line), "noise": noise}
+    return {**read_line(name, line), "noise": noise}
 
 
 def _only_answer(held: PayloadStream, verb: str, timeout_s: float) -> dict[str, Any]:
@@ -164,13 +166,6 @@ def _only_answer(held: PayloadStream, verb: str, timeout_s: float) -> dict[str, 
     if answer is None:
         raise TransportError("command", f"no answer in {timeout_s:g} s")
     return {**answer, "noise": held.noise}
-
-
-def _answer(verb: str, line: bytes) -> dict[str, Any]:
-    most = VERBS[verb].line_bytes
-    if len(line) > most:
-        raise TransportError("parse", f"the answer of {verb} is longer than {most >> 20} MiB")
-    return read_line(verb, line)
 
 
 def _not_started(done: Completed, noise: str) -> TransportError:
@@ -221,8 +216,8 @@ def _noise(data: bytes) -> str:
 class PayloadStream:
     """A payload that keeps running: JSON lines both ways. Closing it ends the payload."""
 
-    def __init__(self, channel: Stream, verb: str, noise: str) -> None:
-        self._channel, self._verb = channel, verb
+    def __init__(self, channel: Stream, name: str, noise: str) -> None:
+        self._channel, self._name = channel, name
         self.noise = noise
 
     def send(self, message: dict[str, Any]) -> None:
@@ -236,7 +231,7 @@ class PayloadStream:
         or, with phase parse, when the payload never says such a line.
         """
         line = self._channel.read_line(timeout_s)
-        return None if line is None else _answer(self._verb, line)
+        return None if line is None else read_line(self._name, line)
 
     def read_some(self, limit: int) -> bytes:
         """What has come, at most `limit` bytes, not line by line; b"" for nothing. Never waits.
@@ -300,7 +295,7 @@ def stream(
                 raise TransportError("start", f"no payload within {start_timeout_s:g} s")
             if line.endswith(MARKER.encode()):
                 noise.append(line[: -len(MARKER)])
-                return PayloadStream(channel, verb, _noise(b"\n".join(noise)))
+                return PayloadStream(channel, name_of(verb, args), _noise(b"\n".join(noise)))
             heard += len(line) + 1
             if heard > FLOOD_BYTES:
                 raise TransportError("start", f"the shell says {heard >> 10} kB before the payload")

@@ -1,5 +1,6 @@
 """The command line as a user meets it: exit codes, sentences, settings."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -112,15 +113,60 @@ def test_json_is_one_document_with_schema(hostfile: Path, capsys) -> None:
     assert [node["name"] for node in document["nodes"]] == ["b", "a1", "a2"]
 
 
-def test_reader_that_goes_away_leaves_no_traceback(hostfile: Path) -> None:
-    hostfile.write_text("n[1-20000]\n")
-    done = subprocess.run(
-        f"{shlex.quote(sys.executable)} -m clusterctl nodes {hostfile} | head -1",
-        shell=True, capture_output=True, text=True, timeout=60,
+def _in_shell(words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = f"{shlex.quote(sys.executable)} -m clusterctl {words}"
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True, text=True, timeout=60, env={**os.environ, **more},
     )  # fmt: skip
+
+
+def test_reader_that_goes_away_ends_it_as_sigpipe_does(hostfile: Path) -> None:
+    hostfile.write_text("n[1-20000]\n")
+    done = _in_shell(f"nodes {hostfile} | head -c 20")
+    assert done.returncode == 141
+    assert done.stderr == ""
     assert done.stdout.startswith("NODE")
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
+)
+def test_output_that_cannot_be_written_is_one_sentence(
+    hostfile: Path, where: str, why: str
+) -> None:
+    hostfile.write_text("n[1-2000]\n")
+    for more in ("", "--json", "-w n1"):
+        done = _in_shell(f"nodes {hostfile} {more} {where}")
+        assert done.stderr == f"error: cannot write to standard output: {why}\n"
+        assert done.returncode == 1
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "<&- 2>&-"])
+def test_lost_stderr_ends_nothing(hostfile: Path, where: str) -> None:
+    done = _in_shell(f"nodes {hostfile} {where}")
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4)
+    assert _in_shell(f"nodes /no/such/file {where}").returncode == 2
+    assert _in_shell(f"no-such-command {where}").returncode == 2
+
+
+def test_a_stream_without_unicode_gets_escapes() -> None:
+    code = "from clusterctl import cli, render; cli._prepare_streams(); render.Output().line('süd'); render.Output().warn('nörd')"  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("s\\xfcd\n", "n\\xf6rd\n")
+
+
+def test_nothing_of_a_file_is_obeyed_by_the_terminal(tmp_path: Path, capsys) -> None:
+    hostfile = tmp_path / "nodes.txt"
+    hostfile.write_text("n1 user=\x1b]0;owned\x07\n", encoding="utf-8")
+    cli.run(["nodes", str(hostfile)])
+    cli.run(["nodes", str(tmp_path / "\x1b]0;owned\x07")])
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err
+    assert r"\x1b]0;owned" in shown.err
 
 
 def test_piped_output_has_no_escape_codes(hostfile: Path) -> None:

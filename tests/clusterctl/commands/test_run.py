@@ -105,7 +105,7 @@ def test_quoting_reaches_the_node_untouched(nodes: LocalCluster, capsys) -> None
 
 def test_lines_end_at_newlines_only(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "-w", "n1", "--no-fold", r"printf '10%%\r20%%\n\n\f\n'") == 0
-    assert capsys.readouterr().out == "n1: 10%\r20%\nn1: \nn1: \x0c\n"
+    assert capsys.readouterr().out == "n1: 10%\\r20%\nn1: \nn1: \\x0c\n"
 
 
 def test_json_has_every_node_in_order(nodes: LocalCluster, capsys) -> None:
@@ -139,3 +139,34 @@ def test_verbose_shows_timings_and_the_shells_noise(nodes: LocalCluster, capsys)
     out, err = capsys.readouterr()
     assert " s)\nx\n" in out
     assert "n1: the shell says at its start: Welcome" in err
+
+
+def test_a_flood_of_any_bytes_comes_whole(nodes: LocalCluster, capsys) -> None:
+    assert cli.run(["run", "head -c 3500000 /dev/zero", str(nodes.hostfile), "--json"]) == 0
+    for node in json.loads(capsys.readouterr().out)["nodes"]:
+        assert (node["rc"], node["truncated"]) == (0, False)
+        assert node["out"] == "\0" * 3_500_000
+
+
+def test_what_is_cut_is_said(nodes: LocalCluster, capsys) -> None:
+    text = "head -c 5000000 /dev/zero | tr '\\0' x; head -c 2000000 /dev/zero >&2; exit 3"
+    assert cli.run(["run", text, str(nodes.hostfile), "--json"]) == 1
+    for node in json.loads(capsys.readouterr().out)["nodes"]:
+        assert (node["rc"], node["truncated"]) == (3, True)
+        assert (len(node["out"]), len(node["err"])) == (4 << 20, 1 << 20)
+    assert cli.run(["run", text, str(nodes.hostfile)]) == 1
+    assert "output cut" in capsys.readouterr().out
+
+
+def test_escapes_in_output_are_shown_not_obeyed(nodes: LocalCluster, capsys) -> None:
+    text = r"printf 'a\033]52;c;cm0=\007\033[31mred\033[0m\tb\n'; printf 'e\033[2J\n' >&2"
+    for more in ([], ["--no-fold"], ["--diff"], ["-v"]):
+        assert cli.run(["run", text, str(nodes.hostfile), *more]) == 0
+        shown = capsys.readouterr()
+        assert "\x1b" not in shown.out + shown.err
+        assert "a\\x1b]52;c;cm0=\\x07red\tb\n" in shown.out
+        assert "e\\x1b[2J" in shown.err
+    cli.run(["run", text, str(nodes.hostfile), "--json"])  # JSON has what came, escaped by itself
+    document = capsys.readouterr().out
+    assert "\x1b" not in document
+    assert json.loads(document)["nodes"][0]["out"] == "a\x1b]52;c;cm0=\x07\x1b[31mred\x1b[0m\tb\n"
