@@ -14,7 +14,9 @@ from clusterctl.transport.wire import STALL_S
 Address = tuple[int, tuple[object, ...]]  # family, socket address
 
 
-def addresses(host: str, port: int, deadline: float, limits: Limits) -> list[Address]:
+def addresses(
+    host: str, port: int, deadline: float, limits: Limits, family: int = socket.AF_UNSPEC
+) -> list[Address]:
     """Where a host may be reached. getaddrinfo has no time limit, so it runs aside.
 
     Raises `TransportError("resolve")`.
@@ -24,15 +26,17 @@ def addresses(host: str, port: int, deadline: float, limits: Limits) -> list[Add
     except ValueError:
         pass
     else:
-        if literal.version == 4:
+        if literal.version == 4 and family != socket.AF_INET6:
             return [(socket.AF_INET, (host, port))]
     found: list[Address] = []
     failure: list[OSError] = []
 
     def look_up() -> None:
         try:
-            for family, _, _, _, address in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
-                found.append((family, address))
+            for kind, _, _, _, address in socket.getaddrinfo(
+                host, port, family, socket.SOCK_STREAM
+            ):
+                found.append((kind, address))
         except OSError as error:
             failure.append(error)
         except UnicodeError as error:  # a label that is empty or too long

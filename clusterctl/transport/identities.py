@@ -18,7 +18,7 @@ from paramiko.pkey import PKey, PublicBlob, UnknownKeyType
 from paramiko.ssh_exception import PasswordRequiredException, SSHException
 
 from clusterctl.transport.public_keys import CERTIFICATE, certified_blob, key_type, public_blob
-from clusterctl.transport.ssh_host import HostConfig
+from clusterctl.transport.ssh_host import LEAST_RSA_BITS, HostConfig
 
 DEFAULT_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_TIMEOUT_S = 7.0
@@ -86,8 +86,11 @@ class Identities:
                 first.append(held)  # also where the file needs a passphrase
                 continue
             loaded = self._file(path)
+            bits = config.required_rsa_bits or LEAST_RSA_BITS
             if isinstance(loaded, str):
                 offer.problems.append(loaded)
+            elif loaded.get_name() == "ssh-rsa" and loaded.get_bits() < bits:
+                offer.problems.append(f"{path} has fewer than {bits} bits")
             elif explicit and path == files[0]:
                 first.append(Identity(str(path), loaded))
             else:

@@ -32,7 +32,13 @@ from clusterctl.transport.identities import Identities
 from clusterctl.transport.jump import JumpPool, proxy_command
 from clusterctl.transport.known_hosts import KnownHosts, fingerprint, split_paths
 from clusterctl.transport.ssh_config import SshConfig
-from clusterctl.transport.ssh_host import DEFAULT_PORT, HostConfig, local_user
+from clusterctl.transport.ssh_host import (
+    DEFAULT_PORT,
+    FAMILIES,
+    LEAST_RSA_BITS,
+    HostConfig,
+    local_user,
+)
 from clusterctl.transport.wire import Wire
 
 KEEPALIVE_S = 15
@@ -190,6 +196,7 @@ class ParamikoTransport:
             wire = Wire(sock, on_banner=lambda: progress.enter("kex"))
             wire.at_close(give_back)
             asked = target.known.types(*_known_as(target)) if types is None else types
+            wire.limit(target.config.algorithms)
             wire.prefer_host_keys(asked)
             _negotiate(wire, deadline, limits, progress)
             progress.enter("hostkey")
@@ -217,7 +224,8 @@ class ParamikoTransport:
         if config.proxy_jump:
             return self._through(target, config.proxy_jump, limits, progress, via)
         deadline = time.monotonic() + limits.tcp_s
-        candidates = dial.addresses(target.host, target.port, deadline, limits)
+        family = FAMILIES[config.address_family or "any"]
+        candidates = dial.addresses(target.host, target.port, deadline, limits, family)
         progress.enter("tcp")
         return dial.connect(candidates, target.port, deadline, limits), lambda: None
 
@@ -267,6 +275,9 @@ class ParamikoTransport:
         """Raises `_OtherTypes` where the host must be `asked` for other keys, once."""
         key = wire.get_remote_server_key()
         key_type, text = key.get_name(), key.get_base64()
+        bits = target.config.required_rsa_bits or LEAST_RSA_BITS
+        if key_type == "ssh-rsa" and key.get_bits() < bits:
+            raise TransportError("hostkey", f"the host's RSA key has fewer than {bits} bits")
         name, port = _known_as(target)
         verdict = target.known.check(name, port, key_type, text)
         if verdict.state == "changed" and asked is not None and set(verdict.types) != set(asked):
@@ -313,6 +324,9 @@ class ParamikoTransport:
         offer = self._identities.offer(target.config, target.identity)
         refused, stopped = [], ""
         for identity in offer.identities:
+            if not wire.may_offer(identity.key):
+                offer.problems.append(f"PubkeyAcceptedAlgorithms leaves out {identity.name}")
+                continue
             wire.auth_timeout = max(0.1, deadline - time.monotonic())
             try:
                 more = wire.auth_publickey(target.user, identity.key)

@@ -18,6 +18,7 @@ from clusterctl.transport.ssh_keywords import HARMLESS
 from clusterctl.transport.ssh_values import BadValue, expand, expand_path
 
 DEFAULT_PORT = 22
+LEAST_RSA_BITS = 1024  # OpenSSH's own least, where RequiredRSASize says nothing
 FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 

@@ -19,6 +19,10 @@ from paramiko.message import Message
 from paramiko.packet import Packetizer
 from paramiko.ssh_exception import SSHException
 
+from clusterctl.errors import TransportError
+from clusterctl.transport.algorithms import limited
+from clusterctl.transport.public_keys import CERTIFICATE
+
 # How often an idle connection's thread wakes up; closing does not wait for it (see Wire.close).
 IDLE_POLL_S = 5.0
 CLOSE_WAIT_S = 0.2
@@ -40,6 +44,17 @@ _MACS = (
     "hmac-sha2-256",
     "hmac-sha2-512",
 )
+
+
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")  # signatures of keys of the type ssh-rsa
+# Keyword of ssh_config: paramiko's names for what is preferred, and for what there is.
+_LISTS = {
+    "ciphers": ("_preferred_ciphers", "_cipher_info"),
+    "hostkeyalgorithms": ("_preferred_keys", "_key_info"),
+    "kexalgorithms": ("_preferred_kex", "_kex_info"),
+    "macs": ("_preferred_macs", "_mac_info"),
+    "pubkeyacceptedalgorithms": ("_preferred_pubkeys", "_key_info"),
+}
 
 
 class _Packets(Packetizer):
@@ -127,7 +142,7 @@ def closed_by_peer(channel: Channel) -> bool:
 
 def _key_type(algorithm: str) -> str:
     """The type of key that a signature algorithm uses."""
-    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+    return "ssh-rsa" if algorithm in _RSA else algorithm
 
 
 class SafeChannel(Channel):
@@ -184,6 +199,7 @@ class Wire(paramiko.Transport):
 
     _active_check_timeout = IDLE_POLL_S
     _preferred_keys: tuple[str, ...] = _Transport._preferred_keys
+    _preferred_pubkeys: tuple[str, ...] = _Transport._preferred_pubkeys
     _preferred_ciphers = tuple(c for c in _CIPHERS if c in _Transport._cipher_info)
     _preferred_macs = tuple(m for m in _MACS if m in _Transport._mac_info)
     _channel_handler_table = {  # noqa: RUF012 - paramiko's own shape
@@ -200,6 +216,7 @@ class Wire(paramiko.Transport):
         self._on_banner = on_banner
         self._on_close: list[Callable[[], None]] = []
         self._close_lock = threading.Lock()
+        self._is_limited = False
 
     def _log(self, level: int, msg: Any, *args: Any) -> None:
         """Failures reach the caller as exceptions; the text paramiko logs says no more."""
@@ -229,6 +246,28 @@ class Wire(paramiko.Transport):
             raise TimeoutError
         if not self.is_active():
             raise self.get_exception() or EOFError()
+
+    def limit(self, algorithms: tuple[tuple[str, str], ...]) -> None:
+        """Use only what ssh_config's lists allow. Raises `TransportError`."""
+        for keyword, spec in algorithms:
+            preferred, known = _LISTS[keyword]
+            ours, supported = getattr(self, preferred), getattr(_Transport, known)
+            if keyword == "pubkeyacceptedalgorithms":
+                ours += tuple(name for name in supported if name.removesuffix(CERTIFICATE) in ours)
+            else:
+                supported = [name for name in supported if not name.endswith(CERTIFICATE)]
+            chosen = limited(ours, supported, spec)
+            if not chosen:
+                raise TransportError("kex", f"{keyword} {spec}: this backend has none of these")
+            setattr(self, preferred, chosen)
+            self._is_limited |= keyword == "pubkeyacceptedalgorithms"
+
+    def may_offer(self, key: paramiko.PKey) -> bool:
+        """Whether PubkeyAcceptedAlgorithms allows a key, or its certificate."""
+        shown: Any = key.public_blob
+        kind = shown.key_type if shown else key.get_name()
+        kinds = [kind.replace("ssh-rsa", name) for name in ("ssh-rsa", *_RSA)]
+        return not self._is_limited or any(one in self._preferred_pubkeys for one in kinds)
 
     def prefer_host_keys(self, types: tuple[str, ...]) -> None:
         """Ask for the host key types on record first, so that a known host shows a known key.

@@ -40,3 +40,16 @@ def test_only_addresses_of_such_a_family_are_a_failure_with_its_reason() -> None
     with pytest.raises(TransportError, match=r"not supported.*port 22") as caught:
         dial.connect([(off, ("::1", 22))], 22, time.monotonic() + 1, LIMITS)
     assert caught.value.phase == "tcp"
+
+
+def test_only_addresses_of_the_family_that_ssh_config_names_are_used() -> None:
+    def found(host: str, family: int) -> set[int]:
+        later = time.monotonic() + 5
+        return {kind for kind, _ in dial.addresses(host, 22, later, LIMITS, family)}
+
+    assert (
+        found("127.0.0.1", socket.AF_INET) == found("localhost", socket.AF_INET) == {socket.AF_INET}
+    )
+    with pytest.raises(TransportError) as caught:
+        found("127.0.0.1", socket.AF_INET6)
+    assert caught.value.phase == "resolve"
