@@ -1,4 +1,4 @@
-"""What ranks say about themselves on this node: heartbeats, the clip at hand, handled signals. Part of stop and stacks.
+"""What ranks say about themselves on this node: heartbeats, the clip at hand, handled signals. Part of stop and stacks. Needs private.py.
 
 Heartbeats are the files of trainer/telemetry.py in the folder that CLUSTERCTL_HEARTBEATS names.
 """
@@ -27,7 +27,7 @@ def heartbeat(one, pid, rank):
     return {
         "step": beat.get("step"),
         "phase": beat.get("phase"),
-        "age_s": round(time.monotonic() - beat.get("mono_s", 0.0), 3),
+        "age_s": round(time.monotonic() - beat["mono_s"], 3),
     }
 
 
@@ -36,17 +36,19 @@ def clip(one, pid):
     work = _json_of(one, "clip-%d.json" % pid)
     if work is None or not work.get("path"):
         return None
-    return {"path": work["path"], "age_s": round(time.monotonic() - work.get("mono_s", 0.0), 3)}
+    return {"path": work["path"], "age_s": round(time.monotonic() - work["mono_s"], 3)}
 
 
 def _json_of(one, name):
-    """A small file of the node's own memory file system; a torn or foreign one is None."""
+    """A small file of the process's own user in a folder that it names; a torn or foreign one is None."""
     folder = variable(one, "CLUSTERCTL_HEARTBEATS")
     if not folder:
         return None
     try:
-        with open(os.path.join(folder, name), "rb") as file:
+        with os.fdopen(
+            open_own(os.path.join(folder, name), os.O_RDONLY, uid=one.uid), "rb"
+        ) as file:
             data = json.loads(file.read(65536).rstrip(b"\0 \n"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) else None
+    return data if isinstance(data, dict) and isinstance(data.get("mono_s"), (int, float)) else None

@@ -12,8 +12,7 @@ def same_job():
     """Who does the same work here: two at once would write the same files.
 
     The lock is held as long as this agent lives and decides between two that start at the same
-    moment; the tags find ranks whose agent is gone. What other users' processes call themselves is
-    their business.
+    moment; the tags find ranks whose agent is gone.
     """
     holder = take_job(MASTER_PATIENCE_S if ARGS["first_rank"] == 0 else PATIENCE_S)
     found = [holder] if holder else []
@@ -22,13 +21,6 @@ def same_job():
         if job == ARGS["job"] and run != ARGS["run"] and node == ARGS["node"] and is_own(pid):
             found.append({"pid": pid, "run": run})
     return found
-
-
-def is_own(pid):
-    try:
-        return os.stat("/proc/%d" % pid).st_uid == os.getuid()
-    except OSError:
-        return False  # gone
 
 
 def take_job(patience_s):

@@ -103,7 +103,15 @@ def members(run, node=None, root=None, without=()):
 
 def _is_member(pid, run, node):
     tag = tags(pid)
-    return tag[0] == run and (node is None or tag[2] == node)
+    return tag[0] == run and (node is None or tag[2] == node) and is_own(pid)
+
+
+def is_own(pid):
+    """Whether it runs as this user: what other users' processes call themselves is their business."""
+    try:
+        return os.stat("/proc/%d" % pid).st_uid == os.getuid()
+    except OSError:
+        return False  # gone
 
 
 def send(pids, number):

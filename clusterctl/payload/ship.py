@@ -35,7 +35,7 @@ SHARED = {
     "reap": ("processes",),
     "place": ("private",),
     "kill": ("processes", "roles", "gpu_holders", "find", "ending"),
-    "stop": ("processes", "roles", "gpu_holders", "find", "ending", "beats"),
+    "stop": ("private", "processes", "roles", "gpu_holders", "find", "ending", "beats"),
     "stacks": (
         "private",
         "processes",

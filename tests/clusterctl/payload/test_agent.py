@@ -380,3 +380,28 @@ def test_program_that_another_user_has_put_in_place_is_refused(agent, tmp_path: 
         text = agent(**args).hear("failed")["text"]
         assert text.startswith("no job can be started here: ")
         assert f"{tmp_path}/venv belongs to user 65534" in text
+
+
+def test_process_of_another_user_with_the_tags_of_a_run_is_no_part_of_it(
+    agent, tmp_path: Path
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to be another user too")
+    one = agent()
+    one.start(WAIT, tmp_path)
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "CLUSTERCTL_RUN": one.run_id,
+        "CLUSTERCTL_NODE": "here",
+        "RANK": "0",
+    }
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/env"]
+    with subprocess.Popen([*nobody, "sh", "-c", "trap '' TERM; echo up; sleep 60"], env=env, stdout=subprocess.PIPE, start_new_session=True) as other:  # fmt: skip
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"up\n"
+            one.send(op="stop", grace_s=1.0)
+            assert one.hear("gone")["left"] == []
+            assert other.poll() is None
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
