@@ -121,7 +121,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
         except Exception as error:  # noqa: BLE001 - rank boundary
             ours = _last_words(error)
             late = EngineError(
-                f"{ours} (this rank could not end within {_LEAVE_S:.0f} s and is ended)"
+                f"{ours} (this rank could not end within {_LEAVE_S:g} s and is ended)"
             )
             leaving.enter_context(ends_after(_LEAVE_S, late))
             raise ours from (None if ours is error else error)

@@ -51,6 +51,7 @@ class Counts:
         default_factory=list
     )  # a checkpoint that is not what its manifest says
     tracebacks: list[str] = field(default_factory=list)  # of the rank that did nothing wrong
+    alone: list[str] = field(default_factory=list)  # where only one rank failed
     ends: Counter[str] = field(default_factory=Counter)
     longest_s: float = 0.0  # from the end of the first rank to that of the last
 
@@ -222,6 +223,7 @@ class Campaign:
             end = "went on to a good end"
         elif not all(failed):
             end = f"only rank {failed.index(True)} failed, after what both do"
+            counts.alone.append(shown)
         elif "another rank has ended" in logs[0]:
             end = "rank 1 ended, rank 0 with it"
         else:
@@ -267,7 +269,7 @@ def report(counts: Counts) -> str:
         f"hung {len(counts.hung)}, broken checkpoints {len(counts.broken)}, tracebacks of the other rank "
         f"{len(counts.tracebacks)}; at most {counts.longest_s:.1f} s between the ends"
     )
-    return "\n".join([line, *counts.hung, *counts.broken, *counts.tracebacks])
+    return "\n".join([line, *counts.hung, *counts.broken, *counts.tracebacks, *counts.alone])
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def common(said: Sequence[TrainerError | None], prefix: str = "") -> TrainerErro
     for text, ranks in alike.items():
         more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
         who = f"rank {', '.join(map(str, ranks[:_SHOWN]))}{more}: "
-        texts.append(text if len(ranks) == len(said) > 1 else who + text)
+        texts.append(text if len(ranks) == len(said) else who + text)
     return agreed(first, prefix + "\n".join(texts))
 
 
