@@ -82,6 +82,7 @@ class NodeJob:
     processes: tuple[Process, ...] = ()
     others: tuple[Process, ...] = ()  # fit the pick, but belong to somebody else
     unreachable: Unreachable | None = None
+    notes: tuple[str, ...] = ()  # what a user has to know of how it was found
 
 
 def look(
@@ -122,7 +123,8 @@ def read_jobs(results: Sequence[NodeResult[dict[str, Any]]]) -> list[NodeJob]:
                 taken.add(key)
                 mine.append(row)
         others = tuple(read_process(row) for row in result.value["others"])
-        jobs.append(NodeJob(result.node, tuple(mine), others))
+        notes = tuple(result.value.get("notes", ()))
+        jobs.append(NodeJob(result.node, tuple(mine), others, notes=notes))
     return jobs
 
 

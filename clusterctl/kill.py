@@ -47,6 +47,11 @@ class Ended:
         return list(self.answer["gpu_left"]) if self.answer else []
 
     @property
+    def unproved(self) -> str:
+        """Why nobody can tell whether GPU memory is free; "" where it is, or is known to be held."""
+        return str(self.answer["gpu_unknown"]) if self.answer else ""
+
+    @property
     def ended(self) -> int:
         """Processes that were there and are not any more."""
         if not self.answer:
@@ -79,7 +84,8 @@ def end(
             "targets": [[process.pid, process.start] for process in job.processes],
             "signal": order.signal,
             "grace_s": order.grace_s,
-            "gpu": any(process.gpu_bytes for process in job.processes),
+            # What is not known may be held, too.
+            "gpu": any(process.gpu_bytes != 0 for process in job.processes),
         }
 
     fanout = ask(
@@ -92,7 +98,7 @@ def end(
 
 
 def _ended(job: NodeJob, result: NodeResult[dict[str, Any]] | None) -> Ended:
-    nothing = {"left": [], "zombies": [], "gpu_left": [], "asked": 0, "swept": 0, "forced": 0, "missed": 0, "seconds": 0.0}  # fmt: skip
+    nothing = {"left": [], "zombies": [], "gpu_left": [], "gpu_unknown": "", "asked": 0, "swept": 0, "forced": 0, "missed": 0, "seconds": 0.0}  # fmt: skip
     if job.unreachable is not None:
         return Ended(job, None, job.unreachable.sentence())
     if result is None:
@@ -104,10 +110,10 @@ def _ended(job: NodeJob, result: NodeResult[dict[str, Any]] | None) -> Ended:
 
 
 def exit_code(ended: Sequence[Ended]) -> int:
-    """1 when something is left, 3 when a node did not confirm, else 0."""
+    """1 when something is left, 3 when a node did not confirm or cannot tell, else 0."""
     if any(one.left or one.gpu_left for one in ended):
         return 1
-    return 3 if any(one.answer is None for one in ended) else 0
+    return 3 if any(one.answer is None or one.unproved for one in ended) else 0
 
 
 def report_lines(ended: Sequence[Ended]) -> tuple[str, list[str]]:
@@ -134,8 +140,10 @@ def report_lines(ended: Sequence[Ended]) -> tuple[str, list[str]]:
                 f"state {row['state']}: {row['why']}"
             )
         for held in one.gpu_left:
-            size = held["bytes"] / (1 << 30)
-            bad.append(f"still there: {name}: {size:.1f} GiB of GPU memory of pid {held['pid']}, which has ended")  # fmt: skip
+            size = "some" if held["bytes"] is None else f"{held['bytes'] / (1 << 30):.1f} GiB of"
+            bad.append(f"still there: {name}: {size} GPU memory of pid {held['pid']}, which has ended")  # fmt: skip
+        if one.unproved:
+            bad.append(f"NOT CONFIRMED: {name}: that its GPU memory is free: {one.unproved}")
     return good, bad
 
 
@@ -144,11 +152,12 @@ def to_json(ended: Sequence[Ended], unreachable: Callable[[NodeJob], Any]) -> li
     return [
         {
             "node": one.job.node.name,
-            "confirmed": one.answer is not None and not one.left and not one.gpu_left,
+            "confirmed": one.answer is not None and not (one.left or one.gpu_left or one.unproved),
             "processes": [process.raw for process in one.job.processes],
             "others": [process.raw for process in one.job.others],
             "left": one.left,
             "gpu_left": one.gpu_left,
+            "gpu_unknown": one.unproved,
             "zombies": one.answer["zombies"] if one.answer else [],
             "ended": one.ended,
             "forced": one.answer["forced"] if one.answer else 0,

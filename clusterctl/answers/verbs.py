@@ -120,6 +120,7 @@ _LOOK = _envelope(
         "others": _OTHERS,
         "machine": _MACHINE,
         "login": _name,
+        "notes": items(text(1024), 8),
     },
 )
 _KILL = _envelope(
@@ -127,7 +128,8 @@ _KILL = _envelope(
     {
         "left": _rows({**_LEFT_ROW, "why": text()}),
         "zombies": _rows({"pid": _pid, "ppid": whole(0), "command": _name}),
-        "gpu_left": _rows({"pid": _pid, "bytes": whole(0)}),
+        "gpu_left": _rows({"pid": _pid, "bytes": maybe(whole(0))}),
+        "gpu_unknown": text(),
         "asked": whole(0, PROCESSES),
         "missed": whole(0, PROCESSES),
         "swept": whole(0, PROCESSES),
@@ -182,7 +184,7 @@ _SHELL_SECTIONS = record(
 _PLACED = _envelope("place", {"error": maybe(text())})
 _PREPARED = has_key(
     "error",
-    _PLACED,
+    _envelope("place", {"error": text()}),
     _envelope("place", {"part": text(8192), "dest": text(8192), "there": flag, "same": flag}),
 )
 _STACKS = either(

@@ -187,3 +187,6 @@ def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
                     output.line(f"  {job.node.name}  pid {process.pid}  {process.label}  {process.state}  {process.user}  {process.program}")  # fmt: skip
     for line in others_lines(jobs):
         output.note(line)
+    for job in jobs:
+        for note in job.notes:
+            output.note(f"{job.node.name}: {note}")

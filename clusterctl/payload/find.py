@@ -3,7 +3,7 @@
 A pick says what is looked for: {"runs": [ids]} the tag CLUSTERCTL_RUN ([] takes every tagged run),
 {"match": regex} command lines, {"gpus": true} whoever holds a GPU; {"user": name} keeps one owner's
 ("" is who logged in), {"node": name} leaves out what carries another node's tag (nodes that share one machine).
-Needs processes.py and roles.py.
+Needs processes.py, roles.py and gpu_holders.py.
 """
 
 import collections
@@ -36,6 +36,7 @@ ADOPTERS = (
     "conmon",
     "containerd-shim",
 )
+NOTES = []  # type: list  # what a user has to know of how the job was found
 JOB_NAMES = (b"MASTER_ADDR", b"MASTER_PORT", b"TORCHELASTIC_RUN_ID")
 
 Seen = collections.namedtuple("Seen", "facts uid environ words")
@@ -164,7 +165,8 @@ def seed_test(pick, shot):
             and bool(pattern.search(b" ".join(one.words).decode("utf-8", "replace")))
         )
     if pick.get("gpus"):
-        holders = gpu_holders()
+        holders, notes = gpu_holders()
+        NOTES.extend(notes)
         return lambda pid, one: pid in holders and not GPU_DAEMONS.match(one.facts.command)
     runs = pick.get("runs") or []
 
@@ -215,34 +217,6 @@ def chain_above(pid):
         found = process(pid)
         pid = found.ppid if found else 0
     return chain
-
-
-def gpu_memory():
-    """{pid: bytes of GPU memory} from nvidia-smi; None where that cannot be asked."""
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    answer = section("gpu_processes", query, 10.0)
-    if answer["state"] != "ended" or answer["rc"] != 0:
-        return None
-    held = collections.Counter()  # type: Any
-    for line in answer["out"].splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == 2 and words[0].isdigit():
-            held[int(words[0])] += int(words[1]) << 20 if words[1].isdigit() else 0
-    return dict(held)
-
-
-def gpu_holders():
-    """Processes on a GPU: those nvidia-smi names, and those with one of its devices open."""
-    holders = set(gpu_memory() or ())
-    for pid in all_pids():
-        folder = "/proc/%d/fd" % pid
-        try:
-            links = [os.readlink("%s/%s" % (folder, name)) for name in os.listdir(folder)]
-        except OSError:
-            continue  # of another user, or just ended
-        if any(re.match(r"/dev/nvidia\d+$", link) for link in links):
-            holders.add(pid)
-    return holders
 
 
 def machine():

@@ -1,8 +1,9 @@
 """Show a job's processes on this node (op look), or end them and prove it (op kill).
 
-ARGS: op, pick (find.py); for kill also targets [[pid, start]], signal, grace_s (kill_s, gpu_s).
-look answers `rows` (describe_job), `others` (what fits the pick but belongs to other users);
-kill answers left, zombies, gpu_left, counts and seconds.
+ARGS: op, pick (find.py); for kill also targets [[pid, start]], signal, grace_s (kill_s), gpu (whether to
+prove that GPU memory is free, within gpu_s).
+look answers `rows` (describe_job), `others` (what fits the pick but belongs to other users), `notes`;
+kill answers left, zombies, gpu_left, gpu_unknown (why nobody can tell), counts and seconds.
 """
 
 import signal
@@ -22,27 +23,36 @@ def main():
 def look(pick):
     shot, pids, strangers = find_job(pick)
     rows, others = describe_job(shot, pids), describe_job(shot, strangers)
-    held = gpu_memory() if rows else {}
+    held = memory_of([row["pid"] for row in rows]) if rows else {}
     for row in rows:
-        row["gpu_bytes"] = None if held is None else held.get(row["pid"], 0)
-    return {"rows": rows, "others": others, "machine": machine(), "login": login_user()}
+        row["gpu_bytes"] = held[row["pid"]]
+    return {
+        "rows": rows,
+        "others": others,
+        "machine": machine(),
+        "login": login_user(),
+        "notes": NOTES[:8],
+    }
 
 
 def kill(pick):
     begun = time.monotonic()
     approved = [tuple(target) for target in ARGS["targets"]]
-    held = gpu_memory() if ARGS.get("gpu") else None
     ending = Ending(approved, Sweep(pick, approved).now)
     forced = ending.run(
         getattr(signal, ARGS["signal"]), ARGS["grace_s"], ARGS.get("kill_s", KILL_S)
     )
     left = ending.survivors()
     ended = set(ending.victims) - {(row["pid"], start_of(row["pid"])) for row in left}
-    gpu_left = wait_for_gpus({pid for pid, _ in ended}, held)
+    gpu_left, gpu_unknown = [], ""  # type: list, str
+    if ARGS.get("gpu") and ended:
+        pids = {pid for pid, _ in ended}
+        gpu_left, gpu_unknown = prove_freed(pids, ARGS.get("gpu_s", GPU_FREE_S))
     return {
         "left": left,
         "zombies": zombies(ended),
         "gpu_left": gpu_left,
+        "gpu_unknown": gpu_unknown,
         "asked": ending.first,
         "missed": ending.missed,
         "swept": len(ending.victims) - ending.first,
@@ -94,17 +104,3 @@ class Sweep:
     def _led(self, leader):
         """Whether a session or group is one of the job's; its leader may have ended."""
         return leader in self.known and (leader not in self.shot.facts or self._is_same(leader))
-
-
-def wait_for_gpus(ended, held):
-    """[{pid, bytes}] of GPU memory that processes hold although they have ended."""
-    mine = {pid for pid, size in (held or {}).items() if pid in ended}
-    if not mine:
-        return []
-    deadline = time.monotonic() + ARGS.get("gpu_s", GPU_FREE_S)
-    while True:
-        now = gpu_memory()
-        kept = {pid: size for pid, size in (now or {}).items() if pid in mine}
-        if not kept or time.monotonic() > deadline:
-            return [{"pid": pid, "bytes": size} for pid, size in sorted(kept.items())]
-        time.sleep(0.25)

@@ -80,6 +80,12 @@ def nvlinks(gpus: str, inactive: dict[int, list[int]] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def holders(mib: dict[int, object]) -> str:
+    """`--query-compute-apps=pid,used_memory --format=csv,nounits` of processes by id."""
+    lines = [f"{pid}, {size}" for pid, size in mib.items()]
+    return "\n".join(["pid, used_gpu_memory [MiB]", *lines]) + "\n"
+
+
 def install(
     directory: Path,
     gpus: str,

@@ -87,7 +87,7 @@ def test_on_a_shared_machine_the_tag_names_the_node(tmp_path: Path, run_id: str)
 def test_gpu_holders_are_found_with_their_trees_and_memory(tmp_path: Path) -> None:
     with tree(tmp_path, 1, 4, RANK="0", MASTER_PORT=str(os.getpid())) as ours:
         root = ours.process.pid
-        env = fake.install(tmp_path / "bin", fake.h100(1), f"{root}, 71204\n")
+        env = fake.install(tmp_path / "bin", fake.h100(1), fake.holders({root: 71204}))
         answer = look(Pick(gpus=True), LocalConnection(env))
         assert pids(answer) == {pid for pid, _ in ours.keys}
         assert {row["gpu_bytes"] for row in answer["rows"] if row["pid"] == root} == {71204 << 20}
@@ -98,7 +98,7 @@ def test_what_holds_a_gpu_for_the_machine_is_no_job(tmp_path: Path) -> None:
     shutil.copy("/bin/sleep", server)
     child = subprocess.Popen([server, "300"])
     try:
-        env = fake.install(tmp_path / "bin", fake.h100(1), f"{child.pid}, 12\n")
+        env = fake.install(tmp_path / "bin", fake.h100(1), fake.holders({child.pid: 12}))
         wait_until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "Xorg\n")
         assert pids(look(Pick(gpus=True), LocalConnection(env))) == set()
     finally:

@@ -161,7 +161,7 @@ def test_two_runs_are_not_guessed_between(
 
 def test_gpu_memory_that_stays_is_told(tmp_path: Path, run_id: str) -> None:
     with tree(tmp_path, 1, 1, CLUSTERCTL_RUN=run_id) as ours:
-        env = fake.install(tmp_path / "bin", fake.h100(1), f"{ours.process.pid}, 2048\n")
+        env = fake.install(tmp_path / "bin", fake.h100(1), fake.holders({ours.process.pid: 2048}))
         answer = kill(Pick((run_id,)), ours.keys, env=env, gpu=True, gpu_s=0.3)
         assert (answer["left"], ours.alive()) == ([], [])
     good, bad = report_lines([Ended(NodeJob(HERE), answer)])
