@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from tests.clusterctl.jobs.test_find import HERE, look
 from tests.clusterctl.jobs.trees import PYTHON, start_of, state, tree, wait_until
-from tests.clusterctl.payload.local import LocalConnection
+from tests.clusterctl.payload.local import LocalConnection, payload_parts
 
 
 def kill(
@@ -168,6 +169,99 @@ def test_gpu_memory_that_stays_is_told(tmp_path: Path, run_id: str) -> None:
     assert good.startswith("gone: 1 process on 1 node")
     assert "2.0 GiB of GPU memory" in bad[0]
     assert exit_code([Ended(NodeJob(HERE), answer)]) == 1
+
+
+def with_nvidia_smi(directory: Path, body: str) -> dict[str, str]:
+    directory.mkdir()
+    fake.write_tool(directory / "nvidia-smi", f"#!/bin/sh\n{body}")
+    return {"PATH": f"{directory}:{Path(sys.executable).parent}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("sleep 600", "no end in"),
+        ("echo Unable to determine the device handle >&2; exit 255", "exit 255"),
+        ("kill -9 $$", "exit -9"),
+        (":", "cannot read"),
+        ("echo Segmentation fault", "cannot read"),
+        ("echo 'pid, used_gpu_memory [MiB]'; echo '[N/A], 12'", "cannot read"),
+    ],
+)
+def test_gpu_memory_that_nvidia_smi_does_not_tell_is_not_confirmed(
+    tmp_path: Path, run_id: str, body: str, why: str
+) -> None:
+    env = with_nvidia_smi(tmp_path / "bin", body)
+    with tree(tmp_path, 1, 1, CLUSTERCTL_RUN=run_id) as ours:
+        answer = kill(Pick((run_id,)), ours.keys, env=env, gpu=True, gpu_s=0.3)
+        assert (answer["left"], answer["gpu_left"], ours.alive()) == ([], [], [])
+    ended = [Ended(NodeJob(HERE), answer)]
+    assert why in answer["gpu_unknown"]
+    assert report_lines(ended)[1][0].startswith("NOT CONFIRMED: here: that its GPU memory is free")
+    assert exit_code(ended) == 3
+
+
+def test_gpu_memory_is_proved_free_by_a_list_that_names_others_or_by_no_gpu(
+    tmp_path: Path, run_id: str
+) -> None:
+    others = f"printf '{fake.holders({os.getpid(): 71204})}'"
+    for index, body in enumerate((others, "echo 'No devices were found'; exit 6", None)):
+        env = with_nvidia_smi(tmp_path / f"bin{index}", body or "")
+        if body is None:
+            (tmp_path / f"bin{index}/nvidia-smi").unlink()
+        with tree(tmp_path, index, 1, CLUSTERCTL_RUN=run_id) as ours:
+            answer = kill(Pick((run_id,)), ours.keys, env=env, gpu=True, gpu_s=0.3)
+        assert (answer["gpu_left"], answer["gpu_unknown"]) == ([], "")
+        assert exit_code([Ended(NodeJob(HERE), answer)]) == 0
+
+
+def test_memory_of_unknown_size_counts_as_held(
+    here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tree(tmp_path, 1, 1, CLUSTERCTL_RUN=run_id) as ours:
+        pid = ours.process.pid
+        here.nodes["here"] = LocalConnection(
+            fake.install(tmp_path / "bin", fake.h100(1), fake.holders({pid: "[N/A]"}))
+        )
+        rows = look(Pick((run_id,)), here.nodes["here"])["rows"]
+        assert [row["gpu_bytes"] for row in rows] == [None]
+        assert run(["kill", "--run", run_id, str(here.hostfile), "--yes", "--grace", "1"]) == 1
+    assert f"some GPU memory of pid {pid}, which has ended" in capsys.readouterr().err
+
+
+IN_CONTAINER = (
+    "mount -t proc proc /proc && mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && "
+    'touch /dev/nvidia0 && { sleep 600 & sleep 600 </dev/nvidia0 & "$@"; exit $?; }'
+)
+"""A shell in namespaces of its own with two processes: the second has a GPU's device open."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
+def test_in_a_container_ids_that_nvidia_smi_names_are_not_taken_for_ours(tmp_path: Path) -> None:
+    env = with_nvidia_smi(
+        tmp_path / "bin", f"printf '{fake.holders(dict.fromkeys(range(2, 60), 71204))}'"
+    )
+    python = tmp_path / "bin/python3"
+    fake.write_tool(python, f"#!/bin/sh\nexec unshare -m -p -f sh -c '{IN_CONTAINER}' sh {PYTHON} \"$@\"")  # fmt: skip
+    if subprocess.run([python, "-c", ""], env=env, check=False).returncode:
+        pytest.skip("no namespaces here")
+    answer = look(Pick(gpus=True, user=None), LocalConnection(env))
+    assert [(row["command"], row["gpu_bytes"]) for row in answer["rows"]] == [("sleep", None)]
+    (note,) = answer["notes"]
+    assert "only processes with a GPU's device open are taken" in note
+
+
+def test_in_a_container_free_memory_is_proved_by_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = payload_parts("prelude.py", "processes.py", "gpu_holders.py")
+    payload["has_host_pids"] = lambda: False
+    for index, (used, proved) in enumerate((("3, 12", True), ("71204", False), ("[N/A]", False))):
+        lines = used.replace(", ", "\\n")
+        env = with_nvidia_smi(tmp_path / f"bin{index}", f"printf 'memory.used [MiB]\\n{lines}\\n'")
+        monkeypatch.setenv("PATH", env["PATH"])
+        rows, why = payload["prove_freed"]({4711}, 0.1)
+        assert (rows, why == "") == ([], proved), why
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a cgroup freezer")

@@ -9,7 +9,6 @@ import sys
 import time
 import venv
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,22 +17,16 @@ from checks.finding import Verdict
 from checks.parse.host import parse_census
 from checks.runner import run_checks
 from clusterctl.payload import ship
-from tests.clusterctl.payload.local import LocalConnection, LocalTransport, tools_only
+from tests.clusterctl.payload.local import (
+    LocalConnection,
+    LocalTransport,
+    payload_parts,
+    tools_only,
+)
 from tests.clusterctl.payload.test_ship import PYTHON38, needs_python38
 
 REFUSE = "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"
 FULL = {"everything": True, "growth_s": 0.02}
-
-
-def payload_parts(*names: str) -> dict[str, Any]:
-    """The namespace of some files of a payload."""
-    folder = Path(ship.__file__).parent
-    text = "".join((folder / name).read_text() for name in names)
-    payload: dict[str, Any] = {"__name__": "payload"}
-    exec(
-        compile(text.replace("from __future__ import annotations", ""), "payload", "exec"), payload
-    )
-    return payload
 
 
 def census(env: dict[str, str], **args: object):
