@@ -251,6 +251,26 @@ def test_port_user_key_and_address_come_from_ssh_config(good: LoopbackCluster, h
     assert wrong.phase == "tcp"  # the hostfile wins over ssh_config
 
 
+@pytest.mark.parametrize("spell", ["$(touch {})", "`touch {}`", "a;touch {}", "a\ntouch {}"])
+@pytest.mark.parametrize("place", ["name", "host", "user", "jump host"])
+def test_no_name_reaches_a_shell_as_a_command(home: Path, spell: str, place: str) -> None:
+    trap = home / "trap"
+    name = spell.format(trap)
+    text = 'Match exec "test %h-%n-%r = x"\n Port 2\nHost *\n ProxyCommand echo %h %n %r\n'
+    if place == "jump host":
+        hop = name.replace("\n", "\t").partition("/")[0]
+        text = f"Host gpu1\n ProxyJump {hop}\n{text}"
+    (home / ".ssh" / "config").write_text(text)
+    node = {
+        "name": Node(name),
+        "host": Node("gpu1", host=name),
+        "user": Node("gpu1", user=name),
+        "jump host": Node("gpu1"),
+    }[place]
+    assert failure(node).phase == "resolve"
+    assert not trap.exists()
+
+
 def test_key_that_is_not_let_in(good: LoopbackCluster, home: Path) -> None:
     make_key(home / "stranger")
     error = failure(node_of(good, identity=home / "stranger"))
