@@ -16,10 +16,12 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES
 
 from clusterctl.errors import UsageError
+from clusterctl.printable import printable
 from dashboards import alerts, themes
 from dashboards.actions import Actions
 from dashboards.feeds import Feed
@@ -168,6 +170,24 @@ class TopApp(App[None]):
             self._noted = note
             self.notify(note, severity="error", timeout=20)
         return samples
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """As Textual's, but the words are never markup: they may be a node's."""
+        super().notify(
+            printable(message), title=printable(title), severity=severity, timeout=timeout, markup=False
+        )  # fmt: skip
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """As Textual's, without what would be obeyed where it is pasted."""
+        super().copy_to_clipboard(printable(text, lines=True))
 
     def show(self) -> None:
         """The state on whatever screen is up; dialogs keep still."""

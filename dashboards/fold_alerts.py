@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.nodes import fold
+from clusterctl.printable import printable
 from dashboards.rules.rule import SEVERITIES, Rule, Sign, Unit, command_line
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def folded(
                 subject=subject(units),
                 nodes=names,
                 text=_text([track for _, track in members], units),
-                command=_printable(command_line(rules[id], state.source, _fold(names), parts[0] if parts else "", run)),
+                command=printable(command_line(rules[id], state.source, _fold(names), parts[0] if parts else "", run)),
                 first_s=min(track.first_s for _, track in members),
                 last_s=max(track.last_s for _, track in members),
                 over_s=max(track.over_s for _, track in members),
@@ -115,10 +116,6 @@ def worst_first(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
             ),
         )
     )
-
-
-def _printable(text: str, other: str = "?") -> str:
-    return "".join(c if c.isprintable() else other for c in text)
 
 
 def subject(units: Sequence[Unit]) -> str:
@@ -161,7 +158,7 @@ def _text(tracks: Sequence[Track], units: Sequence[Unit]) -> str:
 
 def one_line(text: str) -> str:
     """What nodes and runs say, without what would move a terminal's cursor, and not too long."""
-    line = " ".join(_printable(text, " ").split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl.printable import printable
 from dashboards.fleet import fresh, missing
 from dashboards.progress import Figures, figures
 from dashboards.rules.nodes import is_down, is_up
@@ -202,7 +203,16 @@ BY_NAME = {metric.full_name: metric for metric in METRICS}
 
 
 def values(metric: Metric, state: State) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Samples of a metric; what is not known is left out. NaN is a value: a loss may be that."""
-    for labels, value in metric.read(state):
-        if value is not None and not math.isinf(value):
+    """Samples of a metric; what is not known is left out. NaN is a value: a loss may be that.
+
+    Labels are printable, and none stands there twice: Prometheus refuses the whole page for one. Of two
+    parts of a node that have one name the first counts.
+    """
+    told: set[tuple[str, ...]] = set()
+    for words, value in metric.read(state):
+        if value is None or math.isinf(value):
+            continue
+        labels = tuple(map(printable, words))
+        if labels not in told:
+            told.add(labels)
             yield labels, float(value)

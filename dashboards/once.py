@@ -1,4 +1,7 @@
-"""One look at everything as text or JSON, without Textual: for pipes, scripts and cron."""
+"""One look at everything as text or JSON, without Textual: for pipes, scripts and cron.
+
+What nodes and runs say is made one printable line here: `Output` would keep its line ends.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from clusterctl.printable import printable
 from clusterctl.render import Cell, Output
 from dashboards import units
 from dashboards.feeds import Feed
@@ -99,24 +103,24 @@ def _write_nodes(state: State, output: Output) -> None:
     )
     for node in state.nodes.values():
         if node.down is not None:
-            output.warn(f"{node.name}  {node.down.phase}  {node.down.message}", "warn")
+            output.warn(printable(f"{node.name}  {node.down.phase}  {node.down.message}"), "warn")
         elif node.sample is not None and node.sample.gpus is None:
-            output.warn(f"{node.name}  {node.sample.gpu_error}", "warn")
+            output.warn(printable(f"{node.name}  {node.sample.gpu_error}"), "warn")
     for (name, index), reason in state.odd.items():
-        output.line(f"{name} GPU {index}: {reason}", "bad")
+        output.line(printable(f"{name} GPU {index}: {reason}"), "bad")
 
 
 def _write_run(run: RunState, state: State, output: Output) -> None:
     now = figures(run, state.now_s)
     style = "bad" if now.status in ("failed", "stalled") else "good"
     output.line("")
-    output.line(f"run {run.name}: {now.status}", style)
+    output.line(printable(f"run {run.name}: {now.status}"), style)
     if run.last is not None:
         _write_figures(run.last, now, state.now_s - (run.last_s or state.now_s), output)
     for sample in run.events[-5:]:
         event = sample.event
         at = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else "-"
-        output.line(f"  {at}  {event.name}  {one_line(event)}".rstrip())
+        output.line(printable(f"  {at}  {event.name}  {one_line(event)}").rstrip())
 
 
 def _write_figures(last: StepRecord, now: Figures, age_s: float, output: Output) -> None:
@@ -132,7 +136,7 @@ def _write_figures(last: StepRecord, now: Figures, age_s: float, output: Output)
     )
     if now.phases:
         parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in now.phases)
-        output.line(f"  {parts}")
+        output.line(printable(f"  {parts}"))
 
 
 def verdict(state: State) -> str:
@@ -145,7 +149,7 @@ def verdict(state: State) -> str:
             parts.append(f"{summary.gpus}/{summary.gpus_seen} GPUs, {summary.odd} odd")
     if state.run is not None:
         now = figures(state.run, state.now_s)
-        parts.append(f"run {state.run.name} {now.status} at step {now.step:,}")
+        parts.append(printable(f"run {state.run.name} {now.status} at step {now.step:,}"))
     return "; ".join(parts) or "nothing to look at: no hostfile and no run"
 
 

@@ -13,7 +13,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from clusterctl.nodes import fold
+from clusterctl.printable import printable
 from dashboards.actions import Ending
+from dashboards.widgets.panel import plain
 from dashboards.work import Job, Watch
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Dialog(ModalScreen[None]):
                 yield Button("", id="go", variant="error", compact=True, disabled=True)
 
     def on_mount(self) -> None:
-        self.query_one("#dialog").border_title = self.HEADING
+        self.head(self.HEADING)
         self.query_one("#go", Button).display = False
         self.query_one("#cancel", Button).focus()
         self.begin()
@@ -65,8 +67,12 @@ class Dialog(ModalScreen[None]):
     def begin(self) -> None:
         raise NotImplementedError
 
+    def head(self, text: str) -> None:
+        self.query_one("#dialog").border_title = plain(text)  # type: ignore[assignment]
+
     def say(self, lines: Sequence[str]) -> None:
-        self.query_one("#dialog-text", Static).update("\n".join(lines))
+        text = printable("\n".join(lines), lines=True)
+        self.query_one("#dialog-text", Static).update(text)
 
     def _tell(self) -> None:
         job = self._job
@@ -108,7 +114,7 @@ class KillDialog(Dialog):
         actions, run = self.top.actions, self.top.state.run
         assert actions is not None
         where = fold(self._where) or "all nodes"
-        self.query_one("#dialog").border_title = f"{self.HEADING} on {where}"
+        self.head(f"{self.HEADING} on {where}")
         directory = run.directory if run else None
         nodes = self._where
 
@@ -192,7 +198,7 @@ class PreflightDialog(Dialog):
         actions = self.top.actions
         assert actions is not None
         nodes = self._where
-        self.query_one("#dialog").border_title = f"Preflight of {fold(nodes)}"
+        self.head(f"Preflight of {fold(nodes)}")
 
         def work(watch: Watch) -> list[str]:
             watch.say("asking;")

@@ -131,7 +131,7 @@ class Text(Panel, can_focus=True):
         lines: list[Line] = []
         for text, name in self._rows[self._first : self._first + height]:
             style = getattr(colors, name or "text")
-            lines.append(fitted(words((" " + printable(text), style)), width, colors.text))
+            lines.append(fitted(words((" " + text.expandtabs(4), style)), width, colors.text))
         return lines
 
     def position(self) -> str:
@@ -160,9 +160,3 @@ class Text(Panel, can_focus=True):
 
     def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
         self.scroll_lines(-WHEEL)
-
-
-def printable(text: str) -> str:
-    """Without what would move the terminal's cursor: logs hold anything."""
-    text = text.expandtabs(4)
-    return text if text.isprintable() else "".join(c if c.isprintable() else "·" for c in text)

@@ -2,6 +2,7 @@
 
 `render_line` and not Textual's tables: 24x8 coloured cells cost 6 ms a tick so, 82 ms as a
 DataTable. Every Segment gets a Style: one without crashes the app under NO_COLOR (Textual 8.2.8).
+All that nodes and runs say passes here on its way to the terminal, so here it is made printable.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from rich.cells import cell_len
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
+from textual.content import Content
 from textual.events import Resize
 from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
+from clusterctl.printable import printable
 from dashboards.state import State
 from dashboards.widgets.palette import Palette, palette
 
@@ -33,6 +36,7 @@ class Panel(Widget):
         self._strips: list[Strip] = []
         self._width = 0
         self._seen: tuple[object, ...] = ()
+        self._titles = ("", "")
         self._colors: Palette | None = None
         self._sides: tuple[Size, Strip, Strip] | None = None  # of a line: border and padding
         self._whole: dict[int, Strip] = {}  # lines with their sides, by place in the widget
@@ -72,7 +76,8 @@ class Panel(Widget):
                 return
             self._seen = seen
         lines = [
-            fitted(line, width, colors.text) for line in self.paint(state, width, height, colors)
+            fitted(safe(line), width, colors.text)
+            for line in self.paint(state, width, height, colors)
         ]
         del lines[height:]
         lines += [[Segment(" " * width, colors.text)]] * (height - len(lines))
@@ -108,8 +113,10 @@ class Panel(Widget):
 
     def title(self, text: str, note: str = "") -> None:
         """Words in the border; set only when they change, which lays the screen out anew."""
-        if self.border_title != text or self.border_subtitle != note:
-            self.border_title, self.border_subtitle = text, note
+        if self._titles != (text, note):
+            self._titles = text, note
+            # As Content: a string would be read as markup.
+            self.border_title, self.border_subtitle = plain(text), plain(note)  # type: ignore[assignment]
             top = self.gutter.top
             self._whole = {y: line for y, line in self._whole.items() if 0 <= y - top < len(self._strips)}  # fmt: skip
 
@@ -154,6 +161,19 @@ class Panel(Widget):
 
 def words(*parts: tuple[str, Style]) -> Line:
     return [Segment(text, style) for text, style in parts if text]
+
+
+def plain(text: str) -> Content:
+    """Text as it stands, for what Textual would else read as markup."""
+    return Content(printable(text))
+
+
+def safe(line: Line) -> Line:
+    """The line with what the terminal would obey made visible."""
+    # Together: nearly all lines are good, and each piece of them would cost a call.
+    if "".join([text for text, _, _ in line]).isprintable():
+        return line
+    return [Segment(printable(text), style) for text, style, _ in line]
 
 
 def width_of(line: Sequence[Segment]) -> int:

@@ -202,9 +202,9 @@ def test_text_of_nodes_cannot_draw_on_the_terminal_nor_break_the_line() -> None:
     unit = ("n1", "/mnt/\x1b[2Ja\n/b")
     rule = made_up({}, look=lambda look: [Sign(unit, "NVML:\x1b]0;owned\x07\nsecond line " + 500 * "x")])  # fmt: skip
     (alert,) = Played(rule).go(10).book.active
-    assert alert.text.startswith("NVML: ]0;owned second line xxx")
+    assert alert.text.startswith(r"NVML:\x1b]0;owned\x07 second line xxx")
     assert len(alert.text) == 240
-    assert alert.subject == "n1 /mnt/ [2Ja /b"
+    assert alert.subject == r"n1 /mnt/\x1b[2Ja /b"
 
 
 def test_user_text_in_commands_is_quoted() -> None:

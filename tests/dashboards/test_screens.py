@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from rich.style import Style
 from textual.pilot import Pilot
 from textual.widgets import Button, Static
 
@@ -19,13 +20,13 @@ from dashboards.feeds import ReplayFeed
 from dashboards.samples import Disk, Gpu, Link, NodeSample, Process, Tick, Xid
 from dashboards.screens.alerts import AlertList, AlertsScreen
 from dashboards.screens.dialogs import KillDialog
-from dashboards.screens.log import LogScreen, ink
+from dashboards.screens.log import LogScreen
 from dashboards.screens.node import NodeScreen
 from dashboards.screens.run import RunScreen
 from dashboards.screens.stacks import StacksScreen
 from dashboards.screens.text import TextScreen
 from dashboards.widgets.attention import unheard
-from dashboards.widgets.listing import printable
+from dashboards.widgets.panel import safe, words
 from dashboards.work import Watch
 from tests.dashboards.conftest import NOW
 from tests.dashboards.runs import FixedFeed, write_run
@@ -341,7 +342,8 @@ def test_log_that_cannot_be_read_is_a_sentence() -> None:
 
 
 def test_what_logs_hold_cannot_move_the_terminal() -> None:
-    assert printable("a\tb\x1b[2Jc\x07") == "a   b·[2Jc·"
+    line = words(("  1%|█  \x1b[31m", Style()), ("red\x1b]0;\x07", Style(bold=True)))
+    assert [text for text, _, _ in safe(line)] == ["  1%|█  ", r"red\x1b]0;\x07"]
     assert [ink(line) for line in ("CUDA error: x", "UserWarning: y", "step 3")] == ["bad", "warn", "text"]  # fmt: skip
 
 
