@@ -20,7 +20,7 @@ from dashboards.feeds import ReplayFeed
 from dashboards.samples import Disk, Gpu, Link, NodeSample, Process, Tick, Xid
 from dashboards.screens.alerts import AlertList, AlertsScreen
 from dashboards.screens.dialogs import KillDialog
-from dashboards.screens.log import LogScreen
+from dashboards.screens.log import LogScreen, ink
 from dashboards.screens.node import NodeScreen
 from dashboards.screens.run import RunScreen
 from dashboards.screens.stacks import StacksScreen
