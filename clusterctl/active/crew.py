@@ -6,20 +6,22 @@ is out of the crew. Leaving the context ends all payloads, and with them all tha
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from clusterctl.answers.active import misfit
 from clusterctl.errors import TransportError
 from clusterctl.fanout import Fanout, NodeResult
+from clusterctl.inbox import Inbox
 from clusterctl.nodes import Node
 from clusterctl.payload import ship
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
 
 ON_THE_WAY_S = 3.0  # for an answer, on top of what the node may take
+FLOOD_S = 0.05
 GOODBYE_S = 10.0  # all nodes together, at the end: they remove what they wrote
 Answer = dict[str, Any]
 Sweep = Callable[[Fanout[None], int], Iterator[NodeResult[None]]]
@@ -37,7 +39,7 @@ class Crew:
         self._lock = threading.Lock()
         self._closed = False
         self._open: dict[str, tuple[Connection, ship.PayloadStream]] = {}
-        self._inbox: queue.SimpleQueue[tuple[str, Answer | str]] = queue.SimpleQueue()
+        self._inbox = Inbox[tuple[str, Answer | str]](node.name for node in nodes)
         self._number = 0
 
     def __enter__(self) -> Crew:
@@ -81,12 +83,12 @@ class Crew:
             while True:
                 message = held.receive(3600.0)
                 if message is not None:
-                    self._inbox.put((name, message))
+                    self._inbox.put(name, (name, message))
         except EOFError:
             said = held.stderr_tail().strip().splitlines()
-            self._inbox.put((name, f"its payload ended: {said[-1] if said else 'no word'}"))
+            self._inbox.put(name, (name, f"its payload ended: {said[-1] if said else 'no word'}"))
         except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
-            self._inbox.put((name, f"the connection is gone: {error}"))
+            self._inbox.put(name, (name, f"the connection is gone: {error}"))
 
     def ask(self, orders: Mapping[str, Mapping[str, Any]], timeout_s: float) -> dict[str, Answer]:
         """Send each node its order and wait; an answer has `error` where the node could not do it.
@@ -109,22 +111,31 @@ class Crew:
         deadline = time.monotonic() + timeout_s + ON_THE_WAY_S
         answers: dict[str, Answer] = {}
         while waiting:
-            try:
-                name, said = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 for name in waiting:
                     self.lost[name] = f"no answer in {timeout_s + ON_THE_WAY_S:g} s"
                 break
-            if isinstance(said, str):
-                self.lost.setdefault(name, said)
+            arrived, is_full = self._inbox.take(left_s)
+            for name, said in arrived:
+                if name not in waiting and isinstance(said, dict):
+                    continue  # to an order that was given up, or one too many
+                if isinstance(said, str):
+                    self.lost.setdefault(name, said)
+                elif said["id"] != number:
+                    continue
+                elif (wrong := misfit(orders[name], said)) is not None:
+                    self.lost[name] = f"its answer is not as it should be: {wrong}"
+                else:
+                    answers[name] = said
                 waiting.discard(name)
-            elif said.get("id") == number and name in waiting:
-                answers[name] = said
-                waiting.discard(name)
+            if is_full:
+                time.sleep(FLOOD_S)  # a node that floods gets no more of this program than that
         return answers
 
     def close(self) -> None:
         """End all payloads at once; those that do not end in time are left to their lease."""
+        self._inbox.close()
         with self._lock:
             self._closed = True
             members = list(self._open.values())

@@ -51,7 +51,8 @@ def command(settings: Settings, output: Output, device: str) -> int:  # fmt: ski
         raise CouldNotFindOut("no node answered: there is nothing to work an environment out from")
     odd = [one for one in suggested if one.odd]
     unsure = [one for one in suggested if one.unsure]
-    code = 1 if odd else 3 if unsure else 0
+    silent = any(result.unreachable for result in results)
+    code = 1 if odd else 3 if unsure or silent else 0
     if output.json:
         output.document(
             "env",
