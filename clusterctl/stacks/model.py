@@ -366,7 +366,8 @@ def _main(threads: Sequence[Thread], pid: int) -> Thread:
 def _correct_role(proc: Proc) -> None:
     """A stack knows better than a name what a forked child is for."""
     functions = {frame.function for stack in proc.samples for frame in stack.frames}
-    if proc.role in ("loader", "helper"):
+    if proc.role in ("trainer", "loader", "helper"):
+        # A forked worker whose rank has died bears all that told the rank: its line, its environment.
         if "_worker_loop" in functions:
             proc.role = "loader"
         elif proc.role == "loader" and proc.kind == kinds.CHECKPOINT:

@@ -64,6 +64,12 @@ def who_stands_apart(
             confidence, who, evidence, ["wait for the save, or look at its disk; --watch tells when it goes on"],
         )  # fmt: skip
     if suspects:
+        own = [s.proc for s in suspects if s.proc and s.proc.role == "trainer" and s.proc.kind != kinds.WAIT_DATA]  # fmt: skip
+        if 2 * len(own) > len(trainers):  # where most would be to blame, nobody is known to be
+            return Verdict(
+                HANG, f"{words.waits(waiting)}; {len(own)} others stand, and their stacks do not say for whom: {words.places(own)}{words.age(own[0])}.",
+                LOW, [], evidence, [*words.next_for(own[0]), "--interval 30, and the ranks' own logs"],
+            )  # fmt: skip
         first = suspects[0].proc
         assert first is not None
         spin = first.progress == SPINNING

@@ -1,4 +1,4 @@
-"""A running gloo job for tests, its ranks spread over the names of nodes that are this machine."""
+"""Running gloo jobs for tests, their ranks spread over the names of nodes that are this machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clusterctl.job import Pick
 from tests.clusterctl.jobs.trees import wait_until
+from tests.clusterctl.stacks.shared_lock import SharedLock
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
@@ -22,7 +23,9 @@ REPO = HERE.parents[2]
 class GlooJob:
     """Ranks of gloo_trainer.py; `order` tells them what to do wrong."""
 
-    def __init__(self, folder: Path, nodes: list[str], world: int, workers: int = 2) -> None:
+    script = "gloo_trainer.py"
+
+    def __init__(self, folder: Path, nodes: list[str], world: int, workers: int = 2, more: dict[int, dict[str, str]] | None = None) -> None:  # fmt: skip
         self.folder, self.world = folder, world
         self.run_id = f"stacks-{os.getpid()}-{folder.name}"
         self.nodes = [nodes[rank * len(nodes) // world] for rank in range(world)]
@@ -34,13 +37,13 @@ class GlooJob:
         port = str(free_port())
         self.ranks = [
             subprocess.Popen(
-                [sys.executable, str(HERE / "gloo_trainer.py"), str(folder)],
+                [sys.executable, str(HERE / self.script), str(folder)],
                 env={
                     **os.environ, "PYTHONPATH": str(REPO), "RANK": str(rank), "WORLD_SIZE": str(world),
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
                     "WORKERS": str(workers), "GLOO_SOCKET_IFNAME": "lo",
                     "CLUSTERCTL_RUN": self.run_id, "CLUSTERCTL_NODE": self.nodes[rank],
-                    "CLUSTERCTL_HEARTBEATS": str(self.beats),
+                    "CLUSTERCTL_HEARTBEATS": str(self.beats), **(more or {}).get(rank, {}),
                 },
                 stdout=(folder / f"{rank}.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True,
             )
@@ -98,3 +101,49 @@ class GlooJob:
             except ProcessLookupError:
                 pass
             rank.wait()
+
+
+class DdpJob(GlooJob):
+    """Ranks of ddp_trainer.py, a standard program: all that it says is its log."""
+
+    script = "ddp_trainer.py"
+
+    def __init__(self, folder: Path, nodes: list[str], world: int, more: dict[int, dict[str, str]]) -> None:  # fmt: skip
+        self._still: dict[int, tuple[tuple[int, int], float]] = {}
+        self._held = SharedLock(folder / "held", fresh=True)
+        self._held.take()
+        super().__init__(folder, nodes, world, more=more)
+
+    def wait_until_up(self) -> None:
+        wait_until(lambda: all(self.steps(rank) > 2 for rank in range(self.world)), 90)
+
+    def steps(self, rank: int) -> int:
+        text = (self.folder / f"{rank}.log").read_text()
+        assert "Traceback" not in text, text
+        return text.count("step ")
+
+    def begin(self, fault: str, rank: int) -> None:
+        (self.folder / f"{fault}-{rank}").touch()
+
+    def finish(self, fault: str, rank: int) -> None:
+        """End a fault and wait until all ranks take steps again."""
+        (self.folder / f"{fault}-{rank}").unlink()
+        before = [self.steps(rank) for rank in range(self.world)]
+        self._held.give()
+
+        def has_stepped() -> bool:
+            self.open_fifo()
+            return all(self.steps(rank) > before[rank] + 2 for rank in range(self.world))
+
+        wait_until(has_stepped, 60)
+        self._held.take()
+
+    def rested_s(self, rank: int) -> float:
+        """How long a rank's main thread has been seen neither to run nor to wake."""
+        folder = Path(f"/proc/{self.ranks[rank].pid}/task/{self.ranks[rank].pid}")
+        words = (folder / "stat").read_text().rpartition(")")[2].split()
+        switches = (folder / "status").read_text().rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]  # fmt: skip
+        now = (int(words[11]) + int(words[12]), int(switches))
+        if self._still.get(rank, (None, 0.0))[0] != now:
+            self._still[rank] = (now, time.monotonic())
+        return time.monotonic() - self._still[rank][1]

@@ -132,8 +132,13 @@ def test_rank_that_logs_its_loss_stands_beside_a_crowd() -> None:
 def test_crowd_without_a_reason_to_wait_computes() -> None:
     verdict = judge(picture(*job(8, {}, stack=FORWARD, ticks=BUSY)))
     assert (verdict.kind, named(verdict)) == ("busy", [])
-    verdict = judge(picture(*job(8, {1: {"stack": ALL_REDUCE}}, stack=FORWARD, ticks=BUSY)))
-    assert not (verdict.kind == "hang" and verdict.confidence == "high")
+
+
+def test_most_ranks_are_not_accused_because_one_waits() -> None:
+    verdict = judge(picture(*job(8, {1: {"stack": ALL_REDUCE}}, stack=FORWARD)))
+    assert (verdict.kind, verdict.confidence, named(verdict)) == ("hang", "low", [])
+    assert "1 rank waits in all_reduce; 7 others stand" in verdict.sentence
+    assert "ranks 0,2-7 in forward model.py:40" in verdict.sentence
 
 
 def test_explicit_collective_of_one_rank_does_not_accuse_all_in_backward() -> None:

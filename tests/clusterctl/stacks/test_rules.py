@@ -183,6 +183,15 @@ def test_rank_that_has_ended_is_missed() -> None:
     assert "rank 2" in verdict.sentence
 
 
+def test_forked_worker_that_outlives_its_rank_is_not_taken_for_it() -> None:
+    node = Made("a")
+    for rank in (0, 1, 3):
+        node.add("trainer", rank, ALL_REDUCE, world=4)
+    node.add("trainer", 2, IDLE, world=4)
+    verdict = judge(picture(node))
+    assert (verdict.kind, [(s.rank, s.why) for s in verdict.suspects]) == ("hang", [(2, "no process of it")])  # fmt: skip
+
+
 def test_ranks_on_nodes_that_were_left_out_are_not_missed() -> None:
     results = [node.result() for node in cluster(4, 1, 0)[:3]]
     made = read_picture(results, Sites(), interval_s=2.0, samples=2, is_part=True)
