@@ -11,6 +11,7 @@ from checks.facts import Fleet, Gpu, GpuFacts, NodeFacts, Unknown, Unreached, to
 from checks.parse.host import parse_census
 from checks.profile import Profile
 from checks.rules.gpu import expected_count
+from checks.rules.gpu_health import unread
 from clusterctl.fanout import NodeResult
 from clusterctl.gpu_extremes import Idle, Place, coldest_and_hottest, find_idle, idle_words, label
 from clusterctl.gpu_processes import list_processes
@@ -54,7 +55,10 @@ class GpuRow:
     verdict: str  # good, bad (exit 1), unknown (exit 3)
 
     def cells(self) -> list[str]:
-        mark = "!" if self.verdict == "bad" else " "  # a space keeps the digits in one column
+        unsure = self.verdict == "unknown" and self.gpus is not None
+        mark = (
+            "!" if self.verdict == "bad" else "?" if unsure else " "
+        )  # keeps digits in one column
         return [
             f"{'-' if self.gpus is None else self.gpus}{mark}",
             "-" if self.processes is None else str(self.processes),
@@ -164,8 +168,11 @@ def _row(
         on_pci = 0 if isinstance(facts.on_pci, Unknown) else facts.on_pci
         if on_pci:
             flag += f", but {on_pci} NVIDIA devices on PCI"
+        blind = isinstance(facts.on_pci, Unknown) and not facts.on_pci.is_absence
+        if blind:
+            flag += f", and whether PCI shows one: {facts.on_pci}"
         bad = on_pci > 0 or expected > 0
-        return _empty(node.name, 0, (flag,), "bad" if bad else "good")
+        return _empty(node.name, 0, (flag,), "bad" if bad else "unknown" if blind else "good")
     return _counted(node.name, facts, expected, source, limits, idle.get(node.name))
 
 
@@ -197,6 +204,9 @@ def _counted(
     processes = facts.processes
     if isinstance(processes, Unknown):
         flags.append(f"processes: {processes.reason}")
+    values = [processes, *(value for gpu in gpus for value in (gpu.power_w, gpu.memory_used_bytes))]
+    if verdict == "good" and unread(*values) is not None:
+        verdict = "unknown"
     return GpuRow(
         node=name,
         gpus=len(gpus),

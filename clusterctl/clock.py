@@ -253,8 +253,10 @@ def steered_by(clock: Clock) -> str:
     if isinstance(clock.sources, tuple) and clock.sources:
         chosen = [one for one in clock.sources if one.state in ("selected", "pps")]
         return f"ntpd: {chosen[0].address}" if chosen else "ntpd: nobody"
-    names = clock.daemons if isinstance(clock.daemons, tuple) else ()
-    who = ", ".join(names) or "no daemon seen"
+    if isinstance(clock.daemons, Unknown):
+        who = "daemons not known"
+    else:
+        who = ", ".join(clock.daemons) or "no daemon seen"
     for value in (clock.kernel_synced, clock.ntp_synchronized):
         if isinstance(value, bool):
             return f"{who}; {'synchronised' if value else 'not synchronised'}"

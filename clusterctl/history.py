@@ -7,6 +7,7 @@ a file that is missing or broken means that there was no last look.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -47,15 +48,22 @@ def previous(seen: Mapping[str, Any], node: Node, now_s: float) -> Previous | Un
         wall = data["wall_minus_boot_s"]
         return Previous(
             boot_id=str(data["boot_id"]),
-            wall_minus_boot_s=float(wall) if wall is not None else Unknown("not known then"),
+            wall_minus_boot_s=_finite(wall) if wall is not None else Unknown("not known then"),
             counters={
                 str(port): {str(name): int(value) for name, value in values.items()}
                 for port, values in data["counters"].items()
             },
-            age_s=max(0.0, now_s - float(data["time_s"])),
+            age_s=max(0.0, now_s - _finite(data["time_s"])),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return Unknown("no look before")
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is no time")
+    return number
 
 
 def remember(
@@ -63,11 +71,7 @@ def remember(
 ) -> OSError | None:
     """Write what is known now over what was; returns the error that kept it from being written."""
     now_s = time.time()
-    kept = {
-        key: data
-        for key, data in seen.items()
-        if isinstance(data, dict) and now_s - float(data.get("time_s") or 0) < KEEP_S
-    }
+    kept = {key: data for key, data in seen.items() if _is_recent(data, now_s)}
     for node, facts in looks:
         if facts.unreached is not None or isinstance(facts.machine, Unknown):
             continue
@@ -86,6 +90,13 @@ def remember(
     except OSError as error:
         return error
     return None
+
+
+def _is_recent(data: Any, now_s: float) -> bool:
+    try:
+        return now_s - _finite(data["time_s"]) < KEEP_S
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
 
 
 def _counters(facts: NodeFacts) -> dict[str, dict[str, int]]:

@@ -36,6 +36,10 @@ def test_counters_and_clock_come_back_by_boot(tmp_path: Path) -> None:
         '{"schema": 1, "nodes": 5}',
         '{"schema": 2}',
         '{"schema": 1, "nodes": {"n1 10.0.0.1:22": {}}}',
+        '{"schema": 1, "nodes": {"n1 10.0.0.1:22": {"time_s": "x"}}}',
+        '{"schema": 1, "nodes": {"n1 10.0.0.1:22": {"boot_id": "b", "wall_minus_boot_s": NaN, "counters": {}, "time_s": 1}}}',
+        '{"schema": 1, "nodes": {"n1 10.0.0.1:22": {"boot_id": "b", "wall_minus_boot_s": 1, "counters": {}, "time_s": 1e999}}}',
+        '{"schema": 1, "nodes": {"n2 10.0.0.2:22": {"time_s": []}, "n3 n3:22": 5}}',
     ],
 )
 def test_broken_memory_is_no_memory(tmp_path: Path, text: str) -> None:

@@ -77,6 +77,17 @@ def test_unreadable_power_is_shown_and_the_row_is_kept(nodes: LocalCluster, caps
     assert " ".join(rows(capsys)["n3"]).startswith("8 0 601 W 86 0% 0% 31 C power [N/A] on GPU 3")
 
 
+def test_what_a_card_should_tell_and_does_not_is_exit_3(nodes: LocalCluster, capsys) -> None:
+    equip(nodes, "n3", fake.h100(8).replace("85.48 W", "[Unknown Error]"))
+    assert show(nodes) == 3
+    row = rows(capsys)["n3"]
+    assert row[0] == "8?"
+    assert "power [Unknown Error] on GPU 3" in " ".join(row)
+    equip(nodes, "n3", fake.h100(8), "NVIDIA-SMI cannot say\n")
+    assert show(nodes) == 3
+    assert "processes: cannot read 'NVIDIA-SMI cannot say'" in " ".join(rows(capsys)["n3"])
+
+
 def test_broken_driver_shows_its_text_and_exit_1(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.capture("driver-failed.txt"), rc=9)
     assert show(nodes) == 1
