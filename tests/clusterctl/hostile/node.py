@@ -29,6 +29,15 @@ def asked(stdin: bytes) -> tuple[str, dict[str, Any]]:
     return given["verb"], given["args"]
 
 
+def next_order(orders: Orders, timeout_s: float = 5.0) -> dict[str, Any] | None:
+    """What the head writes next; None when it has hung up, or says nothing for so long."""
+    try:
+        data = orders.get(timeout=timeout_s)
+    except queue.Empty:
+        return None
+    return json.loads(data) if data else None
+
+
 class HostileTransport:
     """`says` answers for the nodes it names; the others are reached through `real`."""
 
@@ -106,7 +115,8 @@ class HostileStream:
     def write(self, data: bytes) -> None:
         self._orders.put(data)
 
-    def close_stdin(self) -> None: ...
+    def close_stdin(self) -> None:
+        self._orders.put(b"")
 
     def wait(self, timeout_s: float) -> int | None:
         return 0
@@ -116,3 +126,4 @@ class HostileStream:
 
     def close(self) -> None:
         self.closed.set()
+        self.close_stdin()

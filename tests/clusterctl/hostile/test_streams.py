@@ -1,0 +1,293 @@
+"""The verbs behind longer conversations beside a hostile node: launch, active tests, push, data, watch."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.profile import Profile
+from clusterctl import data, push
+from clusterctl.active.order import Plan
+from clusterctl.active.run import run_active
+from clusterctl.answers.verbs import read_line
+from clusterctl.errors import TransportError
+from clusterctl.fanout import Fanout
+from clusterctl.launch import supervise as supervising
+from clusterctl.launch.ending import prove_gone
+from clusterctl.launch.plan import LaunchPlan, Timing
+from clusterctl.nodes import Node
+from clusterctl.render import Output
+from clusterctl.transport.base import Limits
+from dashboards import once
+from dashboards.samples import NodeDown, Tick
+from dashboards.state import fold, initial_state
+from dashboards.watch_line import Decoder
+from tests.clusterctl.hostile.mangle import mangle
+from tests.clusterctl.hostile.node import MARK, HostileTransport, Orders, next_order
+from tests.clusterctl.launch.harness import Bench
+from tests.dashboards.test_watch_line import KEY
+
+TIMES = [30, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(10_800)])]
+NODES = [Node("good"), Node("evil")]
+LIMITS = Limits(tcp_s=1.0, handshake_s=1.0, channel_s=1.0, command_s=2.0)
+FACTS = {"hostname": "n", "boot_id": "b", "python": "3.11.7", "time_s": 1e9, "boottime_s": 5.0, "user": "u"}  # fmt: skip
+
+
+class Nobody:
+    """There is no other transport: all nodes are made here."""
+
+    def connect(self, *_: Any) -> Any:
+        raise AssertionError
+
+
+def both(
+    answer: Callable[[str, dict[str, Any], Orders], Iterator[dict[str, Any]]], rng: random.Random
+) -> HostileTransport:
+    """`good` gives its answers as they are, of `evil` each line is mangled."""
+
+    def good(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[bytes]:
+        yield MARK
+        for message in answer(verb, args, orders):
+            yield json.dumps(message).encode() + b"\n"
+
+    def evil(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[bytes]:
+        yield MARK
+        for message in answer(verb, args, orders):
+            line = json.dumps(message).encode() + b"\n"
+            yield mangle(rng, line) if rng.random() < 0.5 else line
+
+    return HostileTransport({"good": good, "evil": evil}, Nobody())
+
+
+def envelope(verb: str, **more: Any) -> dict[str, Any]:
+    return {"schema": 1, "verb": verb, "node": FACTS, "sections": {}, **more}
+
+
+def repeat(times: int, name: str, work: Callable[[random.Random], None], limit_s: float) -> None:
+    """Does `work` for so many seeds: no exception, no growth, none slower than the limit."""
+    work(random.Random(-1))
+    before_kb, slowest_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0.0
+    for seed in range(times):
+        begun = time.monotonic()
+        out = io.StringIO()
+        try:
+            with redirect_stdout(out), redirect_stderr(out):
+                work(random.Random(seed))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+        slowest_s = max(slowest_s, time.monotonic() - begun)
+        assert "Traceback" not in out.getvalue(), f"seed {seed}"
+        assert not set(out.getvalue()) & set("\x1b\x07\x9b\u202e\ud800"), f"seed {seed}"
+    grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) / 1024
+    print(f"{name}: {times} conversations, slowest {slowest_s:.2f} s, grown {grown_mb:.0f} MB")
+    assert grown_mb < 64
+    assert slowest_s < limit_s
+
+
+LEFT = {"pid": 7, "ppid": 1, "state": "D", "command": "python3", "waits_in": None, "rank": 1, "age_s": 3.0}  # fmt: skip
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_look_for_what_is_left_of_a_run(times: int, tmp_path: Path) -> None:
+    plan = Bench(_Cluster(NODES, tmp_path), tmp_path).plan("pass", nodes=NODES)
+
+    def reap(*_: Any) -> Iterator[dict[str, Any]]:
+        yield envelope("reap", found=[LEFT], left=[LEFT])
+
+    def work(rng: random.Random) -> None:
+        leftovers, unconfirmed = prove_gone(plan, both(reap, rng), LIMITS)
+        assert "good: pid 7 (python3, state D)" in leftovers
+        assert all(words.isprintable() for words in [*leftovers, *unconfirmed])
+        assert all(words.startswith("evil: ") for words in unconfirmed)
+
+    repeat(times, "reap", work, 5.0)
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_push(times: int, tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    source.write_bytes(b"x" * 1000)
+    plan = push.make_plan(source, "/elsewhere/data")
+
+    def place(_: str, args: dict[str, Any], __: Orders) -> Iterator[dict[str, Any]]:
+        if args["step"] == "prepare":
+            yield envelope("place", part="/elsewhere/.part", dest="/elsewhere/data", there=False, same=True)  # fmt: skip
+
+    def work(rng: random.Random) -> None:
+        transport = both(place, rng)
+        with push.packed(plan) as parcel:
+            sweep = Fanout(NODES, lambda node, progress: push.deliver(parcel, node, transport, LIMITS, progress), deadline_s=5.0)  # fmt: skip
+            for result in sweep:
+                assert result.node.name == "evil" or (result.value and result.value.state == "same")
+                assert result.unreachable is None or "fault of" not in str(result.unreachable.hint), result  # fmt: skip
+
+    repeat(times, "place", work, 5.0)
+
+
+class Asking:
+    """Stands for the process that reads the table: asks, and takes what answers come."""
+
+    out = ""
+
+    def __init__(self, job: data.Job, ahead: int, events: Any) -> None:
+        self._events, self._open = events, set(range(12))
+        for number in range(12):
+            events.put("", ("question", "", {"id": number, "what": "probe", "path": f"{number}.mp4"}))  # fmt: skip
+
+    def answer(self, answers: Any) -> None:
+        for answer in answers:
+            assert set(answer) <= {"id", "error", "num_frames", "height", "width", "fps", "bytes", "cpu_s"}  # fmt: skip
+            self._open.discard(answer["id"])
+            if not self._open:
+                self._open.add(-1)
+                threading.Thread(target=self._events.put, args=("", ("ended", "", None))).start()
+
+    def no_more(self) -> None: ...
+
+    def wait(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_data(times: int, monkeypatch) -> None:
+    monkeypatch.setattr(data, "Table", Asking)
+    job = data.Job("probe", (), "/usr/bin/python3", 1, 5.0)
+
+    def examine(_: str, __: dict[str, Any], orders: Orders) -> Iterator[dict[str, Any]]:
+        yield {"ready": True, "workers": 1}
+        while (order := next_order(orders)) is not None:
+            for question in order["questions"]:
+                facts = {"num_frames": 9, "height": 64, "width": 64, "fps": 8.0, "bytes": 1}
+                yield {"answers": [{"id": question["id"], **facts}]}
+            yield {"alive": True}
+
+    def work(rng: random.Random) -> None:
+        notes: list[str] = []
+        outcome = data.Spread(job, NODES, both(examine, rng), LIMITS).run(notes.append)
+        assert "good" not in outcome.lost
+        assert outcome.answered["good"] > 0
+        assert all(note.isprintable() for note in notes), notes
+
+    repeat(times, "examine", work, 8.0)
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_active(times: int, monkeypatch) -> None:
+    plan = Plan(nodes=("good", "evil"), device="cpu", devices={"good": 1, "evil": 1}, python="/usr/bin/python3", port=29517, shared=Path("/shared"), start_s=1.0, matmul_s=0.1, group_s=0.5, token_s=0.5)  # fmt: skip
+    monkeypatch.setattr("clusterctl.active.crew.ON_THE_WAY_S", 0.3)
+    monkeypatch.setattr("clusterctl.active.crew.GOODBYE_S", 1.2)
+
+    def active(_: str, __: dict[str, Any], orders: Orders) -> Iterator[dict[str, Any]]:
+        while (order := next_order(orders)) is not None:
+            one: dict[str, Any] = {"id": order["id"], "seconds": 0.1, "model": "cpu", "tflops": 0.1, "finite": True, "port": 40000, "latency_s": 0.001, "reduce_s": 0.01, "exchange_s": 0.02}  # fmt: skip
+            told: dict[str, Any] = {
+                "start": lambda o: {"ranks": [{"torch": "2.6", "model": "cpu", "device": "cpu"}] * len(o["devices"])},
+                "work": lambda o, one=one: {"answers": [one] * len(o["orders"])},
+                "door": lambda o: {"port": o["ports"][0], "holder": "", "addresses": ["10.0.0.1"]},
+                "knock": lambda o: {"why": [None] * len(o["where"])},
+                "close_doors": lambda o: {},
+                "files": lambda o: {"seconds": 0.1, "seen_s": 0.1, "bytes": 1 << 20},
+            }[order["op"]](order)  # fmt: skip
+            yield {"id": order["id"], **told}
+
+    def work(rng: random.Random) -> None:
+        said: list[str] = []
+        run_active(plan, NODES, both(active, rng), LIMITS, 2, profile=Profile(), machines={}, say=said.append)  # fmt: skip
+        assert all(line.isprintable() for line in said)
+
+    repeat(times, "active", work, 30.0)
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_watch(times: int) -> None:
+    second = {"n": 2, "d": {"cpu": 0.5, "g0": [1, 2, 3, 4, 5, 6], "procs": KEY["procs"]}, "step": 0.1, "x": [[1.0, "0000:0f:00", 79, "lost"]]}  # fmt: skip
+
+    def work(rng: random.Random) -> None:
+        decoder, state = Decoder("evil"), initial_state(["evil"], now_s=0.0, interval_s=1.0)
+        for number in range(20):
+            line = json.dumps(second if number else {"n": 1, "key": KEY}).encode()
+            said = mangle(rng, line) if number and rng.random() < 0.5 else line
+            try:
+                decoder.take(said, float(number))
+                sample: Any = decoder.sample(float(number))
+            except TransportError as error:
+                sample = NodeDown("evil", float(number), error.phase, str(error))
+                decoder = Decoder("evil")
+                decoder.take(json.dumps({"n": 1, "key": KEY}).encode(), float(number))
+            state = fold(state, [sample, Tick(float(number))])
+        once.write(state, Output())
+        json.loads(json.dumps(once.as_json(state)))
+
+    repeat(times, "watch", work, 5.0)
+
+
+class _Cluster:
+    """What `Bench` needs of one."""
+
+    def __init__(self, nodes: list[Node], directory: Path) -> None:
+        self.hostfile = directory / "nodes.txt"
+        self.hostfile.write_text("".join(f"{node.name}\n" for node in nodes))
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
+    """Whatever the second node says, the run ends, with a code of the table and a printable reason."""
+    monkeypatch.setattr(supervising, "TICK_S", 0.02)
+    bench = Bench(_Cluster(NODES, tmp_path), tmp_path)
+    timing = Timing(grace_s=0.2, fail_grace_s=0.1, hello_s=1.0, silent_s=1.0, look_s=0.0)
+
+    def agent(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[dict[str, Any]]:
+        if verb == "reap":
+            yield envelope("reap", found=[], left=[])
+            return
+        first = args["first_rank"]
+        yield {"type": "hello", "shared": False, "cores": 2, "python_found": True, "workdir_found": True, "same_job": [], "port": 29500, "addresses": ["10.0.0.1"]}  # fmt: skip
+        while (order := next_order(orders, 1.0)) is not None:
+            if order["op"] == "knock":
+                yield {"type": "knocked", "errors": dict.fromkeys(order["addresses"])}
+            if order["op"] == "start":
+                break
+        yield {"type": "started", "pid": 5}
+        yield {"type": "rank", "rank": first, "pid": 6}
+        yield {"type": "beat", "ranks": {str(first): {"step": 1, "phase": "data", "age_s": 0.1}}}
+        yield {"type": "log", "rank": first, "text": "hello\n"}
+        yield {"type": "rank_ended", "rank": first, "code": 0, "how": "exit code 0"}
+        yield {"type": "ended", "code": 0, "tail": []}
+        yield {"type": "gone", "left": []}
+
+    plan: LaunchPlan | None = None
+
+    def work(rng: random.Random) -> None:
+        nonlocal plan
+        plan = bench.plan("pass", nodes=NODES, timing=timing)
+        result = supervising.supervise(
+            plan, both(agent, rng), on_update=lambda _: None, stop=threading.Event(), limits=LIMITS
+        )
+        assert result.exit_code in (0, 1, 3, 130)
+        words = [result.reason, *result.last_lines, *result.leftovers, *result.unconfirmed]
+        assert all(line.isprintable() for line in words), words
+        assert (plan.run_dir / "events.jsonl").exists()
+        assert result.exit_code or (plan.run_dir / "ranks/0.log").read_text() == "hello\n"
+
+    repeat(times, "agent", work, 15.0)
+
+
+def test_every_verb_has_a_campaign() -> None:
+    from clusterctl.answers.verbs import VERBS
+
+    here = {"reap", "place", "examine", "active", "watch", "agent"}
+    commands = {"shell", "census", "clock", "stacks", "stop", "kill"}
+    assert {name.split()[0] for name in VERBS} == here | commands
+    assert callable(read_line)
