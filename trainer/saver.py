@@ -77,6 +77,13 @@ class _Save:
 
     def fail(self, why: str) -> None:
         self.failure, self.state = why, _FAILED
+        self.copied.set()
+
+    def look(self) -> None:
+        """Notice a thread that ended without a word (no memory even for its first call)."""
+        ended = self.thread is not None and not self.thread.is_alive()
+        if ended and self.state == _WORKING:
+            self.fail("the thread that writes it has ended")
 
 
 class Saver:
@@ -123,7 +130,10 @@ class Saver:
     @property
     def status(self) -> float:
         """This rank's number for `advance`; goes into what ranks exchange every step."""
-        return float(self._save.state if self._save is not None else _IDLE)
+        if self._save is None:
+            return float(_IDLE)
+        self._save.look()
+        return float(self._save.state)
 
     def save(
         self,
@@ -186,9 +196,10 @@ class Saver:
         save, began = self._save, time.perf_counter()
         if save is None or save.copied.is_set():
             return
-        if not save.copied.wait(self._wait_s):
-            save.fail(f"{save.position.name} was not copied aside in {self._wait_s:g} s")
-            save.copied.set()
+        while not save.copied.wait(_LOOK_S):
+            save.look()
+            if time.perf_counter() - began > self._wait_s:
+                save.fail(f"{save.position.name} was not copied aside in {self._wait_s:g} s")
         save.stall_s += time.perf_counter() - began
 
     def advance(self, statuses: Iterable[float]) -> list[Saved]:
@@ -249,7 +260,11 @@ class Saver:
 
         # No daemon: the interpreter waits for what is being written.
         save.thread = threading.Thread(target=guarded, name="checkpoint")
-        save.thread.start()
+        try:
+            save.thread.start()
+        except RuntimeError as error:  # no thread can be started
+            save.fail(str(error))
+            save.thread = None
 
     def _write_part(
         self, save: _Save, part: Path, state: EngineState | None, held: Mapping[str, Tensor]

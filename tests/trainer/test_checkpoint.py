@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -464,6 +465,33 @@ def test_a_save_that_fails_behind_the_step_is_raised_on_all_ranks_and_leaves_not
     assert "MemoryError: no pages left" in str(results[0])
     assert str(results[0]) == str(results[1])
     assert names(tmp_path) == [first.name, "latest"]
+
+
+@pytest.mark.parametrize("when", ["at its start", "before its first line"])
+def test_a_save_without_a_thread_is_raised_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """No memory, or no process number left."""
+    plain, calls = threading.Thread.start, itertools.count()
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "checkpoint" and next(calls) == 0:
+            if when == "at its start":
+                raise RuntimeError("can't start new thread")
+            thread.run = lambda: None  # type: ignore[method-assign]
+        plain(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    began = time.monotonic()
+    results = save(tmp_path, 1, sizes=(10, 10))
+    assert time.monotonic() - began < 60
+    said = (
+        "can't start new thread"
+        if when == "at its start"
+        else "the thread that writes it has ended"
+    )
+    assert [said in str(result) for result in results] == [True, True]
+    assert names(tmp_path) == []
 
 
 def test_every_nth_is_kept_beside_the_newest(tmp_path: Path) -> None:

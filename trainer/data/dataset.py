@@ -15,6 +15,7 @@ import atexit
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,10 +107,16 @@ class Worker:
     def take(self) -> Batch:
         """The batch of the oldest task; raises what went wrong with it."""
         limit_s = self._options.longest_wait_s
-        try:
-            made = self._made.get(timeout=limit_s)
-        except queue.Empty:
-            raise LoaderError(f"no batch within {limit_s:g} s") from None
+        made, until = None, time.monotonic() + limit_s
+        while made is None:
+            working = self._thread.is_alive()
+            try:
+                made = self._made.get(timeout=1.0 if working else 0.0)
+            except queue.Empty:
+                if not working:
+                    raise LoaderError("the thread that makes batches has ended") from None
+                if time.monotonic() > until:
+                    raise LoaderError(f"no batch within {limit_s:g} s") from None
         if isinstance(made, BaseException):
             raise made
         return made

@@ -16,7 +16,13 @@ import torch
 from tests.trainer.data.test_decode import is_gone, wait_for
 from trainer.data import digits
 from trainer.data.buckets import Buckets
-from trainer.data.dataset import LoaderError, LoaderOptions, TooFewClips, build_loader
+from trainer.data.dataset import (
+    DecodingWorker,
+    LoaderError,
+    LoaderOptions,
+    TooFewClips,
+    build_loader,
+)
 from trainer.data.manifest import read_manifest
 from trainer.data.plan import Cursor, DataPlan
 from trainer.errors import TooManyBadSamples
@@ -198,10 +204,14 @@ def test_when_nothing_can_stand_in_the_run_stops_with_the_list(broken, workers):
 
 
 def test_too_few_clips_for_one_step_says_so(folder):
-    with pytest.raises(TooFewClips, match="epoch 0 has 10 microbatches, 11 ranks need 11") as caught:
+    with pytest.raises(
+        TooFewClips, match="epoch 0 has 10 microbatches, 11 ranks need 11"
+    ) as caught:
         build_loader(plan_of(folder), Cursor(), 0, 11, 0, FAST)
     assert caught.value.exit_code == 2
-    with pytest.raises(TooFewClips, match="epoch 3 has 6 microbatches left, 16 ranks need 16 for a step, and none"):
+    with pytest.raises(
+        TooFewClips, match="epoch 3 has 6 microbatches left, 16 ranks need 16 for a step, and none"
+    ):
         build_loader(plan_of(folder), Cursor(3, 4), 0, 16, 0, FAST)
     with pytest.raises(LoaderError, match="rank 2 of 2"):
         build_loader(plan_of(folder), Cursor(), 2, 2, 0, FAST)
@@ -245,6 +255,16 @@ def test_batch_that_takes_too_long_stops_the_run_with_the_list(folder):
         list(batches)
     assert time.monotonic() - began < 30
     assert not decoders_of(os.getpid())
+
+
+def test_a_worker_that_ended_without_a_word_is_noticed_at_once(folder, monkeypatch):
+    loader = build_loader(plan_of(folder), Cursor(), 0, 1, 1, FAST)
+    monkeypatch.setattr(DecodingWorker, "_work", lambda self: None)
+    began = time.monotonic()
+    with pytest.raises(LoaderError, match="the thread that makes batches has ended"):
+        next(iter(loader))
+    assert time.monotonic() - began < 30  # not FAST.longest_wait_s, 220 s
+    loader.close()
 
 
 def test_closing_does_not_wait_for_a_late_clip(folder):
