@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.markup import escape
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES
@@ -309,7 +310,9 @@ class TopApp(App[None]):
         ):
             yield SystemCommand(title, text, lambda mode=mode: self.switch_mode(mode))
         if isinstance(screen, TopScreen):
-            yield from screen.commands()
+            for command in screen.commands():
+                # The palette reads it as markup, and there are names of nodes in it.
+                yield command._replace(help=escape(printable(command.help)))
         if self.replay is not None:
             yield SystemCommand("Pause", "or go on with the replay (space)", self.action_pause)
         yield SystemCommand("Picture", "the screen as SVG (w)", self.action_picture)

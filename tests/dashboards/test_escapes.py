@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
 from clusterctl.cli import run
+from dashboards.actions import LocalActions
 from dashboards.app import TopApp
 from dashboards.exporter import StateCollector, registry_of
 from dashboards.healthy import names
@@ -161,6 +162,21 @@ def test_notes_and_the_clipboard_hold_text_and_no_markup() -> None:
         assert app.clipboard.startswith("one\n")
         assert "\x1b" not in app.clipboard
         assert "\ud800" not in app.clipboard
+
+    play(app, story)
+
+
+def test_palette_shows_names_of_nodes_as_they_are() -> None:
+    """The plan of a run is a file, and whoever wrote it named the nodes."""
+    app = TopApp(FixedFeed(("n1[/x]",), [], NOW), first="node", actions=LocalActions())
+
+    async def story(pilot: Pilot[None]) -> None:
+        drawn, end = "", time.monotonic() + 30.0
+        await pilot.press("ctrl+p")
+        while "of the ranks on n1[/x]" not in drawn:
+            assert time.monotonic() < end, drawn
+            await pilot.pause()
+            drawn = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
     play(app, story)
 
