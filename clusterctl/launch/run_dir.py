@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.payload.private import planted
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
 FOLDERS = ("ranks", "stacks", "samples")
@@ -123,9 +124,13 @@ def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
     """Make and own the next free directory; launches at the same time get different numbers.
 
     It is this user's alone (0700), or its files are readable by the group `share` (2750, files 0640).
-    Raises `UsageError` when `outputs` cannot be written or the group is none of this user's.
+    Raises `UsageError` when `outputs` cannot be written or is another user's in a place that is open
+    to all, and when the group is none of this user's.
     """
     gid = _group_id(share) if share else None
+    why = planted(str(outputs))
+    if why:
+        raise UsageError(f"no run directory is made in {outputs}: {why}")
     try:
         if not outputs.is_dir():
             outputs.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -129,10 +129,7 @@ def is_shared():
 def refuse_planted(*paths):
     """Raise `NotPrivate` for a path of the head's that another user of this node has made here."""
     for path in paths:
-        try:
-            why = planted(path)
-        except OSError:
-            continue  # it is not here, and whoever needs it says so
+        why = planted(path)
         if why:
             raise NotPrivate(why)
 

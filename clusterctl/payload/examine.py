@@ -26,10 +26,7 @@ def main():
     if not os.access(python, os.X_OK):
         fail("there is no %s here" % python)
     for path in (python, home):
-        try:
-            why = planted(path)
-        except OSError:
-            continue  # it is not here
+        why = planted(path)
         if why:
             fail(why)
     env = dict(os.environ, OMP_NUM_THREADS="1")

@@ -27,7 +27,7 @@ def main():
 def prepare():
     """Where the data are to go, whether they are there already, and whether they fit."""
     named = os.path.join(os.path.expanduser("~"), os.path.expanduser(ARGS["dest"]))
-    why = planted_on_the_way(named)
+    why = planted(named)
     if why:
         return {"error": why}
     dest = os.path.realpath(named)
@@ -60,16 +60,6 @@ def prepare():
     # Private from the start: what is pushed may be a secret, and sftp would open it to all.
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     return {"part": part, "dest": dest, "there": there, "same": False}
-
-
-def planted_on_the_way(path):
-    """What another user has put at `path` or on the way to it, where anybody can; else ""."""
-    while path != "/":
-        try:
-            return planted(path)
-        except FileNotFoundError:
-            path = os.path.dirname(path)
-    return ""
 
 
 def is_stale(found):

@@ -118,15 +118,16 @@ def planted(path: str) -> str:
     """Whose file or folder in a place that is open to all `path` leads through; "" for nobody's.
 
     Weaker than `foreign_hand`: folders of a project's group or of another owner are fine, but what
-    anybody could have put there is not. Raises OSError when there is no such path. Does not touch
-    network drives: what lies there is the same on all machines, and a dead one would never answer.
+    anybody could have put there is not. Where a path ends early, what there is of it counts. Does not
+    touch network drives: what lies there is the same everywhere, and a dead one would never answer.
     """
-    for at, found, above in _way(path, _far_mounts()):
-        if above.st_mode & stat.S_IWOTH and found.st_uid not in (0, os.getuid()):
-            return "%s belongs to user %d and lies in a folder that is open to all" % (
-                at,
-                found.st_uid,
-            )
+    try:
+        for at, found, above in _way(path, _far_mounts()):
+            if above.st_mode & stat.S_IWOTH and found.st_uid not in (0, os.getuid()):
+                place = "lies in a folder that is open to all"
+                return "%s belongs to user %d and %s" % (at, found.st_uid, place)
+    except OSError:
+        pass  # there is no more of it
     return ""
 
 

@@ -68,3 +68,15 @@ def test_lock_that_somebody_holds_is_not_waited_for_for_ever(
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UsageError, match="is locked by another program"):
             claim_run_dir(tmp_path, "A")
+
+
+def test_outputs_that_another_user_has_put_into_tmp_are_refused(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to make another user's folder")
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs").chmod(0o777)
+    os.chown(tmp_path / "outputs", 65534, 65534)
+    claim_run_dir(tmp_path / "outputs", "A")  # a folder of another owner, on a disk of theirs
+    tmp_path.chmod(0o1777)
+    with pytest.raises(UsageError, match="open to all"):
+        claim_run_dir(tmp_path / "outputs", "A")

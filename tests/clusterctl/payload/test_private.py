@@ -186,6 +186,8 @@ def test_what_another_user_owns_is_theirs_and_planted_only_where_anybody_can_wri
     os.lchown(tmp_path / "mine", NOBODY, NOBODY)
     (tmp_path / "real").mkdir()
     assert planted(str(tmp_path / "real")) == ""
+    assert planted(str(tmp_path / "real" / "not-there")) == ""
+    assert "open to all" in planted(str(project / "not" / "there"))
 
 
 def test_network_drives_are_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
