@@ -26,7 +26,8 @@ from tests.ports import free_port
 from tests.trainer.ranks import REPO, TINY, environment, fork, train, wait
 
 TRAINER = str(REPO / "trainer") + os.sep
-LIMIT_S = 120.0  # a guard: a trial takes 3 s; ranks that wait for each other do so for 600
+# Guards: a trial takes 3 s, on a busy machine 30; ranks that wait for each other do so for 600.
+LIMIT_S, ALONE_S = 300.0, 100.0  # of a trial; of a rank after the other has ended
 CONFIG = TINY + "\nckpt_every = 2\nkeep_checkpoints = 1\nmax_steps = 6\nwarmup_steps = 1\n"
 
 
@@ -190,8 +191,9 @@ class Campaign:
         while len(ends) < 2 and time.monotonic() < deadline:
             for rank, process in enumerate(processes):
                 process.join(0.02)
-                if not process.is_alive():
-                    ends.setdefault(rank, time.monotonic())
+                if not process.is_alive() and rank not in ends:
+                    ends[rank] = time.monotonic()
+                    deadline = min(deadline, ends[rank] + ALONE_S)
         between = max(ends.values()) - min(ends.values()) if len(ends) == 2 else LIMIT_S
         return wait(processes, 0.1), folder, between
 
