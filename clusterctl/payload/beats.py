@@ -24,19 +24,22 @@ def heartbeat(one, pid, rank):
     beat = _json_of(one, "%s.json" % rank)
     if beat is None or beat.get("pid") != pid:
         return None  # of an attempt before this one
-    return {
-        "step": beat.get("step"),
-        "phase": beat.get("phase"),
-        "age_s": round(time.monotonic() - beat["mono_s"], 3),
-    }
+    step, phase = beat.get("step"), beat.get("phase")
+    if type(step) is not int or not 0 <= step < 1 << 53 or not isinstance(phase, str):
+        return None  # of a program with a format of its own
+    return {"step": step, "phase": phase[:40], "age_s": _age_s(beat)}
 
 
 def clip(one, pid):
     """{path, age_s} of the file that a decoding process works on; None when it has nothing to do."""
     work = _json_of(one, "clip-%d.json" % pid)
-    if work is None or not work.get("path"):
+    if work is None or not isinstance(work.get("path"), str) or not work["path"]:
         return None
-    return {"path": work["path"], "age_s": round(time.monotonic() - work["mono_s"], 3)}
+    return {"path": work["path"][:4096], "age_s": _age_s(work)}
+
+
+def _age_s(data):
+    return round(time.monotonic() - data["mono_s"], 3)
 
 
 def _json_of(one, name):
@@ -51,4 +54,5 @@ def _json_of(one, name):
             data = json.loads(file.read(65536).rstrip(b"\0 \n"))
     except (OSError, ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) and isinstance(data.get("mono_s"), (int, float)) else None
+    then_s = data.get("mono_s") if isinstance(data, dict) else None
+    return data if type(then_s) in (int, float) and abs(then_s) < 1e12 else None

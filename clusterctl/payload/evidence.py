@@ -1,4 +1,4 @@
-"""What logs and the kernel say beside the stacks. Part of stacks."""
+"""What logs and the kernel say beside the stacks. Part of stacks; needs tasks.py."""
 
 import os
 import re
@@ -25,27 +25,27 @@ def log_lines(pid):
         return []
     if not path.startswith("/") or path.startswith(("/dev/", "/proc/")):
         return []
-    text = tail_of(path, LOG_TAIL)
+    try:
+        text = read_file(path, LOG_TAIL, -LOG_TAIL).decode("utf-8", "replace")
+    except OSError:
+        return []
     return [line[:600] for line in text.splitlines() if TELLING.search(line)][-LOG_LINES:]
 
 
-def tail_of(path, size):
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - size))
-            return file.read(size).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def kernel_lines(uptime_s):
-    """Lines of the last hour of the kernel's log that tell of devices, memory or mounts."""
-    answer = section("dmesg", ["dmesg"], 3.0)
+    """(lines of the last hour of the kernel's log that tell of devices, memory or mounts, cut_s).
+
+    Of a long log the end is read; `cut_s` is its age where that is less than the hour, else None.
+    """
+    answer = section("dmesg", ["dmesg"], 3.0, newest=True)
     SECTIONS.pop("dmesg", None)
-    found = []
+    found, ages_s = [], []
     for line in answer["out"].splitlines():
         stamp = re.match(r"\[\s*(\d+\.\d+)\]", line)
-        if stamp and uptime_s - float(stamp.group(1)) < KERNEL_S and KERNEL.search(line):
-            found.append([round(uptime_s - float(stamp.group(1)), 1), line[:400]])
-    return found[-20:]
+        if not stamp:
+            continue
+        ages_s.append(uptime_s - float(stamp.group(1)))
+        if ages_s[-1] < KERNEL_S and KERNEL.search(line):
+            found.append([round(ages_s[-1], 1), line[:400]])
+    is_cut = answer.get("truncated") and ages_s and ages_s[0] < KERNEL_S
+    return found[-20:], round(ages_s[0], 1) if is_cut else None

@@ -1,4 +1,4 @@
-"""Stacks as numbers: each frame and each stack is sent once a node, however many threads stand in it. Part of stacks.
+"""Stacks as numbers: each frame and each stack is sent once a node, however many threads stand in it. Part of stacks; needs tasks.py.
 
 136 processes give 900 kB of JSON; interned and packed they are 12 kB.
 """
@@ -69,8 +69,7 @@ def source_lines(places, limit=200):
             continue
         try:
             if path not in texts:
-                with open(path, "rb") as file:
-                    texts[path] = file.read(2 << 20).decode("utf-8", "replace").splitlines()
+                texts[path] = read_file(path, 2 << 20).decode("utf-8", "replace").splitlines()
             found["%s:%d" % (path, line)] = texts[path][line - 1].strip()[:160]
         except (OSError, IndexError):
             continue

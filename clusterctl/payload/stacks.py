@@ -200,9 +200,10 @@ def faulthandler_text(row):
     deadline, text = time.monotonic() + FAULT_S, ""
     while time.monotonic() < deadline:
         time.sleep(0.02)
-        with open(path, "rb") as file:
-            file.seek(begun_at)
-            fresh = file.read(1 << 18).decode("utf-8", "replace")
+        try:
+            fresh = read_file(path, 1 << 18, begun_at).decode("utf-8", "replace")
+        except OSError:
+            return ""  # a pipe or a terminal
         if fresh and fresh == text and fresh.endswith("\n"):
             break  # it has stopped growing
         text = fresh
@@ -212,7 +213,7 @@ def faulthandler_text(row):
 
 def surroundings(rows, shot, table):
     """Logs, flight records, kernel log, open files and source lines, each within its own deadline."""
-    found = {"logs": {}, "flight": {}, "kernel": [], "open": {}, "source": {}}  # type: dict
+    found = {"logs": {}, "flight": {}, "kernel": [], "kernel_cut_s": None, "open": {}, "source": {}}  # type: dict
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def logs():
@@ -228,6 +229,9 @@ def surroundings(rows, shot, table):
                 dumped = flight_dump(shot.seen[row["pid"]], row["rank"])
                 if dumped:
                     found["flight"][str(row["rank"])] = dumped
+
+    def kernel():
+        found["kernel"], found["kernel_cut_s"] = kernel_lines(uptime_s)
 
     def files():
         for row in rows:
@@ -247,7 +251,7 @@ def surroundings(rows, shot, table):
                     lambda: found["source"].update(source_lines(table.leaves())) or "",
                     2.0,
                 ),  # fmt: skip
-                lambda: found["kernel"].extend(kernel_lines(uptime_s)),
+                kernel,
             ]
         )
     found["late"] = sorted(

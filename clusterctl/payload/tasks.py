@@ -1,9 +1,10 @@
-"""What the kernel says of a process and its threads: states, ticks, switches, where it sleeps. Part of stacks.
+"""What the kernel says of a process, its threads and its files: states, ticks, switches, where it sleeps. Part of stacks.
 
 All of it lies in /proc and needs no ptrace; what only root may read is left out for others.
 """
 
 import os
+import stat
 
 
 def task_facts(pid, deep):
@@ -67,9 +68,10 @@ def open_files(pid, limit=8):
         return found
     for name in names:
         try:
-            path = os.readlink("%s/%s" % (folder, name))
+            path = os.fsencode(os.readlink("%s/%s" % (folder, name)))
         except OSError:
             continue
+        path = path.decode("utf-8", "backslashreplace")  # a name need not be text
         odd = not path.startswith("/") or path.startswith(("/dev/", "/proc/", "/sys/", "/memfd:"))
         if not odd and not path.endswith((".py", ".so", ".log", " (deleted)")) and int(name) > 2:
             found.append(path)
@@ -92,3 +94,20 @@ def _quiet(path):
 def _read(path):
     with open(path, "rb") as file:
         return file.read(65536).decode("utf-8", "replace")
+
+
+def read_file(path, limit, at=0):
+    """Bytes of a regular file from a place on, its end for a negative one; OSError for anything else.
+
+    For files that a process has named: a pipe in their place is not waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("%s is no regular file" % path)
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(at if at >= 0 else max(0, found.st_size + at))
+            return file.read(limit)
+    finally:
+        os.close(descriptor)

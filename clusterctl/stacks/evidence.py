@@ -218,4 +218,8 @@ def _kernel(picture: Picture) -> list[Clue]:
         names = list(dict.fromkeys(names))
         ago = f"{ages[key] / 60:.0f} min ago" if ages[key] >= 90 else f"{ages[key]:.0f} s ago"
         found.append(Clue("kernel", f"{fold(names)}: {key[2]} ({ago})", nodes=tuple(names)))
+    for node in picture.nodes:
+        if node.kernel_cut_s is not None:
+            text = f"{node.name}: its log is longer than 1 MiB, only the last {node.kernel_cut_s / 60:.0f} min of it were read"
+            found.append(Clue("kernel", text, nodes=(node.name,)))
     return found

@@ -24,31 +24,38 @@ def write_folder(
     clues: Sequence[Clue],
     native: Mapping[str, str],
 ) -> None:
-    """DIR/NODE/RANK-ROLE-PID.txt for every process, report.json and index.html. Raises OSError."""
+    """DIR/NODE/RANK-ROLE-PID.txt for every process, report.json and index.html. Raises OSError.
+
+    Names and texts are as nodes gave them: nothing of them leads out of DIR or cannot be written.
+    """
     for node in picture.nodes:
         place = folder / _safe(node.name)
         place.mkdir(parents=True, exist_ok=True)
         if node.silent is not None:
-            (place / "no-answer.txt").write_text(node.silent + "\n", encoding="utf-8")
+            _write(place / "no-answer.txt", node.silent + "\n")
         for proc in node.procs:
             text = process_text(proc)
             more = native.get(f"{proc.node} {proc.pid}")
             text += f"\nnative:\n{more}\n" if more else ""
-            (place / file_name(proc)).write_text(text, encoding="utf-8")
+            _write(place / file_name(proc), text)
     document = {"schema": 1, "command": "dump-stacks", **to_json(picture, verdict, clues)}
-    (folder / "report.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
-    (folder / "index.html").write_text(page(document), encoding="utf-8")
+    _write(folder / "report.json", json.dumps(document) + "\n")
+    _write(folder / "index.html", page(document))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def file_name(proc: Proc) -> str:
     """`0064-loader7-5862.txt`: sorted by rank, and no two alike on one node."""
     rank = "norank" if proc.rank is None else f"{proc.rank:04d}"
     index = "" if proc.index is None else str(proc.index)
-    return f"{rank}-{proc.role}{index}-{proc.pid}.txt"
+    return f"{rank}-{_safe(proc.role, 40)}{index}-{proc.pid}.txt"
 
 
-def _safe(name: str) -> str:
-    text = re.sub(r"[^\w.,:@+-]", "_", name)
+def _safe(name: str, most: int = 200) -> str:
+    text = re.sub(r"[^\w.,:@+-]", "_", name[:most], flags=re.ASCII)
     return text if text.strip(".") else "_" + text
 
 
@@ -118,7 +125,7 @@ def write_speedscope(path: Path, picture: Picture) -> None:
             }
         ],
     }
-    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    _write(path, json.dumps(document) + "\n")
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -126,7 +133,7 @@ def read_report(path: Path) -> dict[str, Any]:
     file = path / "report.json" if path.is_dir() else path
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: {error}") from None
     if not isinstance(document, dict) or "nodes" not in document or "classes" not in document:
         raise UsageError(f"{file} is no report of dump-stacks")

@@ -118,7 +118,8 @@ def _compare_group(name: str, members: Mapping[int, Dump]) -> list[tuple[str, li
         return [(text, behind)]
     # Everybody stands at the same number: do they mean the same by it?
     first_open = min(dump.completed.get(name, 0) for dump in members.values()) + 1
-    for sequence in range(max(1, first_open - 1), highest + 1):
+    recorded = {number for dump in members.values() for number in dump.groups[name]}
+    for sequence in sorted(number for number in recorded if number >= first_open - 1):
         entries = {
             r: d.groups[name][sequence] for r, d in members.items() if sequence in d.groups[name]
         }

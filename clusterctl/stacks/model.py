@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusterctl.errors import TransportError
 from clusterctl.fanout import NodeResult
 from clusterctl.stacks import sites as kinds
 from clusterctl.stacks.frames import Book, Stack, parse_faulthandler, trim
@@ -129,6 +130,7 @@ class NodeView:
     logs: dict[int, list[str]] = field(default_factory=dict)  # by rank
     flight: dict[int, dict[str, Any]] = field(default_factory=dict)  # by rank
     kernel: list[tuple[float, str]] = field(default_factory=list)  # (age in s, line)
+    kernel_cut_s: float | None = None  # how far back its log was read, where that is no full hour
     seconds: float = 0.0
     late: list[str] = field(default_factory=list)
     others: int = 0
@@ -177,9 +179,31 @@ class Picture:
         return own or [p for p in mine if trainer.rank is not None and p.rank == trainer.rank]
 
 
+REPORT_BYTES = 16 << 20  # of one node's report: 17 processes are 20 kB, with 100 samples 3 MB
+
+
+def inflate(packed: str) -> bytes:
+    """The text of a packed report. Raises `TransportError` with phase parse, also when it is too long."""
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(base64.b64decode(packed), REPORT_BYTES)
+    except (zlib.error, ValueError) as error:
+        raise TransportError(
+            "parse", f"the report of stacks is not packed right: {error}"
+        ) from None
+    if not inflater.eof:
+        why = (
+            f"is longer than {REPORT_BYTES >> 20} MiB"
+            if len(text) == REPORT_BYTES
+            else "is cut off"
+        )
+        raise TransportError("parse", f"the report of stacks {why}")
+    return text
+
+
 def unpack(packed: str) -> dict[str, Any]:
     """The report that payload stacks.py sent in one packed line."""
-    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    found: dict[str, Any] = json.loads(inflate(packed))
     return found
 
 
@@ -242,6 +266,7 @@ def _read_node(
         py_spy=report.get("py_spy"),
         rights=report.get("rights", {}),
         kernel=[(age, line) for age, line in report.get("kernel", ())],
+        kernel_cut_s=report.get("kernel_cut_s"),
         flight={int(rank): dump for rank, dump in report.get("flight", {}).items()},
         seconds=report.get("seconds", 0.0),
         late=report.get("late", []),

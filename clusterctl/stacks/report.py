@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -141,7 +142,23 @@ def _advice(rights: dict[str, Any], proc: Proc, py_spy: str | None) -> str:
 
 
 def to_json(picture: Picture, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
-    """All of it for --json; classes as on the screen, every process beside them."""
+    """All of it for --json; classes as on the screen, every process beside them.
+
+    JSON knows no NaN and no infinity, and a browser takes nothing of a text that has one: they are null.
+    """
+    document: dict[str, Any] = _finite(_document(picture, verdict, clues))
+    return document
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _document(picture: Picture, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
     return {
         "verdict": verdict.to_json(),
         "exit_code": verdict.exit_code,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from clusterctl.fanout import NodeResult
 from clusterctl.job import Pick
 from clusterctl.nodes import Node
-from clusterctl.payload import ship
+from clusterctl.payload import private, ship
 from clusterctl.stacks.collect import Looks, collect, collect_native
+from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.files import native_text
 from clusterctl.stacks.model import NodeView, Proc, read_picture
 from clusterctl.stacks.report import permission_lines
@@ -23,6 +28,7 @@ from clusterctl.stacks.sites import Sites
 from clusterctl.transport.base import Limits
 from tests.clusterctl.jobs.trees import start_of, state, wait_until
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
+from tests.clusterctl.stacks.made import part
 
 HERE = Node("here", host="127.0.0.1")
 PROGRAM = """
@@ -178,3 +184,83 @@ def test_native_frames_of_a_suspect_are_had_without_leaving_it_stopped(
     assert "libc" in text
     assert "waits_here" in text
     wait_until(lambda: state(child.pid, start_of(child.pid)) == "S")
+
+
+def kernel_log(
+    folder: Path, count: int, first_s: float, last_s: float, last: str
+) -> dict[str, str]:
+    """A PATH with a dmesg of `count` dull lines between two ages, then `last`."""
+    uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    folder.mkdir()
+    with (folder / "log").open("w") as file:
+        for number in range(count):
+            age_s = first_s + (last_s - first_s) * number / count
+            file.write(f"[{uptime_s - age_s:12.6f}] usb 1-1: new device number {number}\n")
+        file.write(f"[{uptime_s - last_s:12.6f}] {last}\n")
+    path = folder / "dmesg"
+    path.write_text(f"#!/bin/sh\nexec cat {folder}/log\n")
+    path.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+XID = "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus"
+
+
+def test_end_of_a_long_kernel_log_is_read_and_the_cut_is_told(start: Start, run_id: str, tmp_path: Path) -> None:  # fmt: skip
+    start()
+    env = kernel_log(tmp_path / "log", 60_000, 1000.0, 3.0, XID)
+    picture = read_picture([], Sites(), interval_s=1, samples=2)
+    picture.nodes = [look(run_id, env)]
+    texts = [clue.text for clue in clues(picture)]
+    assert any("Xid 79 on 0000:44:00" in text for text in texts), texts
+    assert any(re.search(r"here: its log is longer than 1 MiB, only the last \d+ min of it were read", text) for text in texts), texts  # fmt: skip
+
+
+def test_long_kernel_log_that_goes_back_an_hour_is_not_said_to_be_cut(start: Start, run_id: str, tmp_path: Path) -> None:  # fmt: skip
+    start()
+    env = kernel_log(tmp_path / "log", 60_000, 20_000.0, 3.0, XID)
+    picture = read_picture([], Sites(), interval_s=1, samples=2)
+    picture.nodes = [look(run_id, env)]
+    (clue,) = clues(picture)
+    assert "Xid 79" in clue.text
+
+
+def test_open_file_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.mp4")
+    with path.open("wb"):
+        (found,) = [
+            name for name in part("tasks")["open_files"](os.getpid(), 1000) if "caf" in name
+        ]
+    assert found == f"{tmp_path}/caf\\xe9.mp4"
+
+
+def test_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="no regular file"):
+            part("tasks")["read_file"](str(place), 100)
+
+
+def test_trainer_whose_stderr_is_a_pipe_holds_up_nobody(start: Start, run_id: str, tmp_path: Path) -> None:  # fmt: skip
+    """Asked by a signal it writes its stacks where nobody can read them twice."""
+    os.mkfifo(tmp_path / "0.log")
+    reader = os.open(tmp_path / "0.log", os.O_RDONLY | os.O_NONBLOCK)
+    start("handler")
+    proc = only(look(run_id, py_spy=fake_py_spy(tmp_path, "echo 'Permission Denied' >&2; exit 1")))
+    assert proc.how == "kernel"
+    os.close(reader)
+
+
+@pytest.mark.parametrize("beat", [
+    {"step": "7"}, {"step": -1}, {"step": None}, {"phase": 3}, {"phase": None}, {"mono_s": "x"}, {"mono_s": 1e300},
+    {"mono_s": None}, {"mono_s": float("nan")}, {"step": True}, {"pid": 1},
+])  # fmt: skip
+def test_heartbeat_of_another_format_is_none(beat: dict[str, object], tmp_path: Path) -> None:
+    beats = part("beats")
+    beats.update(variable=lambda one, name: str(tmp_path), open_own=private.open_own)
+    one = SimpleNamespace(uid=os.getuid())
+    good = {"pid": 5, "step": 7, "phase": "data", "mono_s": time.monotonic()}
+    (tmp_path / "0.json").write_text(json.dumps(good))
+    assert beats["heartbeat"](one, 5, 0)["step"] == 7
+    (tmp_path / "0.json").write_text(json.dumps({**good, **beat}))
+    assert beats["heartbeat"](one, 5, 0) is None

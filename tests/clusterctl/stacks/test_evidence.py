@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.clusterctl.stacks.made import cluster, part, picture
 from tests.ports import free_port
 
 load_plain, newest = part("flight")["load_plain"], part("flight")["newest"]
+part("flight")["read_file"] = part("tasks")["read_file"]
 CAPTURES = Path(__file__).parents[2] / "captures"
 RECORD = """
 import os, sys
@@ -115,6 +118,57 @@ def test_unreadable_records_are_said_to_be_so(data: bytes) -> None:
     with pytest.raises(ValueError, match="no flight record"):
         newest(load_plain(data))
     assert read_dump({"path": "/r", "error": "no flight record"}) == "/r: no flight record"
+
+
+def folded(width: int, depth: int) -> Any:
+    """Lists of the same list: small in a pickle, `width ** depth` values when written out."""
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value] * width
+    return value
+
+
+@pytest.mark.parametrize(
+    "key", ["input_sizes", "process_group", "frames", "profiling_name", "state"]
+)
+def test_record_that_unfolds_into_a_million_values_is_refused(key: str) -> None:
+    data = pickle.dumps({"entries": [{"collective_seq_id": 1, key: folded(10, 8)}]})
+    assert len(data) < 500
+    begun = time.process_time()
+    if key == "frames":  # of those the first level is looked at
+        assert len(json.dumps(newest(load_plain(data)))) < 1000
+    else:
+        with pytest.raises(ValueError, match="too long, or too deep"):
+            newest(load_plain(data))
+    assert time.process_time() - begun < 1.0
+
+
+def test_key_that_takes_for_ever_to_hash_is_refused() -> None:
+    pairs = b"K\x01\x94" + b"".join(b"h%c\x86\x94" % level for level in range(60))
+    with pytest.raises(ValueError, match="a key that is no text"):
+        load_plain(b"\x80\x04}" + pairs + b"K\x02s.")
+
+
+def test_record_of_too_many_lists_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 1048576 lists"):
+        load_plain(b"\x80\x04(" + b"]" * ((1 << 20) + 1) + b"l.")
+
+
+def test_group_with_long_entries_sends_fewer() -> None:
+    entries = []
+    for number in range(1, 65):
+        frame = {"name": "f" * 250, "filename": "/job/" + "d" * 200, "line": 1}
+        entries.append({**entry(number), "frames": [frame], "input_sizes": [[1] * 400]})
+    sent = newest({"entries": entries})
+    assert [row["collective_seq_id"] for row in sent] == list(range(49, 65))
+    assert len(json.dumps(sent)) < 128 << 10
+
+
+def test_sequence_numbers_of_a_record_are_not_counted_through() -> None:
+    far = make_dump({"entries": [entry(1, done=False), entry(10**15, done=False)]})
+    begun = time.process_time()
+    compare({0: far, 1: far}, 2)
+    assert time.process_time() - begun < 1.0
 
 
 @given(st.binary(max_size=300))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import re
+import tracemalloc
+import zlib
 from pathlib import Path
 
+import pytest
+
+from clusterctl.errors import TransportError, UsageError
 from clusterctl.stacks.files import compare_reports, read_report, write_folder, write_speedscope
 from clusterctl.stacks.frames import parse_faulthandler
 from clusterctl.stacks.judge import judge
-from tests.clusterctl.stacks.made import ALL_REDUCE, FORWARD, Made, cluster, picture
+from clusterctl.stacks.model import unpack
+from tests.clusterctl.stacks.made import ALL_REDUCE, FORWARD, Made, cluster, picture, silent
 
 CAPTURES = Path(__file__).parents[2] / "captures/py-spy"
 
@@ -85,3 +93,77 @@ def test_faulthandler_text_is_understood() -> None:
     assert [[f.function for f in frames] for _, frames in threads] == [["wait"], ["step", "main"]]
     assert threads[0][1][0].path == "threading.py"
     assert parse_faulthandler("") == parse_faulthandler("no dump\n") == []
+
+
+def refuse(word: str) -> float:
+    raise AssertionError(f"{word} is no JSON")
+
+
+@pytest.mark.parametrize("role", ["a\0b", "x" * 5000, "../../up", "/etc", "..", "caf\udce9", "<b>"])
+def test_role_of_any_kind_leads_to_a_file_of_the_folder(role: str, tmp_path: Path) -> None:
+    node = Made("a")
+    node.add(role, 0, ALL_REDUCE, world=2)
+    node.add("trainer", 1, FORWARD, world=2)
+    made = picture(node)
+    write_folder(tmp_path / "out", made, judge(made), [], {})
+    write_speedscope(tmp_path / "profile.json", made)
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
+    assert len(names) == 5
+    assert sum(name.startswith("out/a/") for name in names) == 2
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "../up", "n\udce9"])
+def test_node_of_any_name_gets_a_folder(name: str, tmp_path: Path) -> None:
+    made = picture(*cluster(1, 1, 1), silent(name))
+    write_folder(tmp_path / "out", made, judge(made), [], {})
+    assert len(list(tmp_path.glob("out/*/no-answer.txt"))) == 1
+
+
+def test_name_of_a_file_that_is_no_text_is_written(tmp_path: Path) -> None:
+    node = Made("a")
+    pid = node.add("loader", 0, FORWARD, index=0)
+    node.add("trainer", 0, ALL_REDUCE, world=1)
+    node.more["open"] = {str(pid): ["/data/caf\udce9.mp4"]}
+    made = picture(node)
+    write_folder(tmp_path, made, judge(made), [], {})
+    assert "open: /data/caf\\udce9.mp4" in next(tmp_path.glob("a/*loader*")).read_text()
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_number_that_json_does_not_know_is_null(odd: float, tmp_path: Path) -> None:
+    node = Made("a")
+    node.add("trainer", 0, FORWARD, world=1, clip={"path": "/a.mp4", "age_s": odd})
+    made = picture(node)
+    write_folder(tmp_path, made, judge(made), [], {})
+    page = (tmp_path / "index.html").read_text()
+    for text in (
+        page.split('id="report">')[1].split("</script>")[0],
+        (tmp_path / "report.json").read_text(),
+    ):
+        (found,) = json.loads(text, parse_constant=refuse)["nodes"][0]["processes"]
+        assert found["clip"] == {"path": "/a.mp4", "age_s": None}
+
+
+def test_report_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(UsageError, match=r"report\.json"):
+        read_report(path)
+
+
+def test_packed_report_is_unpacked_up_to_a_limit() -> None:
+    def pack(text: bytes) -> str:
+        return base64.b64encode(zlib.compress(text, 9)).decode()
+
+    assert unpack(pack(b'{"rows": []}')) == {"rows": []}
+    bomb = pack(bytes(600 << 20))
+    assert len(bomb) < 1 << 20
+    tracemalloc.start()
+    with pytest.raises(TransportError, match="longer than 16 MiB") as caught:
+        unpack(bomb)
+    assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    tracemalloc.stop()
+    assert caught.value.phase == "parse"
+    for odd in (pack(b'{"rows": []}')[:-8], "????", "", base64.b64encode(b"no zip").decode()):
+        with pytest.raises(TransportError, match="the report of stacks"):
+            unpack(odd)
