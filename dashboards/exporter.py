@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import make_server as simple_server
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
@@ -20,12 +26,14 @@ from clusterctl.render import Output
 from clusterctl.settings import Settings
 from dashboards import sources
 from dashboards.alerts import HURRY_TICKS, AlertBook
+from dashboards.doors import is_loopback, is_ours, our_names
 from dashboards.ending import Ending, ended_by_signals
 from dashboards.fleet import fresh
 from dashboards.metrics import COUNTER, METRICS, PREFIX, values
 from dashboards.state import State, fold, initial_state
 
-LOOPBACK = ("127.", "localhost", "::1")
+FOREIGN = "ask by an address of this machine, by its own name, or by the name that --listen has\n"
+REQUEST_S = 30.0  # who asks must have said what by then
 
 
 class StateCollector(Collector):
@@ -122,17 +130,19 @@ def _serve(
     ending: Ending,
 ) -> int:
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = make_server(host, port, registry)
     except OSError as error:
         raise UsageError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",
             hint="--listen ADDRESS:PORT takes another one",
         ) from None
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     try:
-        real_port = server.server_address[1]
+        real_port = server.server_port
         shown = f"[{host}]" if ":" in host else host
         output.note(f"metrics on http://{shown}:{real_port}/metrics; Ctrl-C ends")
-        if not host.startswith(LOOPBACK):
+        if not is_loopback(host):
             output.warn("anybody who reaches this port can read the metrics: there is no password", "warn")  # fmt: skip
         for batch in batches:
             state = fold(state, batch)
@@ -142,6 +152,38 @@ def _serve(
         server.server_close()
         thread.join(5.0)
     return ending.exit_code
+
+
+class Server(ThreadingMixIn, WSGIServer):
+    """Each request has a thread of its own: one that asks and says nothing keeps nobody waiting."""
+
+    daemon_threads = True
+
+
+class Request(WSGIRequestHandler):
+    """One request, without a line on the terminal."""
+
+    timeout = REQUEST_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def make_server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
+    """A bound server of the metrics, for requests under a name of this machine. Raises `OSError`."""
+    metrics, names = make_wsgi_app(registry), our_names(host)
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if is_ours(environ.get("HTTP_HOST", ""), names):
+            found: Iterable[bytes] = metrics(environ, start_response)
+            return found
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [FOREIGN.encode()]
+
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    kind = type("Server", (Server,), {"address_family": family})
+    server: WSGIServer = simple_server(host, port, answer, kind, Request)
+    return server
 
 
 def address(text: str) -> tuple[str, int]:

@@ -1,27 +1,41 @@
 """`clusterctl top --web`: the same screens in a browser, by textual-serve. Every page is a process of its own.
 
-On loopback unless asked otherwise, and read-only. A page elsewhere must not be able to reach it: the
-name in the address bar and the origin of the connection are checked.
+On loopback unless asked otherwise, and read-only. Who opens it must know its address whole: a random
+word in it keeps out other users of this machine, whom loopback does not. A page elsewhere must not be
+able to reach it either: the name in the address bar and the origin of the connection are checked.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import re
+import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from clusterctl.errors import UsageError
+from dashboards.doors import is_loopback, is_ours, our_names
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 MOST_PAGES = 4  # each of them watches every node by a connection of its own
+WORD_BYTES = 16  # of the random word in the address
+# As `python -m clusterctl`, which would import from the current folder first: whoever may write a
+# `click.py` there would be run. (`python -P` is the same from 3.11 on.)
+START = "; ".join(
+    (
+        "import sys",
+        "sys.path = [path for path in sys.path if path]",
+        "import runpy",
+        "runpy.run_module('clusterctl', run_name='__main__', alter_sys=True)",
+    )
+)
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -75,18 +89,20 @@ def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str]
         raise UsageError(
             f"--web needs textual-serve ({error})", hint="pip install 'clusterctl[web]'"
         ) from None
+    names = our_names(host)
     listener = listen(host, port)
     host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
-    url = f"http://{address}:{port}"
+    word = secrets.token_urlsafe(WORD_BYTES)
+    url = f"http://{address}:{port}/{word}/"
     # exec: the shell that textual-serve starts must not stand between it and the view.
-    command = shlex.join([sys.executable, "-m", "clusterctl", "top", *arguments])
-    server = Server(f"exec {command}", url, hosts=allowed_hosts(host, port))
-    say(f"{url}  (Ctrl-C ends it)")
-    if not ipaddress.ip_address(host).is_loopback:
-        say("warning: everybody who reaches this port sees the cluster, and nothing is encrypted")
+    command = shlex.join([sys.executable, "-c", START, "top", *arguments])
+    server = Server(f"exec {command}", url, names=names, word=word)
+    say(f"{url}  (Ctrl-C ends it; whoever has this address can open it)")
+    if not is_loopback(host):
+        say("warning: nothing is encrypted: who can listen on the network learns this address")
     with contextlib.suppress(KeyboardInterrupt):
-        web.run_app(server.make(), sock=listener, print=None, shutdown_timeout=2.0)
+        web.run_app(server.make(), sock=listener, print=None, shutdown_timeout=2.0, access_log=None)
     return 0
 
 
@@ -108,24 +124,19 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def allowed_hosts(host: str, port: int) -> frozenset[str] | None:
-    """What an address bar may say; None anything, where more than this machine may come."""
-    if not ipaddress.ip_address(host).is_loopback:
-        return None
-    return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]", host))
-
-
-def is_foreign(host: str, origin: str | None, hosts: frozenset[str] | None) -> bool:
+def is_foreign(host: str, origin: str | None, names: Collection[str]) -> bool:
     """Whether a request was sent by a page of another site, or under a name that is not ours."""
-    if hosts is not None and host not in hosts:
-        return True  # another name for this address: how a site reaches loopback (DNS rebinding)
+    if not is_ours(host, names):
+        return True
     return origin is not None and urlsplit(origin).netloc != host
 
 
-def page(title: str, host: str, font_size: str) -> str:
+def page(title: str, host: str, word: str, font_size: str) -> str:
     """The one page there is; everything it loads comes from this server."""
-    size = int(font_size) if font_size.isdigit() and 6 <= int(font_size) <= 48 else 16
-    return PAGE.format(title=escape(title), socket=f"ws://{escape(host)}/ws", size=size)
+    size = int(font_size) if re.fullmatch("[0-9]{1,2}", font_size) else 0
+    size = size if 6 <= size <= 48 else 16
+    socket = f"ws://{escape(host)}/{escape(word)}/ws"
+    return PAGE.format(title=escape(title), socket=socket, size=size)
 
 
 Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]

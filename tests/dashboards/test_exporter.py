@@ -6,8 +6,10 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -234,9 +236,31 @@ def exporting(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         child.communicate()
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as answer:
+def get(url: str, host: str | None = None) -> str:
+    headers = {} if host is None else {"Host": host}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
         return str(answer.read().decode())
+
+
+def test_page_of_another_site_cannot_read_the_metrics(tmp_path: Path) -> None:
+    """Its own name may point to this machine; the request then says that name."""
+    with exporting(tmp_path) as (_, where):
+        port = where.rpartition(":")[2]
+        for name in (where, f"localhost:{port}", "10.1.2.3"):
+            assert "clusterctl_build_info" in get(f"http://{where}/metrics", name)
+        for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", ""):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                get(f"http://{where}/metrics", name)
+            assert refused.value.code == 403
+            assert "its own name" in refused.value.read().decode()
+
+
+def test_who_asks_and_says_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with exporting(tmp_path) as (_, where):
+        host, port = where.split(":")
+        with socket.create_connection((host, int(port))) as mute:
+            mute.send(b"GET /metrics HT")
+            assert "clusterctl_build_info" in get(f"http://{where}/metrics")
 
 
 def test_serves_on_this_machine_until_it_is_told_to_end(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dashboards.web import allowed_hosts, as_arguments, is_foreign, page
+from dashboards.doors import our_names
+from dashboards.web import START, as_arguments, is_foreign, page
 
 PATIENCE_S = 90.0
 
@@ -24,16 +26,18 @@ PATIENCE_S = 90.0
 class Served:
     """`clusterctl top --demo --web` on a free port."""
 
-    def __init__(self, directory: Path) -> None:
-        command = [sys.executable, "-m", "clusterctl", "top", "--demo", "--web", "--port", "0"]
+    def __init__(self, directory: Path, *options: str) -> None:
+        # As the installed script: what lies in the current folder is not imported.
+        command = [sys.executable, "-c", START, "top", "--demo", "--web", "--port", "0", *options]
         self.process = subprocess.Popen(
             command, cwd=directory, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
-        found = re.match(r"(http://127\.0\.0\.1:(\d+))", line)
+        found = re.match(r"(http://([\d.]+):(\d+))/([\w-]{20,})/ ", line)
         assert found, line
-        self.url, self.port = found[1], int(found[2])
+        self.root, self.port, self.word = found[1], int(found[3]), found[4]
+        self.url = f"{self.root}/{self.word}"
 
     def views(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -92,40 +96,100 @@ def test_screens_come_over_the_socket_and_end_with_it(served: Served) -> None:
     asyncio.run(story())
 
 
-def test_other_sites_and_other_names_are_refused(served: Served) -> None:
+async def status(url: str, **headers: str) -> int:
     import aiohttp
 
-    async def status(path: str, **headers: str) -> int:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(served.url + path, headers=headers) as answer,
-        ):
-            return answer.status
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+        return answer.status
 
+
+def test_other_sites_and_other_names_are_refused(served: Served) -> None:
     async def story() -> None:
-        assert await status("/") == 200
-        assert await status("/", Host="evil.example") == 403
-        assert await status("/ws", Origin="http://evil.example") == 403
-        assert await status("/static/js/textual.js") == 200
-        assert await status("/static/") == 403  # no listing
+        assert await status(f"{served.url}/") == 200
+        assert await status(f"{served.url}/", Host="evil.example") == 403
+        assert await status(f"{served.url}/", Host=f"localhost:{served.port}") == 200
+        assert await status(f"{served.url}/ws", Origin="http://evil.example") == 403
+        assert await status(f"{served.root}/static/js/textual.js") == 200
         assert not served.views()
 
     asyncio.run(story())
 
 
+def test_other_users_of_the_machine_lack_a_word_of_the_address(served: Served) -> None:
+    async def story() -> None:
+        wrong = served.word[:-1] + ("a" if served.word[-1] != "a" else "b")
+        for path in ("/", "/ws", f"/{wrong}/", f"/{wrong}/ws", "/static/", "/static/ws", "/download/", "//", "/%2e/ws"):  # fmt: skip
+            assert await status(served.root + path) in (403, 404), path
+        assert await status(f"{served.root}/{served.word}/ws/more") == 404
+        assert not served.views()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("path", ["/static/..%2f..%2fserver.py", "/static/%2e%2e/server.py", "/static//etc/passwd"])  # fmt: skip
+def test_nothing_but_the_packages_files_is_served(served: Served, path: str) -> None:
+    async def story() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        ask = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        writer.write(ask.encode())
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+        assert answer.split()[1] in (b"403", b"404"), answer
+
+    asyncio.run(story())
+
+
 def test_page_loads_nothing_from_elsewhere() -> None:
-    text = page("top & co", "127.0.0.1:8000", "x")
+    text = page("top & co", "127.0.0.1:8000", "word", "x")
     assert 'data-font-size="16"' in text
     assert "top &amp; co" in text
-    assert re.findall(r"(?:https?|wss?)://[^\"']+", text) == ["ws://127.0.0.1:8000/ws"]
+    assert re.findall(r"(?:https?|wss?)://[^\"']+", text) == ["ws://127.0.0.1:8000/word/ws"]
+    assert 'data-font-size="20"' in page("", "", "", "20")
+    assert 'data-font-size="16"' in page("", "", "", 5000 * "1")
 
 
-def test_only_loopback_checks_the_name() -> None:
-    assert allowed_hosts("10.0.0.5", 8000) is None
-    hosts = allowed_hosts("127.0.0.1", 8000)
-    assert not is_foreign("localhost:8000", "http://localhost:8000", hosts)
-    assert is_foreign("localhost:8001", None, hosts)
-    assert is_foreign("10.0.0.5:8000", "http://10.0.0.6:8000", None)
+def test_names_of_this_machine_and_addresses_are_ours_and_no_others() -> None:
+    """Beyond loopback too: a page of another site may point its name to any address."""
+    local, anywhere = our_names("127.0.0.1"), our_names("0.0.0.0")
+    for names in (local, anywhere, our_names("head.example")):
+        for host in ("localhost:8000", "LOCALHOST", "127.0.0.1:9", "[::1]:8000", "10.0.0.5:80"):
+            assert not is_foreign(host, None, names), host
+        for host in ("", "evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::1", "a@b@c", "localhost.evil"):  # fmt: skip
+            assert is_foreign(host, None, names), host
+    assert not is_foreign(f"{socket.gethostname()}:8000", None, anywhere)
+    assert not is_foreign("head.example:8000", None, our_names("head.example"))
+    assert is_foreign("head.example:8000", None, local)
+    assert not is_foreign("localhost:8000", "http://localhost:8000", local)
+    assert is_foreign("10.0.0.5:8000", "http://10.0.0.6:8000", anywhere)
+    assert is_foreign("localhost:8000", "http://localhost:8001", local)
+
+
+def test_beyond_loopback_names_are_checked_too(tmp_path: Path) -> None:
+    pytest.importorskip("textual_serve")
+    one = Served(tmp_path, "--host", "0.0.0.0")
+    try:
+
+        async def story() -> None:
+            url = f"http://127.0.0.1:{one.port}/{one.word}/"
+            assert await status(url) == 200
+            assert await status(url, Host="evil.example") == 403
+
+        asyncio.run(story())
+    finally:
+        one.close()
+
+
+def test_page_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """Whoever may write there could else run a program as the user who opens a page."""
+    pytest.importorskip("textual_serve")
+    one = Served(tmp_path)
+    try:
+        for name in ("click", "runpy", "textual", "clusterctl"):
+            (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+        asyncio.run(seen(one.url, b"ml-64-node-"))
+    finally:
+        one.close()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_options_go_on_to_each_page() -> None:
@@ -152,7 +216,7 @@ def test_headless_chromium_shows_the_cluster_and_answers_keys(
 
     async def story() -> None:
         async with browser(tmp_path, 1280, 800) as view:
-            await view.ask("Page.navigate", url=served.url)
+            await view.ask("Page.navigate", url=f"{served.url}/")
             deadline = time.monotonic() + PATIENCE_S
             while "-first-byte" not in str(await view.eval("document.body.className")):
                 assert time.monotonic() < deadline
@@ -166,7 +230,7 @@ def test_headless_chromium_shows_the_cluster_and_answers_keys(
             while len(alerts := await view.picture()) > 0.8 * len(cluster):
                 assert time.monotonic() < deadline, len(alerts)
                 await asyncio.sleep(0.5)
-            assert all(address.startswith(served.url) for address in view.requested)
+            assert all(address.startswith(served.root) for address in view.requested)
 
     asyncio.run(story())
 
