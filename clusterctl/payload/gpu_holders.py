@@ -126,9 +126,9 @@ def _left_in_container(timeout_s):
     rows, why = ask_nvidia_smi("--query-gpu=memory.used", "memory.used", timeout_s)
     if rows is None:
         return [], why
-    used = [int(words[0]) if words[0].isdigit() else None for words in rows]
-    if None in used:
+    if not all(words[0].isdigit() for words in rows):
         return [], "nvidia-smi does not tell the memory in use"
+    used = [int(words[0]) for words in rows]
     if max(used, default=0) <= FREE_MIB:
         return [], ""
     return [], "%d MiB are in use on a GPU, and nvidia-smi cannot name the processes of a container" % max(used)  # fmt: skip
