@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.configbuild import build, coerce, field_types, parse_text, type_at
-from trainer.configfile import Tree, read
+from trainer.configfile import Tree, is_whole, read
 from trainer.configkeys import (
     Config,
     DatasetConfig,
@@ -192,9 +192,7 @@ def _override(tree: Tree, flag: str, text: str | None, notes: list[str]) -> None
 def _with_number_keys(data: Any) -> Any:
     """JSON turns the frame counts of bucket tables into strings; turn them back."""
     if isinstance(data, dict):
-        return {
-            int(k) if k.lstrip("-").isdigit() else k: _with_number_keys(v) for k, v in data.items()
-        }
+        return {int(k) if is_whole(k) else k: _with_number_keys(v) for k, v in data.items()}
     return data
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import marshal
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -29,11 +30,13 @@ import marshal, os, sys, types
 out, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
 path = sys.argv[1]
 class Odd(Exception): pass
-def plain(value, name):
+def plain(value, name, depth=0):
+    if depth > 100:
+        raise Odd("%s is nested more than 100 levels deep" % name.split(".")[0])
     if isinstance(value, dict):
-        return {plain(k, name): plain(v, "%s.%s" % (name, k)) for k, v in value.items()}
+        return {plain(k, name, depth + 1): plain(v, "%s.%s" % (name, k), depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return (list if isinstance(value, list) else tuple)(plain(v, name) for v in value)
+        return (list if isinstance(value, list) else tuple)(plain(v, name, depth + 1) for v in value)
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -97,9 +100,14 @@ class Tree:
 
 def _same_key(node: Mapping[Any, Any], name: str) -> Any:
     """`"51"` means the key 51 where the dict has numbers for keys, as bucket tables do."""
-    if name not in node and name.lstrip("-").isdigit() and any(isinstance(k, int) for k in node):
+    if name not in node and is_whole(name) and any(isinstance(k, int) for k in node):
         return int(name)
     return name
+
+
+def is_whole(name: str) -> bool:
+    """Whether a key is a number in words, as JSON has the frame counts of bucket tables."""
+    return re.fullmatch(r"-?[0-9]{1,18}", name) is not None
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

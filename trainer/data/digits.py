@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import TrainerError
+from trainer.jsonfile import read_object
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 STEPS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}  # (dy, dx) a frame
@@ -182,7 +183,7 @@ def _stamp(clips: int, seed: int, size: int, frames: int) -> dict[str, object]:
 def is_current(out: Path, clips: int, seed: int, size: int = 64, frames: int = 8) -> bool:
     """Whether `out` already holds exactly this data set."""
     try:
-        stamp = json.loads((out / STAMP).read_text())
+        stamp = read_object(out / STAMP)
     except (OSError, ValueError):
         return False
     return bool(stamp == _stamp(clips, seed, size, frames)) and (out / MANIFEST).is_file()

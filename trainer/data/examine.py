@@ -23,6 +23,7 @@ from typing import IO, Any, Protocol
 from trainer.arguments import above_0, whole
 from trainer.data import helper_process
 from trainer.errors import TrainerError
+from trainer.jsonfile import parse
 
 Question = dict[str, Any]
 Answer = dict[str, Any]
@@ -198,17 +199,21 @@ class ElsewherePool:
         return future
 
     def _listen(self, answers: IO[bytes]) -> None:
-        for line in answers:
-            answer = json.loads(line)
+        try:
+            for line in answers:
+                answer = parse(line)
+                with self._lock:
+                    future = self._open.pop(answer.pop("id"), None)
+                if future is not None:
+                    future.set_result(answer)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # what stands behind speaks no more sense: it counts as gone
+        finally:  # whoever waits for an answer must not wait for ever
             with self._lock:
-                future = self._open.pop(answer.pop("id"), None)
-            if future is not None:
-                future.set_result(answer)
-        with self._lock:
-            self._ended = True
-            left, self._open = self._open, {}
-        for future in left.values():
-            future.set_exception(_gone())
+                self._ended = True
+                left, self._open = self._open, {}
+            for future in left.values():
+                future.set_exception(_gone())
 
     def close(self) -> None:
         pass  # the other side sees our end

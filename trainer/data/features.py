@@ -231,7 +231,10 @@ class Shards:
 
     def _read(self, shard: int, at: int, size: int, crcs: list[int]) -> bytearray:
         """`len(crcs)` neighbours of `size` bytes each."""
-        path = self._features.folder / self._features.files[shard][0]
+        name, whole = self._features.files[shard]
+        path = self._features.folder / name
+        if not 0 <= at < at + size * len(crcs) <= whole:
+            raise damaged(path, f"the index has bytes from {at:,} on there, it has {whole:,}")
         try:
             data = bytearray(size * len(crcs))
             view, got = memoryview(data), 0

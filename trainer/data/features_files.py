@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import socket
 import struct
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from trainer.data.job import sync
 from trainer.errors import TrainerError
+from trainer.jsonfile import parse, read_object
 
 LATENTS, TEXTS = "latents", "texts"
 DOCUMENT, JOB = "features.json", "job.json"
@@ -66,11 +68,17 @@ class Header:
     digest: str  # SHA-256 (hex) of the header itself
 
     def array(self, path: Path, name: str) -> NDArray[Any]:
-        """A tensor of numbers, mapped from the file."""
-        kind, shape, at, size = self.tensors[name]
-        if not size:
-            return np.empty(shape, _KINDS[kind])
-        return np.memmap(path, _KINDS[kind], "r", at, shape)
+        """A tensor of numbers, mapped from the file. Raises FeaturesError where there is none."""
+        try:
+            kind, shape, at, size = self.tensors[name]
+            dtype = np.dtype(_KINDS[kind])
+            if min((0, *shape)) < 0 or math.prod(shape) * dtype.itemsize != size:
+                raise ValueError(f"{name} of shape {list(shape)} has {size:,} bytes")
+            return np.memmap(path, dtype, "r", at, shape) if size else np.empty(shape, dtype)
+        except KeyError as error:
+            raise damaged(path, f"it has no {error.args[0]}") from None
+        except (OSError, ValueError, OverflowError) as error:
+            raise damaged(path, str(error)) from None
 
 
 def write(path: Path, pieces: Sequence[Piece], meta: Mapping[str, Any]) -> None:
@@ -110,8 +118,8 @@ def read_header(path: Path) -> Header:
             if length > min(actual, _LARGEST_HEADER):
                 raise ValueError("its header is longer than it")
             text = file.read(length)
-        document = json.loads(text)
-        meta = json.loads(document.pop("__metadata__")[_META])
+        document = parse(text)
+        meta = parse(document.pop("__metadata__")[_META])
         tensors, end = {}, 0
         for name, entry in document.items():
             first, last = entry["data_offsets"]
@@ -120,7 +128,7 @@ def read_header(path: Path) -> Header:
             end = max(end, last)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from None
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise damaged(path, f"its header cannot be read ({error})") from None
     size = 8 + length + end
     if size != actual:
@@ -176,14 +184,11 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """None when it is not there. Raises FeaturesError when it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise FeaturesError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise FeaturesError(f"{path} is no object")
-    return found
 
 
 def _temporary(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,10 +26,10 @@ from trainer.data.features_files import (
     write,
     write_json,
 )
-from trainer.data.features_units import Grid, Keys
+from trainer.data.features_units import Grid, Keys, is_count
 
 SCHEMA = 1
-_PARTS = ("vae", "text", "frames", "latents", "captions")
+_LATENT_KINDS, _STORED = ("posterior", "sample", "exact"), ("F32", "F16", "BF16")
 _COUNTS = ("job", "latents", "captions", "bytes", "text_channels", "encoder_channels")
 # Columns of a shard's own table; the index adds shard and offset. `crc_at` points into `crc`.
 COLUMNS = {
@@ -38,6 +39,7 @@ COLUMNS = {
     },
     TEXTS: {"key": "U64", "count": "I32", "crc_at": "I64"},
 }  # fmt: skip
+_OWN_FILE = re.compile(r"[\w-]+\.safetensors")
 _PLACES = {"shard": "I32", "offset": "I64"}
 
 
@@ -194,15 +196,16 @@ def read_document(folder: Path) -> dict[str, Any] | None:
             f"{folder / DOCUMENT} is of version {document.get('schema')}, this reads {SCHEMA}",
             hint="encode anew into another folder",
         )
+    whole = is_own_file(document.get("index"))
     try:
         for name, size, header in document["shards"]:
-            str(name), int(size), str(header)
+            whole &= is_own_file(name) and int(size) >= 0 and isinstance(header, str)
         for row in document["bad"]:
             int(row["id"], 16), int(row["height"]), int(row["width"]), str(row["reason"])
         Grid.of(document["grid"])
-        whole = all(isinstance(document["key"][part], dict) for part in _PARTS)
-        whole &= all(isinstance(document[name], int) for name in _COUNTS)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        whole &= _is_key(document["key"]) and document["text_dtype"] in _STORED
+        whole &= all(type(document[n]) is int and document[n] >= 0 for n in _COUNTS)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         whole = False
     if not whole:
         raise FeaturesError(
@@ -211,9 +214,30 @@ def read_document(folder: Path) -> dict[str, Any] | None:
     return document
 
 
+def _is_key(key: Mapping[str, Any]) -> bool:
+    """Whether a key says what a run reads of it (features_key.py makes it). Raises KeyError, TypeError."""
+    text, latents, most = key["text"], key["latents"], key["latents"]["max_frames"]
+    parts = (key["vae"], text)
+    return (
+        all(isinstance(part["type"], str) for part in parts)
+        and all(isinstance(part.get("weights"), str | None) for part in parts)
+        and isinstance(key["dtype"], str)
+        and all(map(is_count, (text["model_max_length"], key["frames"]["frame_interval"])))
+        and latents["kind"] in _LATENT_KINDS
+        and latents["dtype"] in _STORED
+        and (most is None or is_count(most))
+        and isinstance(key["captions"]["embedder"], str | None)
+    )
+
+
+def is_own_file(name: Any) -> bool:
+    """Whether a name in features.json is that of a file beside it, never one elsewhere."""
+    return isinstance(name, str) and _OWN_FILE.fullmatch(name) is not None
+
+
 def read_index(folder: Path, document: Mapping[str, Any]) -> dict[str, Table]:
     """Both tables. Raises FeaturesError when the file is not the one that was written."""
-    path = folder / str(document["index"])
+    path, count = folder / str(document["index"]), len(document["shards"])
     header = read_header(path)
     if digest_of(path) != document["index_sha256"]:
         raise damaged(path, "its bytes are not those that were written")
@@ -221,4 +245,8 @@ def read_index(folder: Path, document: Mapping[str, Any]) -> dict[str, Table]:
     for kind, names in COLUMNS.items():
         columns = {n: header.array(path, f"{kind}.{n}") for n in {**names, **_PLACES}}
         tables[kind] = Table(columns, header.array(path, f"{kind}.crc"))
+        shards = columns["shard"]
+        fits = {column.shape for column in columns.values()} == {(len(shards),)}
+        if not fits or (len(shards) and not 0 <= shards.min() <= shards.max() < count):
+            raise damaged(path, f"its columns of {kind} do not fit together")
     return tables

@@ -6,7 +6,6 @@ A cache is used only by a run whose own key is the same; what differs is said in
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from trainer.config import Config
 from trainer.data.features_files import FeaturesError, digest_of
+from trainer.jsonfile import read_object
 from trainer.weights.source import find_source
 
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -154,8 +154,8 @@ def encoder_width(place: str | None) -> int:
     """Channels of a T5's features, from its config.json. Raises FeaturesError when it is not here."""
     folder = _local(place)
     try:
-        return int(json.loads((folder / "config.json").read_text())["d_model"]) if folder else 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return int(read_object(folder / "config.json")["d_model"]) if folder else 0
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise FeaturesError(f"{place} is no folder of a T5 encoder: {error}") from None
 
 

@@ -25,6 +25,11 @@ _EDGE_BITS, _LENGTH_BITS = 20, 20
 Keys = NDArray[np.uint64]
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value read from JSON is a whole number from 1 that arrays can hold."""
+    return type(value) is int and 0 < value < 1 << 31
+
+
 @dataclass(frozen=True)
 class Grid:
     """How a VAE divides a clip."""
@@ -73,7 +78,12 @@ class Grid:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Grid:
-        return cls(**{name: document[name] for name in ("chunk", "time", "edge", "channels")})
+        """Raises KeyError, TypeError and ValueError for a document that says none."""
+        grid = cls(**{name: document[name] for name in ("chunk", "time", "edge", "channels")})
+        numbers = (grid.time, grid.edge, grid.channels, 1 if grid.chunk is None else grid.chunk)
+        if not all(map(is_count, numbers)):
+            raise ValueError(f"{grid} is not of whole numbers from 1")
+        return grid
 
 
 def keys_of(ids: Keys, height: Any, width: Any, length: Any) -> Keys:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from trainer.data.manifest import ManifestError, WrongRow
 from trainer.data.tables import ArrowBatch, Batch, cell
 from trainer.errors import TrainerError
+from trainer.jsonfile import read_object
 
 PIECE_ROWS = 65_536  # rows in a piece: 60 MB of captions at most, and 0.1 s to do again
 PIECE_S = 10.0  # seconds of work that a kill may cost where a row is dear
@@ -311,10 +312,9 @@ def sync(path: Path) -> None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def identity(source: Path) -> dict[str, Any]:

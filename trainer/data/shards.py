@@ -35,6 +35,7 @@ from trainer.data.reading import check_batch
 from trainer.data.stream import Options, Plan, Result, add_options
 from trainer.data.stream import run as run_plan
 from trainer.data.tables import Batch, first_line
+from trainer.jsonfile import read_object
 
 INDEX, SCHEMA = "index.json", 1
 ROWS, GROUP_ROWS = 100_000, 1024
@@ -138,7 +139,7 @@ def find_shards(source: Path) -> Path:
 
 def _index(folder: Path) -> dict[str, Any]:
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = read_object(folder / INDEX)
         rows, group = index["rows"], index["group_rows"]
         good = index["schema"] == SCHEMA and isinstance(group, int) and group > 0
         if not good or not all(isinstance(count, int) and count >= 0 for count in rows):
@@ -147,8 +148,7 @@ def _index(folder: Path) -> dict[str, Any]:
         raise ManifestError(f"{folder} is a folder, and none that `shard` has made") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise ManifestError(f"{folder / INDEX} is damaged; make the shards again") from None
-    found: dict[str, Any] = index
-    return found
+    return index
 
 
 def read_shards(folder: Path, root: Path | str | None = None) -> Manifest:

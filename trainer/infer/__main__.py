@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from trainer.arguments import above_0, finite, whole
 from trainer.config import Config
 from trainer.environment import missing_packages
 from trainer.errors import ConfigError, TrainerError
+from trainer.jsonfile import read_object
 
 CONFIG_FILE = "config.json"  # of a run directory
 _INTERRUPTED = 130
@@ -215,12 +215,18 @@ def _load(name: str, overrides: list[str]) -> Config:
     if not name.endswith(".json"):
         return configuration.load(name, overrides)
     try:
-        data = json.loads(Path(name).read_text())
+        data = read_object(Path(name))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name} is no run's config: {error}") from None
     if overrides:
         raise ConfigError(f"a run's config.json takes no overrides, here {overrides[0]}")
-    return configuration.from_dict(data.get("config", data))
+    config = data.get("config", data)
+    if not isinstance(config, dict):
+        raise ConfigError(f"{name} is no run's config: its config is no object")
+    try:
+        return configuration.from_dict(config)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}", hint=error.hint) from None
 
 
 def _say(line: str) -> None:

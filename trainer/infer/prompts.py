@@ -7,7 +7,6 @@ a cat jumps {"reference_path": "cat.png", "mask_strategy": "0"}
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.jsonfile import parse
 
 SETTINGS = ("reference_path", "mask_strategy")  # of the JSON behind a prompt
 _PART = re.compile(r"\|\s*(\d+)\s*\|")
@@ -114,7 +114,7 @@ def _split_settings(line: str, index: int) -> tuple[str, dict[str, Any]]:
     if start < 0 or not line.endswith("}"):
         return line, {}
     try:
-        settings = json.loads(line[start:])
+        settings = parse(line[start:])
     except ValueError as error:
         raise ConfigError(f"prompt {index} ends with what is no JSON: {error}") from None
     for name, value in settings.items():

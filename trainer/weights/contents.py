@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.jsonfile import read_object
 from trainer.weights.architecture import architecture_of
 from trainer.weights.report import fold
 from trainer.weights.source import Source, find_source
@@ -89,10 +90,10 @@ def _average(source: Source) -> dict[str, Any]:
 def _run_config(source: Source) -> dict[str, Any]:
     """Of a checkpoint inside its run directory: what the run was told."""
     try:
-        found = json.loads((source.path.resolve().parent / "config.json").read_text())
+        found = read_object(source.path.resolve().parent / "config.json")
     except (OSError, ValueError):
         return {}
-    config = found.get("config", {}) if isinstance(found, dict) else {}
+    config = found.get("config", {})
     keys = ("model", "vae", "text_encoder", "scheduler", "dtype", "ema_decay")
     return {key: config[key] for key in keys if isinstance(config, dict) and key in config}
 

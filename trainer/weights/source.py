@@ -5,7 +5,6 @@ A source is found by what is there, not by what it is called. Nothing is read bu
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from trainer import checkpoint
 from trainer.errors import CheckpointError
+from trainer.jsonfile import read_object
 from trainer.weights.tensorfile import SUFFIXES, read_file
 
 MODEL, EMA = "model", "ema"  # folders of a checkpoint
@@ -137,7 +137,7 @@ def _loose(folder: Path, suffix: str, files: list[Path]) -> Source:
 def _indexed(index: Path) -> Source:
     folder = index.parent
     try:
-        table = json.loads(index.read_text())["weight_map"]
+        table = read_object(index)["weight_map"]
         table = {str(name): str(file) for name, file in table.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{index} is no index of shards") from None
@@ -155,12 +155,11 @@ def _indexed(index: Path) -> Source:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_text())
+        return read_object(folder / "config.json")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from None
-    return found if isinstance(found, dict) else {}
 
 
 def _download(repository: str) -> Path:

@@ -1,0 +1,46 @@
+"""JSON that somebody else may have written: as data of a known size and depth, or a ValueError.
+
+Python's parser gives up at deep nesting with a RecursionError, and what it just takes still ends the
+code behind it (a merge, a dump) so.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 256 << 20  # features.json of 10 million bad clips, the longest of ours, is near it
+MAX_DEPTH = 100
+
+
+def parse(text: str | bytes) -> Any:
+    """What a text says. Raises ValueError in words for no JSON, no UTF-8 and deep nesting."""
+    deep = ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise deep from None
+    level = [found]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return found
+    raise deep
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises OSError, and ValueError in words for anything else."""
+    with path.open("rb") as file:
+        text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+    found = parse(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}, not an object")
+    return found
