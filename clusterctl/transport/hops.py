@@ -33,6 +33,8 @@ def parse_jump(text: str) -> tuple[Hop, ...]:
         return ()
     hops = []
     for part in text.split(","):
+        if " " in part or "\t" in part:
+            raise BadValue(f"{part!r} has a space in it, which only some versions of ssh take")
         match = _HOP.fullmatch(part)
         # In a URI a user is percent-encoded and may have parameters.
         if not match or (match["scheme"] and set(match["user"] or "") & set("@%;")):

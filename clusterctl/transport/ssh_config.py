@@ -71,6 +71,7 @@ class SshConfig:
         self._lock = threading.Lock()
         self._ignored_unknown: list[str] = []
         self._has_final = False
+        self._negated_final: str | None = None  # the line of a `Match !final`
         self._failure: TransportError | None = None  # a bad line anywhere is one for every host
         try:
             for path in paths:
@@ -150,7 +151,10 @@ class SshConfig:
             condition = _Condition(where, patterns=tuple(words))
         else:
             condition = _Condition(where, criteria=parse_match(rest))
-            self._has_final |= any(one.name == "final" for one in condition.criteria)
+            for criterion in condition.criteria:
+                if criterion.name == "final" and criterion.negated:
+                    self._negated_final = where
+                self._has_final |= criterion.name == "final" and not criterion.negated
         section = _Section((*outer, condition))
         self._sections.append(section)
         return section
@@ -173,7 +177,13 @@ class SshConfig:
         query = Query(host, user, port)
         self._apply(query)
         name = canonical_name(query)
-        if self._has_final or query.values.get("canonicalizehostname", "no") != "no":
+        is_canonicalized = query.values.get("canonicalizehostname", "no") != "no"
+        if self._negated_final and not (self._has_final or is_canonicalized):
+            raise problem(
+                self._negated_final,
+                "versions of ssh differ about a Match !final without any Match final",
+            )
+        if self._has_final or is_canonicalized:
             query.final = True
             query.matched_name = name
             query.values["hostname"] = name
@@ -191,12 +201,23 @@ class SshConfig:
                     known = values.setdefault(keyword, [])
                     known.extend([value] if value not in known else [])
                 elif keyword in ("proxyjump", "proxycommand"):
-                    # The two compete: whichever is said first wins.
-                    if not {"proxyjump", "proxycommand"} & values.keys():
-                        values[keyword] = value
+                    _set_proxy(values, keyword, value, where)
                 else:
                     values.setdefault(keyword, value)
                 query.where.setdefault(keyword, where)
+
+
+def _set_proxy(values: dict[str, Any], keyword: str, value: Any, where: str) -> None:
+    """ProxyJump and ProxyCommand compete: whichever is said first wins."""
+    if "proxycommand" in values or values.get("proxyjump"):
+        return
+    if "proxyjump" in values and keyword == "proxycommand" and value.lower() != "none":
+        raise problem(
+            where,
+            "versions of ssh differ about a ProxyCommand behind `ProxyJump none`; where it must not "
+            "hold, say ProxyCommand none as well",
+        )
+    values.setdefault(keyword, value)
 
 
 def _read(path: Path, included: bool) -> str:

@@ -6,11 +6,13 @@ over concerns only what this backend never does (forwarding, terminals, password
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from clusterctl.transport.hops import Hop, parse_jump
 from clusterctl.transport.ssh_values import BadValue, one_of, port_number, seconds, whole_number
 
+_DOMAIN = re.compile(r"[a-z0-9][a-z0-9._-]*", re.IGNORECASE | re.ASCII)
 Reader = Callable[[list[str], str], object]
 
 # Lists grow with every line; of everything else the first value counts.
@@ -30,12 +32,21 @@ def _word(words: list[str], rest: str) -> str:
     return words[0]
 
 
-def _words(words: list[str], rest: str) -> list[str]:
-    if not words or not all(words):
-        raise BadValue("a value is missing")
+def _words(words: list[str], rest: str) -> list[str] | None:
+    if not words:
+        return None  # nothing but a comment, which ssh takes for no value
+    if not all(words):
+        raise BadValue("a value is empty")
     if len(words) > 1 and any(word.lower() == "none" for word in words):
         raise BadValue("none must stand alone")
     return words
+
+
+def _domains(words: list[str], rest: str) -> list[str] | None:
+    for word in words:
+        if not _DOMAIN.fullmatch(word) or ".." in word:
+            raise BadValue(f"{word!r} is no domain")
+    return _words(words, rest)
 
 
 def _rest(words: list[str], rest: str) -> str:
@@ -75,7 +86,7 @@ _flag = _choice("yes", "no")
 
 READERS: dict[str, Reader] = {
     "addressfamily": _choice("any", "inet", "inet6"),
-    "canonicaldomains": _words,
+    "canonicaldomains": _domains,
     "canonicalizefallbacklocal": _flag,
     "canonicalizehostname": _choice("yes", "no", "always"),
     "canonicalizemaxdots": _number,

@@ -160,6 +160,12 @@ def test_match_final_sees_the_resolved_name(config) -> None:
         ),
         ("\nMatch host\n Port 1\n", "line 2: Match: Match host needs a value"),
         ("Match exec 'true'\n", "line 1: .*versions of ssh read this differently"),
+        (
+            "ProxyJump none\nProxyCommand nc %h\n",
+            "line 2: versions of ssh differ about a ProxyCommand",
+        ),
+        ("ProxyJump a, b\n", "line 1: ProxyJump: ' b' has a space in it"),
+        ("Match !final\n User x\n", "line 1: versions of ssh differ about a Match !final"),
         ("Host 'open\n", "line 1: Host: a quote is not closed"),
         ("Port many\n", "line 1: Port: 'many' is no port"),
         ("Host other\n Port many\n", "line 2: Port: 'many' is no port"),
@@ -204,6 +210,8 @@ def test_jump_and_command_compete_and_none_turns_off(config) -> None:
     assert some.resolve("a").proxy_jump == ()
     assert some.resolve("b").proxy_jump == ()
     assert some.resolve("c").proxy_jump == (Hop("gate", None, None),)
+    both = "Host a\n ProxyJump none\n ProxyCommand none\nHost *\n ProxyCommand nc %h\n"
+    assert config(both).resolve("a").proxy_command is None
 
 
 def test_missing_files_say_nothing(tmp_path: Path) -> None:
