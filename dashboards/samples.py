@@ -66,11 +66,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A file system; None of both figures when it does not answer (a mount that hangs)."""
+    """A file system; None of both figures when it could not be asked, and with no error it hangs."""
 
     path: str
     used_bytes: float | None = None
     total_bytes: float | None = None
+    error: str = ""  # why it could not be asked
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it does not answer."""
+        return self.used_bytes is None and self.total_bytes is None and not self.error
 
     @property
     def full(self) -> float | None:
@@ -111,6 +117,7 @@ class NodeSample:
     up_s: float | None = None
     driver: str = ""
     xids: tuple[Xid, ...] | None = None  # since the watch began and shortly before, oldest first
+    log_error: str = ""  # why the kernel's log, which has them, cannot be read
 
     @property
     def memory(self) -> float | None:

@@ -134,6 +134,7 @@ class Decoder:
             up_s=None if self._up is None else self._up[0] + at_s - self._up[1],
             driver=said["driver"] if isinstance(said.get("driver"), str) else "",
             xids=None if said.get("xlog") and not self._xids else self._xids,
+            log_error=str(said.get("xlog") or ""),
         )
 
     def _all_gpus(self) -> tuple[tuple[Gpu, ...] | None, str]:
@@ -290,13 +291,14 @@ def _disks(rows: Any) -> tuple[Disk, ...] | None:
         return None
     found = []
     for row in rows[:ROWS]:
-        if type(row) is list and len(row) == 3:
+        if type(row) is list and len(row) == 4:
             used, total = _number(row[1]), _number(row[2])
             found.append(
                 Disk(
                     str(row[0]),
                     None if used is None else used * MIB,
                     None if total is None else total * MIB,
+                    str(row[3]),
                 )
             )
     return tuple(found)

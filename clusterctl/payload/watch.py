@@ -11,7 +11,8 @@ what has changed beyond the resolution below; null means that it is there no mor
   hN: [name, limit W, MiB total, PCI address, uncorrected ECC errors, NVLinks up, NVLinks]
   gpus: how many there are, null where that cannot be found out, with gpu_error; csv: nvidia-smi's text
   lN: link N's [MB/s in, MB/s out, errors in the last minute]   LN: [name, kind, state, Gb/s, losses]
-  links: how many                          disks: [[path, MiB used, MiB total]]
+  links: how many       disks: [[path, MiB used, MiB total, why they could not be asked for]]: two nulls
+  and "" where a mount hangs
   procs: [[pid, user, name, GPU, MiB, run, rank, age s]]   xlog: why the kernel's log cannot be read
 Beside them, in the line where they happen: "step" (seconds by which the wall clock jumped against
 the monotonic one), "x" (Xid lines: [seconds ago, PCI address, code, text]).
@@ -54,6 +55,7 @@ def main():
     time.sleep(min(SETTLE_S, interval_s))
     gpus.first_answer.wait(FIRST_GPUS_S)
     host.disks.first_answer.wait(0.2)
+    log.first_answer.wait(0.2)
     sent = {}  # type: dict
     clock = ClockSteps()
     due = time.monotonic()

@@ -22,6 +22,7 @@ ERROR_COUNTERS = (
 MINUTE_S = 60.0
 DISKS_S, DISK_TIMEOUT_S, HUNG_AGAIN_S = 30.0, 3.0, 300.0
 DISKS = 12
+REASON = 120  # characters
 REAL_FS = re.compile(r"(ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|nfs4?|lustre|gpfs|beegfs|ceph|cifs|wekafs|fuse\.(?!portal|gvfs|lxcfs|snapfuse).*|9p|virtiofs)$")  # fmt: skip
 
 
@@ -256,6 +257,7 @@ class Disks:
     def __init__(self, paths):
         self._paths = [path for path in paths if isinstance(path, str) and path.startswith("/")]
         self._hung = {}  # path -> monotonic
+        self._asked = []  # type: list  # paths of the last time
         self.newest = None
         self.first_answer = threading.Event()
 
@@ -266,7 +268,10 @@ class Disks:
             time.sleep(DISKS_S)
 
     def of_interest(self):
-        """/, /dev/shm, what the head names, and every real file system once."""
+        """/, /dev/shm, what the head names, and every real file system once.
+
+        What was asked before comes first: a path that is not in the list is mounted no more.
+        """
         found, seen = [], set()
         mounts = []
         try:
@@ -275,10 +280,12 @@ class Disks:
                 if len(words) > 2:
                     mounts.append((words[1].replace("\\040", " "), words[0], words[2]))
         except OSError:
-            pass
+            if self._asked:
+                return self._asked
         by_path = {path: (device, kind) for path, device, kind in mounts}
+        real = [path for path, _, kind in mounts if REAL_FS.match(kind)]
         wanted = ["/", "/dev/shm"] + self._paths
-        wanted += [path for path, _, kind in mounts if REAL_FS.match(kind)]
+        wanted += [path for path in self._asked if path in real] + real
         for path in wanted:
             device, _ = by_path.get(path, (path, ""))
             # The same device again under another name is the same disk (bind mounts, containers' files).
@@ -287,18 +294,24 @@ class Disks:
                 continue
             seen.add(key)
             found.append(path)
-        return found[:DISKS]
+        self._asked = found[:DISKS]
+        return self._asked
 
     def _ask(self, path):
-        """[path, MiB used, MiB]; what only root may use counts as used."""
+        """[path, MiB used, MiB, ""]; what only root may use counts as used.
+
+        Two nulls with "" where it hangs, with a reason where it could not be asked.
+        """
         if time.monotonic() - self._hung.get(path, -HUNG_AGAIN_S) < HUNG_AGAIN_S:
-            return [path, None, None]
+            return [path, None, None, ""]
         answer = section("disk", ["stat", "-f", "-c", "%S %b %a", path], DISK_TIMEOUT_S)
         SECTIONS.pop("disk", None)
         if answer["state"] == "timeout":
             self._hung[path] = time.monotonic()
+            return [path, None, None, ""]
         words = answer["out"].split()
         if answer["rc"] != 0 or len(words) != 3 or not all(word.isdigit() for word in words):
-            return [path, None, None]
+            said = answer["err"].strip().rpartition(": ")[2][-REASON:]
+            return [path, None, None, said or "stat: %s" % answer["state"]]
         size, blocks, free = (int(word) for word in words)
-        return [path, size * (blocks - free) >> 20, size * blocks >> 20]
+        return [path, size * (blocks - free) >> 20, size * blocks >> 20, ""]

@@ -18,10 +18,15 @@ LOOK_S = 1.0
 
 
 class KernelLog:
-    """`why` says why there is none; `new_lines()` gives each line once."""
+    """`why` says why there is none; `new_lines()` gives each line once.
+
+    A log counts as read from its first line on, for the kernel's is never empty: journalctl of a user
+    who may not read it prints nothing, says nothing and stays up.
+    """
 
     def __init__(self):
-        self.why = ""
+        self.why = "no line of the kernel's log has been read yet"
+        self.first_answer = threading.Event()
         self._lock = threading.Lock()
         self._found = []  # [monotonic of the event, address, code, text]
 
@@ -49,13 +54,25 @@ class KernelLog:
                 except OSError as error:
                     self._follow_journal("/dev/kmsg: %s" % error.strerror)
                     return
+                if not record:  # /dev/null under another name, as in some containers
+                    os.close(descriptor)
+                    self._follow_journal("/dev/kmsg holds nothing")
+                    return
+                self._is_read()
                 head, _, text = record.decode("utf-8", "replace").partition(";")
                 words = head.split(",")
                 stamp_s = int(words[2]) / 1e6 if len(words) > 2 and words[2].isdigit() else None
                 self._take(text.split("\n", 1)[0], stamp_s)
+            self.first_answer.set()
             time.sleep(LOOK_S)
 
+    def _is_read(self):
+        if self.why:
+            self.why = ""
+            self.first_answer.set()
+
     def _follow_journal(self, why):
+        self.why = "%s; journalctl shows no line of the kernel's log" % why
         argv = ["journalctl", "-k", "-b", "-q", "-f", "-n", "2000", "--no-pager", "-o", "short-monotonic"]  # fmt: skip
         try:
             child = subprocess.Popen(
@@ -68,8 +85,9 @@ class KernelLog:
                 cwd="/",
                 preexec_fn=end_with_this_thread(),
             )
-        except OSError:
-            self.why = why
+        except OSError as error:
+            self.why = "%s; journalctl: %s" % (why, error.strerror)
+            self.first_answer.set()
             return
         with _live_lock:
             _live[child.pid] = child  # so that the end of the lease ends it too
@@ -77,6 +95,8 @@ class KernelLog:
             for line in child.stdout:  # type: ignore[union-attr]
                 text = line.decode("utf-8", "replace")
                 found = re.match(r"\[\s*(\d+\.\d+)\]", text)
+                if found:  # else it is a word of journalctl's own
+                    self._is_read()
                 self._take(text, float(found.group(1)) if found else None)
         finally:
             with _live_lock:

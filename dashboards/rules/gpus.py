@@ -171,6 +171,13 @@ def unread(look: Look) -> Iterable[Sign]:
             yield Sign((name, ""), node.gpu_error or "nothing is known of its GPUs")
 
 
+def log_unread(look: Look) -> Iterable[Sign]:
+    """Without the kernel's log a node with GPUs may have any Xid: that is unknown, not good."""
+    for name, node in look.live.items():
+        if node.gpus and node.log_error:
+            yield Sign((name, ""), node.log_error)
+
+
 def memory(look: Look) -> Iterable[Sign]:
     limit = look.limits.gpu_memory_share
     for name, gpu in look.gpus:
@@ -237,5 +244,11 @@ RULES = (
         "gpu.unread", WARN, "The driver does not answer: what its GPUs do is not known.",
         unread, node_known, 30, 10, "clusterctl preflight {hosts} {nodes} --check gpu",
         "no answer of NVML or nvidia-smi", could_not_ask=True,
+    ),
+    Rule(
+        "gpu.log_unread", WARN, "The kernel's log cannot be read: whether its GPUs have an Xid is not known.",
+        log_unread, node_known, 30, 10, "clusterctl run {remote} {hosts} {nodes}",
+        "no line of /dev/kmsg or the journal; root, or the groups adm or systemd-journal, may read it",
+        could_not_ask=True, remote="id -nG",
     ),
 )  # fmt: skip

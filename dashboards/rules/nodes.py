@@ -20,6 +20,7 @@ from dashboards.samples import Disk, Link
 
 HEAD = "this machine"
 UP = frozenset(["active", "up", "linkup", "Active", "ACTIVE", "LinkUp"])
+NOT_OURS = frozenset(["Permission denied", "Operation not permitted"])  # another user's mount
 NOT_SAID = frozenset(["", "?", "unknown"])  # could not be read, or the driver does not say
 
 
@@ -133,14 +134,19 @@ def _errors_known(look: Look, unit: Unit) -> bool:
 
 
 def disk(look: Look) -> Iterable[Sign]:
-    """Full, or full soon at the pace of the last minutes; or a mount that does not answer."""
+    """Full, or full soon at the pace of the last minutes; or a mount that hangs or gives an error.
+
+    One that this user may not look into says nothing of itself, neither good nor bad.
+    """
     limits = look.limits
     for name, node in look.live.items():
         for one in node.disks or ():
             unit = (name, one.path)
             if one.full is None or one.used_bytes is None or one.total_bytes is None:
-                if one.used_bytes is None and one.total_bytes is None:
+                if one.hangs:
                     yield Sign(unit, "does not answer: a mount that hangs", FAIL)
+                elif one.error and one.error not in NOT_OURS:
+                    yield Sign(unit, f"could not be asked: {one.error}", WARN)
                 continue
             left = one.total_bytes - one.used_bytes
             soon_s = time_to_full_s(look, unit, one)
@@ -167,8 +173,12 @@ def time_to_full_s(look: Look, unit: Unit, one: Disk) -> float | None:
 
 
 def _disk_known(look: Look, unit: Unit) -> bool:
+    """Also where it is mounted no more: nothing is left that could hang or fill up."""
+    node = look.live.get(unit[0])
+    if node is None or node.disks is None:
+        return False
     one = look.disk(unit)
-    return one is not None and one.full is not None
+    return one is None or one.full is not None
 
 
 def memory(look: Look) -> Iterable[Sign]:
@@ -224,7 +234,7 @@ RULES = (
     Rule(
         "disk.full", FAIL, "The next checkpoint does not fit, or a mount hangs and whoever touches it.",
         disk, _disk_known, 15, 60, "clusterctl run {remote} {hosts} {nodes}",
-        "full in 2 h at the pace of the last 20 min, 90 %: warn; in 30 min, 95 % and under 10 GiB, no answer: fail",
+        "full in 2 h at the pace of the last 20 min, 90 %, an error: warn; in 30 min, 95 % and under 10 GiB, no answer: fail",
         remote="du -xh --max-depth=1 {part} | sort -h | tail",
     ),
 )  # fmt: skip

@@ -27,7 +27,7 @@ class NodeFacts(NodePanel):
         sample = node.sample if node else None
         if sample is None:
             return 0
-        more = bool(sample.xids) + min(3, len(alerts_of(state, self.node)))
+        more = bool(sample.xids) + _log_is_missed(sample) + min(3, len(alerts_of(state, self.node)))
         return more if self.with_boxes else bool(sample.links) + bool(sample.disks) + more
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
@@ -45,8 +45,17 @@ class NodeFacts(NodePanel):
             where = "" if last.gpu is None else f" GPU {last.gpu}"
             text = f"Xid {last.code}{where} {units.age(state.now_s - last.at_s)} ago: {last.text}"
             lines.append(words((" ! ", colors.bad), (text, colors.bad)))
+        if _log_is_missed(sample):
+            lines.append(
+                words((f" {units.UNKNOWN} Xid not known: {sample.log_error}", colors.warn))
+            )
         lines += [alert_line(alert, state, colors) for alert in alerts_of(state, self.node)]
         return [fitted(line, width, colors.text) for line in lines]
+
+
+def _log_is_missed(sample: NodeSample) -> bool:
+    """Whether an Xid of its GPUs would not be seen."""
+    return bool(sample.gpus and sample.log_error)
 
 
 def ports_line(links: Sequence[Link], width: int, colors: Palette) -> Line:
@@ -84,7 +93,7 @@ def disks_line(sample: NodeSample, width: int, colors: Palette) -> Line:
         style = colors.text
         text = units.percent(full)
         if full is None:
-            text, style = "no answer", colors.warn
+            text, style = disk.error or "no answer", colors.warn
         elif full > FULL_DISK:
             text, style = f"{text}!", colors.bad
         elif full > NEARLY_FULL_DISK:
@@ -142,7 +151,7 @@ class NodeDisks(NodePanel):
             filled, empty = bar(full, max(4, width - wide - 27))
             sizes = f"{units.size(disk.used_bytes)} of {units.size(disk.total_bytes)}"
             if full is None:
-                sizes = "no answer"
+                sizes = disk.error or "no answer"
             lines.append(
                 words(
                     (f" {disk.path[:wide]:<{wide}} ", colors.label),

@@ -104,6 +104,8 @@ OVER: list[tuple[str, Callable[[], State], Unit, str, str]] = [
     ("disk.full", lambda: cluster(disks=(Disk("/data", 920 * GIB, 1000 * GIB),)), ("n1", "/data"), "92 % full, 80 GiB left", "warn"),
     ("disk.full", lambda: cluster(disks=(Disk("/data", 995 * GIB, 1000 * GIB),)), ("n1", "/data"), "5.0 GiB left", "fail"),
     ("disk.full", lambda: cluster(disks=(Disk("/data"),)), ("n1", "/data"), "does not answer", "fail"),
+    ("disk.full", lambda: cluster(disks=(Disk("/data", error="Stale file handle"),)), ("n1", "/data"), "could not be asked: Stale file handle", "warn"),
+    ("gpu.log_unread", lambda: cluster(xids=None, log_error="/dev/kmsg: no"), ("n1", ""), "/dev/kmsg: no", "warn"),
 ]  # fmt: skip
 
 
@@ -134,6 +136,31 @@ def test_what_could_not_be_read_is_neither_over_nor_good(id: str) -> None:
     unit = next(unit for over, _, unit, _, _ in OVER if over == id)
     assert signs(id, UNREAD[id]) == {}
     assert not BY_ID[id].known(look_at(UNREAD[id]), unit)
+
+
+def test_another_users_mount_is_neither_full_nor_good() -> None:
+    refused = cluster(disks=(Disk("/data", error="Permission denied"),))
+    assert signs("disk.full", refused) == {}
+    assert not BY_ID["disk.full"].known(look_at(refused), ("n1", "/data"))
+
+
+def test_mount_that_is_gone_hangs_no_more() -> None:
+    """It was taken away, as one does with a mount that hangs: the alert ends, as long as the node says so."""
+    gone, silent = cluster(disks=()), cluster(disks=None)
+    assert BY_ID["disk.full"].known(look_at(gone), ("n1", "/data"))
+    assert not BY_ID["disk.full"].known(look_at(silent), ("n1", "/data"))
+    state = initial_state(("n1",), now_s=NOW)
+    for second in range(200):
+        disks = (Disk("/data"),) if second < 30 else ()
+        at_s = NOW + second
+        state = fold(state, [NodeSample("n1", at_s, disks=disks), Tick(at_s)])
+        if second == 29:
+            assert [alert.id for alert in state.alerts.active] == ["disk.full"]
+    assert not state.alerts.active
+
+
+def test_kernel_log_of_a_node_without_gpus_is_missed_by_nobody() -> None:
+    assert signs("gpu.log_unread", cluster(gpus=(), xids=None, log_error="no")) == {}
 
 
 def all_wrong() -> State:

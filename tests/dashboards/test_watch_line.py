@@ -19,7 +19,7 @@ KEY: dict[str, Any] = {
     "mem": [612_000, 2_048_000], "links": 2,
     "L0": ["mlx5_0/1", "ib", "Active", 400.0, 0], "l0": [2400.0, 2410.0, 0],
     "L1": ["eth0", "eth", "up", 25.0, 1], "l1": [2.1, None, 3],
-    "disks": [["/", 61_000, 440_000], ["/data", None, None]],
+    "disks": [["/", 61_000, 440_000, ""], ["/data", None, None, ""], ["/x", None, None, "Stale file handle"]],
     "gpus": 2,
     "g0": [698, 97, 71_204, 64, 1980, 0], "h0": ["H100", 700.0, 81_559, "00000000:0F:00.0", 0, 18, 18],
     "g1": [101, 100, 71_204, 41, 345, 0x48], "h1": ["H100", 700.0, 81_559, "00000000:44:00.0", 2, 17, 18],
@@ -55,7 +55,11 @@ def test_first_line_tells_everything_in_our_units() -> None:
         Link("mlx5_0/1", "ib", "Active", 400.0, 2.4e9, 2.41e9, 0, 0),
         Link("eth0", "eth", "up", 25.0, 2.1e6, None, 3, 1),
     )
-    assert sample.disks == (Disk("/", 61_000 * 2**20, 440_000 * 2**20), Disk("/data"))
+    assert sample.disks == (
+        Disk("/", 61_000 * 2**20, 440_000 * 2**20),
+        Disk("/data"),
+        Disk("/x", error="Stale file handle"),
+    )
     assert sample.processes is not None
     assert (sample.processes[0].rank, sample.processes[0].run) == (24, "run-1")
     assert (sample.cpu, sample.cpus, sample.network_bytes_s) == (0.21, 208, 21e9)
@@ -200,7 +204,7 @@ def test_what_a_node_says_is_kept_once_however_often_it_says_it() -> None:
     decoder.take(json.dumps({"n": 2, "d": {f"g{i}": ["x" * 1000] * 16 for i in range(14)}}).encode(), 1.0)  # fmt: skip
     tracemalloc.start()
     for number in range(3, 200):
-        told = {"disks": [[f"/{number}" + "x" * 900, 1, 2]] * 200, "xlog": f"{number}"}
+        told = {"disks": [[f"/{number}" + "x" * 900, 1, 2, ""]] * 200, "xlog": f"{number}"}
         decoder.take(json.dumps({"n": number, "d": told, "x": [[0, "", 79, "lost"]] * 200}).encode(), number)  # fmt: skip
         decoder.sample(number)
     kept, _ = tracemalloc.get_traced_memory()

@@ -344,6 +344,103 @@ def test_xid_lines_are_told_once_with_address_number_and_age() -> None:
     assert log.new_lines() == []
 
 
+STAT = """
+case "$4" in
+  /refused) echo "stat: cannot read file system information for '/refused': Permission denied" >&2; exit 1;;
+  /dead) exec sleep 60;;
+  *) echo 1048576 1000 500;;
+esac"""
+
+
+def test_disk_that_refuses_is_told_from_one_that_hangs(tmp_path: Path) -> None:
+    paths = ["/refused", "/dead", "/good"]
+    with watch(tools_only(tmp_path, stat=STAT), paths=paths) as stream:
+        watcher = Watcher(stream)
+        sample = watcher.until(lambda: watcher.said.get("disks"))
+    found = {disk.path: (disk.full, disk.error) for disk in sample.disks or ()}
+    assert found["/good"] == (0.5, "")
+    assert found["/dead"] == (None, "")
+    assert found["/refused"] == (None, "Permission denied")
+
+
+def test_disk_stays_in_the_list_while_it_is_mounted() -> None:
+    """A list that new mounts push it out of would read as if it were gone, and well."""
+    names = watch_log()
+    mounts = ["/dev/a / ext4", "fs:/data /data nfs4"]
+    names["read_text"] = lambda path, limit=0: "\n".join(mounts)
+    disks = names["Disks"]([])
+    assert disks.of_interest() == ["/", "/data"]
+    mounts[1:1] = [f"fs:/{n} /new{n} nfs4" for n in range(40)]
+    assert disks.of_interest()[:2] == ["/", "/data"]
+    assert len(disks.of_interest()) == names["DISKS"]
+    del mounts[-1]
+    assert "/data" not in disks.of_interest()
+
+    def unreadable(path: str, limit: int = 0) -> str:
+        raise OSError(path)
+
+    before = disks.of_interest()
+    names["read_text"] = unreadable
+    assert disks.of_interest() == before
+
+
+def follow_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Any:
+    env = tools_only(tmp_path, journalctl=script)
+    monkeypatch.setenv("PATH", env["PATH"])
+    log = watch_log()["KernelLog"]()
+    threading.Thread(target=log._follow_journal, args=("not allowed",), daemon=True).start()
+    return log
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def end_of(pid: Path) -> None:
+    until(lambda: pid.exists() and pid.read_text().strip())
+    os.kill(int(pid.read_text()), signal.SIGTERM)
+
+
+def test_journal_that_shows_nothing_is_no_log_without_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As journalctl for a user who may not read it: no line, no word, and it stays up."""
+    log = follow_journal(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; exec sleep 300")
+    until(lambda: (tmp_path / "pid").exists())
+    assert "no line of the kernel's log" in log.why
+    end_of(tmp_path / "pid")
+    until(lambda: "journalctl ended" in log.why)
+
+
+def test_one_line_of_the_kernel_shows_that_the_journal_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "echo '[   12.345] node kernel: ACPI: button'"
+    script = f"echo $$ >{tmp_path}/pid; echo '-- No entries --'; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; {line}; exec sleep 300"  # fmt: skip
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    sleep = shutil.which("sleep")
+    log = follow_journal(tmp_path, monkeypatch, script.replace("sleep", str(sleep)))
+    until(lambda: (tmp_path / "pid").exists())
+    assert log.why
+    (tmp_path / "go").touch()
+    until(lambda: not log.why)
+    end_of(tmp_path / "pid")
+
+
+def test_kernel_log_that_is_an_empty_device_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some containers have /dev/null there: it gives nothing, and at once, for ever."""
+    names = watch_log()
+    log = names["KernelLog"]()
+    opened, followed = os.open, []
+    monkeypatch.setattr(os, "open", lambda path, flags: opened("/dev/null", flags))
+    log._follow_journal = followed.append
+    log.read_forever()
+    assert followed == ["/dev/kmsg holds nothing"]
+
+
 def test_journal_is_followed_where_the_log_may_not_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
