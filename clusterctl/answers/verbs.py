@@ -52,7 +52,7 @@ _SECTION = record(
     {**_SECTION_FACTS, "out": text(6 * MIB, lines=True), "err": text(4 * MIB, lines=True)},
     {"truncated": flag},
 )
-_NODE = {
+NODE = {
     "hostname": _name,
     "boot_id": maybe(_name),
     "python": text(40),
@@ -71,14 +71,14 @@ def _envelope(
     head: dict[str, Shape] = {
         "schema": whole(1, 1),
         "verb": one_of(verb),
-        "node": record(_NODE),
+        "node": record(NODE),
         "sections": sections,
     }
     return record({**head, **(more or {})})
 
 
-_BEAT = maybe(record({"step": maybe(whole(0)), "phase": maybe(_name), "age_s": _age_s}))
-_JOB_ROW = {
+BEAT = maybe(record({"step": maybe(whole(0)), "phase": maybe(_name), "age_s": _age_s}))
+JOB_ROW = {
     "pid": _pid,
     "ppid": whole(0, 1 << 32),
     "start": whole(0),
@@ -106,17 +106,17 @@ _LEFT_ROW = {
 }
 
 
-def _rows(needed: dict[str, Shape], **optional: Shape) -> Shape:
+def rows(needed: dict[str, Shape], **optional: Shape) -> Shape:
     return items(record(needed, optional), PROCESSES)
 
 
-_OTHERS = _rows(_JOB_ROW)
+_OTHERS = rows(JOB_ROW)
 _MACHINE = text(1024)
 
 _LOOK = _envelope(
     "kill",
     {
-        "rows": _rows(_JOB_ROW, gpu_bytes=maybe(whole(0))),
+        "rows": rows(JOB_ROW, gpu_bytes=maybe(whole(0))),
         "others": _OTHERS,
         "machine": _MACHINE,
         "login": _name,
@@ -126,9 +126,9 @@ _LOOK = _envelope(
 _KILL = _envelope(
     "kill",
     {
-        "left": _rows({**_LEFT_ROW, "why": text()}),
-        "zombies": _rows({"pid": _pid, "ppid": whole(0), "command": _name}),
-        "gpu_left": _rows({"pid": _pid, "bytes": maybe(whole(0))}),
+        "left": rows({**_LEFT_ROW, "why": text()}),
+        "zombies": rows({"pid": _pid, "ppid": whole(0), "command": _name}),
+        "gpu_left": rows({"pid": _pid, "bytes": maybe(whole(0))}),
         "gpu_unknown": text(),
         "asked": whole(0, PROCESSES),
         "missed": whole(0, PROCESSES),
@@ -139,12 +139,12 @@ _KILL = _envelope(
 )
 _STOP_LOOK = _envelope(
     "stop",
-    {"rows": _rows(_JOB_ROW, asks=flag, beat=_BEAT), "others": _OTHERS, "machine": _MACHINE},
+    {"rows": rows(JOB_ROW, asks=flag, beat=BEAT), "others": _OTHERS, "machine": _MACHINE},
 )
 _STOP = _envelope(
     "stop",
     {
-        "left": _rows({**_LEFT_ROW, "beat": _BEAT, "why": text()}),
+        "left": rows({**_LEFT_ROW, "beat": BEAT, "why": text()}),
         "rest": whole(-PROCESSES, PROCESSES),
         "asked": whole(0, PROCESSES),
         "gone": whole(0, PROCESSES),
@@ -160,7 +160,7 @@ _CLOCK = has_key(
     "sections",
     record(
         {
-            "node": record(_NODE),
+            "node": record(NODE),
             "sections": _SECTIONS,
             "cpu_s": _seconds,
         }
@@ -263,7 +263,7 @@ _AGENT = either(
         "telemetry": record({"type": _name, "text": raw_text(5 * MIB)}),
         "log": record({"type": _name, "rank": whole(0, 1 << 20), "text": raw_text(5 * MIB)}),
         "ended": record({"type": _name, "code": maybe(whole(-256, 1 << 16)), "tail": _TAIL}),
-        "gone": record({"type": _name, "left": _rows(_LEFT_ROW)}),
+        "gone": record({"type": _name, "left": rows(_LEFT_ROW)}),
     },
 )  # fmt: skip
 
@@ -291,7 +291,7 @@ VERBS = {
     "place drop": Verb(_PLACED),
     "place install": Verb(_PLACED),
     "place prepare": Verb(_PREPARED),
-    "reap": Verb(_envelope("reap", {"found": _rows(_LEFT_ROW), "left": _rows(_LEFT_ROW)}), 6 * MIB),
+    "reap": Verb(_envelope("reap", {"found": rows(_LEFT_ROW), "left": rows(_LEFT_ROW)}), 6 * MIB),
     "shell": Verb(_envelope("shell", sections=_SHELL_SECTIONS), 8 * MIB),
     "stacks": Verb(_STACKS, 6 * MIB),
     "stop look": Verb(_STOP_LOOK, 6 * MIB),

@@ -20,7 +20,7 @@ OUR_ROLE = re.compile(r"^(loader|probe|decode)(?: (?:\d+\.)?(\d+))?$")
 
 
 def number(text):
-    return int(text) if text and text.isdigit() else None
+    return int(text) if text and text.isdecimal() and len(text) <= 6 else None
 
 
 def find_roles(shot, pids):

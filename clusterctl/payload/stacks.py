@@ -48,8 +48,29 @@ def native():
         path = borrow_py_spy(len(ARGS["pids"]))
     if path is None:
         return {"native": {str(pid): (None, no_py_spy(), False) for pid in ARGS["pids"]}}
-    dumps = {str(pid): dump(path, pid, ARGS["limit_s"], native=True) for pid in ARGS["pids"]}
-    return {"native": dumps}
+    return {"native": {str(pid): native_dump(path, pid) for pid in ARGS["pids"]}}
+
+
+def native_dump(path, pid):
+    threads, error, repaired = dump(path, pid, ARGS["limit_s"], native=True)
+    shown = [
+        {
+            "tid": thread.get("os_thread_id"),
+            "name": thread.get("thread_name") or "",
+            "frames": [
+                {
+                    "name": frame["name"],
+                    "where": frame.get("short_filename")
+                    or frame.get("module")
+                    or frame["filename"],
+                    "line": frame.get("line") or 0,
+                }
+                for frame in thread["frames"][:2000]
+            ],
+        }
+        for thread in threads or ()
+    ]
+    return shown if threads is not None else None, error, repaired
 
 
 def collect():
@@ -65,8 +86,7 @@ def collect():
         time.sleep(max(0.0, wait_s))
         samples.append(sample(rows, shot, table, py_spy, begun))
     for between in samples[1:-1]:
-        for one in between["processes"].values():
-            one.pop("tasks", None)  # CPU is compared between the first and the last look
+        between["processes"] = {pid: thinned(pid, one) for pid, one in between["processes"].items()}
     report = {
         "rows": rows,
         "others": len(strangers),
@@ -81,6 +101,14 @@ def collect():
     report.update(surroundings(rows, shot, table))
     report["seconds"] = round(time.monotonic() - begun, 3)
     return report
+
+
+def thinned(pid, one):
+    """What is wanted of a look that is neither first nor last: where the threads stand that do the work."""
+    short = {name: one[name] for name in ("state", "text", "repaired") if name in one}
+    names = {tid: row[4] for tid, row in one.get("tasks", {}).items()}
+    works = [row for row in one.get("threads", ()) if str(row[0]) == pid or row[1] == "MainThread" or names.get(str(row[0]), "").startswith("pt_autograd")]  # fmt: skip
+    return dict(short, threads=works) if works else short
 
 
 def choose_py_spy(rows, shot):

@@ -85,15 +85,13 @@ def process_text(proc: Proc) -> str:
 
 
 def native_text(threads: Sequence[Mapping[str, Any]]) -> str:
-    """py-spy's --native threads as text, innermost frame first."""
+    """Threads of --native-suspects as text, innermost frame first."""
     lines = []
     for thread in threads:
-        lines.append(f'Thread {thread.get("os_thread_id")} "{thread.get("thread_name") or ""}"')
+        lines.append(f'Thread {thread["tid"]} "{thread["name"]}"')
         for frame in thread["frames"]:
-            where = frame.get("short_filename") or frame.get("module") or frame["filename"]
-            lines.append(
-                f"    {frame['name']} ({where}{':' + str(frame['line']) if frame.get('line') else ''})"
-            )
+            line = f":{frame['line']}" if frame["line"] else ""
+            lines.append(f"    {frame['name']} ({frame['where']}{line})")
     return "\n".join(lines)
 
 

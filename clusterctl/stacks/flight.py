@@ -55,7 +55,7 @@ def make_dump(data: Any) -> Dump:
                 continue
             name = _group_name(row.get("process_group"))
             entry = _entry(row)
-        except (AttributeError, TypeError, ValueError, KeyError):
+        except (AttributeError, TypeError, ValueError, KeyError, OverflowError):
             continue  # of a version that we do not know
         groups.setdefault(name, {})[entry.sequence] = entry
         if entry.done:

@@ -264,3 +264,18 @@ def test_heartbeat_of_another_format_is_none(beat: dict[str, object], tmp_path: 
     assert beats["heartbeat"](one, 5, 0)["step"] == 7
     (tmp_path / "0.json").write_text(json.dumps({**good, **beat}))
     assert beats["heartbeat"](one, 5, 0) is None
+
+
+def test_looks_between_the_first_and_the_last_are_short(start: Start, run_id: str) -> None:
+    child = start()
+    view = look(run_id, samples=5, interval_s=0.1)
+    proc = only(view)
+    assert (len(proc.samples), proc.progress, proc.pid) == (5, "stuck", child.pid)
+    look_s = {"state": "S", "at_s": 1.0, "tasks": {"7": ["S", 0, 0, None, "python"], "8": ["S", 0, 0, None, "pt_autograd_0"], "9": ["S", 0, 0, None, "pt_nccl"]}, "how": "py-spy", "error": "", "repaired": False, "threads": [[7, "MainThread", 0, False, False], [8, "Dummy", 1, False, False], [9, None, 2, False, False]]}  # fmt: skip
+    thinned = part("stacks")["thinned"]("7", look_s)
+    assert thinned == {"state": "S", "repaired": False, "threads": look_s["threads"][:2]}
+
+
+def test_rank_that_is_no_number_of_a_rank_is_none() -> None:
+    number = part("roles")["number"]
+    assert [number(text) for text in ("7", "0", None, "", "-1", "²", "9" * 5000, "x")] == [7, 0, *[None] * 6]  # fmt: skip
