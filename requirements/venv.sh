@@ -4,12 +4,14 @@
 #   LOCK=cpu|cuda       the platform (default: cuda where nvidia-smi answers)
 #   INSTALLER=uv|pip    default: uv, from PATH or from the package index; pip where there is no uv
 #   COMPILE=            empty: no bytecode now; Python makes it when it first imports a module
+#   VERIFY=no           install files whose hash is not in the lock (another index's builds of torch)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
 compile=${COMPILE-yes}
+verify=${VERIFY:-yes}
 log=$venv/install.log
 
 die() {
@@ -34,7 +36,14 @@ if [ -n "${PYTHON:-}" ] && [ -x "$venv/bin/python" ] && [ "$(version "$venv/bin/
     echo "$venv has $(version "$venv/bin/python"); making it again for $(version "$python")" >&2
     rm -rf "$venv"
 fi
-if [ "$venv/.complete" -nt "requirements/lock-$lock.txt" ] && [ "$venv/.complete" -nt setup.cfg ]; then exit 0; fi
+is_new() { # whether anything that the environment is made of is newer than it
+    local file
+    for file in "requirements/lock-$lock.txt" requirements/lock-sources.txt setup.cfg; do
+        [ "$venv/.complete" -nt "$file" ] || return 0
+    done
+    return 1
+}
+is_new || exit 0
 
 # Lines of pip or uv to a few lines of progress; all of them go to the log.
 show() {
@@ -87,17 +96,35 @@ install_with_uv() { # uv reads none of pip's settings: indexes, wheel folders an
     [ -z "$extra" ] || export UV_INDEX="${UV_INDEX:-$extra}" UV_INDEX_STRATEGY=unsafe-best-match
     [ -z "$links" ] || export UV_FIND_LINKS="${UV_FIND_LINKS:-${links// /,}}"
     [ -z "$certificates" ] || export SSL_CERT_FILE="${SSL_CERT_FILE:-$certificates}"
-    VIRTUAL_ENV=$PWD/$venv "$uv" pip install ${compile:+--compile-bytecode} --no-deps \
-        -r "requirements/lock-$1.txt" -e . 2>&1 | show "$1"
+    local into=(env VIRTUAL_ENV="$PWD/$venv" "$uv" pip install --no-deps)
+    # What is built from source is built with the locked setuptools, which is there by then.
+    {
+        "${into[@]}" --only-binary :all: -r "$(lock_file "lock-$1")" &&
+            "${into[@]}" --no-build-isolation -r "$(lock_file lock-sources)" &&
+            "${into[@]}" --no-build-isolation ${compile:+--compile-bytecode} -e . # compiles all of the environment
+    } 2>&1 | show "$1"
 }
 
 install_with_pip() {
-    "$venv/bin/python" -m pip install --disable-pip-version-check --no-deps --no-compile \
-        --progress-bar off -r "requirements/lock-$1.txt" -e . 2>&1 | show "$1" || return
+    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-deps --no-compile --progress-bar off)
+    {
+        "${pip[@]}" --only-binary :all: -r "$(lock_file "lock-$1")" &&
+            "${pip[@]}" --no-build-isolation -r "$(lock_file lock-sources)" &&
+            "${pip[@]}" --no-build-isolation -e .
+    } 2>&1 | show "$1" || return
     [ -n "$compile" ] || return 0
     echo "  compiling" >&2
     # pip compiles on one core, 90 s; some packages hold templates that are no Python.
     "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
+}
+
+lock_file() { # the lock, or with VERIFY=no a copy without hashes
+    if [ "$verify" != no ]; then
+        echo "requirements/$1.txt"
+        return
+    fi
+    sed -E '/^ +--hash=/d; s/ \\$//' "requirements/$1.txt" >"$venv/$1.txt"
+    echo "$venv/$1.txt"
 }
 
 install() {
@@ -114,6 +141,10 @@ install() {
 
 fail() {
     tail -n 20 "$log" >&2
+    if grep -qiE 'hash mismatch|do not match the hashes' "$log"; then
+        die "a file is not the one that requirements/lock-*.txt knows" \
+            "another index's build of torch? requirements/refresh.py adds its hashes, VERIFY=no goes without"
+    fi
     die "the packages could not be installed" "all output: $log"
 }
 

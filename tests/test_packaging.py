@@ -81,18 +81,25 @@ def test_every_command_has_a_file_a_summary_and_two_examples() -> None:
         assert (command.epilog or "").count("clusterctl " + name) >= 2, name
 
 
-def test_locks_pin_every_line_and_hold_the_engine() -> None:
+def _entries(name: str) -> list[str]:
+    text = (ROOT / "requirements" / name).read_text()
+    return [one for one in re.split(r"\n(?=\S)", text) if not one.startswith("#")]
+
+
+def test_locks_pin_every_file_by_its_hash_and_hold_the_engine() -> None:
+    for name in ("lock-cpu.txt", "lock-cuda.txt", "lock-sources.txt"):
+        for entry in _entries(name):
+            assert re.match(r"[A-Za-z0-9_.-]+==\S+", entry), entry
+            head, *hashes = entry.rstrip().split(" \\\n")
+            assert "\n" not in head
+            assert hashes, f"{name}: {head} has no hash"
+            assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", one) for one in hashes), head
+    assert [entry.split()[0] for entry in _entries("lock-sources.txt")] == ["colossalai==0.5.0"]
     for name in ("lock-cpu.txt", "lock-cuda.txt"):
-        lines = [
-            line
-            for line in (ROOT / "requirements" / name).read_text().splitlines()
-            if line and not line.startswith("#")
-        ]
-        assert all(re.match(r"^[A-Za-z0-9_.-]+==\S+", line) for line in lines), name
-        assert any(line.startswith("colossalai==0.5.0") for line in lines)
-        assert any(line.startswith("torch==") for line in lines)
-    assert "nvidia-nccl" not in (ROOT / "requirements/lock-cpu.txt").read_text()
-    assert "nvidia-nccl" in (ROOT / "requirements/lock-cuda.txt").read_text()
+        names = [entry.split("==")[0] for entry in _entries(name)]
+        assert {"torch", "setuptools"} <= set(names)
+        assert "colossalai" not in names
+        assert ("nvidia-nccl-cu13" in names) == (name == "lock-cuda.txt")
 
 
 def test_locks_hold_everything_setup_cfg_asks_for() -> None:
