@@ -21,7 +21,6 @@ from trainer.errors import ConfigError
 # Several rules undo what others uncover (an escape inside an escape), so upstream cleans twice.
 PASSES = 2
 
-_SITE = r"[a-z0-9.\-]+\.(?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
 _FILE_TYPE = r"(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
 _Rule = tuple[Pattern[str], str]
 
@@ -29,12 +28,6 @@ _Rule = tuple[Pattern[str], str]
 def _rules(*pairs: tuple[str, str]) -> tuple[_Rule, ...]:
     return tuple((re.compile(pattern), with_) for pattern, with_ in pairs)
 
-
-_ADDRESSES = _rules(
-    ("<person>", "person"),  # a tag only by its looks
-    (rf"\b(?:https?:(?:/{{1,3}}|[a-z0-9%])|{_SITE})", ""),
-    (rf"\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{_SITE})", ""),
-)
 
 _SIGNS = _rules(
     (r"@\w+\b", ""),  # nicknames
@@ -53,7 +46,9 @@ _SIGNS = _rules(
     (r"\\n", " "),  # a line break written out
     (r"#(?:\d{1,3}|\d{5,})\b", ""),
     (r"\b\d{6,}\b", ""),
-    (rf"\S+\.{_FILE_TYPE}", ""),  # file names
+)
+
+_MORE_SIGNS = _rules(
     (r"[\"']{2,}", '"'),
     (r"\.{2,}", " "),
     (
@@ -87,6 +82,15 @@ _WORDS = _rules(
     (r"^\.\S+$", ""),
 )
 
+# A link is a scheme or a site, at a word boundary. Searched for by one regular expression it takes
+# the square of the length of `a.a.a.…`.
+_HOST = re.compile(r"[a-z0-9.\-]+")
+_SITE = re.compile(r"[a-z0-9.\-]+\.(?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)")
+_HTTP = re.compile(r"\bhttps?:(?:/{1,3}|[a-z0-9%])")
+_WWW = re.compile(r"\bwww:(?:/{1,3}|[a-z0-9%])")
+_BOUNDARY = re.compile(r"\b")
+_ENDING = re.compile(rf"\.{_FILE_TYPE}")
+
 _JOINT = re.compile(r"[-_]")
 _JOINTS_OF_A_NAME = 4  # from here on a text reads as a file name: this-is-my-cute-cat
 
@@ -117,12 +121,48 @@ def clean_captions(texts: Iterable[str]) -> list[str]:
 
 def _clean_once(text: str) -> str:
     text = urllib.parse.unquote_plus(text).strip().lower()
-    text = _apply(_ADDRESSES, text)
-    text = _apply(_SIGNS, _text_of_markup(text))
+    text = text.replace("<person>", "person")  # a tag only by its looks
+    for scheme in (_HTTP, _WWW):
+        text = without_links(text, scheme)
+    text = without_file_names(_apply(_SIGNS, _text_of_markup(text)))
+    text = _apply(_MORE_SIGNS, text)
     if len(_JOINT.findall(text)) >= _JOINTS_OF_A_NAME:
         text = _JOINT.sub(" ", text)
     text = html.unescape(html.unescape(_repaired(text))).strip()
     return _apply(_WORDS, text).strip()
+
+
+def without_links(text: str, scheme: Pattern[str]) -> str:
+    """Without `\\b(?:{scheme}|{_SITE})`, in time that grows with the text and not with its square.
+
+    Of a run of a host's signs only the first word boundary needs a try: a site that begins later in
+    the run has the same end.
+    """
+    kept, done, at = [], 0, 0
+    while run := _HOST.search(text, at):
+        at = run.end()
+        first = _BOUNDARY.search(text, run.start(), run.end())
+        if first is None or first.start() >= run.end():
+            continue
+        found = scheme.match(text, first.start()) or _SITE.match(text, first.start())
+        if found is None:  # a scheme stands before a colon, at the end of a run
+            found = scheme.search(text, max(first.start(), run.end() - len("https")), run.end() + 4)
+            if found is not None and found.start() >= run.end():
+                found = None
+        if found is not None:
+            kept.append(text[done : found.start()])
+            done = at = found.end()
+    return "".join(kept) + text[done:]
+
+
+def without_file_names(text: str) -> str:
+    """Without `\\S+\\.{_FILE_TYPE}`: of each word all up to its last such ending. Linear, too."""
+
+    def rest(word: re.Match[str]) -> str:
+        ends = [found.end() for found in _ENDING.finditer(word[0]) if found.start()]
+        return word[0][ends[-1] :] if ends else word[0]
+
+    return re.sub(r"\S+", rest, text) if _ENDING.search(text) else text
 
 
 def _apply(rules: Iterable[_Rule], text: str) -> str:

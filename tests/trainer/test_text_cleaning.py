@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import random
+import re
+import time
 from typing import Any
 
 import pytest
 
+from trainer import captions
 from trainer.captions import clean_caption, clean_captions
 from trainer.errors import ConfigError
 
@@ -61,3 +65,34 @@ def test_a_missing_library_is_one_sentence(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=f"{name} is not installed"):
         clean_caption("x")
+
+
+SITE = r"[a-z0-9.\-]+\.(?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"  # upstream's, put short
+PIECES = ("a", "b", ".", "-", "com", ".com", ".it", "ru", "http", "https:", "http://", ":", "/", "www",
+          "www:", "@", "_", "é", "%", "1", " ", "\n", "png", ".jpg", ".mp4")  # fmt: skip
+
+
+def test_links_and_file_names_are_those_of_upstreams_expressions() -> None:
+    draw = random.Random(0)
+    links = {
+        captions._HTTP: re.compile(rf"\b(?:https?:(?:/{{1,3}}|[a-z0-9%])|{SITE})"),
+        captions._WWW: re.compile(rf"\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{SITE})"),
+    }
+    names = re.compile(rf"\S+\.{captions._FILE_TYPE}")
+    for _ in range(5000):
+        text = "".join(draw.choices(PIECES, k=draw.randrange(1, 25)))
+        for scheme, whole in links.items():
+            assert captions.without_links(text, scheme) == whole.sub("", text), text
+        assert captions.without_file_names(text) == names.sub("", text), text
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a.", "a-", "1.", "a.b", "www.", ". ", "é", "_", "a.com", ".png", "://", "a/", "&", "'\""],
+)
+def test_a_long_caption_takes_time_by_its_length(piece: str) -> None:
+    """40,000 characters of `a.` took 30 CPU seconds."""
+    text = piece * (40_000 // len(piece))
+    began = time.process_time()
+    clean_caption(text)
+    assert time.process_time() - began < 3

@@ -6,6 +6,8 @@ import contextlib
 import os
 import pickle
 import random
+import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,75 @@ def test_the_pickle_of_these_tests_is_really_hostile(tmp_path: Path) -> None:
     _zip(tmp_path / "m.pth", Hostile(tmp_path / "ran"))
     torch.load(tmp_path / "m.pth", weights_only=False)
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("version", ["2.5.1", "2.5.0+cu124", "1.13.1"])
+def test_a_torch_that_would_run_a_pickle_is_refused(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"a": torch.zeros(2)}, tmp_path / "m.pth")
+    save_file({"a": torch.zeros(2)}, tmp_path / "m.safetensors")
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(
+        CheckpointError, match=f"torch {re.escape(version)} can be made to run code"
+    ):
+        read_file(tmp_path / "m.pth")
+    assert read_file(tmp_path / "m.safetensors").keys() == {"a"}
+    for good in ("2.6.0", "2.13.0+cpu", "3.0.0a0"):
+        monkeypatch.setattr(torch, "__version__", good)
+        assert read_file(tmp_path / "m.pth").keys() == {"a"}
+
+
+def test_pickles_are_read_in_one_place_only() -> None:
+    """And nothing else of the trainer unpickles: what somebody else wrote goes through `read_file`."""
+    unpickling = re.compile(r"\b(torch\.load|pickle\.loads?|np\.load)\(([^)]*)")
+    found = [
+        (path.name, call[1])
+        for path in (Path(__file__).parents[2] / "trainer").rglob("*.py")
+        for call in unpickling.finditer(path.read_text())
+        if "allow_pickle=False" not in call[2]
+    ]
+    assert found == [("tensorfile.py", "torch.load")]
+
+
+def _reduce_ex(path: Path, evil: Hostile) -> None:
+    path.write_bytes(b"\x80\x02cposix\nsystem\nX%s\x85R." % _word(f"touch {evil.mark}"))
+
+
+def _build(path: Path, evil: Hostile) -> None:
+    call = b"cposix\nsystem\nX%s\x85R" % _word(f"touch {evil.mark}")
+    torch.save({"a": torch.zeros(2)}, path)
+    with zipfile.ZipFile(path) as whole:
+        parts = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(path, "w") as whole:
+        for name, data in parts.items():
+            whole.writestr(
+                name, b"\x80\x02" + call + data[2:] if name.endswith("data.pkl") else data
+            )
+
+
+def _word(text: str) -> bytes:
+    return len(text).to_bytes(4, "little") + text.encode()
+
+
+def _protocol_5(path: Path, evil: Hostile) -> None:
+    path.write_bytes(pickle.dumps({"a": evil}, protocol=5))
+
+
+def _protocol_0(path: Path, evil: Hostile) -> None:
+    path.write_bytes(pickle.dumps({"a": evil}, protocol=0))
+
+
+@pytest.mark.parametrize("write", [_reduce_ex, _build, _protocol_5, _protocol_0])
+def test_a_pickle_that_calls_by_hand_is_refused_and_never_run(
+    tmp_path: Path, write: Callable[[Path, Hostile], None]
+) -> None:
+    mark, path = tmp_path / "ran", tmp_path / "m.pth"
+    write(path, Hostile(mark))
+    for shapes_only in (False, True):
+        with pytest.raises(CheckpointError):
+            read_file(path, shapes_only=shapes_only)
+    assert not mark.exists()
 
 
 def test_what_a_pickle_asks_for_is_named(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def _choose(args: argparse.Namespace) -> Done:
             np.save(path, decide[args.verb](*buckets))
             job.state["read"] = buckets[0].rows
             job.save_state()
-        keep = np.load(path)
+        keep = np.load(path, allow_pickle=False)
 
     def give(batch: Batch, _: Any) -> Result:
         chosen = np.flatnonzero(keep[batch.start : batch.start + len(batch)]).tolist()

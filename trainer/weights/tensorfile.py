@@ -29,6 +29,7 @@ _DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+SAFE_TORCH = (2, 6)  # up to 2.5.1 weights_only lets a pickle run code (CVE-2025-32434)
 _ANEW = "copy the file again and compare its size with the source's"
 
 
@@ -36,7 +37,8 @@ def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
     """The file's tensors by name, on the CPU; with `shapes_only` on the meta device, data unread.
 
     Torch pickles are read with weights_only: nothing in them is run. Raises CheckpointError in one
-    sentence for what is missing, cut off, of another format, or asks for code.
+    sentence for what is missing, cut off, of another format, or asks for code, and for a pickle where
+    torch is too old to keep that promise.
     """
     try:
         with path.open("rb") as file:
@@ -83,6 +85,7 @@ def _shape_of(piece: Any) -> Tensor:
 
 
 def _pickled(path: Path, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
+    _require_safe_torch(path)
     try:
         zipped = zipfile.is_zipfile(path)
     except zipfile.BadZipFile as error:
@@ -108,6 +111,16 @@ def _pickled(path: Path, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
             f"{path} cannot be read, it is cut off or damaged: {_first_line(error)}", hint=_ANEW
         ) from None
     return _unwrapped(path, found)
+
+
+def _require_safe_torch(path: Path) -> None:
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is None or (int(found[1]), int(found[2])) < SAFE_TORCH:
+        raise CheckpointError(
+            f"{path} is a pickle, and torch {torch.__version__} can be made to run code by one: "
+            f"{SAFE_TORCH[0]}.{SAFE_TORCH[1]} or newer is needed",
+            hint="install a newer torch, or get the .safetensors file",
+        )
 
 
 def _refused(path: Path, text: str) -> CheckpointError:
