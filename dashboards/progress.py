@@ -17,6 +17,7 @@ WINDOW = 50
 # checkpoints and validation stand between steps.
 STALLED_TIMES = 6.0
 STALLED_S = 30.0
+FAR_S = 1e10  # 300 years: no date is told for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def _of_records(same: _Same) -> Figures:
         longest_s=times[-1],
         clips_per_s=_per_second([record.samples for record in window], pace_s),
         tokens_per_s=_per_second([record.tokens for record in window], pace_s),
-        eta_s=left * pace_s if status == "running" and left else None,
+        eta_s=left * pace_s if status == "running" and 0 < left * pace_s < FAR_S else None,
         phases=_phases(window),
         idle_share=statistics.fmean(idle) if idle else None,
         slowest_rank=rank if run.last.world > 1 else None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dashboards import units
 from dashboards.plot import bar
-from dashboards.samples import Link, NodeSample
+from dashboards.samples import Disk, Link, NodeSample
 from dashboards.state import State
 from dashboards.widgets.attention import alert_line, alerts_of
 from dashboards.widgets.node_panels import NodePanel
@@ -85,10 +85,15 @@ def ports_line(links: Sequence[Link], width: int, colors: Palette) -> Line:
     return line
 
 
+def _is_fine(disk: Disk) -> bool:
+    return disk.full is not None and disk.full <= NEARLY_FULL_DISK
+
+
 def disks_line(sample: NodeSample, width: int, colors: Palette) -> Line:
-    """` disk / 41%  /data 96% !  /home no answer`."""
+    """` disk /home no answer  /data 96%!  / 41%  +2`: trouble first, then as many as there is room for."""
     line = words((" disk", colors.dim))
-    for disk in sample.disks or ():
+    left = 0
+    for disk in sorted(sample.disks or (), key=_is_fine):
         full = disk.full
         style = colors.text
         text = units.percent(full)
@@ -101,7 +106,9 @@ def disks_line(sample: NodeSample, width: int, colors: Palette) -> Line:
         part = words((f"  {disk.path} ", colors.label), (text, style))
         if width_of(line) + width_of(part) <= width:
             line += part
-    return line
+        else:
+            left += 1
+    return line + words((f"  +{left}" if left else "", colors.dim))
 
 
 class NodeLinks(NodePanel):

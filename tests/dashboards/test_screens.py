@@ -26,6 +26,8 @@ from dashboards.screens.run import RunScreen
 from dashboards.screens.stacks import StacksScreen
 from dashboards.screens.text import TextScreen
 from dashboards.widgets.attention import unheard
+from dashboards.widgets.node_facts import disks_line
+from dashboards.widgets.palette import _few_colors
 from dashboards.widgets.panel import safe, words
 from dashboards.work import Watch
 from tests.dashboards.conftest import NOW
@@ -339,6 +341,13 @@ def test_log_that_cannot_be_read_is_a_sentence() -> None:
         await until(pilot, lambda: "no nodes to ask" in shown(app, "#text"))
 
     play(TopApp(one_node(), actions=LocalActions()), story, (80, 24))
+
+
+def test_disks_in_trouble_come_first_and_those_without_room_are_counted() -> None:
+    disks = tuple(Disk(f"/d{number}", 10.0, 100.0) for number in range(9))
+    sample = NodeSample("n", NOW, disks=(*disks, Disk("/full", 97.0, 100.0), Disk("/dead"), Disk("/shut", error="Permission denied")))  # fmt: skip
+    text = "".join(piece for piece, _, _ in disks_line(sample, 70, _few_colors(plain=True)))
+    assert text == " disk  /full 97%!  /dead no answer  /shut Permission denied  /d0 10%  +8"
 
 
 def test_what_logs_hold_cannot_move_the_terminal() -> None:

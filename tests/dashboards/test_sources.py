@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
@@ -12,10 +13,12 @@ import pytest
 from clusterctl.cli import run
 from dashboards import feeds, sources
 from dashboards.samples import Tick
+from dashboards.state import fold, initial_state
 from tests.dashboards.odd_recordings import ODD
 from tests.dashboards.runs import BEGAN, journal, record, write_run
+from tests.dashboards.test_odd_recordings import drawn
 from tests.dashboards.test_watch import json_lines
-from trainer.telemetry import FILE, Writer
+from trainer.telemetry import FILE, Writer, encode
 
 DAY_S = 86400.0
 
@@ -84,6 +87,13 @@ def test_plan_and_lines_of_a_run_may_hold_anything(
                 odd = {**json.loads(line), key: chance.choice(ODD)}
                 file.write(json.dumps(odd) + "\n")
         file.write('{"kind":"step","seconds":' + 100_000 * "[" + "\n")
+        for fields in (
+            {"steps_total": 2**53},
+            {"loss": 1e308, "lr": -1e308},
+            {"flops": 1e308},
+            {"tokens": 2**53},
+        ):
+            file.write(encode(record(40, **fields)) + "\n")
     for odd in ODD:
         journal(run_dir, "checkpoint", "at", BEGAN, step=odd, data=odd)
         journal(run_dir, "failed", odd, BEGAN, node=odd)  # type: ignore[arg-type]
@@ -95,6 +105,10 @@ def test_plan_and_lines_of_a_run_may_hold_anything(
     for plan in [json.dumps(plan) for plan in plans] + [100_000 * "["]:
         (run_dir / "plan.json").write_text(plan)
         feeds.opened(run_dir, 0.0)
+    states = [initial_state((), now_s=0.0)]
+    for batch in sources.replayed(run_dir).batches:
+        states.append(fold(states[-1], batch))
+    asyncio.run(drawn(states[1:]))
     assert run(["watch", "--replay", str(run_dir)]) in (0, 1)
     for format in ([], ["--json"]):
         assert run(["top", "--once", *format, "--replay", str(run_dir)]) in (0, 1)
