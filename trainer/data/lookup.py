@@ -27,8 +27,9 @@ class Lookup:
         with contextlib.closing(open_table(source, (on,))) as table:
             self.names = [name for name in table.names if name != on and name not in present]
             self._schema = table.schema if isinstance(table, ParquetTable) else None
-        for name in self.names if self._schema is not None else ():
-            _refuse_bytes(source, self._schema.field(name))
+        if self._schema is not None:
+            for name in self.names:
+                _refuse_bytes(source, self._schema.field(name))
         self._file: sqlite3.Connection | None = None
         self._used: Any = None  # one bool a row, in a file: marks outlive a kill
         self.unused = 0  # rows whose key no row asked for

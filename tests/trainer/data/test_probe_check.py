@@ -166,6 +166,21 @@ def test_too_many_unreadable_clips_stop_the_probe_and_keep_what_is_done(clips, t
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize(
+    "line", ["no json", "[1]", '{"id": [1]}', '{"no": "id"}', "[" * 60_000, "7"]
+)
+def test_answers_that_make_no_sense_leave_nobody_waiting(line):
+    out, back = os.pipe(), os.pipe()
+    pool = examine.ElsewherePool(os.fdopen(out[1], "wb"), os.fdopen(back[0], "rb"))
+    future = pool.ask({"what": "probe", "path": "/a.mp4"})
+    with os.fdopen(out[0], "rb") as asked, os.fdopen(back[1], "wb") as answers:
+        assert json.loads(asked.readline())["path"] == "/a.mp4"
+        answers.write(line.encode() + b"\n")
+        answers.flush()
+        with pytest.raises(examine.ExamineBroken, match="nobody is left"):
+            future.result(timeout=30)
+
+
 def test_python_without_av_says_what_is_missing(clips, tmp_path, monkeypatch, capsys):
     blocked = tmp_path / "blocked"
     (blocked / "av").mkdir(parents=True)
