@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test test-pythons venv lint format bench campaign lab-tools clean always
+.PHONY: help demo test test-pythons venv lint format bench campaign audit lab-tools clean always
 
 py := .venv/bin/python
 tests ?= tests
@@ -14,6 +14,7 @@ help:
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make bench     benchmarks against the named peers"
 	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
+	@echo "make audit     known vulnerabilities of the locked versions"
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
 
 # Asked for by name, the interpreter of .venv is looked at even where nothing is new.
@@ -46,6 +47,9 @@ test: lint
 
 test-pythons: venv
 	@$(py) -m tests.pythons $(args)
+
+audit: venv
+	@requirements/audit.sh
 
 lab-tools:
 	@tests/lab/install.sh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import random
 import zlib
@@ -46,25 +47,30 @@ def _change(rng: random.Random, value: Any) -> Any:
     """One place of the tree is changed: its value, its absence, its number, or what is packed in it."""
     places = list(_places(value))
     if not places:
-        return rng.choice(VALUES)
+        return _value(rng)
     holder, key = rng.choice(places)
     way = rng.random()
     if way < 0.15 and isinstance(holder, dict):
         del holder[key]
     elif way < 0.25 and isinstance(holder, dict):
-        holder[rng.choice(["z", "", "__class__", *ESCAPES])] = rng.choice(VALUES)
+        holder[rng.choice(["z", "", "__class__", *ESCAPES])] = _value(rng)
     elif way < 0.35 and isinstance(holder[key], str):
         at = rng.randrange(len(holder[key]) + 1)
         holder[key] = holder[key][:at] + rng.choice(ESCAPES) + holder[key][at:]
     elif way < 0.40 and isinstance(holder[key], list):
-        holder[key] = holder[key] * rng.randrange(2, 2000)
+        few = max(2, 2000 // (1 + len(holder[key])))
+        holder[key] = copy.deepcopy(holder[key]) * rng.randrange(2, few + 1)
     elif way < 0.50 and isinstance(holder[key], str) and len(holder[key]) > 200:
         holder[key] = _packed(rng, holder[key])
     elif way < 0.55 and isinstance(holder[key], int | float):
         holder[key] = holder[key] * rng.choice([-1, 1e9, 0, 1.5]) + rng.choice([0, 1])
     else:
-        holder[key] = rng.choice(VALUES)
+        holder[key] = _value(rng)
     return value
+
+
+def _value(rng: random.Random) -> Any:
+    return copy.deepcopy(rng.choice(VALUES))  # else a later change would put it into itself
 
 
 def _places(value: Any) -> Any:
