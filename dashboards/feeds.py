@@ -144,7 +144,7 @@ def journal_event(line: bytes | str) -> Event | None:
         text=str(entry.get("text") or ""),
         data=data,
         step=step if type(step) is int else None,
-        time_s=time_s if type(time_s) in (int, float) else 0.0,
+        time_s=time_s if isinstance(time_s, int | float) else 0.0,
     )
     return event if is_sound(event) else None
 

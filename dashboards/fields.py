@@ -6,7 +6,6 @@ rule or a screen, which may then trust their dataclasses as those that a feed ma
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 import types
@@ -40,6 +39,8 @@ _RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("State", "interval_s"): (0.1, SECONDS),
 }
 
+_TESTS: dict[type[Any], Mapping[str, Test]] = {}  # as they are asked for
+
 
 def fits(kind: type[Any], name: str, value: Any) -> bool:
     """Whether a field of that dataclass may hold the value."""
@@ -63,11 +64,14 @@ def agrees(value: Any) -> bool:
     return severity == "" or severity in SEVERITIES
 
 
-@functools.cache
 def tests(kind: type[Any]) -> Mapping[str, Test]:
     """A test for each field, in order."""
-    hints = get_type_hints(kind)
-    return {name: _of_field(kind.__name__, name, hints[name]) for name in kind.__dataclass_fields__}
+    found = _TESTS.get(kind)
+    if found is None:
+        hints = get_type_hints(kind)
+        names = kind.__dataclass_fields__
+        found = _TESTS[kind] = {name: _of_field(kind.__name__, name, hints[name]) for name in names}
+    return found
 
 
 def _of_field(kind: str, name: str, hint: Any) -> Test:

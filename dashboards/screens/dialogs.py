@@ -68,7 +68,7 @@ class Dialog(ModalScreen[None]):
         raise NotImplementedError
 
     def head(self, text: str) -> None:
-        self.query_one("#dialog").border_title = plain(text)  # type: ignore[assignment]
+        self.query_one("#dialog").border_title = plain(text)
 
     def say(self, lines: Sequence[str]) -> None:
         text = printable("\n".join(lines), lines=True)

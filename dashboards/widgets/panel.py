@@ -116,7 +116,7 @@ class Panel(Widget):
         if self._titles != (text, note):
             self._titles = text, note
             # As Content: a string would be read as markup.
-            self.border_title, self.border_subtitle = plain(text), plain(note)  # type: ignore[assignment]
+            self.border_title, self.border_subtitle = plain(text), plain(note)
             top = self.gutter.top
             self._whole = {y: line for y, line in self._whole.items() if 0 <= y - top < len(self._strips)}  # fmt: skip
 
