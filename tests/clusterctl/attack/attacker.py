@@ -108,6 +108,7 @@ def race_names(turn):
         except OSError:
             seen = []
         names = guesses() + [other for name in seen for other in derived(name)]
+        names = names[: max(0, MOST - len(mine))]
         for at, name in enumerate(names):
             take(os.path.join(place, name), (turn + at) % 5)
         for name in seen:
@@ -181,7 +182,7 @@ try:
             race_ports()
             for place in asked["spare"]:
                 walk(place)
-        if turn % 20 == 19 or len(mine) > MOST:
+        if turn % 20 == 19 or len(mine) >= MOST:
             release()
         turn += 1
         select.select([sys.stdin], [], [], 0.005)

@@ -87,6 +87,9 @@ class Attacker:
         return report
 
     def close(self) -> None:
+        if self.process.poll() is None:  # the test has failed: it takes its names back
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.communicate(timeout=10)
         for one in (self.process, *self.bystanders):
             one.kill()
             one.wait()
