@@ -55,4 +55,5 @@ def _json_of(one, name):
     except (OSError, ValueError, RecursionError):
         return None
     then_s = data.get("mono_s") if isinstance(data, dict) else None
-    return data if type(then_s) in (int, float) and abs(then_s) < 1e12 else None
+    is_time = isinstance(then_s, (int, float)) and -1e12 < then_s < 1e12
+    return data if is_time else None

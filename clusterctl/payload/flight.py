@@ -42,7 +42,7 @@ CONTAINERS = (
 KEYED = ("SETITEM", "SETITEMS")
 
 
-class Opcodes(dict):  # type: ignore[type-arg]
+class Opcodes(dict):
     """What the unpickler does for each opcode; others are refused."""
 
     def __missing__(self, code):

@@ -68,10 +68,10 @@ def open_files(pid, limit=8):
         return found
     for name in names:
         try:
-            path = os.fsencode(os.readlink("%s/%s" % (folder, name)))
+            raw = os.readlink(os.fsencode("%s/%s" % (folder, name)))
         except OSError:
             continue
-        path = path.decode("utf-8", "backslashreplace")  # a name need not be text
+        path = raw.decode("utf-8", "backslashreplace")  # a name need not be text
         odd = not path.startswith("/") or path.startswith(("/dev/", "/proc/", "/sys/", "/memfd:"))
         if not odd and not path.endswith((".py", ".so", ".log", " (deleted)")) and int(name) > 2:
             found.append(path)

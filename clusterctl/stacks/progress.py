@@ -26,7 +26,7 @@ def own_threads(looks: Sequence[dict[str, Any]], pid: int) -> list[str]:
 
 def comm(look: dict[str, Any], name: str) -> str:
     """The kernel's name of a thread; "" where the node did not say."""
-    row = (look.get("tasks") or {}).get(name) or ()
+    row = (look.get("tasks") or {}).get(name) or []
     return str(row[4] or "") if len(row) > 4 else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import functools
 import json
 import random
 import zlib
@@ -62,7 +63,7 @@ def _change(rng: random.Random, value: Any) -> Any:
         holder[key] = copy.deepcopy(holder[key]) * rng.randrange(2, few + 1)
     elif way < 0.50 and isinstance(holder[key], str) and len(holder[key]) > 200:
         holder[key] = _packed(rng, holder[key])
-    elif way < 0.55 and isinstance(holder[key], int | float):
+    elif way < 0.55 and isinstance(holder[key], int | float) and abs(holder[key]) < 1e290:
         holder[key] = holder[key] * rng.choice([-1, 1e9, 0, 1.5]) + rng.choice([0, 1])
     else:
         holder[key] = _value(rng)
@@ -91,6 +92,11 @@ def _packed(rng: random.Random, text: str) -> str:
         return base64.b64encode(zlib.compress(_in_tree(rng, inner))).decode()
     except (ValueError, zlib.error):
         return text[: rng.randrange(len(text))]
+
+
+@functools.cache
+def _bomb() -> str:
+    return base64.b64encode(zlib.compress(b" " * (200 << 20), 9)).decode()
 
 
 def _in_bytes(rng: random.Random, line: bytes) -> bytes:
