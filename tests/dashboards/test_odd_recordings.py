@@ -109,10 +109,10 @@ def test_no_odd_recording_ends_in_a_traceback(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(20))
 def test_campaign_of_odd_recordings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
-    ends = campaign(tmp_path, 400, seed)
+    ends = campaign(tmp_path, 200, seed)
     with capsys.disabled():
         print(f"\nodd recordings, seed {seed}: {ends}")
