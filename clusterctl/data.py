@@ -69,6 +69,7 @@ class Spread:
         self._handout = Handout(node.name for node in nodes)
         self._lost: dict[str, str] = {}
         self._heard: dict[str, float] = {}
+        self._moved: dict[str, float] = {}  # node -> when it last answered, or had nothing to do
 
     def run(self, note: Callable[[str], None]) -> Outcome:
         """Blocks until the verb has ended; `note` gets a sentence when a node is lost."""
@@ -96,6 +97,7 @@ class Spread:
             if now - looked > SLEPT_S:
                 # This program was stopped (Ctrl-Z, a laptop's lid), not the nodes.
                 self._heard = {name: until + now - looked for name, until in self._heard.items()}
+                self._moved = {name: at_s + now - looked for name, at_s in self._moved.items()}
             looked = now
             for kind, node, what in arrived:
                 if kind == "ended":
@@ -109,6 +111,10 @@ class Spread:
                     self._lose(node, what, note)
             for name in [name for name, until in self._heard.items() if until < now]:
                 self._lose(name, f"nothing heard of it for {SILENT_S:g} s", note)
+            for name in self._stuck(now):
+                self._lose(
+                    name, f"it lives, and has answered nothing for {self._patience_s:g} s", note
+                )
             for name in self._handout.unsound():
                 first = self._handout.workers[name].mistakes[0]
                 self._lose(name, f"it cannot read files that other nodes can ({first})", note)
@@ -119,6 +125,20 @@ class Spread:
                 table.no_more()  # it keeps what is done and says so
                 return
 
+    def _stuck(self, now: float) -> list[str]:
+        """Nodes whose processes should have answered by now: each clip has its own limit there."""
+        stuck = []
+        for name, worker in self._handout.workers.items():
+            if not worker.open:
+                self._moved[name] = now
+            elif now - self._moved.setdefault(name, now) > self._patience_s:
+                stuck.append(name)
+        return stuck
+
+    @property
+    def _patience_s(self) -> float:
+        return ROOM * self._job.clip_timeout_s + SILENT_S
+
     def _news(
         self, node: str, what: dict[str, Any], table: Table, note: Callable[[str], None]
     ) -> None:
@@ -127,6 +147,7 @@ class Spread:
         elif "failed" in what:
             self._lose(node, what["failed"], note)
         for answer in what.get("answers", ()):
+            self._moved[node] = time.monotonic()
             table.answer(self._handout.answer(node, answer))
 
     def _lose(self, node: str, why: str, note: Callable[[str], None]) -> None:

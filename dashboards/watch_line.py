@@ -226,7 +226,8 @@ def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
     if type(moving) is not list or len(moving) != 6:
         return None
     power, util, used, temperature, mhz, bits = moving
-    if {*map(type, moving)} != _ALL_INTS:  # a card that has no answer for something
+    if {*map(type, moving)} != _ALL_INTS or max(moving) > 2**53 or min(moving) < -(2**53):
+        # A card that has no answer for something, or a number that is none.
         power, util, used, temperature, mhz = map(_number, moving[:5])
     # By position: eight of these a node and second, and names cost half as much again.
     return Gpu(

@@ -30,11 +30,11 @@ def asked(stdin: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def next_order(orders: Orders, timeout_s: float = 5.0) -> dict[str, Any] | None:
-    """What the head writes next; None when it has hung up, or says nothing for so long."""
+    """What the head writes next, {"op": "none"} when it says nothing for so long; None when it hung up."""
     try:
         data = orders.get(timeout=timeout_s)
     except queue.Empty:
-        return None
+        return {"op": "none"}
     return json.loads(data) if data else None
 
 

@@ -158,7 +158,7 @@ def invoke(words: list[str]) -> tuple[int, str, str]:
 def test_command_bears_a_hostile_node(name: str, times: int, job: None, tmp_path: Path, monkeypatch) -> None:  # fmt: skip
     said: dict[tuple[str, str], list[bytes]] = {}
     hostfile = tmp_path / "nodes.txt"
-    hostfile.write_text("good\n")
+    hostfile.write_text("good host=192.0.2.1\n")  # an address: no name is looked up
     words = [*COMMANDS[name], str(hostfile)]
     recorder = Recorder(said)
     monkeypatch.setattr(Settings, "transport", lambda _: Same(recorder))
@@ -167,7 +167,7 @@ def test_command_bears_a_hostile_node(name: str, times: int, job: None, tmp_path
     monkeypatch.setattr(Settings, "transport", lambda _: told)
     _, alone, _ = invoke([*words, "--json"])
     truth = TRUTH[name](json.loads(alone)) if name in TRUTH else None
-    hostfile.write_text("evil\ngood\n")
+    hostfile.write_text("evil host=192.0.2.2\ngood host=192.0.2.1\n")
     invoke(words)
     before_kb, slowest_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0.0
     codes: dict[int, int] = {}
