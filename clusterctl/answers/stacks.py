@@ -26,6 +26,7 @@ from clusterctl.answers.verbs import BEAT, JOB_ROW, NODE, PROCESSES, RANKS, rows
 THREADS = 4096  # of one process
 STACKS = 100_000  # of one node
 SAMPLES = 100
+FRAMES_SHOWN = 300_000  # of all threads in one sample: 136 processes of ten threads show 40,000
 
 _pid = digits(1 << 32)
 _name = text(256)
@@ -77,7 +78,7 @@ _NATIVE = record({"native": table(_pid, row(maybe(items(_THREAD, THREADS)), text
 
 
 def _consistent(inner: Shape) -> Shape:
-    """Numbers of frames and stacks are places in the lists beside them."""
+    """Numbers of frames and stacks are places in the lists beside them, and do not unfold without end."""
 
     def shape(value: Any, place: str) -> Any:
         report = inner(value, place)
@@ -86,10 +87,14 @@ def _consistent(inner: Shape) -> Shape:
             if stack and max(stack) >= frames:
                 raise Misshapen(f"{place}.stacks[{index}]", f"of {frames} frames", max(stack))
         for sample in report["samples"]:
+            shown = 0
             for pid, look in sample["processes"].items():
                 for thread in look.get("threads", ()):
                     if thread[2] >= stacks:
                         raise Misshapen(f"{place}.{pid}.threads", f"of {stacks} stacks", thread[2])
+                    shown += len(report["stacks"][thread[2]])
+            if shown > FRAMES_SHOWN:
+                raise Misshapen(f"{place}.samples", f"of at most {FRAMES_SHOWN} frames", shown)
         return report
 
     return shape

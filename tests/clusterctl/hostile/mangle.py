@@ -88,7 +88,7 @@ def _packed(rng: random.Random, text: str) -> str:
         pieces = [packer.compress(b" " * (1 << 20)) for _ in range(200)]
         return base64.b64encode(b"".join(pieces) + packer.flush()).decode()
     try:
-        inner = zlib.decompress(base64.b64decode(text, validate=True))
+        inner = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 1 << 20)
         return base64.b64encode(zlib.compress(_in_tree(rng, inner))).decode()
     except (ValueError, zlib.error):
         return text[: rng.randrange(len(text))]
