@@ -13,6 +13,8 @@ import re
 import threading
 import time
 
+TAGS = ("CLUSTERCTL_RUN", "CLUSTERCTL_JOB", "CLUSTERCTL_NODE")
+PATH_BYTES = 4096  # the kernel's limit of a path; no variable that counts here is longer
 READ_S = 0.5  # for one process's command line: its memory may be locked for ever (state D)
 # Their command line holds what they run, look for or show, and below them lives a whole session.
 BYSTANDERS = re.compile(
@@ -123,9 +125,12 @@ def _bytes(path):
 
 
 def variable(seen, name):
-    """A variable of a process's environment as text; None where it is not set or not readable."""
+    """A variable of a process's environment as text; None where it is not set, not readable or odd."""
     _, found, rest = (b"\0" + seen.environ).partition(b"\0" + name.encode() + b"=")
-    return rest.split(b"\0", 1)[0].decode("utf-8", "replace") if found else None
+    value = rest.split(b"\0", 1)[0]
+    if not found or len(value) > PATH_BYTES:
+        return None
+    return tag_text(value) if name in TAGS else value.decode("utf-8", "replace")
 
 
 def find_job(pick, before=None):
@@ -250,7 +255,7 @@ def describe_job(shot, pids):
                 "role": role,
                 "index": index,
                 "rank": rank,
-                "world": number(variable(one, "WORLD_SIZE")),
+                "world": rank_number(variable(one, "WORLD_SIZE")),
                 "run": variable(one, "CLUSTERCTL_RUN"),
                 "node": variable(one, "CLUSTERCTL_NODE"),
                 "run_dir": variable(one, "CLUSTERCTL_RUN_DIR"),

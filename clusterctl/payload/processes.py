@@ -11,6 +11,7 @@ import signal
 import time
 
 TICKS = os.sysconf("SC_CLK_TCK")
+TAG_BYTES = 200  # a run's id, a job's, a node's name are shorter
 
 Process = collections.namedtuple("Process", "pid ppid state start command exit_code pgrp session")
 
@@ -71,7 +72,17 @@ def tags(pid):
 
 def _value(text, name):
     _, found, rest = text.partition(b"\0" + name + b"=")
-    return rest.split(b"\0", 1)[0].decode("utf-8", "replace") if found else None
+    return tag_text(rest.split(b"\0", 1)[0]) if found else None
+
+
+def tag_text(value):
+    """A tag as text; None for one that we never set: any user can give a process any environment."""
+    return value.decode("utf-8", "replace") if len(value) <= TAG_BYTES else None
+
+
+def rank_number(text):
+    """A rank, a world size or a number of a loader; None for what is none."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 6 else None
 
 
 def descendants(root):
@@ -137,7 +148,7 @@ def describe(facts):
         "state": facts.state,  # D: in the kernel, survives SIGKILL; T: stopped
         "command": facts.command,  # never its arguments, they may hold secrets
         "waits_in": waits_in if waits_in not in ("", "0") else None,
-        "rank": int(rank) if rank and rank.isdigit() else None,
+        "rank": rank_number(rank),
         "age_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - facts.start / TICKS, 1),
     }
 

@@ -16,11 +16,8 @@ OTHERS = (
     ("logger", re.compile(rb"wandb-core|wandb-service|wandb\.sdk|gpu_stats|tensorboard")),
     ("compiler", re.compile(rb"torch/_inductor/compile_worker")),
 )
+PROGRAM_BYTES = 1000  # of one word of a command line
 OUR_ROLE = re.compile(r"^(loader|probe|decode)(?: (?:\d+\.)?(\d+))?$")
-
-
-def number(text):
-    return int(text) if text and text.isdecimal() and len(text) <= 6 else None
 
 
 def find_roles(shot, pids):
@@ -43,11 +40,11 @@ def _depth(shot, pid):
 def _role(shot, pid, one, roles):
     line = b"\0".join(one.words)
     parent_role, _, parent_rank = roles.get(one.facts.ppid, (None, None, None))
-    own_rank = number(variable(one, "RANK"))
+    own_rank = rank_number(variable(one, "RANK"))
     rank = own_rank if own_rank is not None else parent_rank
     told = OUR_ROLE.match(variable(one, "CLUSTERCTL_ROLE") or "")
     if told:
-        return (told.group(1), number(told.group(2)), rank)
+        return (told.group(1), rank_number(told.group(2)), rank)
     for role, pattern in OTHERS:
         if pattern.search(line):
             return (role, None, rank)
@@ -84,7 +81,7 @@ def _number_loaders(shot, roles):
 
 def program(words):
     """What a process runs, without arguments: `python3 train.py`, `python3 -m trainer.train`."""
-    texts = [word.decode("utf-8", "replace") for word in words[:12]]
+    texts = [word[:PROGRAM_BYTES].decode("utf-8", "replace") for word in words[:12]]
     if not texts:
         return ""
     name = texts[0].rsplit("/", 1)[-1]

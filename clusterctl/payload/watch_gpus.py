@@ -311,7 +311,7 @@ class Cards:
             user = "?"
         run, _, _, rank = tags(pid)
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - facts.start / TICKS
-        return user, facts.command, run or "", int(rank) if rank and rank.isdigit() else None, round(age_s)  # fmt: skip
+        return user, facts.command, run or "", rank_number(rank), round(age_s)  # fmt: skip
 
 
 def plain_text(value):

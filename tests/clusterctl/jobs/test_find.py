@@ -43,6 +43,27 @@ def test_tag_finds_every_kind_of_child_and_nothing_else(tmp_path: Path, run_id: 
         assert pids(look(Pick((run_id,)))) == {pid for pid, _ in ours.keys}
 
 
+ODD_ENVIRONMENTS = [
+    {"CLUSTERCTL_RUN": "x" * 5000},
+    {"CLUSTERCTL_NODE": "\x1b]0;x\x07" * 900},
+    {"RANK": "²"},
+    {"RANK": "9" * 5000, "WORLD_SIZE": "-1"},
+    {"CLUSTERCTL_ROLE": "loader 99999999999999999999"},
+    {"CLUSTERCTL_RUN_DIR": "/" * 9000, "MASTER_PORT": "\udcff"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_ENVIRONMENTS, ids=lambda odd: " ".join(odd))
+def test_odd_environment_of_any_process_does_not_hide_the_node(
+    tmp_path: Path, run_id: str, odd: dict[str, str]
+) -> None:
+    """Any user may start a process with any environment: it must not make the answer unreadable."""
+    tagged = {"CLUSTERCTL_RUN": run_id, "RANK": "3"}
+    with tree(tmp_path, 1, 2, **tagged) as ours, tree(tmp_path, 2, 2, **{**tagged, **odd}):
+        for pick in (Pick((run_id,)), Pick(()), Pick(match=f"python.*{tmp_path}")):
+            assert {pid for pid, _ in ours.keys} <= pids(look(pick))
+
+
 def test_pattern_takes_whole_trees_also_spawned_workers_and_orphans(tmp_path: Path) -> None:
     meeting = {"MASTER_ADDR": "h", "MASTER_PORT": str(os.getpid()), "RANK": "0"}
     pattern = f"python.*{tmp_path}/train\\.py"

@@ -277,5 +277,5 @@ def test_looks_between_the_first_and_the_last_are_short(start: Start, run_id: st
 
 
 def test_rank_that_is_no_number_of_a_rank_is_none() -> None:
-    number = part("roles")["number"]
+    number = part("processes")["rank_number"]
     assert [number(text) for text in ("7", "0", None, "", "-1", "²", "9" * 5000, "x")] == [7, 0, *[None] * 6]  # fmt: skip
