@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import resource
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from clusterctl.launch.supervise import supervise
 from clusterctl.transport.paramiko import ParamikoTransport
 from tests.clusterctl.hostile.node import MARK, HostileTransport, Orders
 from tests.clusterctl.launch.conftest import bench, shared_cluster  # noqa: F401
-from tests.clusterctl.launch.harness import LIMITS, WAIT, Launch, tagged, wait_until
+from tests.clusterctl.launch.harness import LIMITS, QUICK, WAIT, Launch, tagged, wait_until
 
 HELLO = {
     "type": "hello", "shared": False, "cores": 2, "python_found": True, "workdir_found": True,
@@ -129,3 +131,33 @@ def test_what_no_agent_says_loses_the_node_and_ends_the_run(bench, message, word
     assert words in result.reason
     assert result.reason.isprintable()
     assert tagged(plan.run_id) == []
+
+
+def test_agents_are_kept_while_a_slow_node_is_waited_for(bench) -> None:  # noqa: F811
+    """Nobody leaves for silence of the head: it asks after the first nodes while the last one dawdles."""
+    plan = bench.plan("print('ran')", timing=replace(QUICK, lease_s=1.5, hello_s=10.0))
+
+    def says(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[bytes]:
+        yield MARK
+        if verb == "reap":
+            facts = {"hostname": "n", "boot_id": "b", "python": "3", "time_s": 1.0, "boottime_s": 1.0, "user": "u"}  # fmt: skip
+            yield line({"schema": 1, "verb": "reap", "node": facts, "sections": {}, "found": [], "left": []})  # fmt: skip
+            return
+        begun = time.monotonic()
+        while time.monotonic() - begun < 4.0:  # longer than two leases
+            wait_for(orders, "ping")
+        yield line(HELLO)
+        knock = wait_for(orders, "knock")
+        yield line({"type": "knocked", "errors": dict.fromkeys(knock["addresses"])})
+        wait_for(orders, "start")
+        yield from map(line, BEGUN)
+        yield line({"type": "rank_ended", "rank": 1, "code": 0, "how": "exit code 0"})
+        yield line({"type": "ended", "code": 0, "tail": []})
+        yield line({"type": "gone", "left": []})
+
+    result = supervise(
+        plan, HostileTransport({"node-2": says}, ParamikoTransport()), on_update=lambda _: None,
+        stop=threading.Event(), limits=LIMITS,
+    )  # fmt: skip
+    assert (result.exit_code, result.reason) == (0, "all ranks have ended well")
+    assert (plan.run_dir / "ranks/0.log").read_text() == "ran\n"
