@@ -3,7 +3,7 @@
 
 py := .venv/bin/python
 tests ?= tests
-workers ?= 3# most tests wait for processes and networks; three share two cores without minding
+workers ?= 4# most tests wait for processes and networks; four share two cores without minding
 export OMP_NUM_THREADS ?= 1
 
 help:

@@ -102,10 +102,10 @@ def campaign(directory: Path, count: int, seed: int) -> dict[str, int]:
 def test_no_odd_recording_ends_in_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ends = campaign(tmp_path, 150, seed=7)
+    ends = campaign(tmp_path, 60, seed=7)
     capsys.readouterr()
-    assert ends["read"] > 75
-    assert ends["refused"] > 2
+    assert ends["read"] > 30
+    assert ends["refused"] > 0
 
 
 @pytest.mark.slow

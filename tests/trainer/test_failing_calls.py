@@ -14,8 +14,8 @@ from tests.trainer.failing_calls import campaign, report
 @pytest.mark.parametrize(
     ("engine", "trials"),
     [
-        ("colossal", 5),
-        ("native", 3),
+        ("colossal", 2),
+        ("native", 1),
         pytest.param("colossal", 600, marks=pytest.mark.slow),
         pytest.param("native", 600, marks=pytest.mark.slow),
     ],

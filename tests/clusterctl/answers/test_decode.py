@@ -91,9 +91,9 @@ def test_the_longest_line_of_the_widest_text_costs_no_more_than_64_mib() -> None
 
 
 def test_output_of_a_command_costs_no_more_than_64_mib() -> None:
-    out, err = (
-        base64.b64encode(b"\xff" * size).decode() for size in (SHELL_BYTES, SHELL_BYTES // 4)
-    )
+    part = 16  # of the most: counting memory makes it slow
+    sizes = (SHELL_BYTES // part, SHELL_BYTES // part // 4)
+    out, err = (base64.b64encode(b"\xff" * size).decode() for size in sizes)
     section = {"state": "ended", "rc": 0, "seconds": 1.0, "out": out, "err": err}
     node = {
         "hostname": "n",
@@ -109,8 +109,8 @@ def test_output_of_a_command_costs_no_more_than_64_mib() -> None:
     read_line("shell", line)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(line) <= VERBS["shell"].line_bytes
-    assert peak + len(line) < 64 * MIB
+    assert len(line) <= VERBS["shell"].line_bytes // part
+    assert peak + len(line) < 64 * MIB // part
 
 
 def test_texts_come_out_printable_and_log_text_as_it_came() -> None:
