@@ -1,9 +1,11 @@
 """Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--skip-demo]`.
 
-For each of them the environment from the lock, mypy, the import of every module, the tests of video,
-loader, payloads and commands (those of video also with the newest PyAV tried), and a short demo: as root, the demo runs as an ordinary user in a home with a
-space in its path. The Python of .venv, whose tests `make test` runs all, only gets the demo here. The
-last line names every version and what broke. Exit code 1 if one did, 3 if one could not be tried.
+For each of them the environment from the lock, the import of every module, the tests of video and loader
+(those of video also with the newest PyAV tried), and a short demo: as root, the demo runs as an ordinary user
+in a home with a space in its path. The oldest and the newest also get mypy and the tests of payloads and
+commands: what changes between Pythons shows at an end. The Python of .venv, whose tests `make test` runs all,
+only gets the demo here. The last line names every version and what broke. Exit code 1 if one did, 3 if one
+could not be tried.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,9 +28,8 @@ NOBODY = 65534
 LIMIT_S = 900  # of one step
 TESTS = (
     "tests/test_imports.py",
-    "tests/clusterctl/payload",
-    "tests/clusterctl/commands",
     "tests/clusterctl/test_cli.py",
+    "tests/clusterctl/payload/test_ship.py",
     "tests/trainer/test_config.py",
     "tests/trainer/test_environment.py",
     "tests/trainer/test_mp4.py",
@@ -36,18 +37,24 @@ TESTS = (
     "tests/trainer/data/test_dataset.py",
     "tests/trainer/data/test_decode.py",
     "tests/trainer/data/test_helper_process.py",
+    "tests/trainer/data/test_video.py",
+)
+AT_THE_ENDS = (
+    "tests/clusterctl/payload",
+    "tests/clusterctl/commands",
     "tests/trainer/data/test_manifest.py",
     "tests/trainer/data/test_probe_check.py",
     "tests/trainer/data/test_upstream_resize.py",
-    "tests/trainer/data/test_video.py",
     "tests/trainer/data/test_windows.py",
 )
-
+ENDS = (VERSIONS[0], VERSIONS[-1])
 
 # The lock has one PyAV for all Pythons; who installs without it gets a newer one from Python 3.12 on.
-NEWEST_PYAV, TAKES_NEWEST_PYAV = "av==19.0.2", ("3.12", "3.13")
+NEWEST_PYAV, TAKES_NEWEST_PYAV = "av==19.0.2", ENDS[1]
 OF_VIDEO = [
-    test for test in TESTS if any(word in test for word in ("video", "containers", "probe", "mp4"))
+    test
+    for test in (*TESTS, *AT_THE_ENDS)
+    if any(word in test for word in ("video", "containers", "probe", "mp4"))
 ]
 
 
@@ -82,8 +89,8 @@ def try_version(version: str, skip_demo: bool) -> str:
         python = str(folder / "bin" / "python")
         steps = [
             ("environment", lambda _: make_environment(base, folder)),
-            ("lint and tests", run_lint_and_tests),
-            *([("newest PyAV", run_newest_pyav)] if version in TAKES_NEWEST_PYAV else []),
+            ("lint and tests", run_lint_and_tests) if version in ENDS else ("tests", run_tests),
+            *([("newest PyAV", run_newest_pyav)] if version == TAKES_NEWEST_PYAV else []),
             *steps,
         ]
     for name, step in steps:
@@ -134,7 +141,7 @@ def run_lint_and_tests(python: str) -> None:
             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
         try:
-            run_tests(python)
+            run_tests(python, (*TESTS, *AT_THE_ENDS))
             lint.wait(LIMIT_S)
         finally:
             lint.kill()
@@ -145,15 +152,15 @@ def run_lint_and_tests(python: str) -> None:
         raise Broken("mypy finds errors with this Python's packages")
 
 
-def run_tests(python: str) -> None:
+def run_tests(python: str, tests: Sequence[str] = TESTS) -> None:
     """As `make test`: what failed beside other tests runs once more, alone."""
     pytest = [python, "-m", "pytest", "-q", "-o", f"cache_dir={Path(python).parents[1]}/.pytest"]
     try:
-        run([*pytest, "-n", "3", "--dist", "loadfile", *TESTS])
+        run([*pytest, "-n", "4", "--dist", "loadfile", *tests])
     except Broken:
         print("failed beside other tests; once more, alone:", flush=True)
         alone = ["--last-failed", "--last-failed-no-failures", "none", "--maxfail", "6"]
-        run([*pytest, *alone, *TESTS])
+        run([*pytest, *alone, *tests])
 
 
 def run_newest_pyav(python: str) -> None:

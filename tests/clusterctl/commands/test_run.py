@@ -142,7 +142,10 @@ def test_verbose_shows_timings_and_the_shells_noise(nodes: LocalCluster, capsys)
 
 
 def test_a_flood_of_any_bytes_comes_whole(nodes: LocalCluster, capsys) -> None:
-    assert cli.run(["run", "head -c 3500000 /dev/zero", str(nodes.hostfile), "--json"]) == 0
+    assert (
+        cli.run(["run", "head -c 3500000 /dev/zero", str(nodes.hostfile), "--json", "-w", "n1"])
+        == 0
+    )
     for node in json.loads(capsys.readouterr().out)["nodes"]:
         assert (node["rc"], node["truncated"]) == (0, False)
         assert node["out"] == "\0" * 3_500_000
@@ -150,11 +153,11 @@ def test_a_flood_of_any_bytes_comes_whole(nodes: LocalCluster, capsys) -> None:
 
 def test_what_is_cut_is_said(nodes: LocalCluster, capsys) -> None:
     text = "head -c 5000000 /dev/zero | tr '\\0' x; head -c 2000000 /dev/zero >&2; exit 3"
-    assert cli.run(["run", text, str(nodes.hostfile), "--json"]) == 1
+    assert cli.run(["run", text, str(nodes.hostfile), "--json", "-w", "n1"]) == 1
     for node in json.loads(capsys.readouterr().out)["nodes"]:
         assert (node["rc"], node["truncated"]) == (3, True)
         assert (len(node["out"]), len(node["err"])) == (4 << 20, 1 << 20)
-    assert cli.run(["run", text, str(nodes.hostfile)]) == 1
+    assert cli.run(["run", text, str(nodes.hostfile), "-w", "n1"]) == 1
     assert "output cut" in capsys.readouterr().out
 
 
