@@ -93,7 +93,8 @@ def run(name: str, mark: str) -> tuple[int, str]:
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize("name", ROWS)
+# The demo itself runs whole in tests/clusterctl/test_demo.py; its benchmark is two minutes more.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "demo" else []) for name in ROWS])  # fmt: skip
 def test_tiny_run_prints_all_rows(name: str, mark: str) -> None:
     code, out = run(name, mark)
     missing = re.findall("^not measured: .+", out, re.MULTILINE)
