@@ -64,7 +64,7 @@ def read_hostfile(path: Path) -> list[Node]:
 
 def _check_foreign_hand(hostfile: Path, known_hosts: Path) -> None:
     """Raise `HostfileError` when somebody else could have said which host keys are good."""
-    from clusterctl.payload.private import foreign_hand
+    from clusterctl.payload.trust import foreign_hand
 
     for path in (hostfile, known_hosts):
         try:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.jsonfile import read_object
 from trainer.weights.write import write_file
 
 MANIFEST = "manifest.json"
@@ -236,7 +237,7 @@ def find(path: Path) -> Path:
 def verify(path: Path) -> None:
     """Raises `CheckpointError` naming the first file that is missing, cut or changed."""
     try:
-        entries = json.loads((path / MANIFEST).read_text())["files"]
+        entries = read_object(path / MANIFEST)["files"]
         wanted = {name: (int(e["size"]), str(e["sha256"])) for name, e in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path / MANIFEST} cannot be read", hint=_other(path)) from None
@@ -264,7 +265,7 @@ def read_documents(path: Path, names: Iterable[str]) -> dict[str, Any]:
     found = {}
     for name in names:
         try:
-            found[name] = json.loads((path / name).read_text())
+            found[name] = read_object(path / name)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path / name} cannot be read: {error}") from None
     return found

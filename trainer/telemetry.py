@@ -69,7 +69,7 @@ def decode(line: str | bytes) -> Record | None:
     """The record of a line; None for a line that is torn or of a kind this version does not know."""
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None

@@ -35,7 +35,7 @@ def decode(line: bytes, what: str, shape: Shape) -> Any:
     except ValueError:
         raise TransportError("parse", f"{what} is no JSON: {_begin(line)}") from None
     try:
-        return shape(value, "")
+        return shape(value)
     except Misshapen as error:
         raise TransportError("parse", f"{what} is not as it should be: {error}") from None
 

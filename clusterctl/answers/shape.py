@@ -1,7 +1,7 @@
 """Shapes of JSON values: what a message may hold, and how much of it.
 
-A shape is a function (value, place) -> value that raises `Misshapen`. Whatever it returns is made of
-exact types within its limits; texts are safe to print. `place` is where the value stands: rows[3].pid.
+A shape is a function of a value that returns it, or raises `Misshapen`. Whatever it returns is made of
+exact types within its limits; texts are safe to print.
 """
 
 from __future__ import annotations
@@ -12,17 +12,26 @@ from typing import Any
 
 from clusterctl.printable import printable
 
-Shape = Callable[[Any, str], Any]
+Shape = Callable[[Any], Any]
 
 WIDE = 2**63  # ids, counters and bytes of real machines are smaller
 LINE = 4096  # characters of a text that is one line: a path, a name, an error
 
 
 class Misshapen(ValueError):
-    """What stands where, and what should."""
+    """What stands where, and what should. The place grows on the way up: pid, [3].pid, rows[3].pid."""
 
-    def __init__(self, place: str, wanted: str, value: Any) -> None:
-        super().__init__(f"{place.lstrip('.') or 'it'} should be {wanted}, is {_told(value)}")
+    def __init__(self, wanted: str, value: Any, place: str = "") -> None:
+        super().__init__(f"should be {wanted}, is {_told(value)}")
+        self.place = place
+
+    def below(self, place: str) -> Misshapen:
+        """The same, seen from the object or list that holds the place."""
+        self.place = place + self.place
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.place.lstrip('.') or 'it'} {self.args[0]}"
 
 
 def _told(value: Any) -> str:
@@ -40,9 +49,9 @@ def _told(value: Any) -> str:
 def text(most: int = LINE, *, lines: bool = False) -> Shape:
     """A text of at most `most` characters, made printable; with `lines` it may have several."""
 
-    def shape(value: Any, place: str) -> str:
+    def shape(value: Any) -> str:
         if type(value) is not str or len(value) > most:
-            raise Misshapen(place, f"a text of at most {most} characters", value)
+            raise Misshapen(f"a text of at most {most} characters", value)
         return printable(value, lines=lines)
 
     return shape
@@ -51,9 +60,9 @@ def text(most: int = LINE, *, lines: bool = False) -> Shape:
 def ascii_text(most: int) -> Shape:
     """A text that is data, such as base64: ASCII without control characters, unchanged."""
 
-    def shape(value: Any, place: str) -> str:
+    def shape(value: Any) -> str:
         if type(value) is not str or len(value) > most or not value.isascii() or not value.isprintable():  # fmt: skip
-            raise Misshapen(place, f"at most {most} ASCII characters", value)
+            raise Misshapen(f"at most {most} ASCII characters", value)
         return value
 
     return shape
@@ -62,14 +71,14 @@ def ascii_text(most: int) -> Shape:
 def packed_text(most: int) -> Shape:
     """Bytes in base64, at most `most` of them; returns them as UTF-8, other bytes as `\\xff`."""
 
-    def shape(value: Any, place: str) -> str:
+    def shape(value: Any) -> str:
         wanted = f"at most {most} bytes in base64"
         if type(value) is not str or len(value) > (most + 2) // 3 * 4 or not value.isascii():
-            raise Misshapen(place, wanted, value)
+            raise Misshapen(wanted, value)
         try:
             return base64.b64decode(value, validate=True).decode("utf-8", "backslashreplace")
         except ValueError:
-            raise Misshapen(place, wanted, value) from None
+            raise Misshapen(wanted, value) from None
 
     return shape
 
@@ -77,9 +86,9 @@ def packed_text(most: int) -> Shape:
 def raw_text(most: int) -> Shape:
     """A text as it came, for a file or for JSON, never for a terminal; without lone surrogates."""
 
-    def shape(value: Any, place: str) -> str:
+    def shape(value: Any) -> str:
         if type(value) is not str or len(value) > most:
-            raise Misshapen(place, f"a text of at most {most} characters", value)
+            raise Misshapen(f"a text of at most {most} characters", value)
         return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
     return shape
@@ -88,9 +97,9 @@ def raw_text(most: int) -> Shape:
 def whole(low: int = -WIDE, high: int = WIDE) -> Shape:
     """A whole number of low to high."""
 
-    def shape(value: Any, place: str) -> int:
+    def shape(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
-            raise Misshapen(place, f"a whole number{_between(low, high)}", value)
+            raise Misshapen(f"a whole number{_between(low, high)}", value)
         return value
 
     return shape
@@ -99,10 +108,10 @@ def whole(low: int = -WIDE, high: int = WIDE) -> Shape:
 def number(low: float = -1e18, high: float = 1e18) -> Shape:
     """A number of low to high, whole or not; never infinite, never NaN."""
 
-    def shape(value: Any, place: str) -> float:
+    def shape(value: Any) -> float:
         kind = type(value)
         if (kind is not float and kind is not int) or not low <= value <= high:
-            raise Misshapen(place, f"a number{_between(low, high)}", value)
+            raise Misshapen(f"a number{_between(low, high)}", value)
         return value  # type: ignore[no-any-return]
 
     return shape
@@ -114,19 +123,19 @@ def _between(low: float, high: float) -> str:
     return f" of at least {low}" if high >= 1e18 else f" of {low} to {high}"
 
 
-def flag(value: Any, place: str) -> bool:
+def flag(value: Any) -> bool:
     """true or false."""
     if type(value) is not bool:
-        raise Misshapen(place, "true or false", value)
+        raise Misshapen("true or false", value)
     return value
 
 
 def one_of(*words: str) -> Shape:
     """One of these texts."""
 
-    def shape(value: Any, place: str) -> str:
+    def shape(value: Any) -> str:
         if type(value) is not str or value not in words:
-            raise Misshapen(place, f"one of {', '.join(words)}", value)
+            raise Misshapen(f"one of {', '.join(words)}", value)
         return value
 
     return shape
@@ -135,8 +144,8 @@ def one_of(*words: str) -> Shape:
 def maybe(inner: Shape) -> Shape:
     """null, or the inner shape."""
 
-    def shape(value: Any, place: str) -> Any:
-        return None if value is None else inner(value, place)
+    def shape(value: Any) -> Any:
+        return None if value is None else inner(value)
 
     return shape
 
@@ -144,10 +153,16 @@ def maybe(inner: Shape) -> Shape:
 def items(inner: Shape, most: int) -> Shape:
     """A list of at most `most`, each of the inner shape."""
 
-    def shape(value: Any, place: str) -> list[Any]:
+    def shape(value: Any) -> list[Any]:
         if type(value) is not list or len(value) > most:
-            raise Misshapen(place, f"a list of at most {most}", value)
-        return [inner(one, f"{place}[{index}]") for index, one in enumerate(value)]
+            raise Misshapen(f"a list of at most {most}", value)
+        found: list[Any] = []
+        try:
+            for one in value:
+                found.append(inner(one))
+        except Misshapen as error:
+            raise error.below(f"[{len(found)}]") from None
+        return found
 
     return shape
 
@@ -155,10 +170,16 @@ def items(inner: Shape, most: int) -> Shape:
 def row(*inner: Shape) -> Shape:
     """A list with exactly these shapes."""
 
-    def shape(value: Any, place: str) -> list[Any]:
+    def shape(value: Any) -> list[Any]:
         if type(value) is not list or len(value) != len(inner):
-            raise Misshapen(place, f"a list of {len(inner)}", value)
-        return [one(value[index], f"{place}[{index}]") for index, one in enumerate(inner)]
+            raise Misshapen(f"a list of {len(inner)}", value)
+        found: list[Any] = []
+        try:
+            for one, part in zip(inner, value, strict=True):
+                found.append(one(part))
+        except Misshapen as error:
+            raise error.below(f"[{len(found)}]") from None
+        return found
 
     return shape
 
@@ -166,12 +187,17 @@ def row(*inner: Shape) -> Shape:
 def table(key: Shape, inner: Shape, most: int) -> Shape:
     """An object with at most `most` keys of one shape and values of another."""
 
-    def shape(value: Any, place: str) -> dict[str, Any]:
+    def shape(value: Any) -> dict[str, Any]:
         if type(value) is not dict or len(value) > most:
-            raise Misshapen(place, f"an object of at most {most} keys", value)
-        found = {key(name, f"{place} key"): inner(one, f"{place}.{printable(name[:60])}") for name, one in value.items()}  # fmt: skip
+            raise Misshapen(f"an object of at most {most} keys", value)
+        found = {}
+        for name, one in value.items():
+            try:
+                found[key(name)] = inner(one)
+            except Misshapen as error:
+                raise error.below(f".{printable(name[:60])}") from None
         if len(found) != len(value):  # two names that print alike are not two names
-            raise Misshapen(place, "an object whose keys differ in print", value)
+            raise Misshapen("an object whose keys differ in print", value)
         return found
 
     return shape
@@ -180,9 +206,9 @@ def table(key: Shape, inner: Shape, most: int) -> Shape:
 def digits(high: int) -> Shape:
     """A whole number written as a text, as keys of JSON objects are."""
 
-    def shape(value: Any, place: str) -> str:
+    def shape(value: Any) -> str:
         if type(value) is not str or not value.isascii() or not value.isdigit() or len(value) > 18 or int(value) > high:  # fmt: skip
-            raise Misshapen(place, f"digits up to {high}", value)
+            raise Misshapen(f"digits up to {high}", value)
         return value
 
     return shape
@@ -192,21 +218,23 @@ def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = N
     """An object with all of the needed keys, perhaps some of the optional ones, and no others."""
     more = dict(optional or {})
 
-    def shape(value: Any, place: str) -> dict[str, Any]:
+    def shape(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
-            raise Misshapen(place, "an object", value)
-        found = {}
-        for name, inner in needed.items():
-            if name not in value:
-                raise Misshapen(f"{place}.{name}", "there", None)
-            found[name] = inner(value[name], f"{place}.{name}")
-        if len(value) > len(found):
-            for name, one in value.items():
-                if name in found:
-                    continue
-                if name not in more:
-                    raise Misshapen(f"{place}.{printable(name[:60])}", "absent", one)
-                found[name] = more[name](one, f"{place}.{name}")
+            raise Misshapen("an object", value)
+        found: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, inner in needed.items():
+                found[name] = inner(value[name])
+            if len(value) > len(found):
+                for name, one in value.items():
+                    if name not in found:
+                        found[name] = more[name](one)
+        except Misshapen as error:
+            raise error.below(f".{printable(name[:60])}") from None
+        except KeyError:
+            wanted = "there" if name in needed else "absent"
+            raise Misshapen(wanted, value.get(name), f".{printable(name[:60])}") from None
         return found
 
     return shape
@@ -215,11 +243,11 @@ def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = N
 def either(key: str, shapes: Mapping[str, Shape]) -> Shape:
     """An object whose text under `key` says which of the shapes the whole of it has."""
 
-    def shape(value: Any, place: str) -> Any:
+    def shape(value: Any) -> Any:
         kind = value.get(key) if type(value) is dict else None
         if type(kind) is not str or kind not in shapes:
-            raise Misshapen(f"{place}.{key}", f"one of {', '.join(shapes)}", kind)
-        return shapes[kind](value, place)
+            raise Misshapen(f"one of {', '.join(shapes)}", kind, f".{key}")
+        return shapes[kind](value)
 
     return shape
 
@@ -227,7 +255,7 @@ def either(key: str, shapes: Mapping[str, Shape]) -> Shape:
 def has_key(key: str, with_it: Shape, without: Shape) -> Shape:
     """An object of the one shape where it has the key, else of the other."""
 
-    def shape(value: Any, place: str) -> Any:
-        return (with_it if type(value) is dict and key in value else without)(value, place)
+    def shape(value: Any) -> Any:
+        return (with_it if type(value) is dict and key in value else without)(value)
 
     return shape

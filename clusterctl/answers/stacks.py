@@ -13,7 +13,6 @@ from clusterctl.answers.shape import (
     has_key,
     items,
     maybe,
-    number,
     one_of,
     record,
     row,
@@ -21,7 +20,17 @@ from clusterctl.answers.shape import (
     text,
     whole,
 )
-from clusterctl.answers.verbs import BEAT, JOB_ROW, NODE, PROCESSES, RANKS, rows
+from clusterctl.answers.verbs import (  # fmt: skip
+    AGE_S,
+    BEAT,
+    JOB_ROW,
+    NAME,
+    NODE,
+    PROCESSES,
+    RANKS,
+    SECONDS,
+    rows,
+)
 
 THREADS = 4096  # of one process
 STACKS = 100_000  # of one node
@@ -29,12 +38,9 @@ SAMPLES = 100
 FRAMES_SHOWN = 300_000  # of all threads in one sample: 136 processes of ten threads show 40,000
 
 _pid = digits(1 << 32)
-_name = text(256)
-_seconds = number(0, 1e10)
-_age_s = number(-1e10, 1e10)
 
 
-def _anything(value: Any, _place: str) -> Any:
+def _anything(value: Any) -> Any:
     """Of any shape: stacks/flight.py looks at each value, and the line is bounded."""
     return value
 
@@ -42,15 +48,15 @@ def _anything(value: Any, _place: str) -> Any:
 _LOOK = record(
     {"state": maybe(text(4))},
     {
-        "tasks": table(_pid, row(text(4), whole(0), whole(0), maybe(_name), maybe(_name)), THREADS),
-        "wchan": maybe(_name), "syscall": maybe(text()), "stack": maybe(text(65536, lines=True)), "frozen": flag,
-        "at_s": _seconds, "how": one_of("kernel", "py-spy", "faulthandler"), "error": text(), "repaired": flag,
-        "dump_s": _seconds, "beat": BEAT, "clip": maybe(record({"path": text(8192), "age_s": _age_s})),
-        "threads": items(row(whole(0), maybe(_name), whole(0, STACKS), flag, flag), THREADS),
+        "tasks": table(_pid, row(text(4), whole(0), whole(0), maybe(NAME), maybe(NAME)), THREADS),
+        "wchan": maybe(NAME), "syscall": maybe(text()), "stack": maybe(text(65536, lines=True)), "frozen": flag,
+        "at_s": SECONDS, "how": one_of("kernel", "py-spy", "faulthandler"), "error": text(), "repaired": flag,
+        "dump_s": SECONDS, "beat": BEAT, "clip": maybe(record({"path": text(8192), "age_s": AGE_S})),
+        "threads": items(row(whole(0), maybe(NAME), whole(0, STACKS), flag, flag), THREADS),
         "text": text(1 << 18, lines=True),
     },
 )  # fmt: skip
-_FLIGHT = record({"path": text(8192), "age_s": _age_s}, {"error": text(), "entries": items(_anything, STACKS)})  # fmt: skip
+_FLIGHT = record({"path": text(8192), "age_s": AGE_S}, {"error": text(), "entries": items(_anything, STACKS)})  # fmt: skip
 _REPORT = record(
     {
         "rows": rows(JOB_ROW),
@@ -59,17 +65,17 @@ _REPORT = record(
         "node": record(NODE),
         "py_spy": maybe(text(8192)),
         "rights": record({"uid": whole(0), "scope": maybe(whole()), "capable": flag}),
-        "samples": items(record({"at_s": _seconds, "seconds": _seconds, "processes": table(_pid, _LOOK, PROCESSES)}), SAMPLES),
+        "samples": items(record({"at_s": SECONDS, "seconds": SECONDS, "processes": table(_pid, _LOOK, PROCESSES)}), SAMPLES),
         "frames": items(row(text(), text(), text(), whole()), STACKS),
         "stacks": items(items(whole(0, STACKS), 2000), STACKS),
         "logs": table(_pid, items(text(), 100), PROCESSES),
         "flight": table(digits(1 << 20), _FLIGHT, RANKS),
-        "kernel": items(row(_age_s, text()), 100),
-        "kernel_cut_s": maybe(_seconds),
+        "kernel": items(row(AGE_S, text()), 100),
+        "kernel_cut_s": maybe(SECONDS),
         "open": table(_pid, items(text(8192), 100), PROCESSES),
         "source": table(text(8192), text(), 1000),
-        "late": items(_name, 100),
-        "seconds": _seconds,
+        "late": items(NAME, 100),
+        "seconds": SECONDS,
     }
 )  # fmt: skip
 _FRAME = record({"name": text(), "where": text(), "line": whole()})
@@ -80,21 +86,21 @@ _NATIVE = record({"native": table(_pid, row(maybe(items(_THREAD, THREADS)), text
 def _consistent(inner: Shape) -> Shape:
     """Numbers of frames and stacks are places in the lists beside them, and do not unfold without end."""
 
-    def shape(value: Any, place: str) -> Any:
-        report = inner(value, place)
+    def shape(value: Any) -> Any:
+        report = inner(value)
         frames, stacks = len(report["frames"]), len(report["stacks"])
         for index, stack in enumerate(report["stacks"]):
             if stack and max(stack) >= frames:
-                raise Misshapen(f"{place}.stacks[{index}]", f"of {frames} frames", max(stack))
+                raise Misshapen(f"of {frames} frames", max(stack), f".stacks[{index}]")
         for sample in report["samples"]:
             shown = 0
             for pid, look in sample["processes"].items():
                 for thread in look.get("threads", ()):
                     if thread[2] >= stacks:
-                        raise Misshapen(f"{place}.{pid}.threads", f"of {stacks} stacks", thread[2])
+                        raise Misshapen(f"of {stacks} stacks", thread[2], f".{pid}.threads")
                     shown += len(report["stacks"][thread[2]])
             if shown > FRAMES_SHOWN:
-                raise Misshapen(f"{place}.samples", f"of at most {FRAMES_SHOWN} frames", shown)
+                raise Misshapen(f"of at most {FRAMES_SHOWN} frames", shown, ".samples")
         return report
 
     return shape

@@ -39,26 +39,26 @@ RANKS = 1024  # of one node
 
 _pid = whole(1, 1 << 32)
 _rank = maybe(whole(0, 1 << 20))
-_seconds = number(0, 1e10)
-_age_s = number(-1e10, 1e10)  # a clock that was set back makes ages negative
-_name = text(256)
+SECONDS = number(0, 1e10)
+AGE_S = number(-1e10, 1e10)  # a clock that was set back makes ages negative
+NAME = text(256)
 
 _SECTION_FACTS = {
     "state": one_of("ended", "missing", "timeout", "error"),
     "rc": maybe(whole(-256, 1 << 16)),
-    "seconds": _seconds,
+    "seconds": SECONDS,
 }
 _SECTION = record(
     {**_SECTION_FACTS, "out": text(6 * MIB, lines=True), "err": text(4 * MIB, lines=True)},
     {"truncated": flag},
 )
 NODE = {
-    "hostname": _name,
-    "boot_id": maybe(_name),
+    "hostname": NAME,
+    "boot_id": maybe(NAME),
     "python": text(40),
     "time_s": number(0, 1e12),
-    "boottime_s": _seconds,
-    "user": _name,
+    "boottime_s": SECONDS,
+    "user": NAME,
 }
 
 
@@ -77,32 +77,33 @@ def _envelope(
     return record({**head, **(more or {})})
 
 
-BEAT = maybe(record({"step": maybe(whole(0)), "phase": maybe(_name), "age_s": _age_s}))
+_ONE_BEAT = record({"step": maybe(whole(0)), "phase": maybe(NAME), "age_s": AGE_S})
+BEAT = maybe(_ONE_BEAT)
 JOB_ROW = {
     "pid": _pid,
     "ppid": whole(0, 1 << 32),
     "start": whole(0),
     "state": text(4),
-    "user": _name,
-    "command": _name,
+    "user": NAME,
+    "command": NAME,
     "program": text(),
-    "role": _name,
+    "role": NAME,
     "index": maybe(whole(0)),
     "rank": _rank,
     "world": maybe(whole(0, 1 << 20)),
-    "run": maybe(_name),
-    "node": maybe(_name),
+    "run": maybe(NAME),
+    "node": maybe(NAME),
     "run_dir": maybe(text(8192)),
-    "age_s": _age_s,
+    "age_s": AGE_S,
 }
 _LEFT_ROW = {
     "pid": _pid,
     "ppid": whole(0, 1 << 32),
     "state": maybe(text(4)),
-    "command": _name,
-    "waits_in": maybe(_name),
+    "command": NAME,
+    "waits_in": maybe(NAME),
     "rank": _rank,
-    "age_s": _age_s,
+    "age_s": AGE_S,
 }
 
 
@@ -119,7 +120,7 @@ _LOOK = _envelope(
         "rows": rows(JOB_ROW, gpu_bytes=maybe(whole(0))),
         "others": _OTHERS,
         "machine": _MACHINE,
-        "login": _name,
+        "login": NAME,
         "notes": items(text(1024), 8),
     },
 )
@@ -127,14 +128,14 @@ _KILL = _envelope(
     "kill",
     {
         "left": rows({**_LEFT_ROW, "why": text()}),
-        "zombies": rows({"pid": _pid, "ppid": whole(0), "command": _name}),
+        "zombies": rows({"pid": _pid, "ppid": whole(0), "command": NAME}),
         "gpu_left": rows({"pid": _pid, "bytes": maybe(whole(0))}),
         "gpu_unknown": text(),
         "asked": whole(0, PROCESSES),
         "missed": whole(0, PROCESSES),
         "swept": whole(0, PROCESSES),
         "forced": whole(0, PROCESSES),
-        "seconds": _seconds,
+        "seconds": SECONDS,
     },
 )
 _STOP_LOOK = _envelope(
@@ -149,25 +150,23 @@ _STOP = _envelope(
         "asked": whole(0, PROCESSES),
         "gone": whole(0, PROCESSES),
         "saved": maybe(text(8192)),
-        "seconds": _seconds,
+        "seconds": SECONDS,
     },
 )
 _CENSUS = has_key(
-    "time_s", record({"time_s": number(0, 1e12)}), _envelope("census", {"cpu_s": _seconds})
+    "time_s", record({"time_s": number(0, 1e12)}), _envelope("census", {"cpu_s": SECONDS})
 )
-_TIMES = {"time_s": number(0, 1e12), "boottime_s": _seconds}
+_TIMES = {"time_s": number(0, 1e12), "boottime_s": SECONDS}
 _CLOCK = has_key(
     "sections",
     record(
         {
             "node": record(NODE),
             "sections": _SECTIONS,
-            "cpu_s": _seconds,
+            "cpu_s": SECONDS,
         }
     ),
-    has_key(
-        "boot_id", record({"boot_id": maybe(_name)}), record({**_TIMES, "id": maybe(whole(0))})
-    ),
+    has_key("boot_id", record({"boot_id": maybe(NAME)}), record({**_TIMES, "id": maybe(whole(0))})),
 )
 _SHELL_SECTIONS = record(
     {
@@ -190,8 +189,8 @@ _PREPARED = has_key(
 _STACKS = either(
     "type",
     {
-        "found": record({"type": _name, "processes": whole(0, PROCESSES), "machine": _name}),
-        "report": record({"type": _name, "packed": ascii_text(6 * MIB)}),
+        "found": record({"type": NAME, "processes": whole(0, PROCESSES), "machine": NAME}),
+        "report": record({"type": NAME, "packed": ascii_text(6 * MIB)}),
     },
 )
 _CLIP_FACTS = {
@@ -201,7 +200,7 @@ _CLIP_FACTS = {
     "width": whole(0, 1 << 20),
     "fps": maybe(number(0, 1e9)),
     "bytes": whole(0),
-    "cpu_s": _seconds,
+    "cpu_s": SECONDS,
 }
 _EXAMINE = has_key(
     "answers",
@@ -219,9 +218,9 @@ _EXAMINE = has_key(
 _RANK_SAYS = record(
     {},
     {
-        "id": whole(0), "error": text(), "own": flag, "phase": text(), "seconds": _seconds,
-        "device": _name, "torch": _name, "model": _name, "tflops": number(0, 1e9), "finite": flag,
-        "port": whole(0, 65535), "latency_s": _seconds, "reduce_s": _seconds, "exchange_s": _seconds,
+        "id": whole(0), "error": text(), "own": flag, "phase": text(), "seconds": SECONDS,
+        "device": NAME, "torch": NAME, "model": NAME, "tflops": number(0, 1e9), "finite": flag,
+        "port": whole(0, 65535), "latency_s": SECONDS, "reduce_s": SECONDS, "exchange_s": SECONDS,
     },
 )  # fmt: skip
 _ACTIVE = record(
@@ -229,8 +228,8 @@ _ACTIVE = record(
     {
         "error": text(), "hung": flag, "ranks": items(_RANK_SAYS, RANKS),
         "answers": items(_RANK_SAYS, RANKS), "port": maybe(whole(0, 65535)), "holder": maybe(text()),
-        "addresses": items(_name, 64), "why": items(maybe(text()), 4096), "seconds": _seconds,
-        "seen_s": _seconds, "bytes": whole(0),
+        "addresses": items(NAME, 64), "why": items(maybe(text()), 4096), "seconds": SECONDS,
+        "seen_s": SECONDS, "bytes": whole(0),
     },
 )  # fmt: skip
 
@@ -241,29 +240,29 @@ _AGENT = either(
     {
         "hello": record(
             {
-                "type": _name,
+                "type": NAME,
                 "shared": flag,
                 "cores": whole(0, 1 << 20),
                 "python_found": flag,
                 "workdir_found": flag,
-                "same_job": items(record({"pid": maybe(_pid), "run": _name}), PROCESSES),
+                "same_job": items(record({"pid": maybe(_pid), "run": NAME}), PROCESSES),
                 "port": maybe(whole(1, 65535)),
-                "addresses": items(_name, 64),
+                "addresses": items(NAME, 64),
             }
         ),
-        "knocked": record({"type": _name, "errors": table(_name, maybe(text()), 64)}),
-        "failed": record({"type": _name, "text": text()}),
-        "started": record({"type": _name, "pid": _pid}),
-        "rank": record({"type": _name, "rank": whole(0, 1 << 20), "pid": _pid}),
-        "beat": record({"type": _name, "ranks": table(digits(1 << 20), record({"step": maybe(whole(0)), "phase": maybe(_name), "age_s": _age_s}), RANKS)}),
+        "knocked": record({"type": NAME, "errors": table(NAME, maybe(text()), 64)}),
+        "failed": record({"type": NAME, "text": text()}),
+        "started": record({"type": NAME, "pid": _pid}),
+        "rank": record({"type": NAME, "rank": whole(0, 1 << 20), "pid": _pid}),
+        "beat": record({"type": NAME, "ranks": table(digits(1 << 20), _ONE_BEAT, RANKS)}),
         "rank_ended": record(
-            {"type": _name, "rank": whole(0, 1 << 20), "code": maybe(whole(-256, 1 << 16)), "how": text()},
+            {"type": NAME, "rank": whole(0, 1 << 20), "code": maybe(whole(-256, 1 << 16)), "how": text()},
             {"tail": _TAIL},
         ),
-        "telemetry": record({"type": _name, "text": raw_text(5 * MIB)}),
-        "log": record({"type": _name, "rank": whole(0, 1 << 20), "text": raw_text(5 * MIB)}),
-        "ended": record({"type": _name, "code": maybe(whole(-256, 1 << 16)), "tail": _TAIL}),
-        "gone": record({"type": _name, "left": rows(_LEFT_ROW)}),
+        "telemetry": record({"type": NAME, "text": raw_text(5 * MIB)}),
+        "log": record({"type": NAME, "rank": whole(0, 1 << 20), "text": raw_text(5 * MIB)}),
+        "ended": record({"type": NAME, "code": maybe(whole(-256, 1 << 16)), "tail": _TAIL}),
+        "gone": record({"type": NAME, "left": rows(_LEFT_ROW)}),
     },
 )  # fmt: skip
 

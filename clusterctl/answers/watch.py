@@ -21,38 +21,40 @@ _csv = text(64 << 10, lines=True)
 _PLAIN = frozenset((int, float, bool, type(None)))
 
 
-def watch(value: Any, place: str) -> dict[str, Any]:
+def watch(value: Any) -> dict[str, Any]:
     """{"n", "key" or "d", perhaps "step" and "x"}, or {"pong", "t"}."""
     if type(value) is dict and "pong" in value:
-        return _pong(value, place)  # type: ignore[no-any-return]
-    frame: dict[str, Any] = _frame(value, place)
+        return _pong(value)  # type: ignore[no-any-return]
+    frame: dict[str, Any] = _frame(value)
     for name in ("key", "d"):
         if name in frame:
-            frame[name] = _changes(frame[name], name)
+            frame[name] = _changes(frame[name])
     if ("key" in frame) == ("d" in frame):
-        raise Misshapen(place, "a key frame or a change", value)
+        raise Misshapen("a key frame or a change", value)
     return frame
 
 
-def _changes(value: Any, place: str) -> dict[str, Any]:
+def _changes(value: Any) -> dict[str, Any]:
     # By hand, not by shapes: a second of a thousand nodes is read within tenths of it.
     if type(value) is not dict:
-        raise Misshapen(place, "an object", value)
+        raise Misshapen("an object", value)
     found = {}
     for key, one in value.items():
         if key not in KEYS:
-            raise Misshapen(f"{place}.{printable(key[:60])}", "absent", one)
+            raise Misshapen("absent", one, f".{printable(key[:60])}")
         kind = type(one)
         if kind is list and len(one) <= COLUMNS and _PLAIN.issuperset(map(type, one)):
             found[key] = one
-        elif key == "csv" and one is not None:
-            found[key] = _csv(one, key)
-        else:
-            found[key] = reading(one, key, 2 if key in ROW_KEYS else 1)
+            continue
+        try:
+            is_csv = key == "csv" and one is not None
+            found[key] = _csv(one) if is_csv else reading(one, 2 if key in ROW_KEYS else 1)
+        except Misshapen as error:
+            raise error.below(f".{key}") from None
     return found
 
 
-def reading(value: Any, place: str, depth: int = 2) -> Any:
+def reading(value: Any, depth: int = 2) -> Any:
     """A number, a text, a flag, null, or a list of those or of lists of those."""
     kind = type(value)
     if kind in _PLAIN:
@@ -60,11 +62,11 @@ def reading(value: Any, place: str, depth: int = 2) -> Any:
     if kind is str and len(value) <= WORD:
         return printable(value)
     if kind is list and depth and len(value) <= (ROWS if depth == 2 else COLUMNS):
-        return [reading(one, place, depth - 1) for one in value]
-    raise Misshapen(place, f"a reading of at most {ROWS} rows of {COLUMNS} columns", value)
+        return [reading(one, depth - 1) for one in value]
+    raise Misshapen(f"a reading of at most {ROWS} rows of {COLUMNS} columns", value)
 
 
-def _any(value: Any, place: str) -> Any:
+def _any(value: Any) -> Any:
     return value
 
 

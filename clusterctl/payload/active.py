@@ -2,7 +2,6 @@
 
 Orders have an `id`, an `op` and a `timeout_s`; each is answered with its id and, where it could not
 be done, `error`. What was started or written is ended and removed when the lease or the process ends.
-Needs private.py, meeting.py, launch_looks.py and active_files.py.
 """
 
 from __future__ import annotations
@@ -14,6 +13,21 @@ import signal
 import subprocess
 import threading
 import time
+
+from clusterctl.payload.active_files import run_files
+from clusterctl.payload.launch_looks import try_port
+from clusterctl.payload.meeting import Door, interface_towards, knock, own_addresses
+from clusterctl.payload.prelude import (
+    _live,
+    _live_lock,
+    _out_lock,
+    hold_lease,
+    kill_tools,
+    read_text,
+    together,
+    tool_env,
+)
+from clusterctl.payload.trust import NotPrivate, planted
 
 SILENT_S = 6.0  # a rank says twice a second that it lives, unless it is starved
 BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'active_rank','exec'))"

@@ -1,4 +1,4 @@
-"""Is a folder one and the same on all nodes, and how fast is it read? Part of payload `active`.
+"""Is a folder one and the same on all nodes, and how fast is it read?
 
 Each step runs in a process of its own: whoever touches a dead mount may never come back.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+
+from clusterctl.payload.prelude import section
 
 FILES_CODE = """
 import hashlib, json, os, shutil, sys, time

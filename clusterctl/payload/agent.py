@@ -15,6 +15,14 @@ import signal
 import subprocess
 import time
 
+from clusterctl.payload.job import leave_job, same_job
+from clusterctl.payload.meeting import Door, interface_towards, knock, own_addresses
+from clusterctl.payload.prelude import ARGS, emit, emit_through, hold_lease
+from clusterctl.payload.private import new_folder, own_folder
+from clusterctl.payload.processes import end_all, exit_code, members, process, say_exit, send
+from clusterctl.payload.trust import NotPrivate, planted
+from clusterctl.payload.voice import Follower, Voice, tail
+
 libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_S = 0.1
@@ -40,9 +48,8 @@ class Ranks:
 
 
 def main():
-    global emit
     voice = Voice(lambda: orders.put({"op": "end"}))
-    emit = voice.say
+    emit_through(voice.say)
     try:
         supervise(voice)
     finally:

@@ -1,4 +1,4 @@
-"""What ranks say about themselves on this node: heartbeats, the clip at hand, handled signals. Part of stop and stacks. Needs private.py.
+"""What ranks say about themselves on this node: heartbeats, the clip at hand, handled signals.
 
 Heartbeats are the files of trainer/telemetry.py in the folder that CLUSTERCTL_HEARTBEATS names.
 """
@@ -6,6 +6,10 @@ Heartbeats are the files of trainer/telemetry.py in the folder that CLUSTERCTL_H
 import json
 import os
 import time
+
+from clusterctl.payload.prelude import read_text
+from clusterctl.payload.private import open_own
+from clusterctl.payload.processes import variable
 
 
 def handles(pid, number):

@@ -10,7 +10,48 @@ is open. Read-only. Raw text goes home, the head parses it.
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from functools import partial
+
+from clusterctl.payload.children import collect_child, fork_child
+from clusterctl.payload.gpu_looks import (
+    ask_nvml,
+    list_nvidia_pci,
+    list_nvidia_proc,
+    look_at_gpus,
+    look_at_switches,
+)
+from clusterctl.payload.host_looks import (
+    describe_system,
+    look_at_clock,
+    look_at_fabric,
+    look_at_kernel_log,
+    look_at_network,
+    look_at_processes,
+    measure_mounts,
+    read_infiniband,
+    read_limits,
+)
+from clusterctl.payload.launch_looks import (
+    ask_git,
+    ask_port,
+    ask_python,
+    find_wandb_login,
+    measure_disk,
+    measure_files,
+)
+from clusterctl.payload.prelude import (
+    ARGS,
+    call,
+    emit,
+    envelope,
+    finish,
+    hold_lease,
+    read_text,
+    together,
+)
 
 
 def main():
@@ -43,8 +84,7 @@ def main():
     cpu_s = sum(os.times()[:4])
     if not ARGS.get("pings"):
         finish({"cpu_s": cpu_s})
-    answer = {"schema": 1, "verb": VERB, "node": node_facts(), "sections": dict(SECTIONS)}
-    emit(dict(answer, cpu_s=cpu_s))
+    emit(envelope(cpu_s=cpu_s))
     threading.Event().wait()  # the lease answers, and ends us when stdin closes
 
 

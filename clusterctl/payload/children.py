@@ -5,6 +5,13 @@ A fork costs 2 ms where another interpreter costs 15. Forks come before the firs
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import time
+
+from clusterctl.payload.prelude import SECTIONS, _result
+
 CHILD_LIFE_S = 60  # a child ends by itself if everybody has forgotten it
 
 

@@ -8,6 +8,22 @@ than what is measured (1 ms against 0.04).
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+
+from clusterctl.payload.host_looks import list_processes, look_at_clock
+from clusterctl.payload.prelude import (
+    ARGS,
+    SECTIONS,
+    _guard,
+    call,
+    emit,
+    hold_lease,
+    node_facts,
+    together,
+)
+
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 BEGAN = {}  # type: dict
 

@@ -1,4 +1,4 @@
-"""End processes that were looked at before, and nothing else: TERM, grace, KILL, look again. Part of kill.
+"""End processes that were looked at before, and nothing else: TERM, grace, KILL, look again.
 
 A process is known by its id and start time; a signal goes through a pidfd opened before both are
 compared, so that an id which the kernel has given away meanwhile is never hit.
@@ -10,6 +10,8 @@ import os
 import select
 import signal
 import time
+
+from clusterctl.payload.processes import describe, is_frozen, process
 
 PIDFD_OPEN, PIDFD_SEND_SIGNAL = 434, 424  # Linux 5.3 and 5.1; the same numbers on x86 and ARM
 LOOK_S = 0.1

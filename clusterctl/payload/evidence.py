@@ -1,7 +1,10 @@
-"""What logs and the kernel say beside the stacks. Part of stacks; needs tasks.py."""
+"""What logs and the kernel say beside the stacks."""
 
 import os
 import re
+
+from clusterctl.payload.prelude import SECTIONS, section
+from clusterctl.payload.tasks import read_file
 
 LOG_TAIL = 256 << 10
 LOG_LINES = 12  # of one rank

@@ -14,6 +14,9 @@ import signal
 import subprocess
 import threading
 
+from clusterctl.payload.prelude import ARGS, emit, hold_lease
+from clusterctl.payload.trust import planted
+
 BEAT_S = 2.0
 READY_S = 120.0  # importing from a cold, loaded network drive
 SAID_BYTES = 4000

@@ -1,9 +1,8 @@
-"""Which processes of this node make a job: by run tag, by GPU, by a pattern; always whole trees. Part of kill, ask_stop and stacks.
+"""Which processes of this node make a job: by run tag, by GPU, by a pattern; always whole trees.
 
 A pick says what is looked for: {"runs": [ids]} the tag CLUSTERCTL_RUN ([] takes every tagged run),
 {"match": regex} command lines, {"gpus": true} whoever holds a GPU; {"user": name} keeps one owner's
 ("" is who logged in), {"node": name} leaves out what carries another node's tag (nodes that share one machine).
-Needs processes.py, roles.py and gpu_holders.py.
 """
 
 import collections
@@ -13,8 +12,11 @@ import re
 import threading
 import time
 
-TAGS = ("CLUSTERCTL_RUN", "CLUSTERCTL_JOB", "CLUSTERCTL_NODE")
-PATH_BYTES = 4096  # the kernel's limit of a path; no variable that counts here is longer
+from clusterctl.payload.gpu_holders import gpu_holders
+from clusterctl.payload.prelude import read_text, user_name
+from clusterctl.payload.processes import TICKS, all_pids, process, rank_number, variable
+from clusterctl.payload.roles import find_roles, program
+
 READ_S = 0.5  # for one process's command line: its memory may be locked for ever (state D)
 # Their command line holds what they run, look for or show, and below them lives a whole session.
 BYSTANDERS = re.compile(
@@ -122,15 +124,6 @@ def _bytes(path):
             return file.read(1 << 20)
     except OSError:
         return b""
-
-
-def variable(seen, name):
-    """A variable of a process's environment as text; None where it is not set, not readable or odd."""
-    _, found, rest = (b"\0" + seen.environ).partition(b"\0" + name.encode() + b"=")
-    value = rest.split(b"\0", 1)[0]
-    if not found or len(value) > PATH_BYTES:
-        return None
-    return tag_text(value) if name in TAGS else value.decode("utf-8", "replace")
 
 
 def find_job(pick, before=None):

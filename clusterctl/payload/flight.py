@@ -1,6 +1,6 @@
-"""torch's flight record of a rank, read on its own node as plain values and cut to what is compared. Part of stacks.
+"""torch's flight record of a rank, read on its own node as plain values and cut to what is compared.
 
-Needs tasks.py. A record is a pickle, and whoever runs the rank can write it. Only opcodes of plain values are read, by the
+A record is a pickle, and whoever runs the rank can write it. Only opcodes of plain values are read, by the
 unpickler written in Python: the C one takes a memo index from the file and allocates that much. What a pickle
 holds once can stand in its value a million times: values are counted where they are copied.
 """
@@ -11,6 +11,9 @@ import math
 import os
 import pickle
 import time
+
+from clusterctl.payload.processes import variable
+from clusterctl.payload.tasks import read_file
 
 FLIGHT_BYTES = 16 << 20  # of one rank's record
 FLIGHT_CONTAINERS = 1 << 20  # lists, tuples and dicts in it

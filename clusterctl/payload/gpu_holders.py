@@ -1,14 +1,16 @@
-"""Which processes of this node hold a GPU, and how much of its memory. Part of kill, ask_stop and stacks.
+"""Which processes of this node hold a GPU, and how much of its memory.
 
 nvidia-smi names processes by their ids on the host. In a container the same number is another process, or
 none: there only what has one of the devices open counts, and memory is proved by GPU, not by process.
-Needs processes.py.
 """
 
 import collections
 import os
 import re
 import time
+
+from clusterctl.payload.prelude import section
+from clusterctl.payload.processes import all_pids, process
 
 DEVICE = re.compile(r"nvidia\d+$")
 HOST_PIDS = (

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+
+from clusterctl.payload.children import collect_child
+from clusterctl.payload.prelude import SECTIONS, call, read_text, section, user_name
 
 GPU_FIELDS = (
     "index,uuid,name,driver_version,pci.bus_id,power.draw,power.limit,"
@@ -42,6 +47,8 @@ def describe_processes(text):
 
     Run and rank are "-" where the environment has none, "?" where it cannot be read.
     """
+    from clusterctl.payload.hide import hide_words
+
     ticks = os.sysconf("SC_CLK_TCK")
     uptime_s = float(read_text("/proc/uptime").split()[0])
     lines = []

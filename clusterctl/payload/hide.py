@@ -1,6 +1,6 @@
 """Secrets in command lines, variables and messages, blotted out before anybody sees them.
 
-One rule for all places: part of payloads that tell command lines, imported by the head. It goes by
+One rule for all places, on nodes and on the head. It goes by
 names (of options, variables, keys, headers), by what stands behind some words (`wandb login`), and by
 the shape of well-known tokens. It would rather hide too much than too little.
 """

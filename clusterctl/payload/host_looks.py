@@ -6,8 +6,16 @@ arguments the tools that are named here are tried with `sudo -n`, which never as
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import select
+import signal
 import stat
+import time
+
+from clusterctl.payload.children import fork_child
+from clusterctl.payload.prelude import ARGS, SECTIONS, call, read_text, section
 
 # The same words as checks.parse.kernel_log.INTERESTING; a test compares them. Each begins with a
 # letter as it stands: then a line is searched in 1 us, where one [Ll] among them makes it 2.4.

@@ -1,7 +1,11 @@
-"""One launch of a job at a time on a node. Part of agent; ARGS are the agent's. Needs private.py."""
+"""One launch of a job at a time on a node. ARGS are the agent's."""
 
 import os
 import time
+
+from clusterctl.payload.locks import drop_lock, lock_path, take_lock
+from clusterctl.payload.prelude import ARGS
+from clusterctl.payload.processes import all_pids, is_own, tags
 
 MASTER_PATIENCE_S, PATIENCE_S = 0.5, 4.0
 

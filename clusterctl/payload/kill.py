@@ -6,8 +6,23 @@ look answers `rows` (describe_job), `others` (what fits the pick but belongs to 
 kill answers left, zombies, gpu_left, gpu_unknown (why nobody can tell), counts and seconds.
 """
 
+import os
 import signal
 import time
+
+from clusterctl.payload.ending import Ending, zombies
+from clusterctl.payload.find import (
+    NOTES,
+    Snapshot,
+    chain_above,
+    describe_job,
+    find_job,
+    login_user,
+    machine,
+)
+from clusterctl.payload.gpu_holders import memory_of, prove_freed
+from clusterctl.payload.prelude import ARGS, finish
+from clusterctl.payload.processes import process
 
 KILL_S = 5.0  # from SIGKILL to the last look
 GPU_FREE_S = 10.0  # for the driver to take the memory back

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+
+from clusterctl.payload.host_looks import room_of
+from clusterctl.payload.prelude import SECTIONS, _result, call, read_text, section
+
 # Asks an environment for its versions without importing anything heavy: torch takes seconds,
 # importlib.metadata 30 ms, and the folders' names say the same. Runs under -S: of .pth files it
 # takes the folders and leaves the code, which costs 20 ms for one editable package. json loads re,
@@ -130,6 +137,8 @@ def ask_python(python, timeout_s):
 
 def is_refused(name, path):
     """Whether another user has planted what the head names: the section says so, and nothing is run."""
+    from clusterctl.payload.trust import planted
+
     why = planted(path)
     if why:
         SECTIONS[name] = _result("error", None, b"", why, time.monotonic())

@@ -1,4 +1,4 @@
-"""Where the ranks of a run can meet: a port of the first node that every node really reaches. Part of agent.
+"""Where the ranks of a run can meet: a port of the first node that every node really reaches.
 
 torchrun only tries: with an address that means another machine somewhere (127.0.1.1 for the own
 name, `localhost` in a hostfile) or behind a firewall it waits ten minutes before it says so.

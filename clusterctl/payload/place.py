@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import shutil
 import stat
 import tarfile
+import time
+
+from clusterctl.payload.prelude import ARGS, finish
+from clusterctl.payload.trust import planted
 
 STALE_S = 86400  # parts of a push that was killed so long ago are removed by the next one
 AT_FDCWD, RENAME_EXCHANGE = -100, 2

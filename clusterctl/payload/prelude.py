@@ -1,8 +1,7 @@
 """The beginning of every payload: arguments, tools with deadlines, answers, the lease.
 
 Runs on the node under `python3 -I -S`, 3.8 or newer, with nothing but the standard library.
-A verb's file stands behind it in the same namespace and defines `main()`. It has: ARGS,
-`section` and `call` (something with a deadline), `together`, `emit`, `finish`, `hold_lease`.
+Each verb is a module beside this one that defines `main()`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import time
 # Imports are most of what a payload costs its node: 48 ms of CPU with traceback, socket and
 # importlib.abc, 35 without. What only some need is imported where it is needed.
 
+MARKER = "==clusterctl-payload-1=="  # the first line of every payload; the shell's noise ends there
 VERB = ""
 ARGS = {}  # type: dict
 SECTIONS = {}  # type: dict
@@ -284,6 +284,16 @@ def node_facts():
 
 def emit(message):
     """One JSON line home. Ends the payload when nobody reads any more."""
+    _emit(message)
+
+
+def emit_through(send):
+    """From now on `send` takes the messages of `emit`."""
+    global _emit
+    _emit = send
+
+
+def _emit(message):
     _write((json.dumps(message) + "\n").encode())
 
 
@@ -297,14 +307,15 @@ def _write(data):
             os._exit(0)
 
 
+def envelope(**data):
+    """The answer of a one-shot payload, with `data` on top."""
+    base = {"schema": 1, "verb": VERB, "node": node_facts(), "sections": dict(SECTIONS)}
+    return dict(base, **data)
+
+
 def finish(data=None, rc=0):
     """Send the envelope of a one-shot payload, `data` on top, and end the process."""
-    emit(
-        dict(
-            {"schema": 1, "verb": VERB, "node": node_facts(), "sections": dict(SECTIONS)},
-            **(data or {}),
-        )
-    )
+    emit(envelope(**(data or {})))
     # Not sys.exit: it would wait for threads that hang in a dead mount, and a thread that reads
     # stdin makes older interpreters abort at shutdown.
     os._exit(rc)
@@ -334,49 +345,23 @@ def hold_lease(on_message=None, on_close=None):
     return thread
 
 
-class _CarriedModule:
-    """Finder and loader of a module whose source came along with the payload."""
-
-    def __init__(self, name, packed):
-        self.name, self.packed = name, packed
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self.name:
-            return None
-        from importlib.machinery import ModuleSpec
-
-        return ModuleSpec(name, self)  # type: ignore[arg-type]
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        import base64
-        import zlib
-
-        text = zlib.decompress(base64.b85decode(self.packed))
-        exec(compile(text, self.name + ".py", "exec", dont_inherit=True), module.__dict__)
-
-
-def _carry_module(name, packed):
-    sys.meta_path.insert(0, _CarriedModule(name, packed))
-
-
 def _on_signal(number, _frame):
     kill_tools()
     os._exit(128 + number)
 
 
-def _play(main):
-    """Read the arguments, show the marker, run the verb."""
-    global VERB, ARGS
+def run(module):
+    """Read the arguments, show the marker, run the module's `main`."""
+    global VERB
     given = json.loads(sys.stdin.buffer.readline())
-    VERB, ARGS = given["verb"], given["args"]
+    VERB = given["verb"]
+    ARGS.update(given["args"])
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):
         signal.signal(getattr(signal, name), _on_signal)
     _write(("\n" + MARKER + "\n").encode())
     try:
-        main()
+        __import__(module)
+        sys.modules[module].main()
     except BaseException:  # noqa: BLE001 - goes to stderr, which is the answer then
         _print_traceback()
         kill_tools()

@@ -1,4 +1,4 @@
-"""The processes of a run on this node: finding, watching and ending them. Part of agent and reap.
+"""The processes of a run on this node: finding, watching and ending them.
 
 A process belongs to a run when its environment says so (CLUSTERCTL_RUN, CLUSTERCTL_NODE: every
 child inherits them, through double forks and new sessions), or when it descends from the agent,
@@ -10,8 +10,12 @@ import os
 import signal
 import time
 
+from clusterctl.payload.prelude import read_text
+
 TICKS = os.sysconf("SC_CLK_TCK")
+TAGS = ("CLUSTERCTL_RUN", "CLUSTERCTL_JOB", "CLUSTERCTL_NODE")
 TAG_BYTES = 200  # a run's id, a job's, a node's name are shorter
+PATH_BYTES = 4096  # the kernel's limit of a path; no variable that counts here is longer
 
 Process = collections.namedtuple("Process", "pid ppid state start command exit_code pgrp session")
 
@@ -198,3 +202,12 @@ def is_frozen(pid):
             except OSError:
                 continue
     return False
+
+
+def variable(seen, name):
+    """A variable of a process's environment as text; None where it is not set, not readable or odd."""
+    _, found, rest = (b"\0" + seen.environ).partition(b"\0" + name.encode() + b"=")
+    value = rest.split(b"\0", 1)[0]
+    if not found or len(value) > PATH_BYTES:
+        return None
+    return tag_text(value) if name in TAGS else value.decode("utf-8", "replace")

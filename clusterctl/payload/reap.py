@@ -4,6 +4,11 @@ ARGS: run, node (None: whatever node name the processes carry), grace_s, kill (F
 Answers `found` (before) and `left` (after): lists of `describe`.
 """
 
+import os
+
+from clusterctl.payload.prelude import ARGS, finish
+from clusterctl.payload.processes import describe, end_all, members, process
+
 
 def main():
     run, node = ARGS["run"], ARGS.get("node")

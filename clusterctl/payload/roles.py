@@ -1,9 +1,11 @@
-"""What each process of a job is for: trainer, loader, launcher, helper. Part of kill, ask_stop and stacks.
+"""What each process of a job is for: trainer, loader, launcher, helper.
 
 From environment, parents and names alone; the head corrects it where stacks say more.
 """
 
 import re
+
+from clusterctl.payload.processes import rank_number, variable
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "env", "timeout")
 LAUNCHERS = re.compile(

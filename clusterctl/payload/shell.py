@@ -7,6 +7,9 @@ command started in its process group, when stdin closes: a lost head leaves noth
 from __future__ import annotations
 
 import binascii
+import os
+
+from clusterctl.payload.prelude import ARGS, finish, hold_lease, section
 
 
 def main():

@@ -11,6 +11,7 @@ import base64
 import functools
 import importlib.util
 import json
+import re
 import threading
 import time
 import zlib
@@ -20,38 +21,11 @@ from typing import Any
 
 from clusterctl.answers.verbs import VERBS, name_of, read_line
 from clusterctl.errors import TransportError
+from clusterctl.payload.prelude import MARKER
 from clusterctl.printable import printable
 from clusterctl.transport.base import Completed, Connection, Stream
 
-MARKER = "==clusterctl-payload-1=="
-"""The line that a payload prints first; whatever stands before it is the shell's noise."""
-
-SHARED = {
-    "active": ("private", "meeting", "launch_looks", "active_files"),
-    "agent": ("private", "processes", "job", "meeting", "voice"),
-    "census": ("private", "hide", "children", "gpu_looks", "host_looks", "launch_looks"),
-    "clock": ("host_looks",),
-    "examine": ("private",),
-    "reap": ("processes",),
-    "place": ("private",),
-    "kill": ("processes", "roles", "gpu_holders", "find", "ending"),
-    "stop": ("private", "processes", "roles", "gpu_holders", "find", "ending", "beats"),
-    "stacks": (
-        "private",
-        "processes",
-        "roles",
-        "gpu_holders",
-        "find",
-        "beats",
-        "tasks",
-        "spy",
-        "frames",
-        "evidence",
-        "flight",
-    ),
-    "watch": ("private", "processes", "watch_gpus", "watch_host", "watch_log"),
-}
-"""Files that stand between the prelude and the verb's own, for verbs that have code in common."""
+_IMPORT = re.compile(r"^ *from clusterctl\.payload\.(\w+) import", re.MULTILINE)
 
 NOISE_LIMIT = 2000  # characters of shell noise kept for the report
 FLOOD_BYTES = 1 << 20  # of shell noise: no greeting is that long
@@ -63,28 +37,23 @@ _BOOTSTRAP = (
     'exec(compile(i.read(int(i.readline())),"payload","exec"))'
 )
 
-# Runs each part under its own file name, so that a traceback from a node names file and line.
-_JOIN = """MARKER = {marker!r}
-PARTS = {parts!r}
-for _part_name, _part_text in PARTS:
-    exec(compile(_part_text, _part_name, "exec", dont_inherit=True), globals())
-{nvml}
-_play(main)
-"""
-
 
 def command_line(sudo: bool = False) -> str:
     """The one remote command of all verbs; with `sudo` as root, without ever asking for a password."""
     return f"exec {'sudo -n ' if sudo else ''}python3 -I -S -c '{_BOOTSTRAP}'"
 
 
-def parts(verb: str) -> list[tuple[str, str]]:
-    """(name, source) of the files that make the payload of a verb; each verb file has `main()`."""
+def modules(verb: str) -> dict[str, str]:
+    """{name: source} of the modules that a verb's own imports, at its head or in a function, and itself."""
     folder = Path(__file__).parent
-    return [
-        (f"clusterctl/payload/{name}.py", (folder / f"{name}.py").read_text(encoding="utf-8"))
-        for name in ("prelude", *SHARED.get(verb, ()), verb)
-    ]
+    found: dict[str, str] = {}
+    missing = {verb}
+    while missing:
+        name = missing.pop()
+        text = (folder / f"{name}.py").read_text(encoding="utf-8")
+        found[name] = text
+        missing.update(set(_IMPORT.findall(text)) - found.keys())
+    return {f"{__package__}.{name}": text for name, text in sorted(found.items())}
 
 
 _building = threading.Lock()
@@ -98,16 +67,19 @@ def source(verb: str, nvml: bool = False) -> bytes:
 
 @functools.cache
 def _source(verb: str, nvml: bool) -> bytes:
-    library = f"_carry_module('pynvml', {_pynvml()!r})" if nvml else ""
-    return _JOIN.format(marker=MARKER, parts=parts(verb), nvml=library).encode()
+    carried: dict[str, str | bytes] = {**modules(verb)}
+    if nvml:
+        carried["pynvml"] = _pynvml()
+    loader = (Path(__file__).parent / "loader.py").read_text(encoding="utf-8")
+    return f"{loader}\nplay({carried!r}, {verb!r})\n".encode()
 
 
-def _pynvml() -> str:
+def _pynvml() -> bytes:
     """Source of nvidia-ml-py's single file, packed (330 kB become 63), found without importing."""
     spec = importlib.util.find_spec("pynvml")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("pynvml (nvidia-ml-py) is not installed beside clusterctl")
-    return base64.b85encode(zlib.compress(Path(spec.origin).read_bytes(), 9)).decode()
+    return base64.b85encode(zlib.compress(Path(spec.origin).read_bytes(), 9))
 
 
 def request(verb: str, args: dict[str, Any], *, nvml: bool = False) -> bytes:

@@ -1,8 +1,8 @@
-"""py-spy on this node: where it is, one dump, and nothing left stopped behind it. Part of stacks.
+"""py-spy on this node: where it is, one dump, and nothing left stopped behind it.
 
 It often runs as root, on processes of somebody else: what another user could have put there is never
 run. Always --nonblocking unless asked: a blocking dump stops every thread, fails on stopped targets and
-hangs on one that sleeps in a dead mount (benfred/py-spy #872, #565). Needs private.py.
+hangs on one that sleeps in a dead mount (benfred/py-spy #872, #565).
 """
 
 import json
@@ -10,6 +10,12 @@ import os
 import signal
 import stat
 import time
+
+from clusterctl.payload.prelude import SECTIONS, read_text, section, tool_env
+from clusterctl.payload.private import new_folder
+from clusterctl.payload.processes import variable
+from clusterctl.payload.tasks import stopped_tasks
+from clusterctl.payload.trust import foreign_hand
 
 REPAIR_S = 1.0
 

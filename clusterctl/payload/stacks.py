@@ -15,6 +15,35 @@ import threading
 import time
 import zlib
 
+from clusterctl.payload.beats import clip, handles, heartbeat
+from clusterctl.payload.evidence import kernel_lines, log_lines
+from clusterctl.payload.find import describe_job, find_job, machine
+from clusterctl.payload.flight import flight_dump
+from clusterctl.payload.frames import Table, source_lines
+from clusterctl.payload.prelude import (
+    ARGS,
+    SECTIONS,
+    call,
+    emit,
+    hold_lease,
+    kill_tools,
+    node_facts,
+    together,
+)
+from clusterctl.payload.processes import process
+from clusterctl.payload.spy import (
+    dump,
+    find_py_spy,
+    is_program,
+    is_trusted,
+    passed_over,
+    remove_py_spy,
+    repair_all,
+    rights,
+    unpack_py_spy,
+)
+from clusterctl.payload.tasks import open_files, read_file, task_facts
+
 SKIPPED = ("tracker", "shell")  # never Python that waits for something of interest
 FAULT_S = 1.5  # for a signalled trainer to write its stacks
 

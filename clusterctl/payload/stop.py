@@ -10,6 +10,12 @@ import re
 import signal
 import time
 
+from clusterctl.payload.beats import handles, heartbeat
+from clusterctl.payload.ending import Victim
+from clusterctl.payload.find import Seen, describe_job, find_job, machine, read_patiently
+from clusterctl.payload.prelude import ARGS, call, finish
+from clusterctl.payload.processes import describe, process
+
 SAVED = re.compile(r"^epoch\d+-global_step\d+$")
 
 

@@ -1,10 +1,12 @@
-"""What the kernel says of a process, its threads and its files: states, ticks, switches, where it sleeps. Part of stacks.
+"""What the kernel says of a process, its threads and its files: states, ticks, switches, where it sleeps.
 
 All of it lies in /proc and needs no ptrace; what only root may read is left out for others.
 """
 
 import os
 import stat
+
+from clusterctl.payload.processes import is_frozen
 
 
 def task_facts(pid, deep):

@@ -1,4 +1,4 @@
-"""What the agent says and what it reads to say it: messages to the head, files that grow. Part of agent."""
+"""What the agent says and what it reads to say it: messages to the head, files that grow."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """The watcher's GPUs: NVML where its library loads (pynvml came along), else nvidia-smi's text.
 
-They are read in a thread of their own: a driver that hangs must not silence the node. Part of watch.
+They are read in a thread of their own: a driver that hangs must not silence the node.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import select
 import subprocess
 import threading
 import time
+
+from clusterctl.payload.prelude import _live, _live_lock, read_text, tool_env, user_name
+from clusterctl.payload.processes import TICKS, process, rank_number, tags
 
 SMI_QUERY = "index,name,power.draw,enforced.power.limit,utilization.gpu,memory.used,memory.total,temperature.gpu,clocks.sm"
 SMI_ROW = re.compile(r"\d+, ")

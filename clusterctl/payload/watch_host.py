@@ -1,4 +1,4 @@
-"""What the watcher reads of the machine: processor, memory, links, disks. Part of watch."""
+"""What the watcher reads of the machine: processor, memory, links, disks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import re
 import threading
 import time
+
+from clusterctl.payload.prelude import SECTIONS, read_text, section
 
 IB = "/sys/class/infiniband"
 NET = "/sys/class/net"

@@ -1,4 +1,4 @@
-"""Xid lines of the kernel's log as they come: from /dev/kmsg, else from the journal. Part of watch."""
+"""Xid lines of the kernel's log as they come: from /dev/kmsg, else from the journal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import signal
 import subprocess
 import threading
 import time
+
+from clusterctl.payload.prelude import _live, _live_lock, tool_env
 
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)[^)]*\): (\d{1,4})\b,?\s*(.*)")
 OFF_BUS = re.compile(r"NVRM: GPU ([0-9A-Fa-f:.]+): GPU has fallen off the bus")

@@ -36,6 +36,10 @@ ROWS = {
         "decoding and encoding together: ",
     ),
     "model": ("ours ", "plain ", "products ", "plain / ours: ", "GFLOP/s", "where ours goes: "),
+    "payloads": (
+        "gpus ", "launch's census ", "preflight's census ", "clock ", "kill, look ", "stop, look ",
+        "stacks, no job ", "stacks, one rank ",
+    ),
     "preflight": (
         "payload, gpus alone: ", "payload, everything: ",
         "payload, everything and an interpreter: ", "2 nodes: ",

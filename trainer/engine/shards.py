@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from trainer import jsonfile
 from trainer.errors import CheckpointError
 from trainer.weights.write import write_file
 
@@ -66,7 +67,7 @@ class Shards:
         self.directory = directory
         try:
             self._files = [safe_open(found[(rank, self.world)], "pt") for rank in range(self.world)]
-            self.facts: dict[str, Any] = json.loads(self._files[0].metadata()["facts"])
+            self.facts: dict[str, Any] = jsonfile.parse(self._files[0].metadata()["facts"])
         except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{directory} cannot be read: {error}") from None
         self._keys = set(self._files[0].keys())

@@ -202,11 +202,9 @@ def _found(checkpoint: Path | str) -> Path | str:
     """Of our own run directories and checkpoints only whole ones; everything else as it is."""
     path = Path(checkpoint)
     ours = path / checkpoints.LATEST, path / checkpoints.MANIFEST, path / telemetry.FILE
-    if any(file.is_file() for file in ours) or _is_half(path):
-        return checkpoints.find(path)
-    if path.is_dir() and checkpoints.complete(path):
-        return checkpoints.find(path)
-    return checkpoint
+    is_ours = any(file.is_file() for file in ours) or _is_half(path)
+    is_ours = is_ours or (path.is_dir() and bool(checkpoints.complete(path)))
+    return checkpoints.find(path) if is_ours else checkpoint
 
 
 def _is_half(path: Path) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.payload import private
+from clusterctl.payload import locks, private, trust
 from tests.clusterctl.commands.test_launch import SHORT, User
 from tests.clusterctl.launch.harness import WAIT, ranks_of, tagged, wait_until
 
@@ -204,14 +204,14 @@ def race_for_the_own_folder(place: Path, attack: Any, rounds: int) -> dict[str, 
     for number in range(rounds):
         try:
             folder = Path(private.own_folder())
-        except private.NotPrivate:
+        except trust.NotPrivate:
             lost += 1  # it was there first: said, and nothing done
             time.sleep(0.001)
             continue
         found = folder.lstat()
         assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o700)
-        path = private.lock_path("job", str(number))
-        lock, _ = private.take_lock(path, "mine")
+        path = locks.lock_path("job", str(number))
+        lock, _ = locks.take_lock(path, "mine")
         assert lock is not None
         assert Path(path).read_text() == "mine"
         beats = Path(private.new_folder("beats", (str(folder), str(place))))
@@ -221,7 +221,7 @@ def race_for_the_own_folder(place: Path, attack: Any, rounds: int) -> dict[str, 
         private.replace_file(str(loose / "0.json"), b"{}")
         assert (loose / "0.json").lstat().st_uid == 0
         shutil.rmtree(loose)
-        private.drop_lock(lock, path)
+        locks.drop_lock(lock, path)
         with contextlib.suppress(OSError):
             folder.rmdir()
     report: dict[str, Any] = attacker.end()

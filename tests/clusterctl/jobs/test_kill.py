@@ -17,12 +17,12 @@ from clusterctl.errors import TransportError
 from clusterctl.fanout import NodeResult
 from clusterctl.job import NodeJob, Pick, read_jobs
 from clusterctl.kill import Ended, exit_code, report_lines
-from clusterctl.payload import ship
+from clusterctl.payload import gpu_holders, ship
 from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from tests.clusterctl.jobs.test_find import HERE, look
 from tests.clusterctl.jobs.trees import PYTHON, start_of, state, tree, wait_until
-from tests.clusterctl.payload.local import LocalConnection, payload_parts
+from tests.clusterctl.payload.local import LocalConnection
 
 
 def kill(
@@ -254,13 +254,12 @@ def test_in_a_container_ids_that_nvidia_smi_names_are_not_taken_for_ours(tmp_pat
 def test_in_a_container_free_memory_is_proved_by_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    payload = payload_parts("prelude.py", "processes.py", "gpu_holders.py")
-    payload["has_host_pids"] = lambda: False
+    monkeypatch.setattr(gpu_holders, "has_host_pids", lambda: False)
     for index, (used, proved) in enumerate((("3, 12", True), ("71204", False), ("[N/A]", False))):
         lines = used.replace(", ", "\\n")
         env = with_nvidia_smi(tmp_path / f"bin{index}", f"printf 'memory.used [MiB]\\n{lines}\\n'")
         monkeypatch.setenv("PATH", env["PATH"])
-        rows, why = payload["prove_freed"]({4711}, 0.1)
+        rows, why = gpu_holders.prove_freed({4711}, 0.1)
         assert (rows, why == "") == ([], proved), why
 
 

@@ -13,11 +13,9 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.payload import ship
 from clusterctl.transport.base import Completed, Limits, Progress
 
 
@@ -152,17 +150,6 @@ class LocalTransport:
             raise answer
         progress.enter("command")
         return answer
-
-
-def payload_parts(*names: str) -> dict[str, Any]:
-    """The namespace of some files of a payload."""
-    folder = Path(ship.__file__).parent
-    text = "".join((folder / name).read_text() for name in names)
-    payload: dict[str, Any] = {"__name__": "payload"}
-    exec(
-        compile(text.replace("from __future__ import annotations", ""), "payload", "exec"), payload
-    )
-    return payload
 
 
 def tools_only(directory: Path, **scripts: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from clusterctl.launch.plan import RANK_SHELL
-from clusterctl.payload import private, ship
+from clusterctl.payload import private, ship, trust
 from tests.clusterctl.launch.harness import (
     PYTHON,
     STARTER,
@@ -286,7 +286,7 @@ def test_heartbeats_lie_where_no_other_user_can_put_or_read_anything(agent, tmp_
         pid = one.start(WAIT, tmp_path)
         beats = Path(variables(pid)["CLUSTERCTL_HEARTBEATS"])
         assert one.run_id not in str(beats)
-        assert private.foreign_hand(str(beats)) == ""
+        assert trust.foreign_hand(str(beats)) == ""
         assert beats.stat().st_mode & 0o077 == 0
         assert beats.parent.stat().st_mode & 0o077 == 0
         assert victim.read_text() == "precious"

@@ -7,36 +7,27 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clusterctl.payload import ship
+from clusterctl.payload.beats import heartbeat
 
 Seen = collections.namedtuple("Seen", "environ uid")
 GOOD = {"pid": 7, "step": 3, "phase": "forward"}
-
-
-@pytest.fixture
-def payload() -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "payload"}
-    for name, text in ship.parts("stop"):
-        exec(compile(text, name, "exec"), names)
-    return names
 
 
 def seen(folder: Path) -> Seen:
     return Seen(b"CLUSTERCTL_HEARTBEATS=%s\0" % os.fsencode(folder), os.getuid())
 
 
-def test_beat_of_the_process_itself_is_read(payload: dict[str, Any], tmp_path: Path) -> None:
+def test_beat_of_the_process_itself_is_read(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text(json.dumps({**GOOD, "mono_s": time.monotonic()}))
-    found = payload["heartbeat"](seen(tmp_path), 7, 0)
+    found = heartbeat(seen(tmp_path), 7, 0)
     assert (found["step"], found["phase"]) == (3, "forward")
 
 
 @pytest.mark.parametrize("what", ["pipe", "link", "theirs", "text", "deep", "other"])
-def test_anything_else_is_no_beat(payload: dict[str, Any], tmp_path: Path, what: str) -> None:
+def test_anything_else_is_no_beat(tmp_path: Path, what: str) -> None:
     path, good = tmp_path / "0.json", json.dumps({**GOOD, "mono_s": 1.0})
     if what == "pipe":
         os.mkfifo(path)  # a plain open would wait for a writer for ever
@@ -51,4 +42,4 @@ def test_anything_else_is_no_beat(payload: dict[str, Any], tmp_path: Path, what:
     else:
         texts = {"text": json.dumps({**GOOD, "mono_s": "x"}), "deep": "[" * 60000, "other": "[1]"}
         path.write_text(texts[what])
-    assert payload["heartbeat"](seen(tmp_path), 7, 0) is None
+    assert heartbeat(seen(tmp_path), 7, 0) is None

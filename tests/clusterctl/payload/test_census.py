@@ -16,11 +16,10 @@ from checks.facts import Fleet, KernelLog, Unknown
 from checks.finding import Verdict
 from checks.parse.host import parse_census
 from checks.runner import run_checks
-from clusterctl.payload import ship
+from clusterctl.payload import host_looks, ship
 from tests.clusterctl.payload.local import (
     LocalConnection,
     LocalTransport,
-    payload_parts,
     tools_only,
 )
 from tests.clusterctl.payload.test_ship import PYTHON38, needs_python38
@@ -162,19 +161,18 @@ def test_environment_is_read_with_the_folders_of_pth_files_and_without_their_cod
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_process_whose_last_turn_the_kernel_forgot_has_slept_at_most_as_long_as_it_exists() -> (
-    None
-):
+def test_a_process_whose_last_turn_the_kernel_forgot_has_slept_at_most_as_long_as_it_exists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A move to another CPU sets it to 0, which was read as: since boot."""
-    payload = payload_parts("prelude.py", "host_looks.py")
     child = subprocess.Popen(["sleep", "60"])
     try:
         turns = {child.pid: 0.0, 1: 0.0, os.getpid(): 90.0, "self": 100.0}
-        payload["last_run"] = turns.get
-        assert 0 <= int(payload["blocked_since"](child.pid)[0]) < payload["YOUNG_S"]
-        assert payload["blocked_since"](os.getpid())[0] == "10"
-        payload["age_of"] = lambda pid: 3600.0
-        assert payload["blocked_since"](1)[0] == "?"
+        monkeypatch.setattr(host_looks, "last_run", turns.get)
+        assert 0 <= int(host_looks.blocked_since(child.pid)[0]) < host_looks.YOUNG_S
+        assert host_looks.blocked_since(os.getpid())[0] == "10"
+        monkeypatch.setattr(host_looks, "age_of", lambda pid: 3600.0)
+        assert host_looks.blocked_since(1)[0] == "?"
     finally:
         child.kill()
         child.wait()
@@ -207,15 +205,16 @@ def test_of_a_log_that_is_too_long_the_end_is_kept_and_the_rest_is_not_called_go
     assert (short.events, short.lines, short.reaches_s) == ((), 10, None)
 
 
-def test_logs_are_looked_at_beyond_the_first_deep_folder(tmp_path: Path) -> None:
+def test_logs_are_looked_at_beyond_the_first_deep_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a/b/c/d/deep", "a/b/old", "z/new", "top"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
         os.utime(tmp_path / name, (1000.0, 9000.0 if name == "z/new" else 1000.0))
-    payload = payload_parts("prelude.py", "host_looks.py")
-    assert sorted(payload["log_times"](str(tmp_path))) == [1000.0, 1000.0, 9000.0]
-    payload["LOG_FILES"] = 3
-    assert list(payload["log_times"](str(tmp_path))) == [1000.0]  # the nearest
+    assert sorted(host_looks.log_times(str(tmp_path))) == [1000.0, 1000.0, 9000.0]
+    monkeypatch.setattr(host_looks, "LOG_FILES", 3)
+    assert list(host_looks.log_times(str(tmp_path))) == [1000.0]  # the nearest
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a /proc of its own")

@@ -8,18 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.payload import private
-from clusterctl.payload.private import (
-    NotPrivate,
-    drop_lock,
-    foreign_hand,
-    new_folder,
-    open_own,
-    own_folder,
-    planted,
-    replace_file,
-    take_lock,
-)
+from clusterctl.payload import private, trust
+from clusterctl.payload.locks import drop_lock, take_lock
+from clusterctl.payload.private import new_folder, open_own, own_folder, replace_file
+from clusterctl.payload.trust import NotPrivate, foreign_hand, planted
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's files")
@@ -196,7 +188,7 @@ def test_network_drives_are_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_pat
     asked: list[str] = []
     lstat = os.lstat
     monkeypatch.setattr(os, "lstat", lambda path: (asked.append(str(path)), lstat(path))[1])
-    monkeypatch.setattr(private, "_far_mounts", lambda: {str(drive)})
+    monkeypatch.setattr(trust, "_far_mounts", lambda: {str(drive)})
     (tmp_path / "link").symlink_to(drive / "venv")
     assert planted(str(tmp_path / "link" / "bin")) == ""
     assert str(tmp_path / "link") in asked

@@ -23,6 +23,10 @@ VERBS = sorted(
 )
 STDLIB = sys.stdlib_module_names
 CARRIED = {"pynvml"}
+NAMES = """import os
+import time
+from clusterctl.payload.prelude import ARGS, _write, emit, finish, hold_lease, section
+"""
 
 
 def _python38() -> str | None:
@@ -55,28 +59,36 @@ def test_remote_command_is_the_same_for_every_verb_and_holds_nothing_of_the_user
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_payload_imports_the_standard_library_only(verb: str) -> None:
-    for name, text in ship.parts(verb):
+def test_payload_imports_the_standard_library_and_what_came_with_it(verb: str) -> None:
+    sent = ship.modules(verb)
+    for name, text in modules(verb):
         for node in ast.walk(ast.parse(text, name)):
-            modules = []
+            imported = []
             if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
+                imported = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                modules = [node.module]
-            for module in modules:
-                assert module.split(".")[0] in STDLIB | CARRIED, f"{name} imports {module}"
+                imported = [node.module]
+            for module in imported:
+                known = module in sent or module.split(".")[0] in STDLIB | CARRIED
+                assert known, f"{name} imports {module}"
+
+
+def modules(verb: str) -> list[tuple[str, str]]:
+    """(name, text) of all that is run on a node for a verb."""
+    loader = Path(ship.__file__).with_name("loader.py").read_text()
+    return [("loader", loader), *ship.modules(verb).items()]
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_payload_is_python_38(verb: str) -> None:
-    for name, text in ship.parts(verb):
+    for name, text in modules(verb):
         ast.parse(text, name, feature_version=(3, 8))
 
 
 @needs_python38
 @pytest.mark.parametrize("verb", VERBS)
 def test_payload_compiles_on_a_real_python_38(verb: str) -> None:
-    for name, text in ship.parts(verb):
+    for name, text in modules(verb):
         subprocess.run(
             [PYTHON38, "-c", "import sys; compile(sys.stdin.read(), sys.argv[1], 'exec')", name],
             input=text.encode(),
@@ -229,13 +241,14 @@ def test_traceback_names_the_file_of_the_payload(monkeypatch: pytest.MonkeyPatch
     stream = ship.stream(LocalConnection(), "test", {})
     with pytest.raises(EOFError):
         stream.receive(10)
-    assert 'File "test.py", line 4, in main' in stream.stderr_tail()
+    assert 'File "clusterctl/payload/test.py", line 7, in main' in stream.stderr_tail()
     stream.close()
 
 
 def _with_verb(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Send `text` as the verb's file."""
-    prelude = ship.parts("shell")[0]
-    monkeypatch.setattr(ship, "parts", lambda verb: [prelude, ("test.py", text)])
+    sent = ship.modules("shell")
+    sent["clusterctl.payload.test"] = NAMES + text
+    monkeypatch.setattr(ship, "modules", lambda verb: sent)
     monkeypatch.setattr(ship, "_source", ship._source.__wrapped__)
-    monkeypatch.setitem(verbs.VERBS, "test", verbs.Verb(lambda value, place: value))
+    monkeypatch.setitem(verbs.VERBS, "test", verbs.Verb(lambda value: value))

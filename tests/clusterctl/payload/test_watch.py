@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.payload import private, ship
+from clusterctl.payload import locks, ship, watch_host
+from clusterctl.payload.watch_log import KernelLog
 from dashboards.samples import NodeSample
 from dashboards.watch_line import Decoder
 from tests.clusterctl.payload.local import LocalConnection, tools_only
@@ -201,16 +202,16 @@ def test_watcher_is_not_ended_by_another_user(tmp_path: Path) -> None:
 
 def test_process_that_has_the_number_of_an_older_watcher_is_let_alone(tmp_path: Path) -> None:
     session = uuid.uuid4().hex
-    path = private.lock_path("watch", session, "a")
+    path = locks.lock_path("watch", session, "a")
     with subprocess.Popen(["sleep", "60"]) as bystander:
-        lock, _ = private.take_lock(path, f"{bystander.pid} 1")  # it began at another moment
+        lock, _ = locks.take_lock(path, f"{bystander.pid} 1")  # it began at another moment
         assert lock is not None
         try:
             with watch(tools_only(tmp_path), session=session, node="a") as stream:
                 Watcher(stream).until(lambda: True)  # better two watchers than none
             assert bystander.poll() is None
         finally:
-            private.drop_lock(lock, path)
+            locks.drop_lock(lock, path)
             bystander.kill()
 
 
@@ -318,16 +319,8 @@ def test_nvml_comes_along_as_source_and_is_preferred(tmp_path: Path) -> None:
     assert (process.name, process.memory_bytes) == ("sleep", 70 * 2**30)
 
 
-def watch_log() -> dict[str, Any]:
-    """The names of the payload's part that reads the kernel's log."""
-    names: dict[str, Any] = {"__name__": "payload"}
-    for name, text in ship.parts("watch"):
-        exec(compile(text, name, "exec"), names)
-    return names
-
-
 def test_xid_lines_are_told_once_with_address_number_and_age() -> None:
-    log = watch_log()["KernelLog"]()
+    log = KernelLog()
     now = time.monotonic()
     lines = (
         ("NVRM: Xid (PCI:0000:0f:00): 94, pid=2503421, name=python3, Ch 00000008", now - 5.0),
@@ -363,16 +356,15 @@ def test_disk_that_refuses_is_told_from_one_that_hangs(tmp_path: Path) -> None:
     assert found["/refused"] == (None, "Permission denied")
 
 
-def test_disk_stays_in_the_list_while_it_is_mounted() -> None:
+def test_disk_stays_in_the_list_while_it_is_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that new mounts push it out of would read as if it were gone, and well."""
-    names = watch_log()
     mounts = ["/dev/a / ext4", "fs:/data /data nfs4"]
-    names["read_text"] = lambda path, limit=0: "\n".join(mounts)
-    disks = names["Disks"]([])
+    monkeypatch.setattr(watch_host, "read_text", lambda path, limit=0: "\n".join(mounts))
+    disks = watch_host.Disks([])
     assert disks.of_interest() == ["/", "/data"]
     mounts[1:1] = [f"fs:/{n} /new{n} nfs4" for n in range(40)]
     assert disks.of_interest()[:2] == ["/", "/data"]
-    assert len(disks.of_interest()) == names["DISKS"]
+    assert len(disks.of_interest()) == watch_host.DISKS
     del mounts[-1]
     assert "/data" not in disks.of_interest()
 
@@ -380,14 +372,14 @@ def test_disk_stays_in_the_list_while_it_is_mounted() -> None:
         raise OSError(path)
 
     before = disks.of_interest()
-    names["read_text"] = unreadable
+    monkeypatch.setattr(watch_host, "read_text", unreadable)
     assert disks.of_interest() == before
 
 
 def follow_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Any:
     env = tools_only(tmp_path, journalctl=script)
     monkeypatch.setenv("PATH", env["PATH"])
-    log = watch_log()["KernelLog"]()
+    log = KernelLog()
     threading.Thread(target=log._follow_journal, args=("not allowed",), daemon=True).start()
     return log
 
@@ -432,8 +424,7 @@ def test_one_line_of_the_kernel_shows_that_the_journal_can_be_read(
 
 def test_kernel_log_that_is_an_empty_device_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some containers have /dev/null there: it gives nothing, and at once, for ever."""
-    names = watch_log()
-    log = names["KernelLog"]()
+    log = KernelLog()
     opened, followed = os.open, []
     monkeypatch.setattr(os, "open", lambda path, flags: opened("/dev/null", flags))
     log._follow_journal = followed.append
@@ -448,7 +439,7 @@ def test_journal_is_followed_where_the_log_may_not_be_read(
     line = f"{stamp} node kernel: NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus."
     env = tools_only(tmp_path, journalctl=f'echo $$ >{tmp_path}/pid; echo "{line}"; exec sleep 300')
     monkeypatch.setenv("PATH", env["PATH"])
-    log = watch_log()["KernelLog"]()
+    log = KernelLog()
     reader = threading.Thread(target=log._follow_journal, args=("not allowed",), daemon=True)
     reader.start()
     found: list[Any] = []

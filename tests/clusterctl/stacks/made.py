@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.fanout import NodeResult
 from clusterctl.nodes import Node
-from clusterctl.payload import ship
+from clusterctl.payload.frames import Table
 from clusterctl.stacks.model import Picture, read_picture
 from clusterctl.stacks.sites import Sites
 from clusterctl.transport.base import Unreachable
@@ -66,24 +66,13 @@ FEEDER = [
     ("Thread._bootstrap", f"{LIB}/threading.py", "threading.py", 1002),
 ]
 
-_parts: dict[str, dict[str, Any]] = {}
-
-
-def part(name: str) -> dict[str, Any]:
-    """What payload/NAME.py defines, as on a node."""
-    if name not in _parts:
-        source = dict(ship.parts("stacks"))[f"clusterctl/payload/{name}.py"]
-        _parts[name] = {"__name__": name}
-        exec(compile(source, f"{name}.py", "exec", dont_inherit=True), _parts[name])
-    return _parts[name]
-
 
 class Made:
     """One node's report."""
 
     def __init__(self, name: str, samples: int = 2, interval_s: float = 2.0) -> None:
         self.name, self.interval_s = name, interval_s
-        self.table, self.rows = part("frames")["Table"](), []
+        self.table, self.rows = Table(), []
         self.samples: list[dict[str, Any]] = [{"processes": {}} for _ in range(samples)]
         self.more: dict[str, Any] = {}
         self.pids = itertools.count(1000)

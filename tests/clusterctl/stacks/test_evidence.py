@@ -9,19 +9,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.payload.flight import flight_dump, load_plain, newest
 from clusterctl.stacks.evidence import clues, parse_counters, parse_watchdog
 from clusterctl.stacks.flight import compare, make_dump, read_dump
-from tests.clusterctl.stacks.made import cluster, part, picture
+from tests.clusterctl.stacks.made import cluster, picture
 from tests.ports import free_port
 
-load_plain, newest = part("flight")["load_plain"], part("flight")["newest"]
-part("flight")["read_file"] = part("tasks")["read_file"]
 CAPTURES = Path(__file__).parents[2] / "captures"
 RECORD = """
 import os, sys
@@ -185,9 +185,8 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 def test_a_node_sends_the_newest_entries_of_its_ranks(tmp_path: Path) -> None:
-    flight_dump = part("flight")["flight_dump"]
-    part("flight")["variable"] = lambda one, name: one.get(name)
-    env = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{tmp_path}/trace_"}
+    variables = b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE=%s/trace_\0" % os.fsencode(tmp_path)
+    env = SimpleNamespace(environ=variables)
     assert flight_dump(env, 3) is None
     data = {"entries": [entry(number) for number in range(1, 200)]}
     (tmp_path / "trace_3").write_bytes(pickle.dumps(data))

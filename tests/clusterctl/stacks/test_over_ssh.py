@@ -58,7 +58,8 @@ def plant(
     as_user = f"setpriv --reuid={user} --regid={user} --clear-groups " if user else ""
     log = f"/tmp/job-{run_id}-{rank}"
     script = (
-        f"cd /; {variables} setsid {as_user}{shlex.quote(interpreter(user))} {shlex.quote(str(HERE / 'crew.py'))} {workers} {' '.join(more)} "
+        f"mkdir {log}.d && cp {shlex.quote(str(HERE / 'crew.py'))} {log}.d && chmod -R a+rX {log}.d; "  # this checkout may be closed to other users
+        f"cd /; {variables} setsid {as_user}{shlex.quote(interpreter(user))} {log}.d/crew.py {workers} {' '.join(more)} "
         f"</dev/null >{log} 2>&1 & for i in $(seq 3000); do grep -q up {log} && exit 0; sleep 0.01; done; cat {log}; exit 1"
     )
     done = node.exec(["sh", "-c", script], timeout_s=60)

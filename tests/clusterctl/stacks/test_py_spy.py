@@ -13,14 +13,13 @@ import pytest
 
 from clusterctl.job import Pick
 from clusterctl.nodes import Node
-from clusterctl.payload import private
+from clusterctl.payload import spy
 from clusterctl.stacks.collect import Looks, _packed_py_spy, collect, collect_native
 from clusterctl.stacks.model import Picture, Proc, read_picture
 from clusterctl.stacks.report import permission_lines
 from clusterctl.stacks.sites import Sites
 from clusterctl.transport.base import Limits
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
-from tests.clusterctl.stacks.made import part
 
 HERE = Node("here", host="127.0.0.1")
 NOBODY = 65534
@@ -188,14 +187,12 @@ def test_carried_one_runs_where_the_temporary_folder_cannot_hold_programs(
 
 @needs_root
 def test_carried_one_runs_from_memory_where_no_folder_can_hold_programs(mount: Callable[[str], Path]) -> None:  # fmt: skip
-    spy = part("spy")
-    spy.update(new_folder=private.new_folder)
     folder = mount("noexec")
-    path = spy["unpack_py_spy"](_packed_py_spy(), (str(folder),))
+    path = spy.unpack_py_spy(_packed_py_spy(), (str(folder),))
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
         assert done.stdout.startswith("py-spy")
         assert list(folder.iterdir()) == []
     finally:
-        spy["remove_py_spy"]()
+        spy.remove_py_spy()
     assert not Path(path).exists()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.payload.frames import Table
 from clusterctl.stacks.frames import Book, Stack, make_frame, trim
 from clusterctl.stacks.sites import Sites, read_sites
-from tests.clusterctl.stacks.made import part
 
 LIB = "/opt/env/lib/python3.11"
 TORCH = f"{LIB}/site-packages/torch"
@@ -145,7 +145,7 @@ def test_operation_is_the_line_where_there_is_no_frame_of_it() -> None:
 
 
 def test_text_of_a_line_is_looked_up_through_torchs_operator_calls() -> None:
-    table = part("frames")["Table"]()
+    table = Table()
     frames = [
         ("OpOverload.__call__", f"{TORCH}/_ops.py", 841),
         ("call", "/tmp/inductor/cab.py", 77),

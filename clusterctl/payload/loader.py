@@ -1,0 +1,47 @@
+"""Import the modules that came along with a payload: the first that runs on the node.
+
+They come as {module name: text, or bytes packed by zlib and base 85}. A module is compiled when it is first
+imported, so what a verb needs only at times is imported in the function that needs it.
+"""
+
+import sys
+from _frozen_importlib import ModuleSpec  # importlib.machinery would cost 2 ms more
+
+PACKAGES = ("clusterctl", "clusterctl.payload")
+
+
+class Loader:
+    """Finder and loader of what is in `sources`."""
+
+    def __init__(self, sources):
+        self.sources = sources
+
+    def find_spec(self, name, path=None, target=None):
+        is_package = name in PACKAGES
+        if not is_package and name not in self.sources:
+            return None
+        return ModuleSpec(name, self, is_package=is_package)  # type: ignore[arg-type]
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        name = module.__name__
+        if name in PACKAGES:
+            return
+        text = self.sources[name]
+        if isinstance(text, bytes):
+            import base64
+            import zlib
+
+            text = zlib.decompress(base64.b85decode(text))
+        file = name.replace(".", "/") + ".py"  # for tracebacks
+        exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
+
+
+def play(sources, verb):
+    """Run `main` of the verb's module."""
+    sys.meta_path.insert(0, Loader(sources))
+    from clusterctl.payload.prelude import run
+
+    run("clusterctl.payload." + verb)

@@ -1,0 +1,121 @@
+"""Whose hand is in a path: whether another user of a machine could have made or changed what it names.
+
+Runs on nodes and on the head.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Container, Iterator
+
+LOCAL_TYPES = ("ext", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "squashfs", "devtmpfs")  # fmt: skip
+LINKS = 40  # on the way to a file, as the kernel has it
+
+
+class NotPrivate(OSError):
+    """Another user of this machine has, or may have, a hand in what a path names."""
+
+
+def foreign_hand(path: str) -> str:
+    """Why another user than root could have made or changed what lies at `path`; "" when none could.
+
+    Every folder and link on the way counts. Raises OSError when there is no such path.
+    """
+    for at, found, _ in _way(path):
+        why = changed_by_others(found)
+        if why:
+            return "%s %s" % (at, why)
+    return ""
+
+
+def changed_by_others(found: os.stat_result) -> str:
+    """Why another user than root could change what has such a status; "" when none could.
+
+    In a sticky folder such as /tmp others can add names, not take away ours.
+    """
+    if found.st_uid not in (0, os.getuid()):
+        return "belongs to user %d" % found.st_uid
+    if stat.S_ISLNK(found.st_mode) or _is_sticky(found):
+        return ""
+    group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    if group or found.st_mode & stat.S_IWOTH:
+        return "can be changed by other users (mode %04o)" % stat.S_IMODE(found.st_mode)
+    return ""
+
+
+def planted(path: str) -> str:
+    """Whose file or folder in a place that is open to all `path` leads through; "" for nobody's.
+
+    Weaker than `foreign_hand`: folders of a project's group or of another owner are fine, but what
+    anybody could have put there is not. Where a path ends early, what there is of it counts. Does not
+    touch network drives: what lies there is the same everywhere, and a dead one would never answer.
+    """
+    try:
+        for at, found, above in _way(path, _far_mounts()):
+            if above.st_mode & stat.S_IWOTH and found.st_uid not in (0, os.getuid()):
+                place = "lies in a folder that is open to all"
+                return "%s belongs to user %d and %s" % (at, found.st_uid, place)
+    except OSError:
+        pass  # there is no more of it
+    return ""
+
+
+def _far_mounts() -> set[str]:
+    """Where the drives are mounted that are none of this machine's."""
+    found = set()
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file.read().decode("utf-8", "surrogateescape").splitlines():
+            where, _, how = line.partition(" - ")
+            if not how.startswith(LOCAL_TYPES):
+                found.add(where.split(" ")[4])
+    return found
+
+
+def _way(
+    path: str, stop_at: Container[str] = ()
+) -> Iterator[tuple[str, os.stat_result, os.stat_result]]:
+    """(name, its lstat, its folder's) of everything on the way to a file, links and their targets too."""
+    at, above, links = "/", os.lstat("/"), 0
+    todo = os.path.join(os.getcwd(), path).split("/")
+    while todo:
+        name = todo.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            at = os.path.dirname(at)
+            above = os.lstat(at)
+            continue
+        here = os.path.join(at, name)
+        if here in stop_at:
+            return
+        found = os.lstat(here)
+        yield here, found, above
+        if not stat.S_ISLNK(found.st_mode):
+            at, above = here, found
+            continue
+        links += 1
+        if links > LINKS:
+            raise OSError("too many links on the way to %s" % path)
+        target = os.readlink(here)
+        if target.startswith("/"):
+            at, above = "/", os.lstat("/")
+        todo[:0] = target.split("/")
+
+
+def _is_sticky(found: os.stat_result) -> bool:
+    """A folder in which names can be removed by their owners only, such as /tmp."""
+    return stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether nobody else is in a group: many systems give each user one, and let it write."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    is_primary = gid == user.pw_gid and group.gr_name == user.pw_name
+    return is_primary and set(group.gr_mem) <= {user.pw_name}
