@@ -15,8 +15,8 @@ import threading
 import time
 
 from clusterctl.payload.active_files import run_files
-from clusterctl.payload.launch_looks import try_port
 from clusterctl.payload.meeting import Door, interface_towards, knock, own_addresses
+from clusterctl.payload.ports import try_port
 from clusterctl.payload.prelude import (
     _live,
     _live_lock,

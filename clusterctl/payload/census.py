@@ -16,31 +16,11 @@ import time
 from functools import partial
 
 from clusterctl.payload.children import collect_child, fork_child
-from clusterctl.payload.gpu_looks import (
-    ask_nvml,
+from clusterctl.payload.collect_gpus import (
     list_nvidia_pci,
     list_nvidia_proc,
     look_at_gpus,
     look_at_switches,
-)
-from clusterctl.payload.host_looks import (
-    describe_system,
-    look_at_clock,
-    look_at_fabric,
-    look_at_kernel_log,
-    look_at_network,
-    look_at_processes,
-    measure_mounts,
-    read_infiniband,
-    read_limits,
-)
-from clusterctl.payload.launch_looks import (
-    ask_git,
-    ask_port,
-    ask_python,
-    find_wandb_login,
-    measure_disk,
-    measure_files,
 )
 from clusterctl.payload.prelude import (
     ARGS,
@@ -60,7 +40,12 @@ def main():
     everything = ARGS.get("everything", False)
     if ARGS.get("nvml"):
         import ctypes  # noqa: F401 - once, before there are children that would each import it
-    nvml = fork_child(ask_nvml) if ARGS.get("nvml") else None
+
+        from clusterctl.payload.collect_nvml import ask_nvml
+
+        nvml = fork_child(ask_nvml)
+    else:
+        nvml = None
     children = fork_children(min(4.0, timeout_s))
     if ARGS.get("pings"):
         hold_lease(on_message=lambda _: emit({"time_s": time.time()}))
@@ -73,13 +58,11 @@ def main():
         lambda: call("machine", describe_machine, 3.0),
     ]
     tasks += [partial(collect_child, name, child, timeout_s) for name, child in children.items()]
-    tasks += [partial(ask_port, port) for port in ARGS.get("ports", ())]
-    if ARGS.get("python"):
-        tasks.append(lambda: ask_python(ARGS["python"], timeout_s))
     if everything:
         tasks += list_everything(timeout_s, began)
     elif ARGS.get("launch"):
         tasks += list_launch(timeout_s)
+    tasks += list_asked(timeout_s)
     together(tasks)
     cpu_s = sum(os.times()[:4])
     if not ARGS.get("pings"):
@@ -88,14 +71,35 @@ def main():
     threading.Event().wait()  # the lease answers, and ends us when stdin closes
 
 
+def list_asked(timeout_s):
+    """What the head has named: ports and an interpreter."""
+    tasks = []
+    if ARGS.get("ports"):
+        from clusterctl.payload.ports import ask_port
+
+        tasks += [partial(ask_port, port) for port in ARGS["ports"]]
+    if ARGS.get("python"):
+        from clusterctl.payload.collect_launch import ask_python
+
+        tasks.append(lambda: ask_python(ARGS["python"], timeout_s))
+    return tasks
+
+
 def fork_children(patience_s):
     """What touches file systems, by section: any of them may hang for ever on a dead mount."""
     children = {}
-    for path in ARGS.get("paths", ()):
-        children["disk:" + path] = fork_child(partial(measure_disk, path))
+    if ARGS.get("paths"):
+        from clusterctl.payload.collect_mounts import measure_disk
+
+        for path in ARGS["paths"]:
+            children["disk:" + path] = fork_child(partial(measure_disk, path))
     if ARGS.get("everything"):
+        from clusterctl.payload.collect_mounts import measure_mounts
+
         children["mounts"] = fork_child(partial(measure_mounts, patience_s))
     if ARGS.get("files"):
+        from clusterctl.payload.collect_launch import measure_files
+
         children["files"] = fork_child(partial(measure_files, ARGS["files"]))
     if ARGS.get("token"):
         children["token"] = fork_child(partial(read_text, ARGS["token"], 200))
@@ -103,6 +107,12 @@ def fork_children(patience_s):
 
 
 def list_everything(timeout_s, began):
+    from clusterctl.payload.collect_clock import look_at_clock
+    from clusterctl.payload.collect_fabric import look_at_fabric
+    from clusterctl.payload.collect_kernel_log import look_at_kernel_log
+    from clusterctl.payload.collect_processes import look_at_processes
+    from clusterctl.payload.collect_system import read_limits
+
     growth_s = ARGS.get("growth_s", 0.7)
     tasks = [
         lambda: call("began", lambda: "%.6f %.6f" % began, 2.0),
@@ -118,15 +128,24 @@ def list_everything(timeout_s, began):
 
 def list_launch(timeout_s):
     """What a launch line is compared with, and no more: a launch waits for it."""
+    from clusterctl.payload.collect_network import look_at_network
+    from clusterctl.payload.collect_system import describe_system
+
     tasks = [
         partial(look_at_network, timeout_s, ARGS.get("names", ())),
         lambda: call("system", describe_system, 3.0),
     ]
     if not ARGS.get("everything"):
+        from clusterctl.payload.collect_fabric import read_infiniband
+
         tasks.append(lambda: call("ib", read_infiniband, 5.0))
     if ARGS.get("workdir"):
+        from clusterctl.payload.collect_launch import ask_git
+
         tasks.append(lambda: ask_git(ARGS["workdir"], timeout_s))
     if ARGS.get("wandb"):
+        from clusterctl.payload.collect_launch import find_wandb_login
+
         tasks.append(lambda: call("wandb", find_wandb_login, 2.0))
     return tasks
 

@@ -12,7 +12,6 @@ import re
 import threading
 import time
 
-from clusterctl.payload.gpu_holders import gpu_holders
 from clusterctl.payload.prelude import read_text, user_name
 from clusterctl.payload.processes import TICKS, all_pids, process, rank_number, variable
 from clusterctl.payload.roles import find_roles, program
@@ -163,6 +162,8 @@ def seed_test(pick, shot):
             and bool(pattern.search(b" ".join(one.words).decode("utf-8", "replace")))
         )
     if pick.get("gpus"):
+        from clusterctl.payload.gpu_holders import gpu_holders
+
         holders, notes = gpu_holders()
         NOTES.extend(notes)
         return lambda pid, one: pid in holders and not GPU_DAEMONS.match(one.facts.command)

@@ -35,6 +35,9 @@ _VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"
 _NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\s{0,9}(?::=|[:=])\s{0,9}"
 _OPTION = r"(?<![\w-])(--?[A-Za-z][\w.-]{0,80})\s{1,9}"
 _URL_USER = r"(?<=://)[^\s/\"']+(?=@)"
+# What tokens begin with: also a quick look whether a text can hold one.
+_TOKENS = ("hf_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "sk-", "nvapi-")
+_TOKENS += ("xox", "wandb_v1_", "AKIA", "AIza", "eyJ")
 _SHAPE = (
     r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|nvapi-|xox[abeoprs]-|wandb_v1_|AKIA|AIza)[\w-]{12,}"
     r"|\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"  # JSON web token
@@ -55,12 +58,20 @@ def is_secret(name: str) -> bool:
 
 def hide(text: str) -> str:
     """A text without the secrets in it: users of URLs, tokens, values behind names of secrets."""
+    # Most words hold nothing that an expression could find, and each costs a node 0.5 ms to compile.
     if "://" in text:
         text = re.sub(_URL_USER, HIDDEN, text)
-    text = re.sub(_SHAPE, HIDDEN, text)
-    text = re.sub(_HEADER, r"\1\2" + HIDDEN, text)
-    text = _hide_values(_hide_values(text, _NAMED), _OPTION)
-    return re.sub(_LOGIN, r"\1 " + HIDDEN, text)
+    if any(mark in text for mark in _TOKENS):
+        text = re.sub(_SHAPE, HIDDEN, text)
+    if ":" in text:
+        text = re.sub(_HEADER, r"\1\2" + HIDDEN, text)
+    if ":" in text or "=" in text:
+        text = _hide_values(text, _NAMED)
+    if "-" in text and len(text.split()) > 1:
+        text = _hide_values(text, _OPTION)
+    if "login" in text:
+        text = re.sub(_LOGIN, r"\1 " + HIDDEN, text)
+    return text
 
 
 def _hide_values(text: str, names: str) -> str:

@@ -20,7 +20,6 @@ from clusterctl.payload.find import (
     login_user,
     machine,
 )
-from clusterctl.payload.gpu_holders import memory_of, prove_freed
 from clusterctl.payload.prelude import ARGS, finish
 from clusterctl.payload.processes import process
 
@@ -38,9 +37,12 @@ def main():
 def look(pick):
     shot, pids, strangers = find_job(pick)
     rows, others = describe_job(shot, pids), describe_job(shot, strangers)
-    held = memory_of([row["pid"] for row in rows]) if rows else {}
-    for row in rows:
-        row["gpu_bytes"] = held[row["pid"]]
+    if rows:
+        from clusterctl.payload.gpu_holders import memory_of
+
+        held = memory_of([row["pid"] for row in rows])
+        for row in rows:
+            row["gpu_bytes"] = held[row["pid"]]
     return {
         "rows": rows,
         "others": others,
@@ -61,6 +63,8 @@ def kill(pick):
     ended = set(ending.victims) - {(row["pid"], start_of(row["pid"])) for row in left}
     gpu_left, gpu_unknown = [], ""  # type: list, str
     if ARGS.get("gpu") and ended:
+        from clusterctl.payload.gpu_holders import prove_freed
+
         pids = {pid for pid, _ in ended}
         gpu_left, gpu_unknown = prove_freed(pids, ARGS.get("gpu_s", GPU_FREE_S))
     return {

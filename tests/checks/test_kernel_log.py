@@ -10,7 +10,7 @@ from checks.facts import KernelLog, Unknown
 from checks.finding import Action, Verdict
 from checks.parse import kernel_log as log
 from checks.xid import grade
-from clusterctl.payload import host_looks
+from clusterctl.payload import collect_kernel_log
 from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
 
@@ -103,7 +103,7 @@ def test_a_log_that_nobody_may_read_is_unknown_and_an_empty_one_is_not() -> None
 
 
 def test_node_and_head_agree_on_what_is_interesting() -> None:
-    assert host_looks.INTERESTING == log.INTERESTING
+    assert collect_kernel_log.INTERESTING == log.INTERESTING
 
 
 @pytest.mark.parametrize(

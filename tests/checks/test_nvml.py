@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 import types
 
@@ -14,7 +13,7 @@ from checks.facts import Fleet, GpuHealth, Unknown
 from checks.parse.host import parse_all_gpus
 from checks.parse.nvml import parse_nvml
 from checks.runner import run_checks
-from clusterctl.payload import gpu_looks
+from clusterctl.payload import collect_nvml
 from tests.checks.sections import ended, node, pci_devices
 
 ANSWERS = {
@@ -73,8 +72,7 @@ class Library:
 def ask(monkeypatch: pytest.MonkeyPatch, library: Library):
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
-    monkeypatch.setattr(gpu_looks, "json", json, raising=False)
-    return parse_nvml(ended(gpu_looks.ask_nvml()))
+    return parse_nvml(ended(collect_nvml.ask_nvml()))
 
 
 def test_every_value_comes_home_and_is_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +136,7 @@ def test_a_driver_that_sees_no_card_is_held_against_what_pci_shows(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Library(0))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
-    monkeypatch.setattr(gpu_looks, "json", json, raising=False)
-    said = ended(gpu_looks.ask_nvml())
+    said = ended(collect_nvml.ask_nvml())
     for count, verdict in ((2, "FAIL"), (0, "SKIP")):
         facts = parse_all_gpus({"nvml": said, "pci": pci_devices(count)})
         assert (facts.state, facts.count) == ("none", 0)

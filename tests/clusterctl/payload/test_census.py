@@ -16,7 +16,7 @@ from checks.facts import Fleet, KernelLog, Unknown
 from checks.finding import Verdict
 from checks.parse.host import parse_census
 from checks.runner import run_checks
-from clusterctl.payload import host_looks, ship
+from clusterctl.payload import collect_clock, collect_processes, ship
 from tests.clusterctl.payload.local import (
     LocalConnection,
     LocalTransport,
@@ -168,11 +168,11 @@ def test_a_process_whose_last_turn_the_kernel_forgot_has_slept_at_most_as_long_a
     child = subprocess.Popen(["sleep", "60"])
     try:
         turns = {child.pid: 0.0, 1: 0.0, os.getpid(): 90.0, "self": 100.0}
-        monkeypatch.setattr(host_looks, "last_run", turns.get)
-        assert 0 <= int(host_looks.blocked_since(child.pid)[0]) < host_looks.YOUNG_S
-        assert host_looks.blocked_since(os.getpid())[0] == "10"
-        monkeypatch.setattr(host_looks, "age_of", lambda pid: 3600.0)
-        assert host_looks.blocked_since(1)[0] == "?"
+        monkeypatch.setattr(collect_processes, "last_run", turns.get)
+        assert 0 <= int(collect_processes.blocked_since(child.pid)[0]) < collect_processes.YOUNG_S
+        assert collect_processes.blocked_since(os.getpid())[0] == "10"
+        monkeypatch.setattr(collect_processes, "age_of", lambda pid: 3600.0)
+        assert collect_processes.blocked_since(1)[0] == "?"
     finally:
         child.kill()
         child.wait()
@@ -212,9 +212,9 @@ def test_logs_are_looked_at_beyond_the_first_deep_folder(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
         os.utime(tmp_path / name, (1000.0, 9000.0 if name == "z/new" else 1000.0))
-    assert sorted(host_looks.log_times(str(tmp_path))) == [1000.0, 1000.0, 9000.0]
-    monkeypatch.setattr(host_looks, "LOG_FILES", 3)
-    assert list(host_looks.log_times(str(tmp_path))) == [1000.0]  # the nearest
+    assert sorted(collect_clock.log_times(str(tmp_path))) == [1000.0, 1000.0, 9000.0]
+    monkeypatch.setattr(collect_clock, "LOG_FILES", 3)
+    assert list(collect_clock.log_times(str(tmp_path))) == [1000.0]  # the nearest
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a /proc of its own")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.payload import hide as rules
 from clusterctl.payload.hide import HIDDEN, hide, hide_words, is_secret
 
 V = "V4lue-of-the-secret"
@@ -135,3 +137,18 @@ def test_long_text_does_not_take_long(piece: str) -> None:
     begun = time.process_time()
     hide(piece * (100_000 // len(piece)))
     assert time.process_time() - begun < 5.0
+
+
+PIECES = (
+    "--api-key", "-p", "token", "=", ": ", ":", "\t", "\n", "\u2003", " ", "'", '"', "https://", "me:x@", "Cookie",
+    "authorization", "wandb", "login", "hf_", "ghp_", "ghr_", "sk-", "xoxb-", "eyJ", ".", "AIza", "a1b2c3d4e5f6g7h8",
+    V, "{", "}", ",", "/",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+def test_what_is_looked_for_first_leaves_nothing_out(text: str) -> None:
+    wanted = re.sub(rules._SHAPE, HIDDEN, re.sub(rules._URL_USER, HIDDEN, text))
+    wanted = re.sub(rules._HEADER, r"\1\2" + HIDDEN, wanted)
+    wanted = rules._hide_values(rules._hide_values(wanted, rules._NAMED), rules._OPTION)
+    assert hide(text) == re.sub(rules._LOGIN, r"\1 " + HIDDEN, wanted)

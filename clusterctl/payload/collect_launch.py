@@ -1,4 +1,4 @@
-"""Census: what a launch will need on the node: interpreter, packages, working copy, files, logins."""
+"""Census: what a launch needs on the node: interpreter, packages, working copy, files, logins."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import os
 import time
 
-from clusterctl.payload.host_looks import room_of
-from clusterctl.payload.prelude import SECTIONS, _result, call, read_text, section
+from clusterctl.payload.prelude import SECTIONS, _result, read_text, section
 
 # Asks an environment for its versions without importing anything heavy: torch takes seconds,
 # importlib.metadata 30 ms, and the folders' names say the same. Runs under -S: of .pth files it
@@ -88,21 +87,6 @@ FILES = 20000  # of one folder whose sizes are added up
 PACKAGES = ("torch", "colossalai", "av", "transformers", "diffusers", "numpy", "clusterctl")
 
 
-def measure_disk(asked):
-    """statfs of the nearest folder of a path that exists already."""
-    path = asked = os.path.abspath(asked)
-    while not os.path.exists(path) and path != "/":
-        path = os.path.dirname(path)
-    return json.dumps(
-        dict(
-            room_of(path),
-            asked=asked,
-            writable=os.access(path, os.W_OK),
-            is_folder=os.path.isdir(path),
-        )
-    )
-
-
 def measure_files(paths):
     """One JSON line for each file that the launch names; of a folder the sum of what is in it."""
     lines = []
@@ -168,56 +152,3 @@ def find_wandb_login():
         except OSError:
             continue
     return "no"
-
-
-def ask_port(port):
-    call("port:%d" % port, lambda: try_port(port), 3.0)
-
-
-def try_port(port):
-    """The word free, or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
-    import socket
-
-    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-        try:
-            probe = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            continue  # no IPv6 here
-        try:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((address, port))
-            probe.listen(1)
-        except OSError as error:
-            if family == socket.AF_INET6 and error.errno in (97, 99):
-                continue  # EAFNOSUPPORT, EADDRNOTAVAIL: IPv6 is switched off
-            return "%s %s" % (error.strerror, find_listener(port))
-        finally:
-            probe.close()
-    return "free"
-
-
-def find_listener(port):
-    """Process that listens on a port, as far as this user may see it."""
-    wanted = ":%04X" % port
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            rows = read_text(table, 4 << 20).splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            words = row.split()
-            if words[1].endswith(wanted) and words[3] == "0A":
-                inodes.add("socket:[%s]" % words[9])
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        folder = "/proc/%s/fd" % pid
-        try:
-            links = [os.readlink("%s/%s" % (folder, name)) for name in os.listdir(folder)]
-        except OSError:
-            continue  # of another user, or just ended
-        if inodes.intersection(links):
-            words = read_text("/proc/%s/cmdline" % pid, 200).split("\0")
-            return "by pid %s: %s" % (pid, " ".join(words).strip())
-    return "by a process that this user may not see" if inodes else ""

@@ -1,0 +1,60 @@
+"""Whether a port of this node is free, and who listens there if it is not."""
+
+from __future__ import annotations
+
+import os
+
+from clusterctl.payload.prelude import call, read_text
+
+
+def ask_port(port):
+    call("port:%d" % port, lambda: try_port(port), 3.0)
+
+
+def try_port(port):
+    """The word free, or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
+    import socket
+
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            probe = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue  # no IPv6 here
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError as error:
+            if family == socket.AF_INET6 and error.errno in (97, 99):
+                continue  # EAFNOSUPPORT, EADDRNOTAVAIL: IPv6 is switched off
+            return "%s %s" % (error.strerror, find_listener(port))
+        finally:
+            probe.close()
+    return "free"
+
+
+def find_listener(port):
+    """Process that listens on a port, as far as this user may see it."""
+    wanted = ":%04X" % port
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = read_text(table, 4 << 20).splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            words = row.split()
+            if words[1].endswith(wanted) and words[3] == "0A":
+                inodes.add("socket:[%s]" % words[9])
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        folder = "/proc/%s/fd" % pid
+        try:
+            links = [os.readlink("%s/%s" % (folder, name)) for name in os.listdir(folder)]
+        except OSError:
+            continue  # of another user, or just ended
+        if inodes.intersection(links):
+            words = read_text("/proc/%s/cmdline" % pid, 200).split("\0")
+            return "by pid %s: %s" % (pid, " ".join(words).strip())
+    return "by a process that this user may not see" if inodes else ""
