@@ -4,8 +4,8 @@ For each of them the environment from the lock, the import of every module, the 
 (those of video also with the newest PyAV tried), and a short demo: as root, the demo runs as an ordinary user
 in a home with a space in its path. The oldest and the newest also get mypy and the tests of payloads and
 commands: what changes between Pythons shows at an end. The Python of .venv, whose tests `make test` runs all,
-only gets the demo here. The last line names every version and what broke. Exit code 1 if one did, 3 if one
-could not be tried.
+only gets the demo here. While one is tried the environments of the next are made. The last line names every
+version and what broke. Exit code 1 if one did, 3 if one could not be tried.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.sources import ROOT, copy_sources
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+OWN = "{}.{}".format(*sys.version_info)
 NOBODY = 65534
 LIMIT_S = 900  # of one step
 TESTS = (
@@ -69,7 +71,14 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=VERSIONS, metavar="VERSION")
     parser.add_argument("--skip-demo", action="store_true")
     args = parser.parse_args()
-    results = {version: try_version(version, args.skip_demo) for version in args.only or VERSIONS}
+    versions = args.only or VERSIONS
+    with ThreadPoolExecutor(1) as maker:
+        made = {
+            version: maker.submit(make_environment, base, environment_of(version))
+            for version in versions
+            if version != OWN and (base := interpreter(version)) is not None
+        }
+        results = {version: try_version(version, made, args.skip_demo) for version in versions}
     words = ", ".join(f"{version} {result}" for version, result in results.items())
     print(f"Pythons: {words}", flush=True)
     if any(result.startswith("broken") for result in results.values()):
@@ -77,18 +86,16 @@ def main() -> int:
     return 3 if "not found" in results.values() else 0
 
 
-def try_version(version: str, skip_demo: bool) -> str:
+def try_version(version: str, made: Mapping[str, Future[None]], skip_demo: bool) -> str:
     """Returns ok, not found, or broken with the step."""
     python = sys.executable
     steps: list[tuple[str, Callable[[str], None]]] = [] if skip_demo else [("demo", run_demo)]
-    if version != "{}.{}".format(*sys.version_info):
-        base = interpreter(version)
-        if base is None:
+    if version != OWN:
+        if version not in made:
             return "not found"
-        folder = ROOT / ".pythons" / f"Python {version}"  # a path with a space
-        python = str(folder / "bin" / "python")
+        python = str(environment_of(version) / "bin" / "python")
         steps = [
-            ("environment", lambda _: make_environment(base, folder)),
+            ("environment", lambda _: made[version].result()),
             ("lint and tests", run_lint_and_tests) if version in ENDS else ("tests", run_tests),
             *([("newest PyAV", run_newest_pyav)] if version == TAKES_NEWEST_PYAV else []),
             *(steps if version in ENDS else []),
@@ -125,11 +132,20 @@ def interpreter(version: str) -> str | None:
     return None
 
 
+def environment_of(version: str) -> Path:
+    return ROOT / ".pythons" / f"Python {version}"  # a path with a space
+
+
 def make_environment(python: str, folder: Path) -> None:
     """From the lock, without bytecode: less than a tenth of it is ever imported here."""
     folder.parent.mkdir(exist_ok=True)
-    place = str(folder.relative_to(ROOT))
-    run(["requirements/venv.sh"], PYTHON=python, VENV=place, COMPILE="")
+    settings = {"PYTHON": python, "VENV": str(folder.relative_to(ROOT)), "COMPILE": ""}
+    done = subprocess.run(
+        ["requirements/venv.sh"], cwd=ROOT, env={**os.environ, **settings}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise Broken(f"exit code {done.returncode}: {done.stdout[-2000:]}")
 
 
 def run_lint_and_tests(python: str) -> None:

@@ -130,6 +130,7 @@ def _steps(run: Run) -> bool:
 def _timed(run: Run) -> Iterator[dict[str, Any]]:
     """Batches of this epoch and the next ones; waiting for them is the phase "data"."""
     while True:
+        _tell_epoch(run)
         batches = iter(run.loader)
         while True:
             with run.clock.phase("data", run.step + 1):
@@ -137,7 +138,19 @@ def _timed(run: Run) -> Iterator[dict[str, Any]]:
             if batch is None:
                 break
             yield batch
-        run.journal.event("epoch", f"epoch {run.loader.cursor.epoch} begins", step=run.step)
+
+
+def _tell_epoch(run: Run) -> None:
+    """What the epoch trains on, and what of the data it leaves out and why."""
+    cursor, plan = run.loader.cursor, run.plan.epoch(run.loader.cursor.epoch)
+    if not len(plan):
+        return
+    left = plan.left_out(len(run.plan.manifest), run.engine.world * run.config.accumulation_steps)
+    reasons = "".join(f"; {count:,} {why}" for why, count in left.items() if count)
+    begins = "goes on" if cursor.consumed else "begins"
+    clips = len(run.plan.manifest) - sum(left.values())
+    text = f"epoch {cursor.epoch} {begins}: {clips:,} clips{reasons}"
+    run.journal.event("epoch", text, step=run.step, clips=clips, left_out=left)
 
 
 @dataclass

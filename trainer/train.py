@@ -43,7 +43,7 @@ _LEAVE_S = (
 )
 # Of the environment, what explains a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKIE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

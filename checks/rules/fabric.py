@@ -35,7 +35,7 @@ def _fabrics(fleet: Fleet) -> Iterator[tuple[NodeFacts, Fabric] | Finding]:
 
 @check(
     "ib.ports", scope="fleet", advisory=True,
-    bad="WARN a port is down here that is not down on most nodes; FAIL fewer active ports than most nodes, a port "
+    bad="WARN a port is down here that is not down on most nodes, or no port is active anywhere; FAIL fewer active ports than most nodes, a port "
         "down that is active on most",
     how="sysfs state, phys_state and link_layer; never ibdev2netdev, whose (Down) is the IP side",
     fix="cable and transceiver of that port, then the switch's port",
@@ -87,10 +87,12 @@ def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             )
         elif most is not None and count < most:
             yield fail(f"{count} active ports, most nodes have {most}", fix=fix, **more)
-        elif down and len(fabrics) < 2 and count == 0:
-            yield fail(
-                f"no port is active: {down[0].name} is {_said(down[0])}", nodes=names, fix=fix
-            )
+        elif down and count == 0:
+            text = f"no port is active: {down[0].name} is {_said(down[0])}"
+            if len(fabrics) < 2:
+                yield fail(text, nodes=names, fix=fix)
+            else:  # they may be unused everywhere, or the switch is off
+                yield warn(f"{text}, as on most nodes", nodes=names, fix=fix)
         elif down and any(port.netdev for port in down) and _odd(down, fabrics):
             yield warn(
                 "; ".join(f"{port.name} is {_said(port)}" for port in down), nodes=names, fix=fix

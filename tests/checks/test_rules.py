@@ -389,3 +389,13 @@ def test_server_that_was_stepped_is_told_from_one_that_is_always_off() -> None:
     assert said["backwards"] == (
         "+3.000 s from its source 10.99.0.5; one of them was stepped (RMS offset 0.506 s)"
     )
+
+
+def test_a_fabric_that_is_down_everywhere_is_no_pass() -> None:
+    down = healthy.fabric(*(healthy.port(n, state="DOWN", phys_state="Polling") for n in (0, 1)))
+    found = judge("ib.ports", *(node(name, fabric=down) for name in ("n1", "n2", "n3")))
+    assert {one.verdict for one in found.values()} == {WARN}
+    assert found["n2"].evidence == "no port is active: mlx5_0:1 is DOWN/Polling, as on most nodes"
+    spare = healthy.fabric(healthy.port(0), healthy.port(1, state="DOWN", phys_state="Disabled"))
+    found = judge("ib.ports", *(node(name, fabric=spare) for name in ("n1", "n2", "n3")))
+    assert {one.verdict for one in found.values()} == {PASS}

@@ -141,6 +141,13 @@ def test_a_resumed_run_is_the_one_that_never_stopped(runs: Runs, whole: str, res
     assert _digests(runs.directory(resumed) / name) == _digests(runs.directory(whole) / name)
 
 
+def test_each_epoch_says_what_it_trains_on(runs: Runs) -> None:
+    assert runs.events("whole")["epoch"] == "epoch 0 begins: 96 clips"
+    assert runs.events("resumed")["epoch"] == "epoch 0 goes on: 96 clips"
+    # 24 microbatches in steps of 2 ranks times 2
+    assert runs.events("accumulated")["epoch"] == "epoch 0 begins: 96 clips"
+
+
 def test_the_resumed_run_says_where_it_goes_on(runs: Runs) -> None:
     text = runs.events("resumed")["resume"]
     assert "epoch0-global_step4 of step 4; the data go on in epoch 0 after 8 microbatches" in text

@@ -78,6 +78,20 @@ class EpochPlan(Sequence[Microbatch]):
         every = np.concatenate(list(self.cell_orders.values()))
         return every[np.repeat(starts, sizes) + within]
 
+    def left_out(self, clips: int, each: int) -> dict[str, int]:
+        """How many of a data set's `clips` this epoch does not train on, by reason.
+
+        `each` is the number of microbatches in an optimizer step.
+        """
+        in_buckets = sum(len(order) for order in self.cell_orders.values())
+        in_batches = int(self.sizes.sum())
+        in_last = int(self.sizes[len(self) - len(self) % each :].sum())
+        return {
+            "in no bucket of this epoch": clips - in_buckets,
+            "fill no microbatch": in_buckets - in_batches,
+            "fill no step": in_last,
+        }
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 (hex) of cells, sizes and rows in order."""

@@ -51,6 +51,20 @@ def test_each_clip_of_a_bucket_is_in_at_most_one_microbatch_and_only_tails_are_l
     assert sum(len(batch.rows) for batch in kept) == (cells >= 0).sum()
 
 
+@pytest.mark.parametrize("each", [1, 2, 7, 64])
+def test_every_clip_that_an_epoch_does_without_is_counted_by_its_reason(each):
+    plan = plan_of()
+    epoch = plan.epoch(0)
+    left = epoch.left_out(len(plan.manifest), each)
+    steps = len(epoch) // each
+    trained = sum(len(batch.rows) for batch in epoch[: steps * each])
+    assert trained + sum(left.values()) == len(plan.manifest)
+    cells = plan.buckets.assign(plan.manifest, 1, 0)
+    assert left["in no bucket of this epoch"] == (cells < 0).sum() > 0
+    assert left["fill no microbatch"] == sum(use.left_out for use in uses(epoch, plan.buckets)) > 0
+    assert bool(left["fill no step"]) == bool(len(epoch) % each)
+
+
 def test_microbatches_of_one_bucket_are_spread_over_the_epoch():
     order = [batch.cell for batch in plan_of(3000).epoch(0)]
     changes = np.mean(np.diff(order) != 0)
