@@ -81,7 +81,7 @@ def list_asked(timeout_s):
     if ARGS.get("python"):
         from clusterctl.payload.collect_launch import ask_python
 
-        tasks.append(lambda: ask_python(ARGS["python"], timeout_s))
+        tasks.append(partial(ask_python, ARGS["python"], timeout_s))
     return tasks
 
 

@@ -36,8 +36,10 @@ _NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\s{0,9}(?::=|[:=])\s{0,9}"
 _OPTION = r"(?<![\w-])(--?[A-Za-z][\w.-]{0,80})\s{1,9}"
 _URL_USER = r"(?<=://)[^\s/\"']+(?=@)"
 # What tokens begin with: also a quick look whether a text can hold one.
-_TOKENS = ("hf_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "sk-", "nvapi-")
-_TOKENS += ("xox", "wandb_v1_", "AKIA", "AIza", "eyJ")
+_TOKENS = (
+    "hf_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "sk-", "nvapi-", "xox",
+    "wandb_v1_", "AKIA", "AIza", "eyJ",
+)  # fmt: skip
 _SHAPE = (
     r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|nvapi-|xox[abeoprs]-|wandb_v1_|AKIA|AIza)[\w-]{12,}"
     r"|\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"  # JSON web token
