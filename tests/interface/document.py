@@ -22,7 +22,7 @@ LONG = 120  # characters of one value
 # Numbers that are another each time: times, durations, ages, process ids.
 VOLATILE = re.compile(r"\.(?:\w+_s|seconds|pid|ppid)$")
 # Objects whose keys are data: pairs of GPUs, names of nodes, paths.
-DATA_KEYS = re.compile(r"(?:.*)\.(?:pairs)")
+DATA_KEYS = re.compile(r".*\.(?:pairs|weight_files|sizes|spreads|reasons|examples|dtypes|example)")
 
 
 @dataclass
@@ -106,11 +106,14 @@ def outline(
             documents = [json.loads(line) for line in text.splitlines()]
         except ValueError:
             return None
-    if not documents or not all(isinstance(one, dict) for one in documents):
+    if not documents or not all(isinstance(one, dict | list) for one in documents):
         return None
     kinds: dict[str, Outline] = {}
     for one in documents:
-        kind = f"<{one['type']}>" if len(documents) > 1 or "type" in one else ""
+        if isinstance(one, list):
+            kinds.setdefault("", Outline(say, volatile, data_keys)).add(one)
+            continue
+        kind = f"<{one.get('type', 'line')}>" if len(documents) > 1 or "type" in one else ""
         kinds.setdefault(kind, Outline(say, volatile, data_keys)).add(one)
     return [f"{kind}{line}" for kind, found in sorted(kinds.items()) for line in found.lines()]
 
@@ -126,5 +129,7 @@ def _type(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        value = float(f"{value:.4g}")  # the last digits are the processor's
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONG else f"{text[:LONG]}…"

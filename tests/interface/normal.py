@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ RULES = tuple(
         (r"(?m)^(clusterctl_\w*(?:age|uptime)_seconds\S*) \S+$", r"\1 #"),
         (r'\bversion="[\d.]+"', 'version="#"'),
         (r"[▁▂▃▄▅▆▇█]+", "▁"),
+        (r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{12})\b", "HASH"),
         (r"\b0x[0-9a-f]{6,}\b", "0x#"),
     )
 )  # fmt: skip
@@ -49,20 +49,25 @@ def plain(text: str, folder: Path) -> str:
         text = text.replace(path, word)
     for pattern, word in RULES:
         text = pattern.sub(word, text)
-    return _spaces(text)
-
-
-def plain_help(text: str, folder: Path) -> str:
-    """Help has nothing volatile but paths: its numbers are defaults."""
-    for path, word in places(folder):
-        text = text.replace(path, word)
-    # Before 3.13 an option with a value says it twice: -o FILE, --out FILE.
-    text = re.sub(r"(?m)^(\s+)(-\w) (\S+), (--[\w-]+) \3\b", r"\1\2, \4 \3", text)
     return _quotes(_spaces(text))
 
 
-def user() -> str:
-    return getpass.getuser()
+def plain_help(text: str, folder: Path) -> str:
+    """Help has nothing volatile but paths: its numbers are defaults. One option is one line."""
+    for path, word in places(folder):
+        text = text.replace(path, word)
+    text = re.sub(r"\n {20,}(?=\S)", "  ", text)  # the text of an option with a long name
+    # Before 3.13 an option with a value says it twice: -o FILE, --out FILE.
+    text = re.sub(r"(?m)^(\s+)(-\w) (\S+), (--[\w-]+) \3\b", r"\1\2, \4 \3", text)
+    return _spaces(_usage(text))
+
+
+def _usage(text: str) -> str:
+    """argparse's first line without the options that are listed below it."""
+    options = r" \[-(?:[^\[\]]|\[[^\[\]]*\])*\]"
+    return re.sub(
+        r"\Ausage: .*", lambda found: re.sub(f"(?:{options})+", " [OPTIONS]", found[0]), text
+    )
 
 
 def _spaces(text: str) -> str:

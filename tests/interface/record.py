@@ -17,17 +17,20 @@ from tests.interface.transcript import GOLDEN, difference, path_of
 
 
 def chosen(names: Sequence[str]) -> list[Case]:
-    """Cases by name or by the command in front of the dot. Raises SystemExit for one that is not there."""
+    """Cases by name or by the first words of one. Raises SystemExit for a name that fits none."""
     cases = all_cases()
-    found = {
-        name: case
-        for name, case in cases.items()
-        if not names or name in names or name.partition(".")[0] in names
-    }
     for name in names:
-        if not any(name in (known, known.partition(".")[0]) for known in found):
-            raise SystemExit(f"error: there is no case {name}; there are {', '.join(cases)}")
-    return list(found.values())
+        if not any(_fits(name, known) for known in cases):
+            raise SystemExit(f"error: no case is called {name}; ls {GOLDEN.name}/ shows all")
+    return [
+        case
+        for known, case in cases.items()
+        if not names or any(_fits(name, known) for name in names)
+    ]
+
+
+def _fits(name: str, known: str) -> bool:
+    return known == name or known.startswith(f"{name}.")
 
 
 def remove_strangers() -> list[str]:

@@ -58,12 +58,17 @@ class Shell:
         return path
 
     def run(
-        self, line: str, *, volatile: tuple[str, ...] = (), data_keys: tuple[str, ...] = ()
+        self,
+        line: str,
+        *,
+        stdin: str = "",
+        volatile: tuple[str, ...] = (),
+        data_keys: tuple[str, ...] = (),
     ) -> Done:
         """Run a line and keep it for the recording; `volatile` and `data_keys` are patterns of JSON paths."""
         words = [self._said(word) for word in shlex.split(line)]
         is_help = bool({"-h", "--help"} & set(words))
-        with _width(WIDE if is_help else WIDTH), _streams(self.folder) as read:
+        with _width(WIDE if is_help else WIDTH), _streams(stdin) as read:
             code = _call(words)
         out, err = read()
         done = Done(line, code, out, err, volatile, data_keys)
@@ -121,18 +126,24 @@ def _call(words: list[str]) -> int:
     if words[0] == "clusterctl":
         return cli.run(words[1:])
     assert words[:2] == ["python", "-m"], words
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         return int(_main_of(words[2])(words[3:]))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception as error:  # noqa: BLE001 - a user would see a traceback: so does the recording
+        print(f"Traceback …\n{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 def _main_of(module: str) -> Callable[[list[str]], int]:
     spec = importlib.util.find_spec(module)
     assert spec is not None, module
     is_package = spec.submodule_search_locations is not None
-    main = importlib.import_module(f"{module}.__main__" if is_package else module).main
-    return main  # type: ignore[no-any-return]
+    found = importlib.import_module(f"{module}.__main__" if is_package else module)
+    return found.main  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -147,10 +158,12 @@ def _width(columns: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _streams(folder: Path) -> Iterator[Callable[[], tuple[str, str]]]:
+def _streams(stdin: str) -> Iterator[Callable[[], tuple[str, str]]]:
     """Standard streams are files, for this process and its children; no terminal is there."""
     names = ("stdin", "stdout", "stderr")
-    files = [open(os.devnull, "rb"), *(tempfile.TemporaryFile() for _ in "oe")]  # noqa: PTH123, SIM115
+    files = [tempfile.TemporaryFile() for _ in names]  # noqa: SIM115
+    files[0].write(stdin.encode())
+    files[0].seek(0)
     texts = [getattr(sys, name) for name in names]
     for text in texts[1:]:
         text.flush()
@@ -168,7 +181,7 @@ def _streams(folder: Path) -> Iterator[Callable[[], tuple[str, str]]]:
         for number, (name, file) in enumerate(zip(names, files, strict=True)):
             os.dup2(file.fileno(), number)
             mode = "w" if number else "r"
-            stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: PTH123, SIM115
+            stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
         yield read
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from pathlib import Path
 
@@ -69,10 +68,16 @@ def _short(diff: list[str]) -> list[str]:
     shown = []
     for line in diff:
         others = [one[1:] for one in diff if one[:1] == {"-": "+", "+": "-"}.get(line[:1])]
-        common = max((len(os.path.commonprefix([line[1:], one])) for one in others), default=0)
+        common = max((_common(line[1:], one) for one in others), default=0)
         begin = max(0, common - LONG // 2)
         if len(line) > LONG:
             text = line[1 + begin : 1 + begin + LONG]
             line = f"{line[0]}{'…' * (begin > 0)}{text}{'…' * (begin + LONG < len(line) - 1)}"
         shown.append(line)
     return shown
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters at the beginning are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""Every command's --help."""
+"""Every command's --help, and that of the trainer's tools."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ from clusterctl.cli import COMMANDS
 from tests.interface.cases import case
 from tests.interface.shell import Shell
 
+TOOLS = (
+    "train", "infer", "weights", "weights inspect", "weights convert", "bench", "evaluate", "pictures", "config",
+    "configdoc", "data", "data.digits",
+)  # fmt: skip
+VERBS = (
+    "probe", "check", "filter", "merge", "difference", "intersect", "dedupe", "clean-captions", "convert", "shard",
+    "stats", "encode", "features", "simulate", "examine",
+)  # fmt: skip
 
-def _help(line: str, about: str) -> None:
-    words = line.replace("python -m ", "").replace("clusterctl ", "").replace(" ", ".")
 
+def _help(name: str, line: str) -> None:
     def session(shell: Shell) -> None:
         shell.run(f"{line} --help")
 
-    session.__doc__ = about
-    case(f"{words}.help" if words != "clusterctl" else "clusterctl.help")(session)
+    session.__doc__ = f"Help of {line}."
+    case(f"{name}.help")(session)
 
 
-_help("clusterctl", "The list of commands.")
+_help("clusterctl", "clusterctl")
 for _command in COMMANDS:
-    _help(f"clusterctl {_command}", f"Help of clusterctl {_command}.")
+    _help(_command, f"clusterctl {_command}")
+for _tool in TOOLS:
+    _help(f"trainer.{_tool.replace(' ', '-')}", f"python -m trainer.{_tool}")
+for _verb in VERBS:
+    _help(f"trainer.data.{_verb}", f"python -m trainer.data {_verb}")

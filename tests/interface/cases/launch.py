@@ -8,7 +8,7 @@ from tests.interface.machines import start
 from tests.interface.shell import Shell
 
 LINE = "clusterctl launch c.py nodes.txt --python /venv/bin/python --outputs /data"
-VOLATILE = (r"\.plan\.(run_id|ports|port).*", r"\.plan\.job")
+VOLATILE = (r"\.plan\.(run_id|job_id|ports.*)",)
 
 
 def _config(shell: Shell) -> None:
