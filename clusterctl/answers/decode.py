@@ -27,7 +27,7 @@ def decode(line: bytes, what: str, shape: Shape) -> Any:
         if len(line) > STRUCTURE_BYTES and _has_too_many(line):
             raise TransportError("parse", f"{what} holds too many values for its kind")
         # Payloads escape all but ASCII: other bytes are noise, and would cost four times their size.
-        value = json.loads(line.decode("ascii"), parse_constant=_refuse)
+        value = _DECODER.decode(line.decode("ascii"))
     except UnicodeDecodeError:
         raise TransportError("parse", f"{what} is not ASCII: {_begin(line)}") from None
     except RecursionError:
@@ -50,6 +50,9 @@ def _has_too_many(line: bytes) -> bool:
 
 def _refuse(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)  # json.loads would make one for each line
 
 
 def _begin(line: bytes) -> str:

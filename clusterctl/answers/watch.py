@@ -26,9 +26,6 @@ def watch(value: Any) -> dict[str, Any]:
     if type(value) is dict and "pong" in value:
         return _pong(value)  # type: ignore[no-any-return]
     frame: dict[str, Any] = _frame(value)
-    for name in ("key", "d"):
-        if name in frame:
-            frame[name] = _changes(frame[name])
     if ("key" in frame) == ("d" in frame):
         raise Misshapen("a key frame or a change", value)
     return frame
@@ -66,9 +63,5 @@ def reading(value: Any, depth: int = 2) -> Any:
     raise Misshapen(f"a reading of at most {ROWS} rows of {COLUMNS} columns", value)
 
 
-def _any(value: Any) -> Any:
-    return value
-
-
-_frame = record({"n": whole(0)}, {"key": _any, "d": _any, "step": number(-1e12, 1e12), "x": reading})  # fmt: skip
+_frame = record({"n": whole(0)}, {"key": _changes, "d": _changes, "step": number(-1e12, 1e12), "x": reading})  # fmt: skip
 _pong = record({"pong": whole(0), "t": number(0, 1e12)})

@@ -23,7 +23,7 @@ def good(shell: Shell) -> None:
     shell.run("clusterctl gpus")
     shell.run("clusterctl gpus --no-fold -q")
     shell.run("clusterctl gpus --no-fold --processes")
-    shell.run("clusterctl gpus --watch --for 0.1 --interval 0.5")
+    shell.run("clusterctl gpus --watch --for 0.1 --interval 5")
 
 
 @case("gpus.json")
@@ -34,7 +34,7 @@ def as_json(shell: Shell) -> None:
     _gpus(cluster, "n3", fake.h100(7))
     cluster.kill("n4")
     shell.run("clusterctl gpus --json")
-    shell.run("clusterctl gpus --json --watch --for 0.1 --interval 0.5 -w n1")
+    shell.run("clusterctl gpus --json --watch --for 0.1 --interval 5 -w n1")
 
 
 @case("gpus.bad")
@@ -52,7 +52,7 @@ def bad(shell: Shell) -> None:
     shell.run("clusterctl gpus -q")
     shell.run("clusterctl gpus -v -w n3")
     shell.run("clusterctl gpus -w n[1,7]")
-    shell.run("clusterctl gpus --watch --for 0.1 --interval 0.5 -w n[1,7]")
+    shell.run("clusterctl gpus --watch --for 0.1 --interval 5 -w n[1,7]")
 
 
 @case("gpus.none")

@@ -32,7 +32,6 @@ def bad(shell: Shell) -> None:
     shell.run("clusterctl run 'echo out; echo err >&2; [ $NODE = n1 ] || exit 3'")
     shell.run("clusterctl run 'kill -9 $$' -w n1")
     shell.run("clusterctl run 'exec sleep 60' -w n1 --command-timeout 0.3")
-    shell.run("clusterctl run 'exit 3' --json -w n1")
     nodes.nodes["n2"] = DEAD
     shell.run("clusterctl run 'echo hello'")
     shell.run("clusterctl run 'echo hello' -q")
