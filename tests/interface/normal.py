@@ -56,7 +56,7 @@ def plain_help(text: str, folder: Path) -> str:
     """Help has nothing volatile but paths: its numbers are defaults. One option is one line."""
     for path, word in places(folder):
         text = text.replace(path, word)
-    text = re.sub(r"\n {20,}(?=\S)", "  ", text)  # the text of an option with a long name
+    text = re.sub(r"\n {14,}(?=\S)", "  ", text)  # the text of an option with a long name
     # Before 3.13 an option with a value says it twice: -o FILE, --out FILE.
     text = re.sub(r"(?m)^(\s+)(-\w) (\S+), (--[\w-]+) \3\b", r"\1\2, \4 \3", text)
     return _spaces(_usage(text))
