@@ -92,7 +92,7 @@ def shell() -> Iterator[Shell]:
     patches = pytest.MonkeyPatch()
     with tempfile.TemporaryDirectory(prefix="recording-") as name:
         folder = Path(name).resolve()
-        before = dict(os.environ)
+        before, mask = dict(os.environ), os.umask(0o022)
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         home = Path.cwd()
         try:
@@ -106,6 +106,7 @@ def shell() -> Iterator[Shell]:
             yield Shell(work, patches)
         finally:
             patches.undo()
+            os.umask(mask)
             os.chdir(home)
             os.environ.clear()
             os.environ.update(before)

@@ -165,11 +165,13 @@ def test_a_long_line_is_shown_where_it_differs(golden: Path) -> None:
 
 def test_a_shell_leaves_the_process_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
     def state() -> tuple[object, ...]:
-        return dict(os.environ), Path.cwd(), sys.stdout, signal.getsignal(signal.SIGINT)
+        os.umask(mask := os.umask(0))
+        return dict(os.environ), Path.cwd(), sys.stdout, signal.getsignal(signal.SIGINT), mask
 
     before = state()
     with shell() as one:
         assert Path.cwd() == one.folder
+        os.umask(0o077)  # as `clusterctl launch --share` changes it
         done = one.run("clusterctl nodes")
         assert (done.code, done.out) == (2, "")
         assert re.match("error: hostfile nodes.txt does not exist", done.err)
