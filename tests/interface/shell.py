@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 import shlex
 import signal
@@ -61,14 +62,13 @@ class Shell:
         self,
         line: str,
         *,
-        stdin: str = "",
         volatile: tuple[str, ...] = (),
         data_keys: tuple[str, ...] = (),
     ) -> Done:
         """Run a line and keep it for the recording; `volatile` and `data_keys` are patterns of JSON paths."""
         words = [self._said(word) for word in shlex.split(line)]
         is_help = bool({"-h", "--help"} & set(words))
-        with _width(WIDE if is_help else WIDTH), _streams(stdin) as read:
+        with _width(WIDE if is_help else WIDTH), _streams() as read:
             code = _call(words)
         out, err = read()
         done = Done(line, code, out, err, volatile, data_keys)
@@ -103,6 +103,8 @@ def shell() -> Iterator[Shell]:
             work = folder / "work"
             work.mkdir()
             os.chdir(work)
+            # A line of progress every ten seconds: none on a machine that is not busy.
+            patches.setattr("trainer.progress._IN_LOG_S", math.inf)
             yield Shell(work, patches)
         finally:
             patches.undo()
@@ -159,12 +161,10 @@ def _width(columns: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _streams(stdin: str) -> Iterator[Callable[[], tuple[str, str]]]:
+def _streams() -> Iterator[Callable[[], tuple[str, str]]]:
     """Standard streams are files, for this process and its children; no terminal is there."""
     names = ("stdin", "stdout", "stderr")
     files = [tempfile.TemporaryFile() for _ in names]  # noqa: SIM115
-    files[0].write(stdin.encode())
-    files[0].seek(0)
     texts = [getattr(sys, name) for name in names]
     for text in texts[1:]:
         text.flush()
