@@ -142,7 +142,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(runs: Runs, whole: str, res
 
 
 def test_each_epoch_says_what_it_trains_on(runs: Runs) -> None:
-    assert runs.events("whole")["epoch"] == "epoch 0 begins: 96 clips"
+    assert runs.events("bf16")["epoch"] == "epoch 0 begins: 96 clips"
     assert runs.events("resumed")["epoch"] == "epoch 0 goes on: 96 clips"
     # 24 microbatches in steps of 2 ranks times 2
     assert runs.events("accumulated")["epoch"] == "epoch 0 begins: 96 clips"
