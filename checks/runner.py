@@ -120,11 +120,12 @@ def _choose(checks: Collection[str], names: Collection[str]) -> set[str]:
 def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     if one.scope == "active" and fleet.active is None:
         return
-    if one.scope in ("fleet", "active"):
-        everybody = tuple(node.name for node in fleet.reached or fleet.nodes)
-        yield from _named(one, partial(one.function, fleet, limits), everybody)
-        return
     # A node that was not reached has one finding, ssh.reachable: twenty UNKNOWN would hide it.
+    if one.scope in ("fleet", "active"):
+        if fleet.reached:
+            everybody = tuple(node.name for node in fleet.reached)
+            yield from _named(one, partial(one.function, fleet, limits), everybody)
+        return
     nodes = fleet.nodes if one.id == "ssh.reachable" else fleet.reached
     for node in nodes:
         lacking = [

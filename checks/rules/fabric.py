@@ -375,7 +375,7 @@ def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         ):
             yield warn("nvidia-peermem: detected invalid context", nodes=(node.name,),
                        fix="driver and MLNX_OFED of one generation; reload nvidia-peermem")  # fmt: skip
-        elif isinstance(node.kernel_log, Unknown):
+        elif isinstance(node.kernel_log, Unknown) and node.kernel_log != NOT_ASKED:
             why = f"nvidia_peermem is loaded, complaints about it: {node.kernel_log.reason}"
             yield unknown(why, nodes=(node.name,))
         else:

@@ -84,10 +84,12 @@ def command(
     from dataclasses import replace
 
     from clusterctl.launch.plan import Timing
+    from clusterctl.launch.run_dir import group_id
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
 
     _warn_of_secrets(output, options["env"])
     if options["share"]:
+        group_id(options["share"])  # before anything is asked or promised
         os.umask(0o027)  # plan, events and logs too
     settings = replace(
         settings,

@@ -127,7 +127,7 @@ def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
     Raises `UsageError` when `outputs` cannot be written or is another user's in a place that is open
     to all, and when the group is none of this user's.
     """
-    gid = _group_id(share) if share else None
+    gid = group_id(share) if share else None
     why = planted(str(outputs))
     if why:
         raise UsageError(f"no run directory is made in {outputs}: {why}")
@@ -149,7 +149,8 @@ def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
         raise UsageError(f"no run directory can be made in {outputs}: {error}") from None
 
 
-def _group_id(name: str) -> int:
+def group_id(name: str) -> int:
+    """The number of a group of this machine. Raises `UsageError`."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
