@@ -92,7 +92,8 @@ def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             if len(fabrics) < 2:
                 yield fail(text, nodes=names, fix=fix)
             else:  # they may be unused everywhere, or the switch is off
-                yield warn(f"{text}, as on most nodes", nodes=names, fix=fix)
+                also = "" if any(counts.values()) else ", as on most nodes"
+                yield warn(text + also, nodes=names, fix=fix)
         elif down and any(port.netdev for port in down) and _odd(down, fabrics):
             yield warn(
                 "; ".join(f"{port.name} is {_said(port)}" for port in down), nodes=names, fix=fix
@@ -375,7 +376,11 @@ def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         ):
             yield warn("nvidia-peermem: detected invalid context", nodes=(node.name,),
                        fix="driver and MLNX_OFED of one generation; reload nvidia-peermem")  # fmt: skip
-        elif isinstance(node.kernel_log, Unknown) and node.kernel_log != NOT_ASKED:
+        elif node.kernel_log == NOT_ASKED:  # as the runner does for a node's own checks
+            yield skip(
+                "nvidia_peermem is loaded, complaints about it: not asked", nodes=(node.name,)
+            )
+        elif isinstance(node.kernel_log, Unknown):
             why = f"nvidia_peermem is loaded, complaints about it: {node.kernel_log.reason}"
             yield unknown(why, nodes=(node.name,))
         else:
