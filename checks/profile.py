@@ -60,7 +60,7 @@ class Profile:
     active_tflops_fail_share: float = 0.90
     # Cores are shared, and clocks go with the load: on a CPU only half the speed says something.
     active_cpu_fail_share: float = 0.5
-    # Of what checks/speeds.py holds to be reachable with the best shape: ours is one shape for all cards.
+    # Of what checks/reference/gpu_throughput.py holds to be reachable with the best shape: ours is one shape for all cards.
     active_floor_share: float = 0.65
     active_link_share: float = 0.5  # of the middle pair's bandwidth; less is a bad link or node
     active_cpu_link_share: float = 0.1  # processes of one machine wait for each other, too

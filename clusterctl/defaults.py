@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.payload.trust import changed_by_others
+from clusterctl.payload.files.ownership import changed_by_others
 
 FILE = Path("clusterctl.toml")
 MAX_BYTES = 1 << 20

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.transport.loopback import LoopbackCluster
+    from clusterctl.transport.loopback.nodes import LoopbackCluster
 
 NODES = ("demo-1", "demo-2")
 NEEDS = ("torch", "colossalai", "av", "sklearn", "transformers", "matplotlib")
@@ -166,7 +166,7 @@ def _private_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _loopback(folder: Path) -> Iterator[LoopbackCluster]:
-    from clusterctl.transport.loopback import LoopbackCluster
+    from clusterctl.transport.loopback.nodes import LoopbackCluster
 
     cluster = LoopbackCluster(NODES, folder / "nodes")
     try:
@@ -202,9 +202,9 @@ def _train(
     from clusterctl.launch.start import LaunchOptions, plan_launch, prepare
     from clusterctl.launch.supervise import supervise
     from clusterctl.nodes import read_hostfile
-    from clusterctl.preflight import fix_lines, headline, table_rows
+    from clusterctl.preflight.run import fix_lines, headline, table_rows
     from clusterctl.transport.base import Limits
-    from clusterctl.transport.paramiko import ParamikoTransport
+    from clusterctl.transport.paramiko_backend import ParamikoTransport
 
     overrides = ["--dataset.data-path", str(data.absolute() / "digits.csv"), "--seed", str(seed)]
     if steps is not None:

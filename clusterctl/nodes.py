@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from clusterctl.errors import HostfileError
-from clusterctl.transport.names import why_no_host_name, why_no_user_name
+from clusterctl.transport.ssh_config.names import why_no_host_name, why_no_user_name
 
 MAX_NODES = 100_000  # a slip of the finger in n[1-1000000000] must not eat the memory
 MAX_DIGITS = 18
@@ -64,7 +64,7 @@ def read_hostfile(path: Path) -> list[Node]:
 
 def _check_foreign_hand(hostfile: Path, known_hosts: Path) -> None:
     """Raise `HostfileError` when somebody else could have said which host keys are good."""
-    from clusterctl.payload.trust import foreign_hand
+    from clusterctl.payload.files.ownership import foreign_hand
 
     for path in (hostfile, known_hosts):
         try:

@@ -12,10 +12,10 @@ import click
 from click.core import ParameterSource
 
 from clusterctl.errors import UsageError
-from clusterctl.fanout import WIDTH
 from clusterctl.nodes import Node, read_hostfile, select
-from clusterctl.numbers import Duration
-from clusterctl.render import Output
+from clusterctl.output import Output
+from clusterctl.param_types import Duration
+from clusterctl.remote.fanout import WIDTH
 from clusterctl.transport.base import Limits
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Settings:
 
     def transport(self) -> Transport:
         """The ssh backend; imports paramiko."""
-        from clusterctl.transport.paramiko import ParamikoTransport
+        from clusterctl.transport.paramiko_backend import ParamikoTransport
 
         return ParamikoTransport(accept_new=self.accept_new)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from clusterctl.transport.loopback import LoopbackCluster
+from clusterctl.transport.loopback.nodes import LoopbackCluster
 from tests.lab import Lab, why_not
 
 Cluster = Lab | LoopbackCluster
@@ -20,13 +20,13 @@ Cluster = Lab | LoopbackCluster
 LONGEST = (
     "bench/test_tiny",
     "trainer/test_loop",
-    "dashboards/test_terminal",
+    "dashboards/tui/test_terminal",
     "clusterctl/test_demo",
     "clusterctl/commands/test_launch",
-    "trainer/data/test_dead_mount",
-    "trainer/data/test_dataset",
+    "trainer/data/loader/test_dead_mount",
+    "trainer/data/loader/test_dataset",
     "clusterctl/launch/test_supervise",
-    "dashboards/test_screens",
+    "dashboards/tui/test_screens",
 )
 
 

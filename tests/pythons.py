@@ -31,23 +31,23 @@ LIMIT_S = 900  # of one step
 TESTS = (
     "tests/test_imports.py",
     "tests/clusterctl/test_cli.py",
-    "tests/clusterctl/payload/test_ship.py",
-    "tests/trainer/test_config.py",
+    "tests/clusterctl/remote/test_payload.py",
+    "tests/trainer/config/test_load.py",
     "tests/trainer/test_environment.py",
-    "tests/trainer/test_mp4.py",
-    "tests/trainer/data/test_containers.py",
-    "tests/trainer/data/test_dataset.py",
-    "tests/trainer/data/test_decode.py",
-    "tests/trainer/data/test_helper_process.py",
-    "tests/trainer/data/test_video.py",
+    "tests/trainer/data/video/test_mp4.py",
+    "tests/trainer/data/video/test_containers.py",
+    "tests/trainer/data/loader/test_dataset.py",
+    "tests/trainer/data/video/test_decode.py",
+    "tests/trainer/data/video/test_helper_process.py",
+    "tests/trainer/data/video/test_clip.py",
 )
 AT_THE_ENDS = (
     "tests/clusterctl/payload",
     "tests/clusterctl/commands",
-    "tests/trainer/data/test_manifest.py",
-    "tests/trainer/data/test_probe_check.py",
-    "tests/trainer/data/test_upstream_resize.py",
-    "tests/trainer/data/test_windows.py",
+    "tests/trainer/data/manifest/test_manifest.py",
+    "tests/trainer/data/tools/test_probe_check.py",
+    "tests/trainer/data/video/test_upstream_resize.py",
+    "tests/trainer/data/video/test_windows.py",
 )
 ENDS = (VERSIONS[0], VERSIONS[-1])
 

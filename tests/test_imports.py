@@ -15,8 +15,8 @@ PACKAGES = ("checks", "clusterctl", "dashboards", "trainer")
 def modules(package: str) -> list[str]:
     paths = sorted((ROOT / package).rglob("*.py"))
     names = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in paths)
-    # Payloads are shipped as one text with their prelude, and configs are read, not imported.
-    apart = ("clusterctl.payload.", "trainer.configs.")
+    # active_rank.py is run as a program on the nodes; configs are read, not imported.
+    apart = ("clusterctl.payload.active_rank", "trainer.configs.")
     return [name.removesuffix(".__init__") for name in names if not name.startswith(apart)]
 
 
@@ -28,8 +28,8 @@ def test_every_module_imports(package: str) -> None:
         importlib.import_module(name)
 
 
-def test_payloads_and_configs_parse() -> None:
-    paths = [*(ROOT / "clusterctl/payload").glob("*.py"), *(ROOT / "trainer/configs").glob("*.py")]
-    assert len(paths) > 30
+def test_configs_parse() -> None:
+    paths = list((ROOT / "trainer/configs").glob("*.py"))
+    assert len(paths) > 8
     for path in paths:
         ast.parse(path.read_text(encoding="utf-8"), str(path))

@@ -38,8 +38,8 @@ def test_wheel_holds_exactly_the_four_packages(wheel: Path) -> None:
 def test_wheel_carries_what_is_not_python(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    data = ("clusterctl/py.typed", "dashboards/theme.tcss", "dashboards/grafana/clusterctl.json")
-    for wanted in (*data, "dashboards/grafana/clusterctl-alerts.yml", "trainer/configs/demo.py"):
+    data = ("clusterctl/py.typed", "dashboards/tui/theme.tcss", "dashboards/export/clusterctl.json")
+    for wanted in (*data, "dashboards/export/clusterctl-alerts.yml", "trainer/configs/demo.py"):
         assert wanted in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -59,9 +59,9 @@ def _modules_after(code: str) -> set[str]:
         "from clusterctl.cli import run; assert run(['--help']) == 0",
         "from clusterctl.cli import run; assert run(['gpus', '--help']) == 0",
         "from clusterctl.cli import run; assert run(['launch', '--help']) == 0",
-        "import trainer.telemetry",
+        "import trainer.runlog.telemetry",
         "import checks.runner, checks.facts",
-        "from trainer.config import main; assert main(['show', 'stage1', '--grad-checkpoint', '24 GB']) == 0",
+        "from trainer.config.__main__ import main; assert main(['show', 'stage1', '--grad-checkpoint', '24 GB']) == 0",
     ],
 )
 def test_light_paths_import_nothing_heavy(code: str) -> None:

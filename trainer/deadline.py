@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.errors import TrainerError
-from trainer.output import say
+from trainer.runlog.output import say
 
 
 @contextmanager

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data import digits
+from trainer.data.video.mp4 import read_mp4
 from trainer.errors import ConfigError, TrainerError
 from trainer.infer.prompts import read_prompts
-from trainer.mp4 import read_mp4
 
 # T frames · N scans · canvas and box in logical pixels, see trainer.data.digits
 NEIGHBOURS = 5

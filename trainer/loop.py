@@ -18,23 +18,23 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from trainer import checkpoint
-from trainer.config import Config
-from trainer.data import state as data_state
-from trainer.data.dataset import Loader
-from trainer.data.features_loader import latents_of
-from trainer.data.microbatch import leave_out_bad
-from trainer.data.plan import DataPlan
-from trainer.ema import EMA
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.async_saver import Saved, Saver
+from trainer.components import Parts
+from trainer.config.load import Config
+from trainer.data.loader.dataset import Loader
+from trainer.data.loader.features_loader import latents_of
+from trainer.data.loader.microbatch import leave_out_bad
+from trainer.data.plan import state as data_state
+from trainer.data.plan.data_plan import DataPlan
 from trainer.engine.agreement import agreed, attempt, common
 from trainer.engine.base import Engine
 from trainer.errors import CheckpointError, Diverged, TooManyBadSamples, TrainerError
-from trainer.journal import Journal
 from trainer.models.flops import forward_flops
-from trainer.parts import Parts
-from trainer.saver import Saved, Saver
-from trainer.schedules import Schedule
-from trainer.telemetry import PHASES, Heartbeat, StepRecord
+from trainer.optim.ema import EMA
+from trainer.optim.lr_schedules import Schedule
+from trainer.runlog.journal import Journal
+from trainer.runlog.telemetry import PHASES, Heartbeat, StepRecord
 
 
 @dataclass

@@ -17,7 +17,7 @@ if __name__ == "__main__":  # before the imports that need them
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import telemetry
+from trainer.runlog import telemetry
 
 # T frames · H,W height, width
 CURVE = "loss_curve.png"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint
-from trainer.config import Config
-from trainer.data.plan import Cursor, DataPlan
+from trainer.checkpoint import files as checkpoint
+from trainer.config.load import Config
+from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.errors import CheckpointError, ConfigError
-from trainer.schedules import Schedule
+from trainer.optim.lr_schedules import Schedule
 
 _COUNTS = ("epoch", "global_step", "samples", "bad_samples", "ema_updates", "world")
 
@@ -23,7 +23,7 @@ class Source:
     path: Path
     running: Mapping[str, int]
     schedule: Mapping[str, Any]
-    sampler: Any  # checked by trainer.data.state, which names what is wrong with it
+    sampler: Any  # checked by trainer.data.plan.state, which names what is wrong with it
     bad_clips: tuple[str, ...]  # paths that could not be read so far
 
 

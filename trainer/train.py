@@ -23,18 +23,18 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.path.remove(str(Path(__file__).resolve().parent))
 
-from trainer import config as configuration
+from trainer.config import load as configuration
 from trainer.deadline import ends_after, threads_end
 from trainer.engine.agreement import in_words, is_lost
 from trainer.environment import missing_packages
 from trainer.errors import ConfigError, EngineError, TrainerError
-from trainer.output import all_is_out, say
-from trainer.run_lock import lock
+from trainer.runlog.output import all_is_out, say
+from trainer.runlog.run_lock import lock
 
 if TYPE_CHECKING:
     from trainer.engine.base import Engine
     from trainer.loop import Run
-    from trainer.telemetry import Heartbeat
+    from trainer.runlog.telemetry import Heartbeat
 
 INTERRUPTED = 130
 _ONE_KEYSTROKE_S = 1.0
@@ -101,10 +101,10 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
             "there is no dataset",
             hint="--data-path FILE.csv; make one with python -m trainer.data.digits",
         )
-    from trainer.data.dataset import LoaderOptions
+    from trainer.data.loader.dataset import LoaderOptions
+    from trainer.diffusion.frame_masks import build_masks
     from trainer.engine.base import build_engine
-    from trainer.masks import build_masks
-    from trainer.telemetry import Heartbeat
+    from trainer.runlog.telemetry import Heartbeat
 
     # A slip in these is said before anything is made.
     build_masks(config.mask_ratios)
@@ -151,7 +151,7 @@ def _run(
     closing: contextlib.ExitStack,
 ) -> int:
     """From the run directory to the last step; what must be closed after it goes to `closing`."""
-    from trainer.assemble import assemble
+    from trainer.build_run import assemble
     from trainer.loop import train
 
     engine.alone(lambda: _look_at_weights(config))
@@ -274,7 +274,7 @@ def _commit() -> str | None:
 
 
 def _exit(code: int) -> NoReturn:
-    from trainer.tracking import is_stuck
+    from trainer.runlog.wandb_logger import is_stuck
 
     # A run does not wait at its end for a tracker, nor for a filesystem that hangs.
     if is_stuck() or not threads_end(_LEAVE_S) or not all_is_out():

@@ -31,7 +31,9 @@ class GpuHealth:
     pages_pending: Maybe[bool] = NOT_ASKED  # retired pages, V100 and older
     recovery_action: Maybe[str] = NOT_ASKED  # None, Reset, Reboot, Drain P2P, Drain and Reset
     reset_required: Maybe[bool] = NOT_ASKED
-    throttle: Maybe[tuple[str, ...]] = NOT_ASKED  # active reasons, names of checks.parse.gpu_health
+    throttle: Maybe[tuple[str, ...]] = (
+        NOT_ASKED  # active reasons, names of checks.parsers.gpu_health
+    )
     margin_c: Maybe[float] = NOT_ASKED  # degrees left to the slowdown
     power_default_w: Maybe[float] = NOT_ASKED
     pcie_width: Maybe[int] = NOT_ASKED

@@ -29,7 +29,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class KernelEvent:
-    """A line of the kernel's log that means something. `kind` is a word of checks.parse.kernel_log."""
+    """A line of the kernel's log that means something. `kind` is a word of checks.parsers.kernel_log."""
 
     kind: str
     line: str

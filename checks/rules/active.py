@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from checks.facts import Active, DeviceSpeed, Fleet, Unknown
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
+from checks.reference.gpu_throughput import reached_tflops
 from checks.runner import check
-from checks.speeds import reached_tflops
 
 
 def _of(fleet: Fleet) -> Active:
@@ -31,7 +31,7 @@ def matmul(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every device multiplies matrices as fast as the others of its model.
 
     One slow GPU sets the pace of all: a collective waits for the last. Floors by model are in
-    checks/speeds.py with their source.
+    checks/reference/gpu_throughput.py with their source.
     """
     active = _of(fleet)
     known: dict[str, list[float]] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from checks.facts import NOT_ASKED, Fabric, Fleet, IbPort, KernelLog, NodeFacts, Unknown
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
-from checks.parse.infiniband import ERROR_COUNTERS
+from checks.parsers.infiniband import ERROR_COUNTERS
 from checks.profile import Profile
 from checks.rules.gpu import no_gpu
 from checks.rules.xid import nothing_logged

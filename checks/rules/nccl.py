@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from checks.facts import NOT_ASKED, Fleet, IbPort, Network, NodeFacts, System, Unknown
 from checks.finding import Finding, fail, passed, skip, unknown, warn
-from checks.nccl_env import parse_list, subnet_of, suggest_hca, usable_interfaces
+from checks.nccl.env_syntax import parse_list, subnet_of, suggest_hca, usable_interfaces
 from checks.profile import Profile
 from checks.runner import check, majority
 

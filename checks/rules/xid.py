@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from checks.facts import GpuFacts, KernelEvent, KernelLog, NodeFacts, Unknown
 from checks.finding import Action, Finding, Verdict, fail, passed, unknown, warn
 from checks.profile import Profile
+from checks.reference.xid_codes import Grade, grade
 from checks.rules.gpu import duration, no_gpu
 from checks.runner import check
-from checks.xid import Grade, grade
 
 
 def nothing_logged(log: KernelLog, good: str, window_s: float | None = None) -> Finding:

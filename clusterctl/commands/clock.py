@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.numbers import Duration, Number
-from clusterctl.render import Cell, Output
+from clusterctl.output import Cell, Output
+from clusterctl.param_types import Duration, Number
 from clusterctl.settings import Settings, cluster_options, output_options
 
 if TYPE_CHECKING:
     from checks.facts import NodeFacts
-    from clusterctl.clock import Clocks
+    from clusterctl.clocks.report import Clocks
     from clusterctl.nodes import Node
 
 COLUMNS = ["NODE", "OFFSET", "±", "STEP", "STEERED BY", "SOURCES", "FLAGS"]
@@ -78,13 +78,13 @@ def command(settings: Settings, output: Output, **options: Any) -> int:  # fmt: 
         raise UsageError("--pairs is for a single look: leave --watch or --pairs out")
     limits = replace(Profile(), clock_skew_warn_s=options["limit_ms"] / 1000)
     if options["watch"]:
-        from clusterctl.clock_watch import show
+        from clusterctl.clocks.monitor import show
 
         return show(settings, output, limits, options["interval_s"], options["for_s"])
     nodes = settings.nodes()
     clocks, facts, results = _look(settings, output, nodes, limits, not options["no_memory"])
     if output.json:
-        from clusterctl.clock import to_document
+        from clusterctl.clocks.report import to_document
 
         output.document("clock", **to_document(clocks, facts, options["pairs"]))
     elif output.quiet:
@@ -102,10 +102,10 @@ def _look(
     import time
     from pathlib import Path
 
-    from clusterctl import history
-    from clusterctl.clock import judge, read_clocks
-    from clusterctl.clock_talk import HeadClock, look_at_clocks
-    from clusterctl.fanout import in_order
+    from clusterctl.clocks.exchange import HeadClock, look_at_clocks
+    from clusterctl.clocks.report import judge, read_clocks
+    from clusterctl.preflight import last_census as history
+    from clusterctl.remote.fanout import in_order
 
     head = HeadClock()
     sweep = look_at_clocks(
@@ -133,7 +133,7 @@ def _show(
     output: Output, clocks: Clocks, facts: tuple[NodeFacts, ...], *, no_fold: bool, pairs: bool
 ) -> None:
     from checks.facts import Clock
-    from clusterctl.clock import all_pairs, cells, folded, signed, span
+    from clusterctl.clocks.report import all_pairs, cells, folded, signed, span
 
     groups = [(row.node, [row]) for row in clocks.rows] if no_fold else folded(clocks)
     output.table(

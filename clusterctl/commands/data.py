@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.numbers import Duration
-from clusterctl.render import Output
+from clusterctl.output import Output
+from clusterctl.param_types import Duration
 from clusterctl.settings import Settings, cluster_options, output_options
 
 TIMEOUT_S = {"probe": 30.0, "check": 120.0}
@@ -84,7 +84,7 @@ def command(
     it into the column `check`. Files must stand under the same path on every node. Exit code 1 when
     rows were left out or clips are bad, 3 when a node was lost.
     """
-    from clusterctl import data
+    from clusterctl.transfer import manifest_jobs as data
 
     if not Path(python).is_absolute():
         raise UsageError(f"--python {python} is not an absolute path")
@@ -135,7 +135,7 @@ def _shares(answered: dict[str, int], each: bool) -> str:
 
 
 def _exit_code(outcome: object) -> int:
-    from clusterctl.data import Outcome
+    from clusterctl.transfer.manifest_jobs import Outcome
 
     assert isinstance(outcome, Outcome)
     if len(outcome.lost) == len(outcome.answered):

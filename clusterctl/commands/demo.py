@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.render import Output, clock
+from clusterctl.output import Output, clock
 from clusterctl.settings import output_options
 
 if TYPE_CHECKING:

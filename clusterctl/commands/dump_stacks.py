@@ -16,12 +16,12 @@ import click
 from clusterctl.commands.kill import make_pick, pick_options
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
-from clusterctl.numbers import Duration
-from clusterctl.render import Output
+from clusterctl.output import Output
+from clusterctl.param_types import Duration
 from clusterctl.settings import Settings, cluster_options, output_options
 
 if TYPE_CHECKING:
-    from clusterctl.job import Pick
+    from clusterctl.jobs.processes import Pick
     from clusterctl.stacks.collect import Looks
     from clusterctl.stacks.evidence import Clue
     from clusterctl.stacks.model import Picture
@@ -68,7 +68,7 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
     """
     from clusterctl.stacks.collect import Looks
     from clusterctl.stacks.diagnose import diagnose
-    from clusterctl.stacks.sites import Sites, read_sites
+    from clusterctl.stacks.wait_sites import Sites, read_sites
 
     if options["diff"]:
         return _show_difference(output, *options["diff"])

@@ -10,7 +10,7 @@ import re
 import click
 
 from clusterctl.errors import CouldNotFindOut
-from clusterctl.render import Output
+from clusterctl.output import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
 
@@ -37,8 +37,8 @@ def command(settings: Settings, output: Output, device: str) -> int:  # fmt: ski
     stdout has `export NAME=value` lines only; reasons, and nodes that disagree, go to stderr. Exit
     code 1 when nodes disagree, 3 when a node or something about it could not be found out.
     """
-    from clusterctl.fabric_look import look_at_fabric, suggestions
-    from clusterctl.fabric_report import suggestion_json, suggestion_lines, unsure_lines
+    from clusterctl.fabric.collect import look_at_fabric, suggestions
+    from clusterctl.fabric.report import suggestion_json, suggestion_lines, unsure_lines
 
     nodes = settings.nodes()
     facts, results = look_at_fabric(

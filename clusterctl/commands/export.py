@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.render import Output
+from clusterctl.output import Output
 from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
 
@@ -53,9 +53,9 @@ def command(settings: Settings, output: Output, printed: str | None, **options: 
         raise UsageError("export speaks Prometheus' format", hint="clusterctl watch --json has alerts, top --json figures")  # fmt: skip
     # By name: the import arrows point from dashboards to clusterctl.
     if printed:
-        text = importlib.import_module(f"dashboards.grafana.{printed}").render()
+        text = importlib.import_module(f"dashboards.export.grafana_{printed}").render()
         output.line(text.rstrip("\n"))
         return 0
-    code = importlib.import_module("dashboards.exporter").export(settings, output, **options)
+    code = importlib.import_module("dashboards.commands.export").export(settings, output, **options)
     assert isinstance(code, int)
     return code

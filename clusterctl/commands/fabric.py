@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.numbers import Duration
-from clusterctl.render import Cell, Output
+from clusterctl.output import Cell, Output
+from clusterctl.param_types import Duration
 from clusterctl.settings import Settings, cluster_options, output_options
 
 if TYPE_CHECKING:
     from checks.facts import NodeFacts
-    from clusterctl.fabric_report import FabricReport
+    from clusterctl.fabric.report import FabricReport
 
 COLUMNS = ["NODE", "ACTIVE", "PORTS", "GB/S", "NAMES", "FIRMWARE", "ERRORS", "FLAGS"]
 PORT_COLUMNS = ["NODE", "PORT", "STATE", "LAYER", "GB/S", "INTERFACE", "LID", "MODEL", "FIRMWARE", "ERRORS"]  # fmt: skip
@@ -56,8 +56,8 @@ def command(
     With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors grow
     or nodes disagree, 3 when a node or something about it could not be found out.
     """
-    from clusterctl.fabric_look import look_at_fabric, suggestions
-    from clusterctl.fabric_report import report_fabric, to_document
+    from clusterctl.fabric.collect import look_at_fabric, suggestions
+    from clusterctl.fabric.report import report_fabric, to_document
 
     nodes = settings.nodes()
     facts, results = look_at_fabric(
@@ -81,7 +81,7 @@ def command(
 def _show(
     output: Output, report: FabricReport, facts: tuple[NodeFacts, ...], no_fold: bool
 ) -> None:
-    from clusterctl.fabric_report import port_lines, suggestion_lines, unsure_lines
+    from clusterctl.fabric.report import port_lines, suggestion_lines, unsure_lines
 
     rows = [(row.node, row) for row in report.rows] if no_fold else report.folded()
     output.table(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.numbers import Duration
-from clusterctl.render import Cell, Output, local_time
+from clusterctl.output import Cell, Output, local_time
+from clusterctl.param_types import Duration
 from clusterctl.settings import Settings, cluster_options, output_options
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from checks.facts import NodeFacts
     from checks.profile import Profile
-    from clusterctl.census import Census, GpuRow
+    from clusterctl.gpus.summary import Census, GpuRow
 
 COLUMNS = ["NODE", "GPUS", "PROC", "POWER", "W/GPU", "UTIL", "MEM", "TEMP", "FLAGS"]
 STYLES = {"good": None, "bad": "bad", "unknown": "warn"}
@@ -51,10 +51,10 @@ def command(
     GPU is missing against the other nodes (or the profile) or a driver fails, 3 when a node or its
     nvidia-smi gave no answer.
     """
-    from clusterctl.census import read_fleet, take_census, to_document
-    from clusterctl.fanout import in_order
-    from clusterctl.payload.ask import ask, tool_timeout
-    from clusterctl.report_files import read_profile
+    from clusterctl.gpus.summary import read_fleet, take_census, to_document
+    from clusterctl.preflight.export import read_profile
+    from clusterctl.remote.fanout import in_order
+    from clusterctl.remote.run_payload import ask, tool_timeout
 
     if for_s and not watch:
         raise UsageError("--for goes with --watch")
@@ -90,7 +90,7 @@ def _watch(
     for_s: float | None,
     view: View,
 ) -> int:
-    from clusterctl.gpu_watch import Looks, repeat
+    from clusterctl.gpus.poller import Looks, repeat
 
     looks = Looks(
         settings.nodes(), settings.transport(), settings.limits, arguments, interval_s, settings.width
@@ -124,8 +124,8 @@ class View:
         """One look of --watch; returns its exit code."""
         import time
 
-        from clusterctl.census import take_census, to_document
-        from clusterctl.gpu_watch import mark_stale
+        from clusterctl.gpus.poller import mark_stale
+        from clusterctl.gpus.summary import take_census, to_document
 
         census = mark_stale(take_census(facts, self._limits), ages)
         output = self._output
@@ -177,7 +177,7 @@ class View:
         return [rows[at] for at in chosen], len(rows) - len(chosen)
 
     def _list(self, facts: Sequence[NodeFacts]) -> None:
-        from clusterctl.gpu_processes import columns, list_processes
+        from clusterctl.gpus.processes import columns, list_processes
 
         found = list_processes(facts)
         if not found:

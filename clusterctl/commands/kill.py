@@ -14,13 +14,13 @@ import click
 
 from clusterctl.errors import Declined, UsageError
 from clusterctl.nodes import counted
-from clusterctl.numbers import Duration
-from clusterctl.render import Output, clock
+from clusterctl.output import Output, clock
+from clusterctl.param_types import Duration
 from clusterctl.settings import Settings, cluster_options, output_options
 
 if TYPE_CHECKING:
-    from clusterctl.job import NodeJob, Pick
-    from clusterctl.kill import Ended
+    from clusterctl.jobs.kill import Ended
+    from clusterctl.jobs.processes import NodeJob, Pick
 
 _PICK_OPTIONS = (
     click.option("--run", "runs", multiple=True, metavar="ID", help="This run; repeat it for more. Default: the one run that is there."),
@@ -45,7 +45,7 @@ def make_pick(options: dict[str, Any]) -> Pick:
     """Raises `UsageError` for two ways at once or a bad expression."""
     import re
 
-    from clusterctl.job import DEFAULT_MATCH, Pick
+    from clusterctl.jobs.processes import DEFAULT_MATCH, Pick
 
     match, runs, gpus = options["match"], options["runs"], options["gpus"]
     if sum((match is not None, bool(runs), gpus)) > 1:
@@ -99,9 +99,9 @@ def command(
     always with all that descends from it. Exit code 1 when something is left, 3 when a node did not
     confirm, 4 without a yes.
     """
-    from clusterctl.job import look, one_run
-    from clusterctl.kill import Order, end, exit_code, report_lines, to_json
-    from clusterctl.render import unreachable_json
+    from clusterctl.jobs.kill import Order, end, exit_code, report_lines, to_json
+    from clusterctl.jobs.processes import look, one_run
+    from clusterctl.output import unreachable_json
 
     pick = make_pick(options)
     order = Order(signal_name, grace)
@@ -162,7 +162,7 @@ def confirm(question: str, yes: bool, output: Output) -> None:
 
 def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
     """Nodes with equal shares in one line; with -v every process."""
-    from clusterctl.job import others_lines, plan_rows
+    from clusterctl.jobs.processes import others_lines, plan_rows
 
     rows = plan_rows(jobs)
     if rows and not output.quiet:

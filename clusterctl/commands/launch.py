@@ -17,10 +17,10 @@ import click
 
 from clusterctl.errors import CouldNotFindOut, Declined
 from clusterctl.nodes import counted
-from clusterctl.numbers import Duration, Number
-from clusterctl.render import Output
+from clusterctl.output import Output
+from clusterctl.param_types import Duration, Number
 from clusterctl.settings import Settings, cluster_options, output_options
-from clusterctl.trailing import PassingCommand
+from clusterctl.trailing_args import PassingCommand
 
 if TYPE_CHECKING:
     from checks.finding import Report
@@ -145,7 +145,7 @@ def command(
 
 def _warn_of_secrets(output: Output, env: tuple[str, ...]) -> None:
     """A command line can be read by every user of this machine while the run lasts."""
-    from clusterctl.payload.hide import is_secret
+    from clusterctl.payload.mask_secrets import is_secret
 
     for name in [pair.partition("=")[0] for pair in env if "=" in pair]:
         if is_secret(name):
@@ -156,9 +156,9 @@ def _environment_from_facts(
     output: Output, settings: Settings, nodes: list[Node], transport: Any, wanted: LaunchOptions
 ) -> dict[str, str]:
     """What `clusterctl env` would print; says which nodes disagree. Raises `CouldNotFindOut`."""
-    from checks.suggest import chosen_values
-    from clusterctl.fabric_look import look_at_fabric, suggestions
-    from clusterctl.fabric_report import suggestion_lines, unsure_lines
+    from checks.nccl.recommend import chosen_values
+    from clusterctl.fabric.collect import look_at_fabric, suggestions
+    from clusterctl.fabric.report import suggestion_lines, unsure_lines
 
     facts, results = look_at_fabric(
         nodes, transport, settings.limits, width=settings.width, growth_s=0.0, sweep=output.sweep
@@ -188,7 +188,7 @@ def _show_plan(output: Output, plan: LaunchPlan, *, commands: bool) -> None:
 def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     """Show what preflight found; its exit code when it is no-go."""
     from clusterctl.nodes import fold
-    from clusterctl.preflight import fix_lines, headline, table_rows
+    from clusterctl.preflight.run import fix_lines, headline, table_rows
 
     report = prepared.report
     assert report is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from clusterctl.nodes import expand, fold
-from clusterctl.render import Output
+from clusterctl.output import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.active.options import active_options, make_work
 from clusterctl.errors import UsageError
 from clusterctl.nodes import counted
-from clusterctl.numbers import Number
-from clusterctl.render import Cell, Output
+from clusterctl.output import Cell, Output
+from clusterctl.param_types import Number
+from clusterctl.preflight.active.options import active_options, make_work
 from clusterctl.settings import Settings, cluster_options, output_options
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def command(settings: Settings, output: Output, **options: Any) -> int:
     Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out, 4 active
     tests were declined or refused.
     """
-    from clusterctl.report_files import junit, profile_text, read_profile, write
+    from clusterctl.preflight.export import junit, profile_text, read_profile, write
 
     if options["explain"] or options["list_all"]:
         return _explain(output, options["explain"])
@@ -101,8 +101,8 @@ def command(settings: Settings, output: Output, **options: Any) -> int:
 
 
 def _run(settings: Settings, output: Output, options: dict[str, Any], profile: Profile) -> Report:
-    from clusterctl import history
-    from clusterctl.preflight import LookOptions, run_preflight
+    from clusterctl.preflight import last_census as history
+    from clusterctl.preflight.run import LookOptions, run_preflight
 
     nodes = settings.nodes()
     look = LookOptions(
@@ -124,7 +124,7 @@ def _run(settings: Settings, output: Output, options: dict[str, Any], profile: P
 def _needs(nodes: list[Node], options: dict[str, Any]) -> LaunchNeeds:
     """What the launch that is meant asks of the nodes."""
     from checks.facts import LaunchNeeds
-    from clusterctl.launch_line import kept_environment, parse_line, resolve
+    from clusterctl.launch.inputs import kept_environment, parse_line, resolve
 
     env = kept_environment(options["env"], options["nccl"])
     line = None
@@ -148,7 +148,7 @@ def _needs(nodes: list[Node], options: dict[str, Any]) -> LaunchNeeds:
 
 def _show(output: Output, report: Report) -> None:
     from clusterctl.nodes import fold
-    from clusterctl.preflight import fix_lines, headline, shown, table_rows
+    from clusterctl.preflight.run import fix_lines, headline, shown, table_rows
 
     verdict = headline(report)
     if output.json:
@@ -179,7 +179,7 @@ def _show(output: Output, report: Report) -> None:
 def _explain(output: Output, id: str | None) -> int:
     """The text of one check, or one line for each."""
     from checks.runner import all_checks
-    from clusterctl.preflight import explain
+    from clusterctl.preflight.run import explain
 
     checks = all_checks()
     if id is not None and id not in checks:

@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from clusterctl.errors import Declined
-from clusterctl.fanout import Fanout, NodeResult, in_order
 from clusterctl.nodes import Node, fold
-from clusterctl.render import Live, Output, clock, unreachable_json
+from clusterctl.output import Live, Output, clock, unreachable_json
+from clusterctl.remote.fanout import Fanout, NodeResult, in_order
 from clusterctl.settings import Settings, cluster_options, output_options
 from clusterctl.transport.base import Progress
 
@@ -43,7 +43,7 @@ def command(
     one starts in the home of the user who logs in. Exit code 1 when a node had to refuse, 3 when
     one could not be reached.
     """
-    from clusterctl import push
+    from clusterctl.transfer import push
 
     nodes = settings.nodes()
     plan = push.make_plan(source, dest)

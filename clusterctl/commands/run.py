@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import click
 
-from clusterctl import gather
-from clusterctl.answers.verbs import SHELL_BYTES
-from clusterctl.fanout import in_order
 from clusterctl.nodes import fold
-from clusterctl.render import Output, unreachable_json
+from clusterctl.output import Output, unreachable_json
+from clusterctl.remote import output_groups as gather
+from clusterctl.remote.fanout import in_order
+from clusterctl.remote.messages.verbs import SHELL_BYTES
 from clusterctl.settings import Settings, cluster_options, output_options
 
 GRACE_S = 6.0  # for SIGTERM, SIGKILL and the way home after the command's own time is up
@@ -36,7 +36,7 @@ def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fol
     COMMAND is one word: quote it. Exit code 1 when it failed on a node, 3 when a node could not
     be reached and it failed nowhere.
     """
-    from clusterctl.payload.ask import ask
+    from clusterctl.remote.run_payload import ask
 
     nodes = settings.nodes()
     limits = settings.limits

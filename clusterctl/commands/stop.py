@@ -11,8 +11,8 @@ import click
 
 from clusterctl.commands.kill import confirm, every_option, make_pick, pick_options, show_plan
 from clusterctl.nodes import counted
-from clusterctl.numbers import Duration
-from clusterctl.render import Output
+from clusterctl.output import Output
+from clusterctl.param_types import Duration
 from clusterctl.settings import Settings, cluster_options, output_options
 
 
@@ -38,9 +38,9 @@ def command(
     Ranks end after the step at hand, all at the same one. A rank that has no handler for SIGTERM
     would die unsaved: then nothing is sent at all. Exit code 1 when ranks still run.
     """
-    from clusterctl.job import look, one_run
-    from clusterctl.render import unreachable_json
-    from clusterctl.stop import left_lines, refuse_deaf, request, saved_paths, trainers
+    from clusterctl.jobs.processes import look, one_run
+    from clusterctl.jobs.stop import left_lines, refuse_deaf, request, saved_paths, trainers
+    from clusterctl.output import unreachable_json
 
     pick = make_pick(options)
     transport = settings.transport()

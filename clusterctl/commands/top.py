@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from clusterctl.numbers import Number
-from clusterctl.render import Output
+from clusterctl.output import Output
+from clusterctl.param_types import Number
 from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
 
@@ -76,6 +76,6 @@ def command(settings: Settings, output: Output, **options: Any) -> int:
     stalls, 3 when a node could not be asked.
     """  # fmt: skip
     # By name: the import arrows point from dashboards to clusterctl, and the screens load textual.
-    code = importlib.import_module("dashboards.command").top(settings, output, **options)
+    code = importlib.import_module("dashboards.commands.top").top(settings, output, **options)
     assert isinstance(code, int)
     return code

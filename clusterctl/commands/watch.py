@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from clusterctl.numbers import Duration
-from clusterctl.render import Output
+from clusterctl.output import Output
+from clusterctl.param_types import Duration
 from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
 
@@ -83,8 +83,8 @@ def command(settings: Settings, output: Output, list_all: bool, **options: Any) 
     """
     # By name: the import arrows point from dashboards to clusterctl.
     if list_all:
-        importlib.import_module("dashboards.rules.table").show(output)
+        importlib.import_module("dashboards.alerts.rules.docs_table").show(output)
         return 0
-    code = importlib.import_module("dashboards.watch").watch(settings, output, **options)
+    code = importlib.import_module("dashboards.commands.watch").watch(settings, output, **options)
     assert isinstance(code, int)
     return code

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.payload.hide import HIDDEN, hide, is_secret
+from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
 
 PASSED_PREFIXES = (
     "NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_",

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.fanout import WIDTH
-from clusterctl.job import Pick
+from clusterctl.jobs.processes import Pick
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.launch.run_dir import next_place
+from clusterctl.remote.fanout import WIDTH
 from clusterctl.stacks.collect import Looks
 from clusterctl.stacks.diagnose import Diagnosis, diagnose
 from clusterctl.stacks.verdict import ALL_SAME, DATA, DESYNC, HANG
 from clusterctl.transport.base import Limits, Transport
-from trainer import telemetry
+from trainer.runlog import telemetry
 
 RECENT = 100  # steps whose longest one says what is long for this run
 PATIENCE = 5.0  # times that: the safety factor of nvidia-resiliency-ext over what it has seen

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.payload.hide import hide
+from clusterctl.payload.mask_secrets import hide
 
 FILE = "events.jsonl"
 

@@ -17,7 +17,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.launch.environment import Environment
 from clusterctl.nodes import Node, fold
-from clusterctl.payload.hide import hide_words
+from clusterctl.payload.mask_secrets import hide_words
 
 # Outside the kernel's ephemeral ports (32768 up), so that no outgoing connection holds one.
 PORT_RANGE = range(29500, 30000)

@@ -6,7 +6,7 @@ import time
 
 from clusterctl.launch.state import RunState
 from clusterctl.nodes import fold
-from clusterctl.render import Live, Output, clock
+from clusterctl.output import Live, Output, clock
 
 PLAIN_EVERY_S = 10.0
 SHOWN = {

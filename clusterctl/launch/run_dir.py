@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from clusterctl.payload.trust import planted
+from clusterctl.payload.files.ownership import planted
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
 FOLDERS = ("ranks", "stacks", "samples")

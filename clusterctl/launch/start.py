@@ -14,15 +14,15 @@ from typing import Any
 from checks.facts import Fleet, LaunchNeeds, NodeFacts
 from checks.finding import Report
 from checks.runner import run_checks
-from clusterctl.census import read_fleet
 from clusterctl.errors import UsageError
-from clusterctl.fanout import Fanout, NodeResult, in_order
+from clusterctl.gpus.summary import read_fleet
 from clusterctl.launch import environment
+from clusterctl.launch.inputs import kept_environment, read_words
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, make_plan, new_run_id
 from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label, next_run_dir
-from clusterctl.launch_line import kept_environment, read_words
 from clusterctl.nodes import Node
-from clusterctl.payload.ask import ask, tool_timeout
+from clusterctl.remote.fanout import Fanout, NodeResult, in_order
+from clusterctl.remote.run_payload import ask, tool_timeout
 from clusterctl.transport.base import Limits, Transport
 
 Result = NodeResult[dict[str, Any]]

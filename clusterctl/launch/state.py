@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.launch import error_line
-from trainer import telemetry
+from trainer.runlog import telemetry
 
 EVENTS = 500  # that are kept: a run lasts for weeks
 SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause

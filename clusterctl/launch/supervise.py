@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from clusterctl.fanout import in_order
 from clusterctl.launch import error_line, incidents, journal
-from clusterctl.launch.copies import Copies
-from clusterctl.launch.ending import prove_gone
+from clusterctl.launch.agent_connections import News, Wires
 from clusterctl.launch.hang import Look, StepClock
-from clusterctl.launch.meeting import candidates, choose_address
+from clusterctl.launch.log_copies import Copies
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
+from clusterctl.launch.rendezvous import candidates, choose_address
 from clusterctl.launch.run_dir import furnish
 from clusterctl.launch.state import (
     SETTLE_S,
@@ -26,10 +25,11 @@ from clusterctl.launch.state import (
     RunState,
     cause,
 )
-from clusterctl.launch.wires import News, Wires
+from clusterctl.launch.termination import prove_gone
 from clusterctl.nodes import fold
+from clusterctl.remote.fanout import in_order
 from clusterctl.transport.base import Limits, Transport
-from trainer import telemetry
+from trainer.runlog import telemetry
 
 TICK_S = 0.2
 PING_S = 5.0

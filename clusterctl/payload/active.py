@@ -15,8 +15,9 @@ import threading
 import time
 
 from clusterctl.payload.active_files import run_files
-from clusterctl.payload.meeting import Door, interface_towards, knock, own_addresses
-from clusterctl.payload.ports import try_port
+from clusterctl.payload.collect.ports import try_port
+from clusterctl.payload.files.ownership import NotPrivate, planted
+from clusterctl.payload.launch.rendezvous import Door, interface_towards, knock, own_addresses
 from clusterctl.payload.prelude import (
     _live,
     _live_lock,
@@ -27,7 +28,6 @@ from clusterctl.payload.prelude import (
     together,
     tool_env,
 )
-from clusterctl.payload.trust import NotPrivate, planted
 
 SILENT_S = 6.0  # a rank says twice a second that it lives, unless it is starved
 BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'active_rank','exec'))"

@@ -15,13 +15,13 @@ import signal
 import subprocess
 import time
 
-from clusterctl.payload.job import leave_job, same_job
-from clusterctl.payload.meeting import Door, interface_towards, knock, own_addresses
+from clusterctl.payload.files.ownership import NotPrivate, planted
+from clusterctl.payload.files.private import new_folder, own_folder
+from clusterctl.payload.jobs.processes import end_all, exit_code, members, process, say_exit, send
+from clusterctl.payload.launch.async_writer import Follower, Voice, tail
+from clusterctl.payload.launch.job_lock import leave_job, same_job
+from clusterctl.payload.launch.rendezvous import Door, interface_towards, knock, own_addresses
 from clusterctl.payload.prelude import ARGS, emit, emit_through, hold_lease
-from clusterctl.payload.private import new_folder, own_folder
-from clusterctl.payload.processes import end_all, exit_code, members, process, say_exit, send
-from clusterctl.payload.trust import NotPrivate, planted
-from clusterctl.payload.voice import Follower, Voice, tail
 
 libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36

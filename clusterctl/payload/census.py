@@ -15,8 +15,8 @@ import threading
 import time
 from functools import partial
 
-from clusterctl.payload.children import collect_child, fork_child
-from clusterctl.payload.collect_gpus import (
+from clusterctl.payload.collect.forked_child import collect_child, fork_child
+from clusterctl.payload.collect.gpus import (
     list_nvidia_pci,
     list_nvidia_proc,
     look_at_gpus,
@@ -41,7 +41,7 @@ def main():
     if ARGS.get("nvml"):
         import ctypes  # noqa: F401 - once, before there are children that would each import it
 
-        from clusterctl.payload.collect_nvml import ask_nvml
+        from clusterctl.payload.collect.nvml import ask_nvml
 
         nvml = fork_child(ask_nvml)
     else:
@@ -75,11 +75,11 @@ def list_asked(timeout_s):
     """What the head has named: ports and an interpreter."""
     tasks = []
     if ARGS.get("ports"):
-        from clusterctl.payload.ports import ask_port
+        from clusterctl.payload.collect.ports import ask_port
 
         tasks += [partial(ask_port, port) for port in ARGS["ports"]]
     if ARGS.get("python"):
-        from clusterctl.payload.collect_launch import ask_python
+        from clusterctl.payload.collect.launch import ask_python
 
         tasks.append(partial(ask_python, ARGS["python"], timeout_s))
     return tasks
@@ -89,16 +89,16 @@ def fork_children(patience_s):
     """What touches file systems, by section: any of them may hang for ever on a dead mount."""
     children = {}
     if ARGS.get("paths"):
-        from clusterctl.payload.collect_mounts import measure_disk
+        from clusterctl.payload.collect.mounts import measure_disk
 
         for path in ARGS["paths"]:
             children["disk:" + path] = fork_child(partial(measure_disk, path))
     if ARGS.get("everything"):
-        from clusterctl.payload.collect_mounts import measure_mounts
+        from clusterctl.payload.collect.mounts import measure_mounts
 
         children["mounts"] = fork_child(partial(measure_mounts, patience_s))
     if ARGS.get("files"):
-        from clusterctl.payload.collect_launch import measure_files
+        from clusterctl.payload.collect.launch import measure_files
 
         children["files"] = fork_child(partial(measure_files, ARGS["files"]))
     if ARGS.get("token"):
@@ -107,11 +107,11 @@ def fork_children(patience_s):
 
 
 def list_everything(timeout_s, began):
-    from clusterctl.payload.collect_clock import look_at_clock
-    from clusterctl.payload.collect_fabric import look_at_fabric
-    from clusterctl.payload.collect_kernel_log import look_at_kernel_log
-    from clusterctl.payload.collect_processes import look_at_processes
-    from clusterctl.payload.collect_system import read_limits
+    from clusterctl.payload.collect.clock import look_at_clock
+    from clusterctl.payload.collect.fabric import look_at_fabric
+    from clusterctl.payload.collect.kernel_log import look_at_kernel_log
+    from clusterctl.payload.collect.processes import look_at_processes
+    from clusterctl.payload.collect.system import read_limits
 
     growth_s = ARGS.get("growth_s", 0.7)
     tasks = [
@@ -128,23 +128,23 @@ def list_everything(timeout_s, began):
 
 def list_launch(timeout_s):
     """What a launch line is compared with, and no more: a launch waits for it."""
-    from clusterctl.payload.collect_network import look_at_network
-    from clusterctl.payload.collect_system import describe_system
+    from clusterctl.payload.collect.network import look_at_network
+    from clusterctl.payload.collect.system import describe_system
 
     tasks = [
         partial(look_at_network, timeout_s, ARGS.get("names", ())),
         lambda: call("system", describe_system, 3.0),
     ]
     if not ARGS.get("everything"):
-        from clusterctl.payload.collect_fabric import read_infiniband
+        from clusterctl.payload.collect.fabric import read_infiniband
 
         tasks.append(lambda: call("ib", read_infiniband, 5.0))
     if ARGS.get("workdir"):
-        from clusterctl.payload.collect_launch import ask_git
+        from clusterctl.payload.collect.launch import ask_git
 
         tasks.append(lambda: ask_git(ARGS["workdir"], timeout_s))
     if ARGS.get("wandb"):
-        from clusterctl.payload.collect_launch import find_wandb_login
+        from clusterctl.payload.collect.launch import find_wandb_login
 
         tasks.append(lambda: call("wandb", find_wandb_login, 2.0))
     return tasks

@@ -12,8 +12,8 @@ import os
 import threading
 import time
 
-from clusterctl.payload.collect_clock import look_at_clock
-from clusterctl.payload.collect_processes import list_processes
+from clusterctl.payload.collect.clock import look_at_clock
+from clusterctl.payload.collect.processes import list_processes
 from clusterctl.payload.prelude import (
     ARGS,
     SECTIONS,

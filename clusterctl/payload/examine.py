@@ -14,8 +14,8 @@ import signal
 import subprocess
 import threading
 
+from clusterctl.payload.files.ownership import planted
 from clusterctl.payload.prelude import ARGS, emit, hold_lease
-from clusterctl.payload.trust import planted
 
 BEAT_S = 2.0
 READY_S = 120.0  # importing from a cold, loaded network drive

@@ -1,6 +1,6 @@
 """Show a job's processes on this node (op look), or end them and prove it (op kill).
 
-ARGS: op, pick (find.py); for kill also targets [[pid, start]], signal, grace_s (kill_s), gpu (whether to
+ARGS: op, pick (jobs/job_processes.py); for kill also targets [[pid, start]], signal, grace_s (kill_s), gpu (whether to
 prove that GPU memory is free, within gpu_s).
 look answers `rows` (describe_job), `others` (what fits the pick but belongs to other users), `notes`;
 kill answers left, zombies, gpu_left, gpu_unknown (why nobody can tell), counts and seconds.
@@ -10,8 +10,7 @@ import os
 import signal
 import time
 
-from clusterctl.payload.ending import Ending, zombies
-from clusterctl.payload.find import (
+from clusterctl.payload.jobs.job_processes import (
     NOTES,
     Snapshot,
     chain_above,
@@ -20,8 +19,9 @@ from clusterctl.payload.find import (
     login_user,
     machine,
 )
+from clusterctl.payload.jobs.processes import process
+from clusterctl.payload.jobs.terminate import Ending, zombies
 from clusterctl.payload.prelude import ARGS, finish
-from clusterctl.payload.processes import process
 
 KILL_S = 5.0  # from SIGKILL to the last look
 GPU_FREE_S = 10.0  # for the driver to take the memory back
@@ -38,7 +38,7 @@ def look(pick):
     shot, pids, strangers = find_job(pick)
     rows, others = describe_job(shot, pids), describe_job(shot, strangers)
     if rows:
-        from clusterctl.payload.gpu_holders import memory_of
+        from clusterctl.payload.jobs.gpu_holders import memory_of
 
         held = memory_of([row["pid"] for row in rows])
         for row in rows:
@@ -63,7 +63,7 @@ def kill(pick):
     ended = set(ending.victims) - {(row["pid"], start_of(row["pid"])) for row in left}
     gpu_left, gpu_unknown = [], ""  # type: list, str
     if ARGS.get("gpu") and ended:
-        from clusterctl.payload.gpu_holders import prove_freed
+        from clusterctl.payload.jobs.gpu_holders import prove_freed
 
         pids = {pid for pid, _ in ended}
         gpu_left, gpu_unknown = prove_freed(pids, ARGS.get("gpu_s", GPU_FREE_S))

@@ -7,17 +7,18 @@ imported, so what a verb needs only at times is imported in the function that ne
 import sys
 from _frozen_importlib import ModuleSpec  # importlib.machinery would cost 2 ms more
 
-PACKAGES = ("clusterctl", "clusterctl.payload")
-
 
 class Loader:
     """Finder and loader of what is in `sources`."""
 
     def __init__(self, sources):
         self.sources = sources
+        self.packages = {
+            name.rsplit(".", depth)[0] for name in sources for depth in (1, 2, 3)
+        } - set(sources)
 
     def find_spec(self, name, path=None, target=None):
-        is_package = name in PACKAGES
+        is_package = name in self.packages
         if not is_package and name not in self.sources:
             return None
         return ModuleSpec(name, self, is_package=is_package)  # type: ignore[arg-type]
@@ -27,7 +28,7 @@ class Loader:
 
     def exec_module(self, module):
         name = module.__name__
-        if name in PACKAGES:
+        if name in self.packages:
             return
         text = self.sources[name]
         if isinstance(text, bytes):

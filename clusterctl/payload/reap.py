@@ -6,8 +6,8 @@ Answers `found` (before) and `left` (after): lists of `describe`.
 
 import os
 
+from clusterctl.payload.jobs.processes import describe, end_all, members, process
 from clusterctl.payload.prelude import ARGS, finish
-from clusterctl.payload.processes import describe, end_all, members, process
 
 
 def main():

@@ -1,6 +1,6 @@
 """Stacks and kernel facts of a job's processes on this node, two or more samples. Stops nothing, changes nothing.
 
-ARGS: pick (find.py), samples, interval_s, limit_s (one dump), budget_s (all of it), width (0: by cores),
+ARGS: pick (jobs/job_processes.py), samples, interval_s, limit_s (one dump), budget_s (all of it), width (0: by cores),
 py_spy (path or None), carry (the head can send one), blocking; or op native with pids, py_spy as found
 before and given (what the user named).
 Says `found`, perhaps waits for {"op": "py-spy", "data"} or {"op": "go"}, then `report`, packed.
@@ -15,23 +15,11 @@ import threading
 import time
 import zlib
 
-from clusterctl.payload.beats import clip, handles, heartbeat
-from clusterctl.payload.evidence import kernel_lines, log_lines
-from clusterctl.payload.find import describe_job, find_job, machine
-from clusterctl.payload.flight import flight_dump
-from clusterctl.payload.frames import Table, source_lines
-from clusterctl.payload.prelude import (
-    ARGS,
-    SECTIONS,
-    call,
-    emit,
-    hold_lease,
-    kill_tools,
-    node_facts,
-    together,
-)
-from clusterctl.payload.processes import process
-from clusterctl.payload.spy import (
+from clusterctl.payload.dump.evidence import kernel_lines, log_lines
+from clusterctl.payload.dump.flight import flight_dump
+from clusterctl.payload.dump.frames import Table, source_lines
+from clusterctl.payload.dump.proc_tasks import open_files, read_file, task_facts
+from clusterctl.payload.dump.py_spy import (
     dump,
     find_py_spy,
     is_program,
@@ -42,7 +30,19 @@ from clusterctl.payload.spy import (
     rights,
     unpack_py_spy,
 )
-from clusterctl.payload.tasks import open_files, read_file, task_facts
+from clusterctl.payload.jobs.heartbeats import clip, handles, heartbeat
+from clusterctl.payload.jobs.job_processes import describe_job, find_job, machine
+from clusterctl.payload.jobs.processes import process
+from clusterctl.payload.prelude import (
+    ARGS,
+    SECTIONS,
+    call,
+    emit,
+    hold_lease,
+    kill_tools,
+    node_facts,
+    together,
+)
 
 SKIPPED = ("tracker", "shell")  # never Python that waits for something of interest
 FAULT_S = 1.5  # for a signalled trainer to write its stacks

@@ -1,6 +1,6 @@
 """Ask a job's ranks on this node to save and end. Kills nothing.
 
-ARGS: op, pick (find.py); look answers rows as kill does, each trainer with `asks` (whether it has a
+ARGS: op, pick (jobs/job_processes.py); look answers rows as kill does, each trainer with `asks` (whether it has a
 handler for SIGTERM) and `beat`. stop takes targets [[pid, start]] and timeout_s, sends SIGTERM once,
 and answers which are left and what was saved.
 """
@@ -10,11 +10,17 @@ import re
 import signal
 import time
 
-from clusterctl.payload.beats import handles, heartbeat
-from clusterctl.payload.ending import Victim
-from clusterctl.payload.find import Seen, describe_job, find_job, machine, read_patiently
+from clusterctl.payload.jobs.heartbeats import handles, heartbeat
+from clusterctl.payload.jobs.job_processes import (
+    Seen,
+    describe_job,
+    find_job,
+    machine,
+    read_patiently,
+)
+from clusterctl.payload.jobs.processes import describe, process
+from clusterctl.payload.jobs.terminate import Victim
 from clusterctl.payload.prelude import ARGS, call, finish
-from clusterctl.payload.processes import describe, process
 
 SAVED = re.compile(r"^epoch\d+-global_step\d+$")
 

@@ -27,12 +27,12 @@ import signal
 import threading
 import time
 
-from clusterctl.payload.locks import lock_path, take_lock
+from clusterctl.payload.files.locks import lock_path, take_lock
+from clusterctl.payload.jobs.processes import process, send
 from clusterctl.payload.prelude import ARGS, _guard, _write, hold_lease, kill_tools
-from clusterctl.payload.processes import process, send
-from clusterctl.payload.watch_gpus import Gpus
-from clusterctl.payload.watch_host import Host
-from clusterctl.payload.watch_log import KernelLog
+from clusterctl.payload.watching.gpus import Gpus
+from clusterctl.payload.watching.host import Host
+from clusterctl.payload.watching.kernel_log import KernelLog
 
 # A value is sent again when it differs by more than this from what was sent last.
 RESOLUTION = {

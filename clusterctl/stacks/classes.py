@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from clusterctl.job import fold_ranks
+from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold
-from clusterctl.stacks import sites as kinds
+from clusterctl.stacks import wait_sites as kinds
 from clusterctl.stacks.model import Picture, Proc
-from clusterctl.stacks.sites import is_hidden
 from clusterctl.stacks.verdict import Verdict
+from clusterctl.stacks.wait_sites import is_hidden
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.fanout import Fanout
-from clusterctl.job import Pick
+from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
+from clusterctl.remote.fanout import Fanout
 from clusterctl.stacks.model import unpack
 from clusterctl.transport.base import Limits, Progress, Transport
 

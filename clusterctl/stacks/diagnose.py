@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.fanout import NodeResult, in_order
-from clusterctl.job import Pick
+from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
+from clusterctl.remote.fanout import NodeResult, in_order
 from clusterctl.stacks.collect import Looks, collect
 from clusterctl.stacks.evidence import Clue, clues
 from clusterctl.stacks.files import write_folder
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.model import Picture, read_picture
-from clusterctl.stacks.sites import Sites
 from clusterctl.stacks.verdict import Verdict
+from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Limits, Transport
 
 Sweep = Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]]

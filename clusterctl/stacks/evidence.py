@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from checks.facts import Unknown
-from checks.parse.kernel_log import read_events
-from checks.xid import grade
-from clusterctl.job import fold_ranks
+from checks.parsers.kernel_log import read_events
+from checks.reference.xid_codes import grade
+from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold
 from clusterctl.stacks.flight import compare, read_dump
 from clusterctl.stacks.model import Picture

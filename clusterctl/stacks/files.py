@@ -11,8 +11,8 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.stacks.evidence import Clue
+from clusterctl.stacks.html_report import page
 from clusterctl.stacks.model import Picture, Proc
-from clusterctl.stacks.page import page
 from clusterctl.stacks.report import to_json
 from clusterctl.stacks.verdict import Verdict
 

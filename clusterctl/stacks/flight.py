@@ -1,6 +1,6 @@
 """torch's flight recorder: which rank is behind, and whose collective is another one.
 
-Records are read on the nodes (payload/flight.py), as plain values; here come their newest entries.
+Records are read on the nodes (payload/dump/flight.py), as plain values; here come their newest entries.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.job import fold_ranks
+from clusterctl.jobs.processes import fold_ranks
 
 
 @dataclass(frozen=True, slots=True)

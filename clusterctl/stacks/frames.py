@@ -49,7 +49,7 @@ def make_frame(function: str, filename: str, short: str, line: int) -> Frame:
 
 
 DISPATCH = "torch/_ops.py"
-"""Calls whatever operator it was given: which one, the line below tells (payload/frames.py alike)."""
+"""Calls whatever operator it was given: which one, the line below tells (payload/dump/frames.py alike)."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Book:
     def stacks(
         self, frames: Sequence[Sequence[object]], stacks: Sequence[Sequence[int]], source: dict[str, str]
     ) -> list[Stack]:  # fmt: skip
-        """Stacks of a node's answer (payload/frames.py) in its numbering."""
+        """Stacks of a node's answer (payload/dump/frames.py) in its numbering."""
         made: list[Frame] = []
         for function, filename, short, line in frames:
             key = (str(function), str(filename), str(short), int(str(line)))

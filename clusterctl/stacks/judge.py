@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterctl.job import fold_ranks
+from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold
-from clusterctl.stacks import sites as kinds
-from clusterctl.stacks import words
-from clusterctl.stacks.absent import who_is_halted, who_is_missing
+from clusterctl.stacks import messages as words
+from clusterctl.stacks import wait_sites as kinds
 from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.predicates import has_gone_on, has_moved, is_halted, missing_ranks, who_waits
 from clusterctl.stacks.progress import GONE, SPINNING, STANDS
-from clusterctl.stacks.signs import has_gone_on, has_moved, is_halted, missing_ranks, who_waits
+from clusterctl.stacks.rules_missing import who_is_halted, who_is_missing
+from clusterctl.stacks.rules_waiting import all_wait, all_want_data, who_stands_apart
 from clusterctl.stacks.verdict import (
     BUSY,
     HANG,
@@ -29,7 +30,6 @@ from clusterctl.stacks.verdict import (
     Verdict,
     suspect,
 )
-from clusterctl.stacks.waiting import all_wait, all_want_data, who_stands_apart
 
 
 def judge(picture: Picture) -> Verdict:

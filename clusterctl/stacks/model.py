@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.answers.stacks import read_report
 from clusterctl.errors import TransportError
-from clusterctl.fanout import NodeResult
-from clusterctl.stacks import sites as kinds
+from clusterctl.remote.fanout import NodeResult
+from clusterctl.remote.messages.stacks import read_report
+from clusterctl.stacks import wait_sites as kinds
 from clusterctl.stacks.frames import Book, Stack, parse_faulthandler, trim
 from clusterctl.stacks.progress import (
     AUTOGRAD,
@@ -25,7 +25,7 @@ from clusterctl.stacks.progress import (
     own_threads,
     ticks,
 )
-from clusterctl.stacks.sites import Sites
+from clusterctl.stacks.wait_sites import Sites
 
 _STORAGE = re.compile(
     r"fuse|request_wait_answer|nfs|rpc_wait|cifs|smb|ceph|lustre|gpfs|folio_wait|wait_on_page|io_schedule|"

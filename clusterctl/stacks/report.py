@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from clusterctl.job import fold_ranks
+from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold
 from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull, shown_threads
 from clusterctl.stacks.evidence import Clue

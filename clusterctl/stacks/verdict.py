@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from clusterctl.nodes import fold
-from clusterctl.stacks import words
+from clusterctl.stacks import messages as words
 from clusterctl.stacks.model import Proc
 
 HANG, DESYNC, WAITING, ALL_SAME, DATA, SILENT, OK, BUSY, UNKNOWN = (

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from clusterctl.transport import lean  # noqa: F401 - first of all
+from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
 
 # isort: split
 import paramiko
@@ -15,8 +15,8 @@ from paramiko.ssh_exception import ChannelException, SSHException
 
 from clusterctl.errors import TransportError
 from clusterctl.transport.base import Completed, Limits, Progress
-from clusterctl.transport.process import Process, lost
-from clusterctl.transport.wire import Wire
+from clusterctl.transport.loopback.process import Process, lost
+from clusterctl.transport.patched_transport import Wire
 
 STDERR_TAIL_BYTES = 16 << 10
 MAX_LINE_BYTES = 16 << 20

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.transport import lean  # noqa: F401 - first of all
+from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
 
 # isort: split
 from paramiko.agent import AgentKey, AgentSSH
@@ -18,7 +18,7 @@ from paramiko.pkey import PKey, PublicBlob, UnknownKeyType
 from paramiko.ssh_exception import PasswordRequiredException, SSHException
 
 from clusterctl.transport.public_keys import CERTIFICATE, certified_blob, key_type, public_blob
-from clusterctl.transport.ssh_host import LEAST_RSA_BITS, HostConfig
+from clusterctl.transport.ssh_config.host import LEAST_RSA_BITS, HostConfig
 
 DEFAULT_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_TIMEOUT_S = 7.0

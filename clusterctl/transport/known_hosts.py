@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.transport.patterns import host_matches
 from clusterctl.transport.public_keys import is_key_of
-from clusterctl.transport.ssh_host import DEFAULT_PORT
+from clusterctl.transport.ssh_config.host import DEFAULT_PORT
+from clusterctl.transport.ssh_config.patterns import host_matches
 
 # In a host's name these would make a line that means other hosts too: not written, as by OpenSSH.
 _NEVER_WRITTEN = frozenset("@?*#[]|'\"\\")

@@ -135,8 +135,8 @@ def reader(way: str, args: argparse.Namespace) -> Callable[[str, int], None]:
         return lambda path, start: decode_all(path, start, frames, bucket, way == "open-sora")
     if way == "pure decoding":
         return lambda path, start: decode_only(path, start, frames)
-    from trainer.data.decode import Window
-    from trainer.data.video import read_window
+    from trainer.data.video.clip import read_window
+    from trainer.data.video.decode import Window
 
     resize = way.partition(", ")[2] or "bilinear"
     kind = np.float32 if resize == "torch" else np.uint8
@@ -172,7 +172,7 @@ def times(args: argparse.Namespace) -> dict[int, dict[str, float]]:
 
 def peak(args: argparse.Namespace) -> int:
     """Bytes, in a process that does nothing else."""
-    from trainer.data.decode import peak_bytes
+    from trainer.data.video.decode import peak_bytes
 
     start = min(40, args.length - args.frames)
     reader(args.way, args)(str(args.folder / f"{GAPS[0]}.mp4"), start)
@@ -184,10 +184,10 @@ def workers(args: argparse.Namespace) -> None:
     import psutil
     import torch
 
-    from trainer.data.buckets import Buckets
-    from trainer.data.dataset import LoaderOptions, build_loader
-    from trainer.data.manifest import read_manifest
-    from trainer.data.plan import Cursor, DataPlan
+    from trainer.data.loader.dataset import LoaderOptions, build_loader
+    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.plan.buckets import Buckets
+    from trainer.data.plan.data_plan import Cursor, DataPlan
 
     manifest = args.folder / "clips.csv"
     form = f"{args.length},{args.size[0]},{args.size[1]},{RATE}"

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from tests.bench import tiny
-from trainer.telemetry import PHASES, StepRecord, read
+from trainer.runlog.telemetry import PHASES, StepRecord, read
 
 WARM_UP = 10  # first steps at most: allocators, thread pools, decoded clips not yet cached
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.transport.loopback import make_key
+from clusterctl.transport.loopback.nodes import make_key
 from tests.bench import tiny
 from tests.lab.cluster import _passwd, _shadow, why_not
 
@@ -73,10 +73,10 @@ Host *
 LIBRARY = """
 import sys
 from pathlib import Path
-from clusterctl.fanout import Fanout
+from clusterctl.remote.fanout import Fanout
 from clusterctl.nodes import read_hostfile
 from clusterctl.transport.base import Limits
-from clusterctl.transport.paramiko import ParamikoTransport
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 transport, limits = ParamikoTransport(), Limits(handshake_s=30)
 def work(node, progress):
     with transport.connect(node, limits, progress) as connection:

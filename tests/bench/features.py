@@ -54,9 +54,9 @@ def make(folder: Path, options: argparse.Namespace) -> None:
     import torch
 
     from tests.trainer.data.clips import write_clip
-    from trainer.models.spatial_vae import SpatialSettings
-    from trainer.models.temporal_vae import TemporalSettings
-    from trainer.models.video_vae import OpenSoraVAE, VideoVAESettings, save_vae
+    from trainer.models.vae.spatial import SpatialSettings
+    from trainer.models.vae.temporal import TemporalSettings
+    from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings, save_vae
 
     chance = np.random.default_rng(0)
     rows: list[tuple[object, ...]] = [("path", "text", "num_frames", "height", "width", "fps")]

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
 from tests.bench import tiny
 from tests.bench.fanout import sshd
 from tests.captures import fake_nvidia_smi as fake

@@ -23,7 +23,7 @@ import numpy as np
 from tests.bench import tiny
 
 if TYPE_CHECKING:
-    from trainer.data.manifest import Manifest
+    from trainer.data.manifest.manifest import Manifest
 
 CONFIG = {
     "144p": {1: (1.0, 475), 51: (1.0, 51), 102: ((1.0, 0.33), 27), 204: ((1.0, 0.1), 13)},
@@ -37,7 +37,7 @@ def write(path: Path, rows: int) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    from trainer.data.simulate import stand_in
+    from trainer.data.tools.simulate import stand_in
 
     clips = stand_in(rows, mira=True)
     number = np.arange(rows)
@@ -58,7 +58,7 @@ def sizes_of(path: Path) -> Manifest:
     """Only what decides an epoch's order: three columns."""
     from pyarrow import parquet
 
-    from trainer.data.manifest import Manifest
+    from trainer.data.manifest.manifest import Manifest
 
     table = parquet.read_table(path, columns=["num_frames", "height", "width"])
     columns = [table.column(name).to_numpy() for name in table.column_names]
@@ -68,10 +68,10 @@ def sizes_of(path: Path) -> Manifest:
 
 def ours(path: Path, ranks: int, sizes_only: bool) -> dict[str, float]:
     """In a process of its own, for its peak memory."""
-    from trainer.data.balance import Balance, classes
-    from trainer.data.buckets import Buckets
-    from trainer.data.manifest import read_manifest
-    from trainer.data.plan import DataPlan
+    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.plan.balance import Balance, classes
+    from trainer.data.plan.buckets import Buckets
+    from trainer.data.plan.data_plan import DataPlan
 
     start = time.process_time()
     manifest = sizes_of(path) if sizes_only else read_manifest(path)
@@ -93,8 +93,8 @@ def ours(path: Path, ranks: int, sizes_only: bool) -> dict[str, float]:
 
 def row_wise(rows: int) -> float:
     """CPU seconds a row: one generator a length, one decision after another."""
-    from trainer.data.buckets import Buckets
-    from trainer.data.simulate import stand_in
+    from trainer.data.plan.buckets import Buckets
+    from trainer.data.tools.simulate import stand_in
 
     buckets, clips = Buckets.parse(CONFIG), stand_in(rows, mira=True)
     cells = len(buckets.cells)

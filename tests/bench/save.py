@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.bench import tiny
 from tests.trainer import ranks
 from trainer.data.digits import main as render
-from trainer.telemetry import Event, StepRecord, read
+from trainer.runlog.telemetry import Event, StepRecord, read
 
 CONFIG = """
 _base_ = {base!r}

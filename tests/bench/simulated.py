@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.nodes import Node
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
 from clusterctl.transport.base import Completed, Limits, Progress
 
 GPUS, PORTS = 8, 8

@@ -56,7 +56,7 @@ def write(path: Path, rows: int, caption: int = 40) -> None:
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
 
-    from trainer.data.simulate import stand_in
+    from trainer.data.tools.simulate import stand_in
 
     clips = stand_in(rows, mira=True)
     number = np.arange(rows)
@@ -80,7 +80,7 @@ def write(path: Path, rows: int, caption: int = 40) -> None:
 
 
 def read_ours(path: Path) -> int:
-    from trainer.data.manifest import read_manifest
+    from trainer.data.manifest.manifest import read_manifest
 
     return len(read_manifest(path))
 
@@ -153,12 +153,12 @@ def rank_begins(path: Path, how: str) -> dict[str, float]:
     """One rank of many before its first step: its processor time, and its part of the machine's memory
     when all have manifest and plan."""
     from tests.bench.sampler import CONFIG
-    from trainer.data.balance import Balance, classes
-    from trainer.data.buckets import Buckets
-    from trainer.data.manifest import read_manifest
-    from trainer.data.plan import DataPlan
-    from trainer.data.shared_manifest import read_once
-    from trainer.data.shared_plan import plan_once
+    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.manifest.shared_manifest import read_once
+    from trainer.data.plan.balance import Balance, classes
+    from trainer.data.plan.buckets import Buckets
+    from trainer.data.plan.data_plan import DataPlan
+    from trainer.data.plan.shared_plan import plan_once
     from trainer.engine.native import NativeEngine
 
     engine = NativeEngine()
@@ -216,7 +216,7 @@ def compare_rows(folder: Path, rows: int) -> None:
 def compare_ranks(folder: Path, rows: int, ranks: int) -> None:
     path = folder / "many.parquet"
     write(path, rows)
-    forked.preload("trainer.engine.native", "trainer.data.shared_plan")
+    forked.preload("trainer.engine.native", "trainer.data.plan.shared_plan")
     for how in (EACH, READ, ONCE):
         port = free_port()
         said = forked.results(

@@ -25,18 +25,18 @@ from pathlib import Path
 from textual import events
 
 from clusterctl.transport.base import Limits
-from dashboards.app import TopApp
-from dashboards.feeds import steady_clock
-from dashboards.healthy import names
-from dashboards.hour import BEGIN_S, hour
-from dashboards.incidents import TEN
-from dashboards.record import Writer
-from dashboards.record_file import Appender
-from dashboards.replay import Replay
-from dashboards.samples import NodeSample, Sample, Tick
-from dashboards.ssh_feed import SshFeed
-from dashboards.state import State, fold, initial_state
-from dashboards.widgets.gpu_grid import GpuGrid
+from dashboards.feeds.base import steady_clock
+from dashboards.feeds.ssh import SshFeed
+from dashboards.model.samples import NodeSample, Sample, Tick
+from dashboards.model.state import State, fold, initial_state
+from dashboards.recording.file_format import Appender
+from dashboards.recording.replay_feed import Replay
+from dashboards.recording.writer import Writer
+from dashboards.simulation.faults import TEN
+from dashboards.simulation.healthy import names
+from dashboards.simulation.hour import BEGIN_S, hour
+from dashboards.tui.app import TopApp
+from dashboards.tui.widgets.gpu_grid import GpuGrid
 from tests.bench import tiny, watcher
 from tests.bench.simulated import Simulated
 
@@ -159,7 +159,7 @@ def parts(count: int) -> None:
     """Where a second of the fleet goes: decoding, folding, the tick."""
     import random
 
-    from dashboards.watch_line import Decoder
+    from dashboards.feeds.watch_decoder import Decoder
     from tests.bench.simulated import change, key_frame
 
     draw = random.Random(1)
@@ -213,9 +213,9 @@ def _later(sample: Sample, at_s: float) -> Sample:
 
 
 def _play(path: Path, how: str, at_once: int, hours: int, interval_s: int) -> None:
-    import dashboards.replay
+    import dashboards.recording.replay_feed
 
-    dashboards.replay.AT_ONCE = at_once
+    dashboards.recording.replay_feed.AT_ONCE = at_once
     now = [0.0]
     feed = Replay(path, clock=lambda: now[0], speed=1.0)
     feed.start()

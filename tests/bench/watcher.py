@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from clusterctl.payload import ship
-from dashboards.watch_line import Decoder
+from clusterctl.remote import payload as ship
+from dashboards.feeds.watch_decoder import Decoder
 from tests.clusterctl.payload.local import LocalConnection
 
 # Every card moves each second, as busy ones do. Real calls take longer in the driver than these.

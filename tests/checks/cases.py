@@ -30,7 +30,7 @@ from checks.facts import (
     Unreached,
 )
 from checks.finding import Verdict
-from checks.parse import chrony, gpu_health, infiniband, kernel_log
+from checks.parsers import chrony, gpu_health, infiniband, kernel_log
 from tests.checks import active_cases
 from tests.checks import healthy as h
 from tests.checks.captures import recorded

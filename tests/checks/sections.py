@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from checks.facts import GpuFacts, Machine, NodeFacts, PythonEnv, Section, Unknown
-from checks.parse.nvidia_smi import parse_gpus
+from checks.parsers.nvidia_smi import parse_gpus
 from tests.captures.fake_nvidia_smi import capture, h100
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from checks.docs_table import SUBJECTS, render
 from checks.runner import all_checks
-from checks.table import SUBJECTS, render
 
 DOCS = Path(__file__).parents[2] / "docs" / "checks.md"
 
 
 def test_docs_hold_every_check() -> None:
     text = DOCS.read_text(encoding="utf-8").partition("<!-- table -->\n")[2]
-    assert text == render(), "run: python -m checks.table, and put it behind the mark"
+    assert text == render(), "run: python -m checks.docs_table, and put it behind the mark"
 
 
 def test_every_check_says_what_how_and_what_to_do() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from checks.facts import Fleet, Unknown, to_json
-from checks.parse import (
+from checks.parsers import (
     chrony,
     gpu_health,
     infiniband,
@@ -24,7 +24,7 @@ from checks.parse import (
     nvidia_smi,
     rocm_smi,
 )
-from checks.parse.host import parse_census
+from checks.parsers.host import parse_census
 from checks.runner import run_checks
 from tests.checks.captures import names, recorded
 from tests.checks.sections import ended

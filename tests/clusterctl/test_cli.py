@@ -151,7 +151,7 @@ def test_lost_stderr_ends_nothing(hostfile: Path, where: str) -> None:
 
 
 def test_a_stream_without_unicode_gets_escapes() -> None:
-    code = "from clusterctl import cli, render; cli._prepare_streams(); render.Output().line('süd'); render.Output().warn('nörd')"  # fmt: skip
+    code = "from clusterctl import cli, output; cli._prepare_streams(); output.Output().line('süd'); output.Output().warn('nörd')"  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dashboards.app import TopApp
-from dashboards.demo_actions import DemoActions
-from dashboards.demo_feed import DemoFeed
-from dashboards.samples import Tick
-from dashboards.state import State, fold, initial_state
+from dashboards.model.samples import Tick
+from dashboards.model.state import State, fold, initial_state
+from dashboards.operations.demo_actions import DemoActions
+from dashboards.simulation.demo_feed import DemoFeed
+from dashboards.tui.app import TopApp
 from tests.dashboards.runs import FixedFeed
 
 NOW = 1795270007.0  # 14:06:47 UTC; the demo's fleet is busy then

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
 from clusterctl.transport.base import Limits, Progress
 
 FLOOD = f"exec 3<&0; cat <&3 >/dev/null 3<&- & exec 3<&-; echo '{ship.MARKER}'; exec yes 'garbage garbage garbage garbage'"

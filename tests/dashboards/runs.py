@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dashboards.samples import EventSample, NodeSample, RunOpened, Sample, StepSample, Tick
-from trainer.telemetry import Event, StepRecord, Writer
+from dashboards.model.samples import EventSample, NodeSample, RunOpened, Sample, StepSample, Tick
+from trainer.runlog.telemetry import Event, StepRecord, Writer
 
 BEGAN = 1795269600.0
 

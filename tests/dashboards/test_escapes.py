@@ -21,20 +21,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
 from clusterctl.cli import run
-from dashboards.actions import LocalActions
-from dashboards.app import TopApp
-from dashboards.exporter import StateCollector, registry_of
-from dashboards.healthy import names
-from dashboards.hour import hour
-from dashboards.incidents import Incident
-from dashboards.record import Writer
-from dashboards.record_file import Appender
-from dashboards.samples import Disk, EventSample, Gpu, NodeDown, NodeSample, Sample, Tick
-from dashboards.state import State, fold, initial_state
+from dashboards.commands.export import StateCollector, registry_of
+from dashboards.model.samples import Disk, EventSample, Gpu, NodeDown, NodeSample, Sample, Tick
+from dashboards.model.state import State, fold, initial_state
+from dashboards.operations.actions import LocalActions
+from dashboards.recording.file_format import Appender
+from dashboards.recording.writer import Writer
+from dashboards.simulation.faults import Incident
+from dashboards.simulation.healthy import names
+from dashboards.simulation.hour import hour
+from dashboards.tui.app import TopApp
 from tests.dashboards.conftest import NOW
 from tests.dashboards.hostile import ESCAPES, hostile, obeyed
 from tests.dashboards.runs import FixedFeed
-from trainer.telemetry import Event
+from trainer.runlog.telemetry import Event
 
 INCIDENTS = (Incident("gpu_lost", 1, 1, 5, 40), Incident("throttle", 2, 1, 5, 40), Incident("node_dead", 3, 0, 10, 40))  # fmt: skip
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from clusterctl.render import Output
-from dashboards.exporter import _write
-from dashboards.record_file import Appender
+from clusterctl.output import Output
+from dashboards.commands.export import _write
+from dashboards.recording.file_format import Appender
 
 
 def test_recording_is_for_its_user_alone(tmp_path: Path) -> None:

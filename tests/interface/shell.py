@@ -104,7 +104,7 @@ def shell() -> Iterator[Shell]:
             work.mkdir()
             os.chdir(work)
             # A line of progress every ten seconds: none on a machine that is not busy.
-            patches.setattr("trainer.progress._IN_LOG_S", math.inf)
+            patches.setattr("trainer.runlog.progress._IN_LOG_S", math.inf)
             yield Shell(work, patches)
         finally:
             patches.undo()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.transport.loopback import make_key
+from clusterctl.transport.loopback.nodes import make_key
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from trainer.captions import clean_caption
-from trainer.data.buckets import Buckets
-from trainer.data.manifest import Manifest
-from trainer.data.plan import DataPlan
-from trainer.flow import RectifiedFlow, upstream_frames
-from trainer.flow import timestep_transform as transform
-from trainer.masks import draw_mask
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.data_plan import DataPlan
+from trainer.diffusion.frame_masks import draw_mask
+from trainer.diffusion.rectified_flow import RectifiedFlow, upstream_frames
+from trainer.diffusion.rectified_flow import timestep_transform as transform
 from trainer.models.stdit import PRESETS, STDiT3, STDiT3Config
-from trainer.models.video_vae import OpenSoraVAE, VideoVAESettings
-from trainer.schedules import ScheduleConfig, rate_of
+from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
+from trainer.optim.lr_schedules import ScheduleConfig, rate_of
 
 
 def build_stdit3(config: dict[str, Any]) -> nn.Module:

@@ -106,7 +106,7 @@ def test_masks_are_spread_as_upstreams() -> None:
         for frames, want in lengths.items():
             if (
                 "raises" in want
-            ):  # upstream fails; ours masks one frame (tests/trainer/test_masks.py)
+            ):  # upstream fails; ours masks one frame (tests/trainer/diffusion/test_frame_masks.py)
                 continue
             given = ~adapter.masks(kind, int(frames), 2000, seed=7)
             per_frame = torch.tensor(want["p_masked_per_frame"])

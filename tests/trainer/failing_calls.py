@@ -205,7 +205,7 @@ class Campaign:
         return calls
 
     def judge(self, trial: Trial, counts: Counts, name: str) -> None:
-        from trainer import checkpoint
+        from trainer.checkpoint import files as checkpoint
         from trainer.errors import CheckpointError
 
         codes, folder, between = self.run(name, trial)

@@ -15,10 +15,11 @@ from unittest import mock
 
 import torch
 
-from trainer import assemble, loop
-from trainer.data import dataset
-from trainer.data.manifest import ManifestError
-from trainer.flow import RectifiedFlow
+from trainer import build_run as assemble
+from trainer import loop
+from trainer.data.loader import dataset
+from trainer.data.manifest.manifest import ManifestError
+from trainer.diffusion.rectified_flow import RectifiedFlow
 
 
 def is_rank(number: int) -> bool:

@@ -155,7 +155,7 @@ def _runs(folder: Path) -> None:
 
     from tests.trainer import harms
     from trainer import train as command
-    from trainer.data import dataset
+    from trainer.data.loader import dataset
 
     done, rows, seen, tensors = [], [], [], []
     plain = dataset.Loader.__iter__

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.trainer.data.rows import random_manifest
-from trainer.data import state as data_state
-from trainer.data.balance import Balance, classes
-from trainer.data.buckets import Buckets
-from trainer.data.microbatch import Task, make_task
-from trainer.data.plan import Cursor, DataPlan
+from trainer.data.loader.microbatch import Task, make_task
+from trainer.data.plan import state as data_state
+from trainer.data.plan.balance import Balance, classes
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.data_plan import Cursor, DataPlan
 
 CONFIG = {
     "360p": {51: (1.0, 3), 102: ((0.8, 0.5), 2)},

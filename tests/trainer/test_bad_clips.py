@@ -10,12 +10,12 @@ import pytest
 
 from tests.trainer import ranks
 from tests.trainer.ranks import TINY, Done
-from trainer.config import load
-from trainer.data.buckets import Buckets
+from trainer.config.load import load
 from trainer.data.digits import main as render
-from trainer.data.manifest import read_manifest
-from trainer.data.plan import DataPlan
-from trainer.telemetry import Event, StepRecord, read
+from trainer.data.manifest.manifest import read_manifest
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.data_plan import DataPlan
+from trainer.runlog.telemetry import Event, StepRecord, read
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -54,7 +54,8 @@ def test_threads_that_the_interpreter_waits_for_are_waited_for_so_long() -> None
 
 
 def fails_and_cannot_leave(words: list[str]) -> None:
-    from trainer import assemble, train
+    from trainer import build_run as assemble
+    from trainer import train
     from trainer.engine.base import Engine
 
     def missing(*_: object, **__: object) -> None:

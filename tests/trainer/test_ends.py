@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.trainer import ranks
+from tests.trainer.checkpoint.test_files import small_disk
 from tests.trainer.ranks import TINY, Done
-from tests.trainer.test_checkpoint import small_disk
-from trainer import checkpoint
-from trainer.config import load
-from trainer.data.buckets import Buckets
+from trainer.checkpoint import files as checkpoint
+from trainer.config.load import load
 from trainer.data.digits import main as render
-from trainer.data.manifest import read_manifest
-from trainer.data.plan import DataPlan
-from trainer.run_lock import lock
-from trainer.telemetry import Event, StepRecord, read
+from trainer.data.manifest.manifest import read_manifest
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.data_plan import DataPlan
+from trainer.runlog.run_lock import lock
+from trainer.runlog.telemetry import Event, StepRecord, read
 from trainer.weights.load import read_weights
 
 pytestmark = pytest.mark.timeout(1300)

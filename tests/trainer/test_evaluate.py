@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from trainer import evaluate
 from trainer.data import digits
+from trainer.data.video.mp4 import read_mp4, write_mp4
 from trainer.errors import ConfigError
-from trainer.mp4 import read_mp4, write_mp4
 
 
 def real_clip(digit: int, direction: str, frames: int = 8) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ import pytest
 from tests.trainer import ranks
 from tests.trainer.ranks import TINY, Done
 from trainer.data.digits import main as render
-from trainer.telemetry import Event, StepRecord, read
+from trainer.runlog.telemetry import Event, StepRecord, read
 
 CLIPS = 96  # 24 microbatches an epoch: 12 steps of 2 ranks
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from trainer import pictures, telemetry
+from trainer import pictures
+from trainer.runlog import telemetry
 
 
 def test_a_runs_losses_become_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from tests.trainer import ranks
 from tests.trainer.ranks import REPO, Done
 from tests.trainer.simulated_resumes import Counts, campaign
 from trainer.data.digits import main as render
-from trainer.telemetry import StepRecord, read
+from trainer.runlog.telemetry import StepRecord, read
 
 EPOCHS, WORLDS = 3, (1, 2, 3, 4)
 LIMIT_S = 3000

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from tests.trainer.ranks import REPO, TINY
-from trainer import assemble, train
+from trainer import build_run as assemble
+from trainer import train
 from trainer.data.digits import main as render
 from trainer.errors import CheckpointError, ConfigError
-from trainer.telemetry import Event, StepRecord, read
+from trainer.runlog.telemetry import Event, StepRecord, read
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer.ranks import REPO, TINY
 from trainer.data.digits import main as render
-from trainer.telemetry import Event, StepRecord, read
+from trainer.runlog.telemetry import Event, StepRecord, read
 from trainer.weights.load import read_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # half a minute of runs

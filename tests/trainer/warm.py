@@ -14,7 +14,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else the question for CUDA 
 import torch._dynamo  # noqa: F401 - AdamW asks for it
 import transformers.models.t5.modeling_t5  # noqa: F401
 
-import trainer.assemble
+import trainer.build_run
 import trainer.engine.native
 import trainer.train  # noqa: F401
 from trainer.engine.colossal_import import import_colossalai

@@ -13,10 +13,10 @@ from trainer.environment import TRAINING, require
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
-from trainer import config as configuration
 from trainer.arguments import above_0, whole
+from trainer.config import load as configuration
 from trainer.errors import ConfigError, TrainerError
-from trainer.progress import StepProgress
+from trainer.runlog.progress import StepProgress
 
 _INTERRUPTED = 130
 _DESCRIPTION = """\
@@ -137,7 +137,7 @@ def _spec(args: argparse.Namespace, config: Any, shape: Any, device: str) -> Any
     """A trial of the bucket on our path, at the bucket's own batch size."""
     from trainer.bench.shapes import model_options
     from trainer.bench.trial import OURS, Spec
-    from trainer.flow import build_flow
+    from trainer.diffusion.rectified_flow import build_flow
 
     masked = bool(config.mask_ratios and any(config.mask_ratios.values()))
     length = config.text_encoder.model_max_length

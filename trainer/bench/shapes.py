@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import Config
-from trainer.costs import latent_size
-from trainer.data.aspect import RATIO_NAMES
-from trainer.data.buckets import Buckets
+from trainer.config.load import Config
+from trainer.data.plan.aspect import RATIO_NAMES
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.costs import latent_size
 from trainer.errors import ConfigError
 
 _RATIO = "0.56"  # 9:16

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.ema import EMA
-from trainer.flow import RectifiedFlow
+from trainer.diffusion.rectified_flow import RectifiedFlow
 from trainer.models.flops import flops_by_part
 from trainer.models.plain import plain_forward
 from trainer.models.stdit import STDiT3, build_stdit
+from trainer.optim.ema import EMA
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
 OURS, PLAIN = "ours", "plain"

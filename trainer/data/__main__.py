@@ -18,21 +18,24 @@ from trainer.errors import TrainerError
 # verb -> (module with add_arguments(parser) and run(args) -> exit code, what it does). Modules are
 # imported for their own verb only: some need PyAV's processes, pyarrow, matplotlib or torch.
 VERBS = {
-    "probe": ("probe", "write a whole manifest from path and text"),
-    "check": ("check", "decode every clip; the result is a column"),
-    "filter": ("filters", "keep the rows that meet every condition"),
-    "merge": ("sets", "one manifest from several: rows behind rows, or columns side by side"),
-    "difference": ("sets", "rows of the first that are not in the second"),
-    "intersect": ("sets", "rows of the first that are in the second, too"),
-    "dedupe": ("sets", "the first of rows that are the same"),
-    "clean-captions": ("rewrite", "captions as the text encoder should see them"),
-    "convert": ("rewrite", "csv to parquet and back"),
-    "shard": ("shards", "a folder that training reads without holding captions in memory"),
-    "stats": ("stats", "what a config makes of a manifest"),
-    "encode": ("encode", "latents and captions for training without VAE and text encoder"),
-    "features": ("features_check", "what a feature cache holds, and whether it is whole"),
-    "simulate": ("simulate", "how long ranks wait for each other under a config"),
-    "examine": ("examine", "answer questions about files (clusterctl data starts it on nodes)"),
+    "probe": ("tools.probe", "write a whole manifest from path and text"),
+    "check": ("tools.check", "decode every clip; the result is a column"),
+    "filter": ("tools.filters", "keep the rows that meet every condition"),
+    "merge": ("tools.sets", "one manifest from several: rows behind rows, or columns side by side"),
+    "difference": ("tools.sets", "rows of the first that are not in the second"),
+    "intersect": ("tools.sets", "rows of the first that are in the second, too"),
+    "dedupe": ("tools.sets", "the first of rows that are the same"),
+    "clean-captions": ("tools.rewrite", "captions as the text encoder should see them"),
+    "convert": ("tools.rewrite", "csv to parquet and back"),
+    "shard": ("manifest.shards", "a folder that training reads without holding captions in memory"),
+    "stats": ("tools.stats", "what a config makes of a manifest"),
+    "encode": ("features.encode", "latents and captions for training without VAE and text encoder"),
+    "features": ("features.check", "what a feature cache holds, and whether it is whole"),
+    "simulate": ("tools.simulate", "how long ranks wait for each other under a config"),
+    "examine": (
+        "tools.file_probe",
+        "answer questions about files (clusterctl data starts it on nodes)",
+    ),
 }
 
 

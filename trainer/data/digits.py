@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import TrainerError
-from trainer.jsonfile import read_object
+from trainer.runlog.json_file import read_object
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 STEPS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}  # (dy, dx) a frame
@@ -119,7 +119,7 @@ def encode(path: Path, clip: NDArray[np.float32], factor: int, fps: int = FPS) -
     """Write [T, h, w] in 0..1 as grey h264 yuv420p mp4, each pixel `factor` x `factor`."""
     import av  # here: who only wants captions or scans needs no codec
 
-    from trainer.mp4 import REPRODUCIBLE
+    from trainer.data.video.mp4 import REPRODUCIBLE
 
     frames, height, width = clip.shape[0], clip.shape[1] * factor, clip.shape[2] * factor
     luma = np.rint(16 + 219 * clip).astype(np.uint8)  # limited range, the default of yuv420p

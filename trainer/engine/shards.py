@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainer import jsonfile
 from trainer.errors import CheckpointError
+from trainer.runlog import json_file as jsonfile
 from trainer.weights.write import write_file
 
 _NAME = re.compile(r"rank-(\d{5})-of-(\d{5})\.safetensors")

@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer import config as configuration
 from trainer.arguments import above_0, finite, whole
-from trainer.config import Config
+from trainer.config import load as configuration
+from trainer.config.load import Config
 from trainer.environment import missing_packages
 from trainer.errors import ConfigError, TrainerError
-from trainer.jsonfile import read_object
+from trainer.runlog.json_file import read_object
 
 CONFIG_FILE = "config.json"  # of a run directory
 _INTERRUPTED = 130
@@ -142,7 +142,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     from trainer.infer.prompts import read_prompts
     from trainer.infer.run import Options, Rank, carry_out, prepare
     from trainer.infer.sampling import counted
-    from trainer.progress import StepProgress
+    from trainer.runlog.progress import StepProgress
 
     rank = Rank.from_environment()
     say = _say if rank.rank == 0 else _nothing

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.video.mp4 import read_mp4, read_tags, write_mp4
 from trainer.errors import ConfigError, VideoError
-from trainer.mp4 import read_mp4, read_tags, write_mp4
-from trainer.partfile import part_of
+from trainer.runlog.part_file import part_of
 
 # T frames · H,W height, width
 _MARK = "clusterctl request "  # in front of the identity, in the file's comment

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ConfigError
-from trainer.jsonfile import parse
+from trainer.runlog.json_file import parse
 
 SETTINGS = ("reference_path", "mask_strategy")  # of the JSON behind a prompt
 _PART = re.compile(r"\|\s*(\d+)\s*\|")

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.data.decode import Decoder, Window
-from trainer.data.pixels import to_signed
+from trainer.data.video.decode import Decoder, Window
+from trainer.data.video.pixels import to_signed
 from trainer.errors import ConfigError
 from trainer.infer.conditions import Group, frames_of
-from trainer.models.vae import VideoVAE
+from trainer.models.vae.build import VideoVAE
 
 # C channels · T,H,W frames, height, width
 _TIMEOUT_S = 120.0  # of one file: a dead mount or an endless one must not stop the request for ever

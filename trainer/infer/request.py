@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.config import Config
-from trainer.configvalues import require_allowed
-from trainer.data.aspect import size_of
-from trainer.data.decode import IMAGE_FPS
+from trainer.config.load import Config
+from trainer.config.values import require_allowed
+from trainer.data.plan.aspect import size_of
+from trainer.data.video.decode import IMAGE_FPS
 from trainer.errors import ConfigError
 from trainer.infer.prompts import Prompt, Scores
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint as checkpoints
-from trainer import memory, telemetry
 from trainer.captions import clean_caption
-from trainer.config import Config, to_dict
+from trainer.checkpoint import files as checkpoints
+from trainer.components import TINY_T5, build_parts
+from trainer.config.load import Config, to_dict
+from trainer.engine import memory
 from trainer.engine.base import set_threads
 from trainer.errors import ConfigError
 from trainer.infer import files
@@ -28,8 +29,8 @@ from trainer.infer.references import ReferenceFiles, split_paths
 from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of, share_of
 from trainer.infer.sampling import Progress, Sampler, groups_of
 from trainer.models.text import TextEncoder
-from trainer.parts import TINY_T5, build_parts
 from trainer.pictures import contact_sheet
+from trainer.runlog import telemetry
 from trainer.weights.load import load_into
 from trainer.weights.source import find_source
 

@@ -15,7 +15,7 @@ if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
 from trainer.errors import TrainerError
-from trainer.progress import ProgressLine
+from trainer.runlog.progress import ProgressLine
 from trainer.weights.contents import as_lines, inspect
 from trainer.weights.convert import DTYPES, FORMATS, convert
 

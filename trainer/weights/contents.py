@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.errors import CheckpointError
-from trainer.jsonfile import read_object
+from trainer.runlog.json_file import read_object
 from trainer.weights.architecture import architecture_of
 from trainer.weights.report import fold
 from trainer.weights.source import Source, find_source

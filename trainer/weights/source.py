@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer import checkpoint
+from trainer.checkpoint import files as checkpoint
 from trainer.errors import CheckpointError
-from trainer.jsonfile import read_object
+from trainer.runlog.json_file import read_object
 from trainer.weights.tensorfile import SUFFIXES, read_file
 
 MODEL, EMA = "model", "ema"  # folders of a checkpoint

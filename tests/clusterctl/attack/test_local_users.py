@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.payload import locks, private, trust
+from clusterctl.payload.files import locks, private
+from clusterctl.payload.files import ownership as trust
 from tests.clusterctl.commands.test_launch import SHORT, User
 from tests.clusterctl.launch.harness import WAIT, ranks_of, tagged, wait_until
 

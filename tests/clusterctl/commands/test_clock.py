@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import cli, clock_talk
-from clusterctl.clock_watch import Lost, Sample, Track, Watch
+from clusterctl import cli
+from clusterctl.clocks import exchange as clock_talk
+from clusterctl.clocks.monitor import Lost, Sample, Track, Watch
 from clusterctl.nodes import read_hostfile
-from clusterctl.payload.ship import MARKER
+from clusterctl.remote.payload import MARKER
 from clusterctl.transport.base import Limits
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import data
 from clusterctl.cli import run
+from clusterctl.transfer import manifest_jobs as data
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from trainer.data import digits
 from trainer.data.__main__ import main as tools
@@ -182,7 +182,7 @@ def test_over_real_ssh_the_bytes_are_the_same_and_no_process_is_left(
     cluster, clips, tmp_path, want
 ):
     """The command is a process of its own here, over the real thing: two ssh servers."""
-    from clusterctl.transport.loopback import LoopbackCluster
+    from clusterctl.transport.loopback.nodes import LoopbackCluster
 
     out = tmp_path / "out.csv"
     with LoopbackCluster(["node-1", "node-2"], tmp_path / "loop") as nodes:
@@ -197,11 +197,11 @@ def test_over_real_ssh_the_bytes_are_the_same_and_no_process_is_left(
 
 def test_nobody_is_lost_while_this_program_was_stopped(clips, tmp_path, want):
     """Ctrl-Z for longer than the silence that loses a node: what nodes said meanwhile is still to come."""
-    from clusterctl.transport.loopback import LoopbackCluster
+    from clusterctl.transport.loopback.nodes import LoopbackCluster
 
     python, out = second(tmp_path, "second"), tmp_path / "out.csv"
     with LoopbackCluster(["node-1", "node-2"], tmp_path / "loop", {"NODE": "node-1"}) as nodes:
-        code = "import sys; from clusterctl import cli, data; data.SILENT_S = 3.5; sys.exit(cli.run(sys.argv[1:]))"  # fmt: skip
+        code = "import sys; from clusterctl import cli; from clusterctl.transfer import manifest_jobs as data; data.SILENT_S = 3.5; sys.exit(cli.run(sys.argv[1:]))"  # fmt: skip
         words = [sys.executable, "-c", code, "data", "probe", str(nodes.hostfile)]
         words += [str(clips / digits.MANIFEST), "--out", str(out), "--python", python]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -222,7 +222,7 @@ def test_nobody_is_lost_while_this_program_was_stopped(clips, tmp_path, want):
 
 
 def test_interrupt_ends_everything_on_the_nodes(clips, tmp_path):
-    from clusterctl.transport.loopback import LoopbackCluster
+    from clusterctl.transport.loopback.nodes import LoopbackCluster
 
     python = fake(tmp_path, node_1="sleeps")
     with LoopbackCluster(["node-1", "node-2"], tmp_path / "loop", {"NODE": "node-1"}) as nodes:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from checks.suggest import Suggestion
-from clusterctl import cli, fabric_look
+from checks.nccl.recommend import Suggestion
+from clusterctl import cli
+from clusterctl.fabric import collect as fabric_look
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 
 

@@ -24,7 +24,7 @@ from clusterctl import cli
 from clusterctl.commands import launch
 from clusterctl.errors import Declined
 from clusterctl.launch.start import Prepared
-from clusterctl.render import Output
+from clusterctl.output import Output
 from tests.clusterctl.launch.harness import (
     PYTHON,
     STARTER,

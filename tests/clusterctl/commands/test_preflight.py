@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import clusterctl.launch_line
-import clusterctl.preflight
+import clusterctl.launch.inputs
+import clusterctl.preflight.run
 from checks.facts import LaunchNeeds
 from clusterctl import cli
-from clusterctl.launch_line import LaunchLine
+from clusterctl.launch.inputs import LaunchLine
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
-from clusterctl.preflight import headline, run_preflight
+from clusterctl.preflight.run import headline, run_preflight
 from clusterctl.transport.base import Limits
 from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
@@ -33,7 +33,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     cluster.hostfile.write_text(LINES)
     for name in cluster.nodes:
         equip(cluster, name, fake.h100(8))
-    monkeypatch.setattr(clusterctl.preflight, "GROWTH_S", 0.02)
+    monkeypatch.setattr(clusterctl.preflight.run, "GROWTH_S", 0.02)
     return patch(monkeypatch, cluster)
 
 
@@ -256,8 +256,8 @@ def test_shared_folder_is_proved_by_a_token_that_is_removed_again(
 def test_launch_line_finds_the_file_that_is_missing_and_a_hca_that_is_not_there(
     nodes: LocalCluster, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    # The trainer takes seconds to resolve a config; it does so in test_launch_line.py, once.
-    monkeypatch.setattr(clusterctl.launch_line, "resolve", clusterctl.launch_line.read_words)
+    # The trainer takes seconds to resolve a config; it does so in launch/test_inputs.py, once.
+    monkeypatch.setattr(clusterctl.launch.inputs, "resolve", clusterctl.launch.inputs.read_words)
     line = f"demo --dataset.data-path {tmp_path}/no.csv"
     assert preflight(nodes, "--launch", line, "--env", "NCCL_IB_HCA=mlx5_0") == 1
     out = printed(capsys)
@@ -269,7 +269,7 @@ def test_launch_line_finds_the_file_that_is_missing_and_a_hca_that_is_not_there(
 def test_wandb_key_is_never_shown(nodes: LocalCluster, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
     line = LaunchLine("demo", (), wandb=True)  # as the trainer would resolve it, seconds later
-    monkeypatch.setattr(clusterctl.launch_line, "resolve", lambda *_, **__: line)
+    monkeypatch.setattr(clusterctl.launch.inputs, "resolve", lambda *_, **__: line)
     preflight(nodes, "--json", "--launch", "demo --wandb online")
     out, err = capsys.readouterr()
     assert "secret-of-mine" not in out + err

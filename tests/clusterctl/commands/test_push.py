@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import cli, push
+from clusterctl import cli
 from clusterctl.errors import UsageError
-from clusterctl.transport.loopback import LoopbackCluster
+from clusterctl.transfer import push
+from clusterctl.transport.loopback.nodes import LoopbackCluster
 
 
 @pytest.fixture(scope="module")

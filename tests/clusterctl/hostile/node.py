@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from clusterctl.nodes import Node
-from clusterctl.payload.ship import MARKER
+from clusterctl.remote.payload import MARKER
 from clusterctl.transport.base import Completed, Connection, Limits, Progress, Transport
 
 MARK = b"\n" + MARKER.encode() + b"\n"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterctl.launch.supervise import supervise
-from clusterctl.transport.paramiko import ParamikoTransport
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.clusterctl.hostile.node import MARK, HostileTransport, Orders
 from tests.clusterctl.launch.conftest import bench, shared_cluster  # noqa: F401
 from tests.clusterctl.launch.harness import LIMITS, QUICK, WAIT, Launch, tagged, wait_until

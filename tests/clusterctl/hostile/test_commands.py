@@ -23,7 +23,7 @@ import pytest
 
 from clusterctl import cli
 from clusterctl.nodes import Node
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
 from clusterctl.settings import Settings
 from clusterctl.transport.base import Completed, Limits, Progress
 from tests.clusterctl.hostile.mangle import mangle

@@ -16,27 +16,28 @@ from typing import Any
 import pytest
 
 from checks.profile import Profile
-from clusterctl import data, push
-from clusterctl.active import crew
-from clusterctl.active.order import Plan
-from clusterctl.active.run import run_active
-from clusterctl.answers.verbs import read_line
 from clusterctl.errors import TransportError
-from clusterctl.fanout import Fanout
 from clusterctl.launch import supervise as supervising
-from clusterctl.launch.ending import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
+from clusterctl.launch.termination import prove_gone
 from clusterctl.nodes import Node
-from clusterctl.render import Output
+from clusterctl.output import Output
+from clusterctl.preflight.active.plan import Plan
+from clusterctl.preflight.active.run import run_active
+from clusterctl.remote import session_pool as crew
+from clusterctl.remote.fanout import Fanout
+from clusterctl.remote.messages.verbs import read_line
+from clusterctl.transfer import manifest_jobs as data
+from clusterctl.transfer import push
 from clusterctl.transport.base import Limits
-from dashboards import once
-from dashboards.samples import NodeDown, Tick
-from dashboards.state import fold, initial_state
-from dashboards.watch_line import Decoder
+from dashboards.commands import once
+from dashboards.feeds.watch_decoder import Decoder
+from dashboards.model.samples import NodeDown, Tick
+from dashboards.model.state import fold, initial_state
 from tests.clusterctl.hostile.mangle import mangle
 from tests.clusterctl.hostile.node import MARK, HostileTransport, Orders, next_order
 from tests.clusterctl.launch.harness import Bench
-from tests.dashboards.test_watch_line import KEY
+from tests.dashboards.feeds.test_watch_decoder import KEY
 
 TIMES = [
     30,
@@ -126,7 +127,7 @@ def test_push(times: int, tmp_path: Path) -> None:
 
     def place(_: str, args: dict[str, Any], __: Orders) -> Iterator[dict[str, Any]]:
         if args["step"] == "prepare":
-            yield envelope("place", part="/elsewhere/.part", dest="/elsewhere/data", there=False, same=True)  # fmt: skip
+            yield envelope("push", part="/elsewhere/.part", dest="/elsewhere/data", there=False, same=True)  # fmt: skip
 
     def work(rng: random.Random) -> None:
         transport = both(place, rng)
@@ -136,7 +137,7 @@ def test_push(times: int, tmp_path: Path) -> None:
                 assert result.node.name == "evil" or (result.value and result.value.state == "same")
                 assert result.unreachable is None or "fault of" not in str(result.unreachable.hint), result  # fmt: skip
 
-    repeat(times, "place", work, 5.0)
+    repeat(times, "push", work, 5.0)
 
 
 class Asking:
@@ -293,9 +294,9 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
 
 
 def test_every_verb_has_a_campaign() -> None:
-    from clusterctl.answers.verbs import VERBS
+    from clusterctl.remote.messages.verbs import VERBS
 
-    here = {"reap", "place", "examine", "active", "watch", "agent"}
+    here = {"reap", "push", "examine", "active", "watch", "agent"}
     commands = {"shell", "census", "clock", "stacks", "stop", "kill"}
     assert {name.split()[0] for name in VERBS} == here | commands
     assert callable(read_line)

@@ -14,13 +14,14 @@ import pytest
 
 from clusterctl.cli import run
 from clusterctl.errors import TransportError
-from clusterctl.fanout import NodeResult
-from clusterctl.job import NodeJob, Pick, read_jobs
-from clusterctl.kill import Ended, exit_code, report_lines
-from clusterctl.payload import gpu_holders, ship
+from clusterctl.jobs.kill import Ended, exit_code, report_lines
+from clusterctl.jobs.processes import NodeJob, Pick, read_jobs
+from clusterctl.payload.jobs import gpu_holders
+from clusterctl.remote import payload as ship
+from clusterctl.remote.fanout import NodeResult
 from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
-from tests.clusterctl.jobs.test_find import HERE, look
+from tests.clusterctl.jobs.test_job_processes import HERE, look
 from tests.clusterctl.jobs.trees import PYTHON, start_of, state, tree, wait_until
 from tests.clusterctl.payload.local import LocalConnection
 

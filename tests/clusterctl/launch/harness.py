@@ -16,7 +16,7 @@ from clusterctl.launch.state import RunResult, RunState
 from clusterctl.launch.supervise import supervise
 from clusterctl.nodes import Node, read_hostfile
 from clusterctl.transport.base import Limits
-from clusterctl.transport.paramiko import ParamikoTransport
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 
 REPO = Path(__file__).parents[3]
 # The interpreter itself: a virtual environment's start is slower and nothing here imports more.

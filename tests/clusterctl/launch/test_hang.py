@@ -17,7 +17,7 @@ from clusterctl.launch.hang import StepClock
 from clusterctl.launch.plan import Timing
 from clusterctl.launch.state import RunResult
 from tests.clusterctl.launch.harness import REPO, Bench, Launch, tagged, wait_until
-from trainer.telemetry import Event, StepRecord
+from trainer.runlog.telemetry import Event, StepRecord
 
 GLOO = REPO / "tests" / "clusterctl" / "stacks" / "gloo_trainer.py"
 RUN_GLOO = (
@@ -29,7 +29,7 @@ STEPS = (
     "import os, sys, time\n"
     f"sys.path.insert(0, {str(REPO)!r})\n"
     "from pathlib import Path\n"
-    "from trainer.telemetry import StepRecord, Writer\n"
+    "from trainer.runlog.telemetry import StepRecord, Writer\n"
     "folder = Path(sys.argv[1])\n"
     "def wait_for(name):\n"
     "    while not (folder / name).exists(): time.sleep(0.02)\n"

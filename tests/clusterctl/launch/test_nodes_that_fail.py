@@ -229,7 +229,7 @@ def test_logs_and_telemetry_come_home_from_nodes_without_the_shared_directory(
         "import os, sys\n"
         "sys.path.insert(0, os.getcwd())\n"
         "from pathlib import Path\n"
-        "from trainer.telemetry import Writer\n"
+        "from trainer.runlog.telemetry import Writer\n"
         "rank = os.environ['RANK']\n"
         "print('rank', rank, 'ünïcode', flush=True)\n"
         "if rank == '0':\n"

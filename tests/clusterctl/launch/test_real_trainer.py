@@ -16,7 +16,7 @@ import pytest
 from clusterctl.launch.plan import Timing
 from tests.clusterctl.launch.harness import REPO, WAIT, command_line, tagged, variables, wait_until
 from tests.clusterctl.launch.test_carried import ODD
-from trainer import telemetry
+from trainer.runlog import telemetry
 
 pytestmark = pytest.mark.slow
 

@@ -191,7 +191,7 @@ def test_run_without_a_first_step_ends_at_the_deadline(bench) -> None:
     program = (
         "import os, sys\n"
         f"sys.path.insert(0, {str(REPO)!r})\n"
-        "from trainer.telemetry import Heartbeat\n"
+        "from trainer.runlog.telemetry import Heartbeat\n"
         "if os.environ['RANK'] == '0': Heartbeat.from_environment(0).beat('forward', 0)\n"
     )
     result, plan = bench.run(program + WAIT, timing=timing)

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from clusterctl.launch.plan import RANK_SHELL
-from clusterctl.payload import private, ship, trust
+from clusterctl.payload.files import ownership as trust
+from clusterctl.payload.files import private
+from clusterctl.remote import payload as ship
 from tests.clusterctl.launch.harness import (
     PYTHON,
     STARTER,

@@ -14,15 +14,17 @@ import pytest
 
 from checks.facts import Fleet, KernelLog, Unknown
 from checks.finding import Verdict
-from checks.parse.host import parse_census
+from checks.parsers.host import parse_census
 from checks.runner import run_checks
-from clusterctl.payload import collect_clock, collect_processes, ship
+from clusterctl.payload.collect import clock as collect_clock
+from clusterctl.payload.collect import processes as collect_processes
+from clusterctl.remote import payload as ship
 from tests.clusterctl.payload.local import (
     LocalConnection,
     LocalTransport,
     tools_only,
 )
-from tests.clusterctl.payload.test_ship import PYTHON38, needs_python38
+from tests.clusterctl.remote.test_payload import PYTHON38, needs_python38
 
 REFUSE = "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"
 FULL = {"everything": True, "growth_s": 0.02}
@@ -116,8 +118,8 @@ def _has(process: Path, mark: str) -> bool:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adjtimex")
 def test_look_brings_the_offset_of_both_clocks() -> None:
-    from clusterctl.look import look
     from clusterctl.nodes import Node
+    from clusterctl.preflight.collect import look
     from clusterctl.transport.base import Limits
 
     transport = LocalTransport({"n1": LocalConnection()})

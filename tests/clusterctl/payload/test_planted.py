@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
 from tests.clusterctl.payload.local import LocalConnection
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's files")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
 from tests.clusterctl.payload.local import LocalConnection
 
 

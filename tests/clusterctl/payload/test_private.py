@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.payload import private, trust
-from clusterctl.payload.locks import drop_lock, take_lock
-from clusterctl.payload.private import new_folder, open_own, own_folder, replace_file
-from clusterctl.payload.trust import NotPrivate, foreign_hand, planted
+from clusterctl.payload.files import ownership as trust
+from clusterctl.payload.files import private
+from clusterctl.payload.files.locks import drop_lock, take_lock
+from clusterctl.payload.files.ownership import NotPrivate, foreign_hand, planted
+from clusterctl.payload.files.private import new_folder, open_own, own_folder, replace_file
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's files")

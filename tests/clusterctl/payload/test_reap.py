@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
 from tests.clusterctl.launch.harness import wait_until
 from tests.clusterctl.payload.local import LocalConnection
 

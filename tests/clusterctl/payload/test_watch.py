@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.payload import locks, ship, watch_host
-from clusterctl.payload.watch_log import KernelLog
-from dashboards.samples import NodeSample
-from dashboards.watch_line import Decoder
+from clusterctl.payload.files import locks
+from clusterctl.payload.watching import host as watch_host
+from clusterctl.payload.watching.kernel_log import KernelLog
+from clusterctl.remote import payload as ship
+from dashboards.feeds.watch_decoder import Decoder
+from dashboards.model.samples import NodeSample
 from tests.clusterctl.payload.local import LocalConnection, tools_only
 
 ROW = "0, NVIDIA H100 80GB HBM3, 698.30, 700.00, 100, 71204, 81559, 64, 1980"

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.telemetry import Heartbeat, StepRecord, Writer
+from trainer.runlog.telemetry import Heartbeat, StepRecord, Writer
 
 FOLDER = Path(sys.argv[1])
 WORKERS = int(os.environ.get("WORKERS", "2"))

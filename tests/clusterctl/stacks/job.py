@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from clusterctl.job import Pick
+from clusterctl.jobs.processes import Pick
 from tests.clusterctl.jobs.trees import wait_until
 from tests.clusterctl.stacks.shared_lock import SharedLock
 from tests.ports import free_port

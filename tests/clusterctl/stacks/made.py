@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from clusterctl.fanout import NodeResult
 from clusterctl.nodes import Node
-from clusterctl.payload.frames import Table
+from clusterctl.payload.dump.frames import Table
+from clusterctl.remote.fanout import NodeResult
 from clusterctl.stacks.model import Picture, read_picture
-from clusterctl.stacks.sites import Sites
+from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Unreachable
 
 LIB = "/opt/env/lib/python3.11"

@@ -15,20 +15,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from clusterctl.fanout import NodeResult
-from clusterctl.job import Pick
+from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
-from clusterctl.payload import ship, stacks
-from clusterctl.payload.beats import heartbeat
-from clusterctl.payload.evidence import kernel_lines
-from clusterctl.payload.processes import rank_number
-from clusterctl.payload.tasks import open_files, read_file
+from clusterctl.payload import stacks
+from clusterctl.payload.dump.evidence import kernel_lines
+from clusterctl.payload.dump.proc_tasks import open_files, read_file
+from clusterctl.payload.jobs.heartbeats import heartbeat
+from clusterctl.payload.jobs.processes import rank_number
+from clusterctl.remote import payload as ship
+from clusterctl.remote.fanout import NodeResult
 from clusterctl.stacks.collect import Looks, collect, collect_native
 from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.files import native_text
 from clusterctl.stacks.model import NodeView, Proc, read_picture
 from clusterctl.stacks.report import permission_lines
-from clusterctl.stacks.sites import Sites
+from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Limits
 from tests.clusterctl.jobs.trees import start_of, state, wait_until
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport

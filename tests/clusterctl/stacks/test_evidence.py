@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.payload.flight import flight_dump, load_plain, newest
+from clusterctl.payload.dump.flight import flight_dump, load_plain, newest
 from clusterctl.stacks.evidence import clues, parse_counters, parse_watchdog
 from clusterctl.stacks.flight import compare, make_dump, read_dump
 from tests.clusterctl.stacks.made import cluster, picture

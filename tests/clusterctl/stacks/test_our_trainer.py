@@ -16,7 +16,7 @@ import pytest
 from tests.clusterctl.jobs.trees import wait_until
 from tests.clusterctl.launch.harness import command_line, tagged, variables
 from tests.clusterctl.launch.test_real_trainer import BIN, ENV, REPO, render
-from trainer import telemetry
+from trainer.runlog import telemetry
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_stopped_decoder_is_named_with_its_rank_then_the_run_saves_and_ends(clus
 
         decoders = [
             pid for pid in tagged(run_id)
-            if b"trainer.data.decode" in command_line(pid) and variables(pid).get("RANK") == "1"
+            if b"trainer.data.video.decode" in command_line(pid) and variables(pid).get("RANK") == "1"
         ]  # fmt: skip
         assert len(decoders) == 2
         for pid in decoders:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.job import Pick
+from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import read_hostfile
-from clusterctl.payload import ship
+from clusterctl.remote import payload as ship
 from clusterctl.transport.base import Limits, Progress
-from clusterctl.transport.paramiko import ParamikoTransport
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.as_user import closed_above
 from tests.clusterctl.jobs.trees import wait_until
 from tests.lab import Lab, LabNode

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.job import Pick
+from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
-from clusterctl.payload import spy
+from clusterctl.payload.dump import py_spy as spy
 from clusterctl.stacks.collect import Looks, _packed_py_spy, collect, collect_native
 from clusterctl.stacks.model import Picture, Proc, read_picture
 from clusterctl.stacks.report import permission_lines
-from clusterctl.stacks.sites import Sites
+from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Limits
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 

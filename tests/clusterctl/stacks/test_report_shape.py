@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.answers.stacks import read_report
 from clusterctl.errors import TransportError
+from clusterctl.remote.messages.stacks import read_report
 
 FRAME = ["main", "/job/train.py", "train.py", 7]
 

@@ -10,7 +10,7 @@ from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.model import read_picture
 from clusterctl.stacks.report import lines
-from clusterctl.stacks.sites import Site, Sites
+from clusterctl.stacks.wait_sites import Site, Sites
 from tests.clusterctl.stacks.made import (
     ALL_REDUCE,
     BARRIER,

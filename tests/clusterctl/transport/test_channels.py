@@ -18,9 +18,9 @@ from clusterctl.nodes import Node, read_hostfile
 from clusterctl.transport import channels
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
-from clusterctl.transport.loopback import LoopbackCluster
-from clusterctl.transport.paramiko import ParamikoTransport
-from clusterctl.transport.wire import WINDOW_BYTES
+from clusterctl.transport.loopback.nodes import LoopbackCluster
+from clusterctl.transport.paramiko_backend import ParamikoTransport
+from clusterctl.transport.patched_transport import WINDOW_BYTES
 
 LIMITS = Limits()
 

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clusterctl.errors import TransportError
-from clusterctl.fanout import Fanout, NodeResult
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
+from clusterctl.remote.fanout import Fanout, NodeResult
 from clusterctl.transport.base import Completed, Limits, Progress
-from clusterctl.transport.loopback import LoopbackCluster, make_key
-from clusterctl.transport.paramiko import ParamikoTransport, own_known_hosts
+from clusterctl.transport.loopback.nodes import LoopbackCluster, make_key
+from clusterctl.transport.paramiko_backend import ParamikoTransport, own_known_hosts
 from tests.clusterctl.transport.test_known_hosts import OTHER_RSA, hashed
 from tests.ports import free_port
 

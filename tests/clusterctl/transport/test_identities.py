@@ -15,9 +15,9 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.identities import Identities
-from clusterctl.transport.paramiko import ParamikoTransport
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 from clusterctl.transport.public_keys import certified_blob, public_blob
-from clusterctl.transport.ssh_config import SshConfig
+from clusterctl.transport.ssh_config.read import SshConfig
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh-agent"), reason="no ssh-agent")
 

@@ -18,8 +18,8 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.known_hosts import KnownHosts, fingerprint
-from clusterctl.transport.paramiko import ParamikoTransport, own_known_hosts
-from clusterctl.transport.ssh_config import SshConfig
+from clusterctl.transport.paramiko_backend import ParamikoTransport, own_known_hosts
+from clusterctl.transport.ssh_config.read import SshConfig
 from tests.lab import LabNode
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh to compare with")

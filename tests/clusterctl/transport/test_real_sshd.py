@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError
-from clusterctl.fanout import Fanout, NodeResult
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
+from clusterctl.remote.fanout import Fanout, NodeResult
 from clusterctl.transport.base import Completed, Limits, Progress
 from clusterctl.transport.channels import sftp
-from clusterctl.transport.paramiko import ParamikoTransport
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.lab import Lab, LabNode
 from tests.lab.cluster import WORKER
 

@@ -12,7 +12,7 @@ from tests.dashboards.runs import BEGAN, record, write_run
 from tests.interface.cases import case
 from tests.interface.machines import Answer, start
 from tests.interface.shell import Shell
-from trainer.telemetry import Writer
+from trainer.runlog.telemetry import Writer
 
 RUN = "outputs/001-STDiT3-demo"
 # Of the invented cluster, whose figures go with the time.

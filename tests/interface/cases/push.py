@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.transport.loopback import LoopbackCluster
+from clusterctl.transport.loopback.nodes import LoopbackCluster
 from tests.interface.cases import case
 from tests.interface.shell import Shell
 

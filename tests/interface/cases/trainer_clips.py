@@ -11,7 +11,7 @@ from tests.interface.cases import case
 from tests.interface.machines import Answer, start
 from tests.interface.shell import Shell
 from tests.trainer.data.clips import write_clip
-from tests.trainer.data.feature_caches import make_place
+from tests.trainer.data.features.feature_caches import make_place
 
 DATA = "python -m trainer.data"
 

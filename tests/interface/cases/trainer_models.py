@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.dashboards.runs import write_run
 from tests.interface.cases import case
 from tests.interface.shell import Shell
-from tests.trainer.infer_run import make_run
-from tests.trainer.stdit_weights import noisy, write_upstream_checkpoint
+from tests.trainer.infer.infer_run import make_run
+from tests.trainer.models.stdit_weights import noisy, write_upstream_checkpoint
 
 INFER = "python -m trainer.infer"
 
@@ -50,12 +50,12 @@ def bad(shell: Shell) -> None:
         shell.run(f"{line} {name}.py")
 
 
-@case("trainer.configdoc.table")
+@case("trainer.config.docs.table")
 def table(shell: Shell) -> None:
     """All keys of a config."""
-    shell.run("python -m trainer.configdoc")
-    shell.run("python -m trainer.configdoc --write missing.md")
-    shell.run("python -m trainer.configdoc more")
+    shell.run("python -m trainer.config.docs")
+    shell.run("python -m trainer.config.docs --write missing.md")
+    shell.run("python -m trainer.config.docs more")
 
 
 @case("trainer.train.usage")

@@ -15,8 +15,13 @@ from pathlib import Path
 
 import pyarrow.parquet  # noqa: F401 - once instead of in every fork
 
-from trainer.data import arrow, job, shards, stream  # noqa: F401
 from trainer.data.__main__ import main
+from trainer.data.manifest import (
+    arrow,  # noqa: F401
+    shards,  # noqa: F401
+)
+from trainer.data.manifest import pipeline as stream
+from trainer.data.manifest import resumable_write as job
 
 
 def attempt(arguments: list[str], points: int) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.data.manifest import Manifest
+from trainer.data.manifest.manifest import Manifest
 
 
 def manifest_of(num_frames, height, width, texts=None, root: Path = Path("/data")) -> Manifest:

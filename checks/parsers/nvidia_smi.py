@@ -1,0 +1,237 @@
+"""Text of nvidia-smi to facts. Odd text gives Unknown values or another state, never an exception."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from checks.facts import NOT_ASKED, Gpu, GpuFacts, GpuProcess, GpuState, Maybe, Section, Unknown
+from checks.parsers.section import text_of, unreadable
+
+# Cells that stand for no value; the reason is kept as it is written.
+_NO_VALUE = re.compile(
+    r"^\[?(N/A|ERR!|Not Supported|Unknown Error|GPU is lost|GPU requires reset"
+    r"|Insufficient Permissions|Not Found|No data|Requested functionality .*)\]?$",
+    re.IGNORECASE,
+)
+_HAS_NONE = re.compile(r"^\[?(N/A|Not Supported|Requested functionality .*)\]?$", re.IGNORECASE)
+_NUMBER = re.compile(r"^([+-]?\d+(?:[.,]\d+)?)\s*(W|mW|MiB|KiB|GiB|B|%|C|MHz)?$")
+_SCALE = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1, "mW": 1e-3}
+_NO_PROCESSES = re.compile(r"no running (compute )?processes found", re.IGNORECASE)
+_NO_DEVICES = re.compile(r"no devices (were )?found", re.IGNORECASE)
+
+
+def parse_gpus(
+    query: Section | None,
+    processes: Section | None = None,
+    owners: Section | None = None,
+    pci: Section | None = None,
+) -> GpuFacts:
+    """Facts from `--query-gpu ... --format=csv` (with header and units) and what goes with it."""
+    on_pci = count_on_pci(pci)
+    if query is None:
+        return GpuFacts("unreadable", "not asked", on_pci=on_pci)
+    if query.state == "missing":
+        return GpuFacts("no-tool", "no nvidia-smi", on_pci=on_pci)
+    if query.state == "timeout":
+        return GpuFacts("hung", f"nvidia-smi: {query.why_not}", on_pci=on_pci)
+    killed = query.rc is None or query.rc < 0
+    if query.state != "ended" or query.truncated or killed:
+        return GpuFacts("unreadable", f"nvidia-smi: {query.why_not}", on_pci=on_pci)
+    gpus, strange = _read_rows(query.out)
+    message = "\n".join([*strange, *_lines(query.err)])
+    state: GpuState
+    if gpus:
+        state = "partial" if message or query.rc != 0 else "ok"
+    elif _NO_DEVICES.search(message):
+        state = "none"
+    elif query.rc != 0 or strange:
+        state = "failed"
+    elif query.out.startswith("index, "):
+        state = "none"  # a header and no row
+    else:
+        state = "unreadable"
+        message = message or "nvidia-smi printed nothing"
+    if state in ("failed", "partial") and not message:
+        message = f"nvidia-smi exit {query.rc} without a word"
+    return GpuFacts(state, message, gpus, parse_processes(processes, owners), on_pci)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _table(
+    text: str, first: str, *, open_end: bool = False
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Rows of a CSV by column name, and the lines that are no row. `first` names column one.
+
+    With `open_end` the last column takes the rest of the line: a process name may hold commas.
+    """
+    names: list[str] = []
+    rows: list[dict[str, str]] = []
+    strange: list[str] = []
+    for line in _lines(text):
+        # Not a bare comma: other locales write 100,89 W, and the separator is comma and space.
+        cells = [cell.strip() for cell in re.split(r",\s+|,$", line)]
+        if not names and cells[0] == first:
+            names = [cell.split(" [")[0] for cell in cells]
+        elif names and open_end and len(cells) > len(names):
+            last = len(names) - 1
+            cells = [*cells[:last], ", ".join(cells[last:])]
+            rows.append(dict(zip(names, cells, strict=True)))
+        elif names and len(cells) == len(names):
+            rows.append(dict(zip(names, cells, strict=True)))
+        else:
+            strange.append(line)
+    return rows, strange
+
+
+def _read_rows(text: str) -> tuple[tuple[Gpu, ...], list[str]]:
+    rows, strange = _table(text, "index")
+    gpus = []
+    for row in rows:
+        get = _Cells(row)
+        gpus.append(
+            Gpu(
+                index=get.whole("index"),
+                uuid=get.text("uuid"),
+                name=get.text("name"),
+                driver=get.text("driver_version"),
+                bus_id=get.text("pci.bus_id"),
+                power_w=get.number("power.draw"),
+                power_limit_w=get.number("power.limit"),
+                memory_used_bytes=get.whole("memory.used"),
+                memory_total_bytes=get.whole("memory.total"),
+                utilization_percent=get.number("utilization.gpu"),
+                temperature_c=get.number("temperature.gpu"),
+            )
+        )
+    return tuple(gpus), strange
+
+
+class _Cells:
+    """Values of one row by column name."""
+
+    def __init__(self, row: Mapping[str, str]) -> None:
+        self._row = row
+
+    def text(self, name: str) -> Maybe[str]:
+        cell = self._row.get(name, "")
+        return no_value(cell, name) if not cell or is_no_value(cell) else cell
+
+    def number(self, name: str) -> Maybe[float]:
+        return parse_quantity(self._row.get(name, ""))
+
+    def whole(self, name: str) -> Maybe[int]:
+        value = self.number(name)
+        return value if isinstance(value, Unknown) else int(value)
+
+
+def is_no_value(cell: str) -> bool:
+    """Whether a cell stands for no value: `[N/A]`, `ERR!`, `[GPU is lost]`."""
+    return _NO_VALUE.match(cell) is not None
+
+
+def no_value(cell: str, name: str = "value") -> Unknown:
+    """Why there is none. `[N/A]` says that the card has no such thing, `ERR!` that it cannot be read."""
+    return Unknown(cell or f"no {name}", is_absence=_HAS_NONE.match(cell) is not None)
+
+
+def parse_quantity(cell: str) -> Maybe[float]:
+    """`100.89 W`, `81559 MiB` (in bytes), `0 %`, `30`; `[N/A]` and the like are Unknown."""
+    cell = cell.strip()
+    if not cell:
+        return Unknown("empty")
+    if is_no_value(cell):
+        return no_value(cell)
+    match = _NUMBER.match(cell)
+    if match is None:
+        return Unknown(f"cannot read {cell[:40]!r}")
+    value = float(match[1].replace(",", ".")) * _SCALE.get(match[2], 1)
+    return value if math.isfinite(value) else Unknown(f"cannot read {cell[:40]!r}")
+
+
+def parse_processes(
+    query: Section | None, owners: Section | None = None
+) -> Maybe[tuple[GpuProcess, ...]]:
+    """Processes of `--query-compute-apps`, with owner and age where the node could see them."""
+    text = text_of(query, any_exit=True)
+    if query is None or isinstance(text, Unknown):
+        return text if isinstance(text, Unknown) else NOT_ASKED
+    rows, strange = _table(text, "gpu_uuid", open_end=True)
+    if not rows and query.rc != 0:  # one lost GPU makes the exit status bad, the rows still count
+        said = [*strange, *_lines(query.err)]
+        return Unknown(f"exit {query.rc}: {said[0][:200]}" if said else f"exit {query.rc}")
+    if not rows and not text.lstrip().startswith("gpu_uuid, "):
+        return () if _NO_PROCESSES.search(text) else unreadable(text)
+    said_of_owners = text_of(owners)
+    known = parse_owners("" if isinstance(said_of_owners, Unknown) else said_of_owners)
+    found = []
+    for row in rows:
+        pid = parse_quantity(row.get("pid", ""))
+        if isinstance(pid, Unknown):
+            return Unknown(f"a process without a number: {pid.reason}")
+        used = parse_quantity(row.get("used_gpu_memory", row.get("used_memory", "")))
+        owner = known.get(int(pid), Owner())
+        found.append(
+            GpuProcess(
+                int(pid),
+                row.get("gpu_uuid", ""),
+                used if isinstance(used, Unknown) else int(used),
+                row.get("process_name", ""),
+                *owner,
+            )
+        )
+    return tuple(found)
+
+
+UNSEEN = Unknown("no such process in /proc: another container, or it has ended")
+
+
+class Owner(NamedTuple):
+    """What /proc says of a process: the last fields of `GpuProcess`, in their order."""
+
+    user: Maybe[str] = UNSEEN
+    age_s: Maybe[float] = UNSEEN
+    command: Maybe[str] = UNSEEN
+    run: Maybe[str | None] = UNSEEN
+    rank: Maybe[int | None] = UNSEEN
+
+
+def parse_owners(text: str) -> dict[int, Owner]:
+    """`pid, uid, user, age, command, run, rank` lines of the census payload; the last two are newer."""
+    known = {}
+    for line in text.splitlines():
+        cells = line.split("\t")
+        if len(cells) not in (5, 7) or not cells[0].isdecimal() or len(cells[0]) > 10:
+            continue
+        age_s = parse_quantity(cells[3])
+        if isinstance(age_s, Unknown):
+            continue
+        run, rank = cells[5:] or ("?", "?")
+        hidden = Unknown("its environment cannot be read")
+        number = int(rank) if rank.isdecimal() and len(rank) < 9 else None
+        known[int(cells[0])] = Owner(
+            cells[2],
+            age_s,
+            cells[4],
+            hidden if run == "?" else None if run == "-" else run,
+            hidden if rank == "?" else number,
+        )
+    return known
+
+
+def count_on_pci(section: Section | None) -> Maybe[int]:
+    """NVIDIA display devices of the census's list of PCI addresses."""
+    if section is not None and section.state == "missing":
+        return Unknown("no PCI bus", is_absence=True)
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
+    first, *rest = text.splitlines()
+    lines = rest if re.match(r"#devices\t\d+$", first) else [first, *rest]
+    strange = [line for line in lines if not re.match(r"[0-9a-f]{4,8}:", line)]
+    return unreadable(strange[0]) if strange else len(lines)

@@ -1,0 +1,178 @@
+"""Talk to the nodes about time: questions over an open channel, the shortest round trip counts.
+
+A single question is wrong by 10 to 20 ms on a busy machine (measured); so each node is asked until
+its error bound is small or its time is up, and only a few nodes at once: a head that talks to many
+in one interpreter is itself slow to read its clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.errors import TransportError
+from clusterctl.nodes import Node
+from clusterctl.remote import payload as ship
+from clusterctl.remote.fanout import Fanout
+from clusterctl.transport.base import Limits, Progress, Transport
+
+QUESTIONS = 12
+GOOD_ERROR_S = 0.001  # small enough for a limit of 10 ms
+BUDGET_S = 1.5  # for all questions to one node; more are asked while the bound is not good
+ANSWER_S = 2.0  # for one of them
+AT_ONCE = 4
+TURN_S = 1.0  # a node that hangs keeps nobody's turn longer than this
+
+Triple = tuple[float, float, float]
+_numbers = itertools.count(1)
+BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # a Mac has the second only
+
+
+class HeadClock:
+    """The head's wall clock as it was at the start, carried on by a clock that is never stepped.
+
+    A step of the head's own clock so shows as the head's, and not as one of every node. That clock
+    counts on while the head sleeps: else every node would be ahead by as long as the lid was closed.
+    """
+
+    def __init__(self) -> None:
+        self._first_s = self._wall_minus_boot()
+
+    def now_s(self) -> float:
+        return self._first_s + time.clock_gettime(BOOTTIME)
+
+    def moved_s(self) -> float:
+        """How far the head's wall clock was stepped since the start."""
+        return self._wall_minus_boot() - self._first_s
+
+    @staticmethod
+    def _wall_minus_boot() -> float:
+        best = (math.inf, 0.0)
+        for _ in range(3):
+            before = time.clock_gettime(BOOTTIME)
+            wall_s = time.time()
+            after = time.clock_gettime(BOOTTIME)
+            best = min(best, (after - before, wall_s - (before + after) / 2))
+        return best[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a node said: (sent, its time, received) in seconds, and its wall minus boot time."""
+
+    samples: tuple[Triple, ...]
+    wall_minus_boot_s: float
+
+
+def ask_time(
+    held: ship.PayloadStream,
+    now_s: Callable[[], float],
+    *,
+    questions: int = QUESTIONS,
+    budget_s: float = BUDGET_S,
+) -> Answers:
+    """At least one and about `questions` exchanges; more until the bound is good or time is up.
+
+    Raises `TransportError` when not even one was answered, `EOFError` when the payload has ended.
+    """
+    begun = time.monotonic()
+    samples: list[Triple] = []
+    wall_minus_boot_s = 0.0
+    best_s = math.inf
+    while not samples or (
+        time.monotonic() - begun < budget_s
+        and (len(samples) < questions or best_s / 2 > GOOD_ERROR_S)
+    ):
+        number = next(_numbers)
+        sent_s = now_s()
+        held.send({"op": "time", "id": number})
+        # A late answer to an earlier question would look like a quick one to this.
+        reply = receive_one(held, "id", ANSWER_S, number)
+        received_s = now_s()
+        if reply is None:
+            if samples:
+                break
+            raise TransportError("command", f"no answer to a question for the time in {ANSWER_S:g} s")  # fmt: skip
+        samples.append((sent_s, reply["time_s"], received_s))
+        best_s = min(best_s, received_s - sent_s)
+        wall_minus_boot_s = reply["time_s"] - reply["boottime_s"]
+    return Answers(tuple(samples), wall_minus_boot_s)
+
+
+def receive_one(
+    held: ship.PayloadStream, key: str, timeout_s: float, value: Any = None
+) -> dict[str, Any] | None:
+    """The first answer with that key (and value, if any); others are dropped. None: not in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        reply = held.receive(max(0.0, deadline - time.monotonic()))
+        if reply is None or (key in reply and value in (None, reply[key])):
+            return reply
+
+
+def look_at_clocks(
+    nodes: Sequence[Node], transport: Transport, limits: Limits, head: HeadClock, *, width: int
+) -> Fanout[dict[str, Any]]:
+    """A fan-out whose values are envelopes as the census's, with the sections about time.
+
+    Each has a `head` with `connect_s` and `samples`.
+    """
+    turns = threading.BoundedSemaphore(AT_ONCE)
+    one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + limits.command_s
+    waves = max(1, math.ceil(len(nodes) / width))
+
+    def work(node: Node, progress: Progress) -> dict[str, Any]:
+        begun = time.monotonic()
+        connection = transport.connect(node, limits, progress)
+        try:
+            connect_s = time.monotonic() - begun
+            with start(connection, limits) as held:
+                samples = _in_turn(turns, held, head)
+                envelope = _ask_state(held, limits.command_s)
+            return {
+                **envelope,
+                "noise": held.noise,
+                "head": {"connect_s": connect_s, "samples": samples},
+            }
+        except EOFError:
+            raise TransportError("command", "the clock payload ended") from None
+        finally:
+            connection.close()
+
+    return Fanout(nodes, work, deadline_s=limits.run_s or one_s * waves, width=width)
+
+
+def start(connection: Any, limits: Limits) -> ship.PayloadStream:
+    """The payload, ready for questions. Raises `TransportError`."""
+    args = {"tool_timeout_s": min(5.0, limits.command_s / 3)}
+    return ship.stream(connection, "clock", args, start_timeout_s=limits.command_s)
+
+
+def _in_turn(
+    turns: threading.BoundedSemaphore, held: ship.PayloadStream, head: HeadClock
+) -> tuple[Triple, ...]:
+    mine = turns.acquire(timeout=TURN_S)
+    try:
+        return ask_time(held, head.now_s).samples
+    finally:
+        if mine:
+            turns.release()
+
+
+def _ask_state(held: ship.PayloadStream, timeout_s: float) -> dict[str, Any]:
+    held.send({"op": "state"})
+    try:
+        reply = receive_one(held, "sections", timeout_s)
+    except EOFError:
+        said = held.stderr_tail().strip().splitlines()
+        raise TransportError(
+            "command", f"the clock payload ended: {said[-1] if said else 'no word'}"
+        ) from None
+    if reply is None:
+        raise TransportError("command", f"no answer in {timeout_s:g} s")
+    return reply

@@ -1,0 +1,321 @@
+"""Watch clocks: a channel to each node stays open, and a clock that is stepped is said at once.
+
+`Track` is what is known of one node, pure; `Watch` keeps the channels, one thread each.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from checks.profile import Profile
+from checks.rules.time import middle_clock
+from clusterctl.clocks.exchange import HeadClock, ask_time, receive_one, start
+from clusterctl.clocks.report import away, signed, span, step_words
+from clusterctl.errors import TransportError
+from clusterctl.nodes import Node
+from clusterctl.output import Cell, Output, local_time
+from clusterctl.remote.backoff import Pauses
+from clusterctl.remote.fanout import WIDTH
+from clusterctl.settings import Settings
+from clusterctl.transport.base import Limits, Progress, Transport
+
+BARS = "▁▂▃▄▅▆▇█"
+PLAIN_BARS = "_.-=+*#@"  # for terminals that cannot show the others
+HISTORY = 40
+QUESTIONS = 4  # a look; over time the steps are what counts
+FLAT_S = 0.0005  # a wobble below this is drawn as a flat line
+STALE_LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at one node; seconds. `at_s` is the head's monotonic time."""
+
+    node: str
+    at_s: float
+    offset_s: float
+    error_s: float
+    wall_minus_boot_s: float
+    boot: str = ""  # changes when the channel had to be opened anew after a reboot
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node that cannot be asked just now."""
+
+    node: str
+    at_s: float
+    phase: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A step of a clock; negative `moved_s` is backwards."""
+
+    node: str
+    moved_s: float
+
+    def words(self) -> str:
+        return f"{self.node}: the clock {step_words(self.moved_s, 'in one step')}"
+
+
+@dataclass(slots=True)
+class Track:
+    """What is known of one node's clock since the watch began."""
+
+    node: str
+    offsets_s: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    newest: Sample | None = None
+    lost: Lost | None = None
+    steps: list[Alarm] = field(default_factory=list)
+
+    def add(self, sample: Sample, limit_s: float) -> Alarm | None:
+        """Take a sample in; returns the alarm when wall time was stepped since the last one."""
+        before, self.newest, self.lost = self.newest, sample, None
+        self.offsets_s.append(sample.offset_s)
+        if before is None or before.boot != sample.boot:
+            return None
+        moved_s = sample.wall_minus_boot_s - before.wall_minus_boot_s
+        if abs(moved_s) <= limit_s:
+            return None
+        alarm = Alarm(self.node, moved_s)
+        self.steps.append(alarm)
+        return alarm
+
+
+def sparkline(values: Sequence[float], bars: str = BARS, flat: float = FLAT_S) -> str:
+    """One character a value between the lowest and the highest; nearly equal ones are a flat line."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    if high - low < flat:
+        return bars[0] * len(values)
+    top = len(bars) - 1
+    return "".join(bars[round((value - low) / (high - low) * top)] for value in values)
+
+
+class Watch:
+    """Samples of all nodes as they come, from `events`; `close()` ends the channels."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        transport: Transport,
+        limits: Limits,
+        interval_s: float,
+        width: int = WIDTH,
+    ) -> None:
+        self.events: queue.SimpleQueue[Sample | Lost] = queue.SimpleQueue()
+        self.head = HeadClock()
+        self._transport, self._limits, self._interval_s = transport, limits, interval_s
+        self._stop = threading.Event()
+        self._logins = threading.BoundedSemaphore(width)
+        self._threads = [
+            threading.Thread(target=self._follow, args=(node,), name=f"clock-{i}", daemon=True)
+            for i, node in enumerate(nodes)
+        ]
+
+    def __enter__(self) -> Watch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """Stop asking; a thread that still waits for a dead node is left behind."""
+        self._stop.set()
+        deadline = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _follow(self, node: Node) -> None:
+        pauses = Pauses()
+        while not self._stop.is_set():
+            progress = Progress()
+            begun = time.monotonic()
+            try:
+                self._ask_forever(node, progress)
+                return
+            except TransportError as error:
+                lost = Lost(node.name, time.monotonic(), error.phase, str(error))
+            except EOFError:
+                lost = Lost(node.name, time.monotonic(), "command", "the clock payload ended")
+            except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
+                said = f"{type(error).__name__}: {error}"
+                lost = Lost(node.name, time.monotonic(), progress.phase, said)
+            if not self._stop.is_set():
+                self.events.put(lost)
+            self._stop.wait(pauses.after(time.monotonic() - begun))
+
+    def _ask_forever(self, node: Node, progress: Progress) -> None:
+        with self._logins:  # a thousand handshakes at once would all be too late
+            connection = self._transport.connect(node, self._limits, progress)
+        try:
+            with start(connection, self._limits) as held:
+                boot = _boot_id(held, self._limits.command_s)
+                while not self._stop.is_set():
+                    begun = time.monotonic()
+                    said = ask_time(held, self.head.now_s, questions=QUESTIONS, budget_s=0.5)
+                    sent_s, there_s, received_s = min(said.samples, key=lambda one: one[2] - one[0])
+                    offset_s = there_s - (sent_s + received_s) / 2
+                    error_s = (received_s - sent_s) / 2
+                    self.events.put(
+                        Sample(node.name, begun, offset_s, error_s, said.wall_minus_boot_s, boot)
+                    )
+                    self._stop.wait(max(0.0, begun + self._interval_s - time.monotonic()))
+        finally:
+            connection.close()
+
+
+def _boot_id(held: Any, timeout_s: float) -> str:
+    held.send({"op": "boot"})
+    reply = receive_one(held, "boot_id", timeout_s)
+    return str((reply or {}).get("boot_id") or "")
+
+
+def show(
+    settings: Settings, output: Output, limits: Profile, interval_s: float, for_s: float | None
+) -> int:
+    """The command's --watch, until its time is up or Ctrl-C; returns the exit code."""
+    nodes = settings.nodes()
+    tracks = {node.name: Track(node.name) for node in nodes}
+    begun = time.monotonic()
+    interrupted = False
+    transport = settings.transport()
+    with Watch(nodes, transport, settings.limits, interval_s, settings.width) as watch:
+        screen = Screen(output, limits, interval_s, watch.head)
+        try:
+            due = begun + interval_s
+            while for_s is None or time.monotonic() - begun < for_s:
+                until = due if for_s is None else min(due, begun + for_s)
+                with suppress(queue.Empty):
+                    screen.take(tracks, watch.events.get(timeout=max(0.0, until - time.monotonic())))  # fmt: skip
+                if time.monotonic() >= due:
+                    due = max(due + interval_s, time.monotonic())
+                    screen.draw(tracks)
+        except KeyboardInterrupt:
+            interrupted = True
+        return screen.end(tracks, interrupted)
+
+
+class Screen:
+    """Draws the tracks on a terminal; elsewhere says alarms as they come and the table at the end."""
+
+    def __init__(self, output: Output, limits: Profile, interval_s: float, head: HeadClock) -> None:
+        self._output, self._limits, self._head = output, limits, head
+        self._stale_s = STALE_LOOKS * interval_s + 1.0
+        self._live = output.can_repaint() and not output.json and not output.quiet
+        self._head_moved_s = 0.0
+        self._alarms: list[str] = []
+
+    def take(self, tracks: dict[str, Track], event: Sample | Lost) -> None:
+        track = tracks[event.node]
+        if isinstance(event, Lost):
+            if track.lost is None or (track.lost.phase, track.lost.message) != (event.phase, event.message):  # fmt: skip
+                self._say(f"{event.node}: no answer: {event.phase}: {event.message}", "lost", event)
+            track.lost = event
+            return
+        if self._output.json:
+            self._output.document("clock", type="sample", time_s=time.time(), **_fields(event))
+        alarm = track.add(event, self._limits.clock_step_warn_s)
+        if alarm is not None:
+            self._alarm(alarm)
+
+    def draw(self, tracks: dict[str, Track]) -> None:
+        moved_s = self._head.moved_s()
+        if abs(moved_s - self._head_moved_s) > self._limits.clock_step_warn_s:
+            self._alarm(Alarm("this machine", moved_s - self._head_moved_s))
+            self._head_moved_s = moved_s
+        if self._live:
+            self._output.repaint()
+            self._table(tracks)
+            for line in self._alarms[-5:]:
+                self._output.line(line, "bad")
+
+    def end(self, tracks: dict[str, Track], interrupted: bool) -> int:
+        """The last table and the verdict; returns the exit code."""
+        if self._live:
+            self._output.repaint()
+        far = [name for name, words, _ in self._judged(tracks) if words]
+        silent = [t.node for t in tracks.values() if t.newest is None or t.lost is not None]
+        if not self._output.json and not self._output.quiet:
+            self._table(tracks)
+        code = 1 if self._alarms or far else 3 if silent else 130 if interrupted else 0
+        steps = len(self._alarms)
+        words = f"{len(tracks)} clocks watched, {steps} step{'s' * (steps != 1)}"
+        words += f", no answer: {', '.join(silent)}" if silent else ""
+        if self._output.json:
+            self._output.document("clock", type="end", steps=steps, silent=silent, far=far, exit_code=code)  # fmt: skip
+        elif self._output.quiet:
+            self._output.line(words)
+        else:
+            for line in self._alarms if self._live else ():
+                self._output.line(line, "bad")
+            self._output.note(words, None if code in (0, 130) else "bad")
+        return code
+
+    def _alarm(self, alarm: Alarm) -> None:
+        line = f"{local_time(time.time())} ALARM {alarm.words()}"
+        self._alarms.append(line)
+        if not self._live:
+            self._say(line, "alarm", alarm)
+
+    def _say(self, line: str, kind: str, event: Alarm | Lost) -> None:
+        if self._output.json:
+            self._output.document("clock", type=kind, time_s=time.time(), **_fields(event))
+        elif not self._live:
+            self._output.warn(line, "bad")
+
+    def _judged(self, tracks: dict[str, Track]) -> list[tuple[str, str, str | None]]:
+        """(node, what is wrong with its distance, style) of each node."""
+        known = [track.newest.offset_s for track in tracks.values() if track.newest]
+        reference_s = middle_clock(known)
+        found: list[tuple[str, str, str | None]] = []
+        for track in tracks.values():
+            words, style = "", None
+            if track.newest is not None:
+                distance_s = track.newest.offset_s - reference_s
+                if abs(distance_s) - track.newest.error_s > self._limits.clock_skew_warn_s:
+                    words, style = f"{away(distance_s)} the others", "bad"
+            found.append((track.node, words, style))
+        return found
+
+    def _table(self, tracks: dict[str, Track]) -> None:
+        bars = BARS if self._output.can_show(BARS) else PLAIN_BARS
+        now_s = time.monotonic()
+        rows = []
+        for name, words, style in self._judged(tracks):
+            track = tracks[name]
+            newest = track.newest
+            flags = [words] if words else []
+            flags += [f"moved {signed(sum(a.moved_s for a in track.steps))} in {len(track.steps)} steps"] if track.steps else []  # fmt: skip
+            if track.lost is not None:
+                flags.append(f"x no answer: {track.lost.phase}: {track.lost.message}")
+            elif newest is None:
+                flags.append("- waiting")
+            elif now_s - newest.at_s > self._stale_s:
+                flags.append(f"~ {now_s - newest.at_s:.0f} s old")
+            rows.append(
+                [
+                    Cell(name),
+                    Cell("-" if newest is None else signed(newest.offset_s), style),
+                    Cell("-" if newest is None else span(newest.error_s)),
+                    Cell(sparkline(list(track.offsets_s), bars)),
+                    Cell("; ".join(flags), "bad" if flags else None),
+                ]
+            )
+        self._output.table(["NODE", "OFFSET", "±", "LAST LOOKS", "FLAGS"], rows, ["OFFSET", "±"])
+
+
+def _fields(event: Sample | Lost | Alarm) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in event.__slots__ if name != "at_s"}

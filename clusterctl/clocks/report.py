@@ -1,0 +1,368 @@
+"""Clocks of a cluster: each node against the head and against the others, steps, who steers them.
+
+Offsets are positive where a clock is ahead. A node is judged by its distance from the middle of
+all clocks, the head's among them: whose clock is wrong is what most clocks say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checks.facts import (
+    NOT_ASKED,
+    Clock,
+    Exchange,
+    Fleet,
+    Machine,
+    Maybe,
+    NodeFacts,
+    Previous,
+    Unknown,
+    to_json,
+)
+from checks.finding import Finding, Verdict
+from checks.profile import Profile
+from checks.rules.time import middle_clock
+from checks.runner import run_checks
+from clusterctl.gpus.summary import read_node
+from clusterctl.nodes import fold
+from clusterctl.remote.fanout import NodeResult
+
+HEAD = "(this machine)"
+RULES = ("time.sync", "time.daemons", "time.sources", "time.log_ahead", "time.clocksource")
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRow:
+    """One node's clock. `flags` say what is wrong with it; a good one has none."""
+
+    node: str
+    offset_s: Maybe[float]  # against the head
+    error_s: Maybe[float]
+    moved_s: Maybe[float]  # of wall against boot time: while we looked, or since the last look
+    steered: str
+    sources: str
+    flags: tuple[str, ...]
+    verdict: str  # good, bad (exit 1), unknown (exit 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """All rows in the hostfile's order, and what they are measured against."""
+
+    rows: tuple[ClockRow, ...]
+    middle_s: Maybe[float]  # of all clocks, against the head
+    head_flags: tuple[str, ...]
+    limit_s: float
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        verdicts = {row.verdict for row in self.rows}
+        if "bad" in verdicts or self.head_flags:
+            return 1
+        return 3 if "unknown" in verdicts or not self.rows else 0
+
+    def widest(self) -> tuple[ClockRow, ClockRow, float, float] | None:
+        """(ahead, behind, seconds apart, error bound) of the two nodes that differ most."""
+        known = [row for row in self.rows if isinstance(row.offset_s, float)]
+        if len(known) < 2:
+            return None
+        ahead = max(known, key=lambda row: _float(row.offset_s))
+        behind = min(known, key=lambda row: _float(row.offset_s))
+        apart_s, error_s = between(ahead, behind)
+        return ahead, behind, apart_s, error_s
+
+    def summary(self) -> str:
+        """`8 clocks within 0.21 ms (±0.10 ms) of each other`, or what is wrong with how many."""
+        count = len(self.rows)
+        bad = [row.node for row in self.rows if row.verdict == "bad"]
+        lost = [row.node for row in self.rows if row.verdict == "unknown"]
+        words = [f"{count} clock{'s' * (count != 1)}"]
+        widest = self.widest()
+        if widest is not None:
+            ahead, behind, apart_s, error_s = widest
+            words.append(
+                f"widest apart {ahead.node} and {behind.node}: {span(apart_s)} ±{span(error_s)}"
+            )
+        words += [f"bad: {fold(bad)}"] if bad else []
+        words += [f"unknown: {fold(lost)}"] if lost else []
+        return "; ".join([*words, *self.head_flags])
+
+
+def between(one: ClockRow, other: ClockRow) -> tuple[float, float]:
+    """(seconds by which `one` is ahead of `other`, error bound) of two nodes that were measured."""
+    return (
+        _float(one.offset_s) - _float(other.offset_s),
+        _float(one.error_s) + _float(other.error_s),
+    )
+
+
+def _float(value: Maybe[float]) -> float:
+    assert not isinstance(value, Unknown)
+    return value
+
+
+def read_clocks(
+    results: Sequence[NodeResult[dict[str, Any]]], previous: Mapping[str, Maybe[Previous]]
+) -> tuple[NodeFacts, ...]:
+    """Facts from the clock payload's envelopes, with the last look at each node by name."""
+    facts = []
+    for result in results:
+        one = read_node(result)
+        who = (result.value or {}).get("node")
+        boot = who.get("boot_id") if isinstance(who, dict) else None
+        if one.unreached is None:
+            one = dataclasses.replace(
+                one,
+                machine=_machine(boot),
+                previous=previous.get(one.name, NOT_ASKED),
+            )
+        facts.append(one)
+    return tuple(facts)
+
+
+def _machine(boot_id: Any) -> Machine:
+    boot = boot_id if isinstance(boot_id, str) else Unknown("the node did not say its boot id")
+    return Machine(boot, NOT_ASKED, NOT_ASKED, NOT_ASKED, "")
+
+
+def judge(
+    nodes: Sequence[NodeFacts],
+    limits: Profile,
+    *,
+    head_boot_id: str | None = None,
+    head_moved_s: float = 0.0,
+) -> Clocks:
+    """All clocks together: distance, steps, and the checks of preflight about time.
+
+    The checks know one machine under several names (a demo) by its boot id and are silent there;
+    distance and steps are measured all the same.
+    """
+    head = NodeFacts(HEAD, machine=_machine(head_boot_id))
+    report = run_checks(Fleet((*nodes, head)), limits, only=RULES)
+    found: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        if finding.verdict not in (Verdict.PASS, Verdict.SKIP):
+            for name in finding.nodes:
+                found.setdefault(name, []).append(finding)
+    trips = [
+        node.clock.exchange
+        for node in nodes
+        if isinstance(node.clock, Clock) and isinstance(node.clock.exchange, Exchange)
+    ]
+    offsets_s = [trip.offset_s for trip in trips]
+    middle_s = middle_clock(offsets_s) if trips else Unknown("no clock answered")
+    rows = tuple(_row(node, middle_s, limits, found.get(node.name, ())) for node in nodes)
+    return Clocks(
+        rows=rows,
+        middle_s=middle_s,
+        head_flags=tuple(_head_flags(trips, middle_s, limits, head_moved_s)),
+        limit_s=limits.clock_skew_warn_s,
+        findings=tuple(one for one in report.findings if one.nodes != (HEAD,)),
+    )
+
+
+def _head_flags(
+    trips: Sequence[Exchange], middle_s: Maybe[float], limits: Profile, moved_s: float
+) -> list[str]:
+    flags = []
+    if isinstance(middle_s, float) and len(trips) > 1:
+        error_s = sorted(trip.error_s for trip in trips)[len(trips) // 2]
+        if abs(middle_s) - error_s > limits.clock_skew_warn_s:
+            flags.append(f"this machine's own clock is {away(-middle_s)} the nodes'")
+    if abs(moved_s) > limits.clock_step_warn_s:
+        flags.append(f"this machine's own clock was stepped {signed(moved_s)} while we looked")
+    return flags
+
+
+def _row(
+    node: NodeFacts, middle_s: Maybe[float], limits: Profile, findings: Sequence[Finding]
+) -> ClockRow:
+    if node.unreached is not None:
+        why = Unknown(f"{node.unreached.phase}: {node.unreached.message}")
+        return _unknown_row(node.name, f"no answer: {why.reason}", why)
+    clock = node.clock
+    if isinstance(clock, Unknown):
+        return _unknown_row(node.name, clock.reason, clock)
+    bad, unsure = [], []
+    trip = clock.exchange
+    if isinstance(trip, Unknown) or isinstance(middle_s, Unknown):
+        unsure.append(f"distance: {getattr(trip, 'reason', 'unknown')}")
+    else:
+        distance_s = trip.offset_s - middle_s
+        if abs(distance_s) - trip.error_s > limits.clock_skew_warn_s:
+            bad.append(f"{away(distance_s)} the others")
+        elif trip.error_s > limits.clock_skew_warn_s:
+            unsure.append(f"the way takes {span(2 * trip.error_s)}, too long to tell")
+    steps, moved_s = _steps(node, clock, limits)
+    bad += steps
+    if isinstance(moved_s, Unknown):
+        unsure.append(f"steps: {moved_s.reason}")
+    for one in findings:
+        (unsure if one.verdict is Verdict.UNKNOWN else bad).append(one.evidence)
+    return ClockRow(
+        node=node.name,
+        offset_s=trip if isinstance(trip, Unknown) else trip.offset_s,
+        error_s=trip if isinstance(trip, Unknown) else trip.error_s,
+        moved_s=moved_s,
+        steered=steered_by(clock),
+        sources=count_sources(clock),
+        flags=(*bad, *unsure),
+        verdict="bad" if bad else "unknown" if unsure else "good",
+    )
+
+
+def _unknown_row(name: str, flag: str, why: Unknown) -> ClockRow:
+    return ClockRow(name, why, why, why, "-", "-", (flag,), "unknown")
+
+
+def _steps(node: NodeFacts, clock: Clock, limits: Profile) -> tuple[list[str], Maybe[float]]:
+    """Steps worth a word, and the largest one. Slewing moves wall and boot time alike."""
+    moves = [(clock.moved_s, "while we looked")]
+    before = node.previous
+    boot = None if isinstance(node.machine, Unknown) else node.machine.boot_id
+    if isinstance(before, Previous) and before.boot_id == boot:
+        now, then = clock.wall_minus_boot_s, before.wall_minus_boot_s
+        if not isinstance(now, Unknown) and not isinstance(then, Unknown):
+            moves.append((now - then, f"since the last look, {ago(before.age_s)} ago"))
+    known = [(moved, when) for moved, when in moves if not isinstance(moved, Unknown)]
+    if not known:
+        return [], clock.moved_s
+    flags = [step_words(moved, when) for moved, when in known if abs(moved) > limits.clock_step_warn_s]  # fmt: skip
+    return flags, max((moved for moved, _ in known), key=abs)
+
+
+def step_words(moved_s: float, when: str) -> str:
+    """`moved back 2.500 s while we looked`."""
+    return f"moved {'back' if moved_s < 0 else 'forward'} {span(moved_s)} {when}"
+
+
+def steered_by(clock: Clock) -> str:
+    """What keeps the clock right, in a few words; what is wrong with it is for the checks."""
+    track = clock.tracking
+    if not isinstance(track, Unknown):
+        if track.is_local:
+            return "chrony: its own clock"
+        if track.ref_id == "00000000":
+            return "chrony: nobody"
+        return f"chrony: {track.ref_name or track.ref_id}, stratum {track.stratum}"
+    if isinstance(clock.sources, tuple) and clock.sources:
+        chosen = [one for one in clock.sources if one.state in ("selected", "pps")]
+        return f"ntpd: {chosen[0].address}" if chosen else "ntpd: nobody"
+    if isinstance(clock.daemons, Unknown):
+        who = "daemons not known"
+    else:
+        who = ", ".join(clock.daemons) or "no daemon seen"
+    for value in (clock.kernel_synced, clock.ntp_synchronized):
+        if isinstance(value, bool):
+            return f"{who}; {'synchronised' if value else 'not synchronised'}"
+    return f"{who}; nobody tells"
+
+
+def count_sources(clock: Clock) -> str:
+    """`2 (1 selected, 1 combined)`."""
+    if isinstance(clock.sources, Unknown):
+        return "-"
+    states: dict[str, int] = {}
+    for one in clock.sources:
+        states[one.state] = states.get(one.state, 0) + 1
+    words = ", ".join(f"{count} {state}" for state, count in states.items())
+    return f"{len(clock.sources)} ({words})" if states else "0"
+
+
+def span(seconds: float) -> str:
+    """A length of time without sign: 0.21 ms, 48.9 ms, 2.500 s."""
+    seconds = abs(seconds)
+    if seconds < 0.01:
+        return f"{seconds * 1000:.2f} ms"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"
+
+
+def signed(seconds: float) -> str:
+    """As `span`, with + where it is ahead; what rounds to nothing is +."""
+    return f"{'-' if seconds <= -5e-6 else '+'}{span(seconds)}"
+
+
+def away(seconds: float) -> str:
+    """`48.9 ms ahead of`, `2.500 s behind`."""
+    return f"{span(seconds)} {'ahead of' if seconds > 0 else 'behind'}"
+
+
+def ago(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def folded(clocks: Clocks) -> list[tuple[str, list[ClockRow]]]:
+    """(node set, rows) with good nodes that are steered alike together, in order of first node."""
+    groups: dict[tuple[Any, ...], list[ClockRow]] = {}
+    for row in clocks.rows:
+        key: tuple[Any, ...] = (row.verdict, row.steered, row.sources, row.flags)
+        groups.setdefault(key, []).append(row)
+    return [(fold([row.node for row in rows]), rows) for rows in groups.values()]
+
+
+def cells(rows: Sequence[ClockRow]) -> list[str]:
+    """Offset, error, step, steered by, sources, flags; of several rows the range and the worst."""
+    known = sorted(row.offset_s for row in rows if isinstance(row.offset_s, float))
+    errors = [row.error_s for row in rows if isinstance(row.error_s, float)]
+    moves = [row.moved_s for row in rows if isinstance(row.moved_s, float)]
+    offset = "-"
+    if known:
+        low, high = signed(known[0]), signed(known[-1])
+        offset = low if low == high else f"{low} to {high}"
+    first = rows[0]
+    mark = {"bad": "!", "unknown": "?"}.get(first.verdict, " ")
+    return [
+        f"{offset}{mark}",
+        span(max(errors)) if errors else "-",
+        signed(max(moves, key=abs)) if moves else "-",
+        first.steered,
+        first.sources,
+        "; ".join(first.flags),
+    ]
+
+
+def to_document(clocks: Clocks, nodes: Sequence[NodeFacts], pairs: bool) -> dict[str, Any]:
+    """Everything for --json; a value that could not be had is null."""
+    widest = clocks.widest()
+    document: dict[str, Any] = {
+        "limit_s": clocks.limit_s,
+        "middle_s": to_json(clocks.middle_s),
+        "head_flags": list(clocks.head_flags),
+        "widest": None
+        if widest is None
+        else {
+            "ahead": widest[0].node, "behind": widest[1].node,
+            "apart_s": widest[2], "error_s": widest[3],
+        },
+        "nodes": [
+            {
+                **to_json(row),
+                "unreachable": to_json(node.unreached),
+                "last_look": to_json(node.previous),
+                "clock": to_json(node.clock),
+            }
+            for node, row in zip(nodes, clocks.rows, strict=True)
+        ],
+        "findings": [one.to_json() for one in clocks.findings],
+        "exit_code": clocks.exit_code,
+    }  # fmt: skip
+    if pairs:
+        document["pairs"] = [
+            {"a": a.node, "b": b.node, "a_ahead_s": apart_s, "error_s": error_s}
+            for a, b, apart_s, error_s in all_pairs(clocks)
+        ]
+    return document
+
+
+def all_pairs(clocks: Clocks) -> list[tuple[ClockRow, ClockRow, float, float]]:
+    """(a, b, seconds by which a is ahead, error bound), widest first."""
+    known = [row for row in clocks.rows if isinstance(row.offset_s, float)]
+    pairs = [(a, b, *between(a, b)) for i, a in enumerate(known) for b in known[i + 1 :]]
+    return sorted(pairs, key=lambda pair: -abs(pair[2]))

@@ -1,0 +1,105 @@
+"""One look at cards, network and GPUs of all nodes: what `fabric`, `env` and a launch work from."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from checks.facts import Fleet, NodeFacts
+from checks.nccl.recommend import Suggestion, suggest
+from clusterctl.errors import TransportError
+from clusterctl.gpus.summary import read_fleet
+from clusterctl.nodes import Node
+from clusterctl.preflight import last_census as history
+from clusterctl.remote.fanout import Fanout, NodeResult, in_order
+from clusterctl.remote.run_payload import ask, tool_timeout
+from clusterctl.transport.base import Limits, Progress, Transport
+
+Result = NodeResult[dict[str, Any]]
+RESOLVE_S = 3.0
+RECORD = "last-fabric.json"
+
+
+def look_at_fabric(
+    nodes: Sequence[Node],
+    transport: Transport,
+    limits: Limits,
+    *,
+    width: int,
+    growth_s: float = 1.0,
+    sudo: bool = False,
+    memory: bool = False,
+    sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
+) -> tuple[tuple[NodeFacts, ...], list[Result]]:
+    """Facts of all nodes in order; counters are read twice, `growth_s` apart.
+
+    With `memory` the error counters are compared with the last look's record, and written there.
+    nvidia-smi is asked and not NVML, because only it tells how GPUs and cards are connected.
+    """
+    args = {
+        "everything": True, "tool_timeout_s": tool_timeout(limits), "growth_s": growth_s,
+        "names": ["@"], "sudo": sudo,
+    }  # fmt: skip
+    fanout = ask(nodes, transport, "census", args, limits=limits, width=width)
+    results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
+    facts = read_fleet(results)
+    if memory:
+        path = history.default_path().with_name(RECORD)
+        seen = history.load(path)
+        facts = tuple(
+            dataclasses.replace(one, previous=history.previous(seen, node, time.time()))
+            for node, one in zip(nodes, facts, strict=True)
+        )
+        history.remember(path, seen, zip(nodes, facts, strict=True))
+    return facts, results
+
+
+def suggestions(
+    nodes: Sequence[Node],
+    facts: Sequence[NodeFacts],
+    device: str = "auto",
+    ranks: int | None = None,
+) -> tuple[Suggestion, ...]:
+    """The environment that fits these nodes; `device` and `ranks` a node as for a launch."""
+    from clusterctl.launch.start import choose_device, choose_slots
+
+    chosen = choose_device(device, facts)
+    slots = choose_slots(nodes, facts, ranks, chosen)
+    return suggest(fleet_for(facts, chosen), slots=slots, addresses=addresses_of(nodes))
+
+
+def fleet_for(facts: Sequence[NodeFacts], device: str) -> Fleet:
+    """A fleet that computes on `device`, whatever GPUs there are."""
+    from checks.facts import LaunchNeeds
+
+    needs = LaunchNeeds("", 0, {}, "cuda" if device == "cuda" else "cpu", "", 0)
+    return Fleet(tuple(facts), needs)
+
+
+def addresses_of(nodes: Sequence[Node]) -> dict[str, str]:
+    """IP address of each node as this machine resolves it; a name that it cannot has none.
+
+    That happens where only ssh_config knows the name.
+    """
+    found: dict[str, str] = {}
+    names = []
+    for node in nodes:
+        try:
+            found[node.name] = str(ipaddress.ip_address(node.host or node.name))
+        except ValueError:
+            names.append(node)
+
+    def resolve(node: Node, _progress: Progress) -> str:
+        try:
+            return str(socket.getaddrinfo(node.host or node.name, None, 0, socket.SOCK_STREAM)[0][4][0])  # fmt: skip
+        except OSError as error:
+            raise TransportError("resolve", str(error)) from None
+
+    for result in Fanout(names, resolve, deadline_s=RESOLVE_S) if names else ():
+        if result.value is not None:
+            found[result.node.name] = result.value
+    return found

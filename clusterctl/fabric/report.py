@@ -1,0 +1,222 @@
+"""InfiniBand and RoCE ports of a cluster, a line for nodes that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checks.facts import Fabric, Fleet, IbPort, Maybe, NodeFacts, Unknown, to_json
+from checks.finding import Finding, Verdict
+from checks.nccl.recommend import Suggestion
+from checks.profile import Profile
+from checks.runner import run_checks
+from clusterctl.nodes import fold
+
+
+@dataclass(frozen=True, slots=True)
+class FabricRow:
+    """One node's ports. `flags` say what is wrong; what nobody knows makes it unknown."""
+
+    node: str
+    active: int | None  # None: unknown
+    ports: int
+    layers: str  # 8 InfiniBand, 1 Ethernet
+    rates: str  # of active ports, Gb/s
+    names: str
+    firmware: str
+    grown: int | None  # error counts that were added while we looked
+    flags: tuple[str, ...]
+    verdict: str  # good, bad (exit 1), unknown (exit 3)
+
+    def cells(self) -> list[str]:
+        mark = {"bad": "!", "unknown": "?"}.get(self.verdict, " ")
+        count = "-" if self.active is None else f"{self.active}/{self.ports}"
+        grown = "-" if self.grown is None else f"+{self.grown}"
+        return [
+            f"{count}{mark}", self.layers, self.rates, self.names, self.firmware, grown,
+            "; ".join(self.flags),
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FabricReport:
+    """All rows in the hostfile's order, and what would be set because of them."""
+
+    rows: tuple[FabricRow, ...]
+    suggestions: tuple[Suggestion, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def exit_code(self) -> int:
+        verdicts = {row.verdict for row in self.rows}
+        if "bad" in verdicts or any(one.odd for one in self.suggestions):
+            return 1
+        unsure = any(one.unsure for one in self.suggestions)
+        return 3 if "unknown" in verdicts or unsure or not self.rows else 0
+
+    def folded(self) -> list[tuple[str, FabricRow]]:
+        """(node set, row) of nodes that are alike, in order of their first node."""
+        groups: dict[tuple[Any, ...], list[FabricRow]] = {}
+        for row in self.rows:
+            groups.setdefault((*row.cells(), row.verdict), []).append(row)
+        return [(fold([row.node for row in rows]), rows[0]) for rows in groups.values()]
+
+    def summary(self) -> str:
+        """`24 nodes, 192 of 192 ports active`."""
+        count = len(self.rows)
+        words = [f"{count} node{'s' * (count != 1)}"]
+        known = [row for row in self.rows if row.active is not None]
+        active, ports = sum(row.active or 0 for row in known), sum(row.ports for row in self.rows)
+        if ports:
+            words.append(f"{active} of {ports} ports active")
+        elif known:
+            where = "" if len(known) == count else " where that could be read"
+            words.append(f"no InfiniBand or RoCE card{where}")
+        for verdict in ("bad", "unknown"):
+            named = [row.node for row in self.rows if row.verdict == verdict]
+            words += [f"{verdict}: {fold(named)}"] if named else []
+        return ", ".join(words)
+
+
+def report_fabric(
+    nodes: Sequence[NodeFacts], suggested: Sequence[Suggestion], limits: Profile | None = None
+) -> FabricReport:
+    """Rows with what the checks of `ib` find. Nodes that gave no answer have theirs too."""
+    checked = run_checks(Fleet(tuple(nodes)), limits, only=("ib",))
+    found: dict[str, list[Finding]] = {}
+    for one in checked.findings:
+        if one.verdict not in (Verdict.PASS, Verdict.SKIP):
+            for name in one.nodes:
+                found.setdefault(name, []).append(one)
+    rows = tuple(_row(node, found.get(node.name, ())) for node in nodes)
+    return FabricReport(rows, tuple(suggested), checked.findings)
+
+
+def _row(node: NodeFacts, findings: Sequence[Finding]) -> FabricRow:
+    if node.unreached is not None:
+        why = f"no answer: {node.unreached.phase}: {node.unreached.message}"
+        return _empty(node.name, None, (why,), "unknown")
+    fabric = node.fabric
+    bad = [one.evidence for one in findings if one.verdict is not Verdict.UNKNOWN]
+    unsure = [one.evidence for one in findings if one.verdict is Verdict.UNKNOWN]
+    if isinstance(fabric, Unknown):
+        return _empty(node.name, None, (fabric.reason, *bad), "bad" if bad else "unknown")
+    verdict = "bad" if bad else "unknown" if unsure else "good"
+    if not fabric.ports:
+        return _empty(node.name, 0, (*bad, *unsure), verdict)
+    active = [port for port in fabric.ports if port.is_active]
+    layers = _counted([port.link_layer for port in fabric.ports])
+    return FabricRow(
+        node=node.name,
+        active=len(active),
+        ports=len(fabric.ports),
+        layers=layers,
+        rates=_counted([port.rate_gbps for port in active], "{:g}") or "-",
+        names=_names(fabric),
+        firmware=", ".join(dict.fromkeys(_text(port.firmware) for port in fabric.ports)),
+        grown=_grown(fabric),
+        flags=tuple(dict.fromkeys([*bad, *unsure])),
+        verdict=verdict,
+    )
+
+
+def _empty(name: str, active: int | None, flags: tuple[str, ...], verdict: str) -> FabricRow:
+    return FabricRow(name, active, 0, "-", "-", "-", "-", None, flags, verdict)
+
+
+def _text(value: Maybe[Any], form: str = "{}") -> str:
+    return "?" if isinstance(value, Unknown) else form.format(value)
+
+
+def _counted(values: Sequence[Maybe[Any]], form: str = "{}") -> str:
+    """`8 InfiniBand, 1 Ethernet`; `8x400`."""
+    counts: dict[str, int] = {}
+    for value in values:
+        counts[_text(value, form)] = counts.get(_text(value, form), 0) + 1
+    join = "{}x{}" if form != "{}" else "{} {}"
+    return ", ".join(join.format(count, word) for word, count in counts.items())
+
+
+def _names(fabric: Fabric) -> str:
+    """`mlx5_[0-1,4-9],mlx5_bond_0`; with port numbers where a card has several."""
+    devices = [port.device for port in fabric.ports]
+    several = len(set(devices)) < len(devices)
+    return fold([port.name if several else port.device for port in fabric.ports])
+
+
+def _grown(fabric: Fabric) -> int | None:
+    known = [port.growth for port in fabric.ports if not isinstance(port.growth, Unknown)]
+    return sum(sum(growth.values()) for growth in known) if known else None
+
+
+def port_lines(node: NodeFacts) -> list[list[str]]:
+    """Cells of each port: name, state, layer, rate, interface, lid, firmware, errors that grew."""
+    fabric = node.fabric
+    if isinstance(fabric, Unknown):
+        return []
+    return [[node.name, *_port_cells(port)] for port in fabric.ports]
+
+
+def _port_cells(port: IbPort) -> list[str]:
+    growth = port.growth
+    if isinstance(growth, Unknown):
+        grown = growth.reason
+    else:
+        grown = ", ".join(f"{name} +{by}" for name, by in growth.items() if by) or "+0"
+    return [
+        port.name, f"{_text(port.state)}/{_text(port.phys_state)}", _text(port.link_layer),
+        _text(port.rate_gbps, "{:g}"), _text(port.netdev), _text(port.lid), _text(port.model),
+        _text(port.firmware), grown,
+    ]  # fmt: skip
+
+
+def suggestion_lines(suggested: Sequence[Suggestion]) -> list[tuple[str, str]]:
+    """(line, kind) for people: what is set and why, what is left out, and who disagrees."""
+    lines: list[tuple[str, str]] = []
+    for one in suggested:
+        if one.value is not None:
+            lines.append((f"{one.name}={one.value}  ({one.reason})", "set"))
+        else:
+            lines.append((f"{one.name} is left out: {one.reason}", "left out"))
+        lines += [(f"  {fold(names)}: {words}", "odd") for words, names in _by_words(one.odd)]
+    return lines
+
+
+def unsure_lines(suggested: Sequence[Suggestion]) -> list[str]:
+    """Nodes of which something is not known, each reason once, with the variables it concerns."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in suggested:
+        for names in _by_words(one.unsure):
+            found.setdefault((fold(names[1]), names[0]), []).append(one.name)
+    return [f"{names}: unknown for {', '.join(which)}: {why}" for (names, why), which in found.items()]  # fmt: skip
+
+
+def _by_words(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    groups: dict[str, list[str]] = {}
+    for node, words in pairs:
+        groups.setdefault(words, []).append(node)
+    return list(groups.items())
+
+
+def suggestion_json(one: Suggestion) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "value": one.value,
+        "reason": one.reason,
+        "odd": [{"node": node, "why": why} for node, why in one.odd],
+        "unknown": [{"node": node, "why": why} for node, why in one.unsure],
+    }
+
+
+def to_document(report: FabricReport, nodes: Sequence[NodeFacts]) -> dict[str, Any]:
+    """Everything for --json; a value that could not be had is null."""
+    return {
+        "nodes": [
+            {**to_json(row), "unreachable": to_json(node.unreached), "fabric": to_json(node.fabric)}
+            for node, row in zip(nodes, report.rows, strict=True)
+        ],
+        "suggested": [suggestion_json(one) for one in report.suggestions],
+        "findings": [one.to_json() for one in report.findings],
+        "exit_code": report.exit_code,
+    }

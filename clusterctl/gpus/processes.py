@@ -1,0 +1,84 @@
+"""Whoever holds a GPU: one row per process, its GPUs together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from checks.facts import GpuProcess, Maybe, NodeFacts, Unknown
+from checks.rules.gpu import duration
+from clusterctl.gpus.outliers import label
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """A process on GPUs; None where it could not be found out, `why` says the reason."""
+
+    node: str
+    gpus: tuple[str, ...]
+    pid: int
+    user: str | None
+    age_s: float | None
+    used_bytes: int | None  # on all its GPUs
+    run: str | None  # of our launcher; None also for what is not ours
+    rank: int | None
+    command: str
+    why: str | None
+
+    def cells(self, with_run: bool) -> list[str]:
+        tag = [self.run or "-", "-" if self.rank is None else str(self.rank)] if with_run else []
+        return [
+            self.node,
+            ",".join(self.gpus),
+            str(self.pid),
+            self.user or "-",
+            "-" if self.age_s is None else duration(self.age_s),
+            "-" if self.used_bytes is None else f"{self.used_bytes / (1 << 30):.1f} GiB",
+            *tag,
+            self.command + ("  (not in /proc there)" if self.why else ""),
+        ]
+
+
+def columns(with_run: bool) -> list[str]:
+    tag = ["RUN", "RANK"] if with_run else []
+    return ["NODE", "GPU", "PID", "USER", "AGE", "MEM", *tag, "COMMAND"]
+
+
+def list_processes(nodes: Sequence[NodeFacts]) -> list[ProcessRow]:
+    """In the nodes' order, then by GPU; nodes whose processes are unknown have no row."""
+    rows = []
+    for node in nodes:
+        processes = node.gpus.processes
+        if isinstance(processes, Unknown):
+            continue
+        numbers = {gpu.uuid: label(gpu, at) for at, gpu in enumerate(node.gpus.gpus)}
+        by_pid: dict[int, list[GpuProcess]] = {}
+        for one in processes:
+            by_pid.setdefault(one.pid, []).append(one)
+        rows += [_row(node.name, members, numbers) for members in by_pid.values()]
+    return rows
+
+
+def _row(node: str, members: Sequence[GpuProcess], numbers: dict[Maybe[str], str]) -> ProcessRow:
+    first = members[0]
+    used = [one.used_bytes for one in members if not isinstance(one.used_bytes, Unknown)]
+    command = first.name if isinstance(first.command, Unknown) else first.command or first.name
+    return ProcessRow(
+        node=node,
+        gpus=tuple(dict.fromkeys(numbers.get(one.gpu_uuid, "?") for one in members)),
+        pid=first.pid,
+        user=_known(first.user),
+        age_s=_known(first.age_s),
+        used_bytes=sum(used) if used else None,
+        run=_known(first.run),
+        rank=_known(first.rank),
+        command=command,
+        why=first.user.reason if isinstance(first.user, Unknown) else None,
+    )
+
+
+def _known(value: Maybe[T]) -> T | None:
+    return None if isinstance(value, Unknown) else value

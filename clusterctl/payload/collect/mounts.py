@@ -1,0 +1,106 @@
+"""Census: the mounted file systems of a node and the room that is left on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import time
+
+from clusterctl.payload.collect.forked_child import fork_child
+from clusterctl.payload.prelude import read_text
+
+MOUNTS = 64  # that are measured; each takes a child
+NO_ROOM = (
+    "squashfs", "iso9660", "fusectl", "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal",
+    "fuse.snapfuse", "autofs",
+)  # fmt: skip
+NETWORK_KINDS = (
+    "nfs", "fuse", "cifs", "smb", "ceph", "9p", "lustre", "beegfs", "gpfs", "wekafs", "glusterfs",
+    "virtiofs",
+)  # fmt: skip
+
+
+def room_of(path):
+    room = os.statvfs(path)
+    return {
+        "path": path, "free": room.f_bavail * room.f_frsize, "total": room.f_blocks * room.f_frsize,
+        "inodes_free": room.f_favail, "inodes": room.f_files,
+    }  # fmt: skip
+
+
+def measure_mounts(timeout_s):
+    """One JSON line for each file system, from a child each: a dead server stops only its own."""
+    deadline = time.monotonic() + timeout_s
+    children = {}  # type: dict
+    lines = []
+    for about in list_mounts():
+        if len(children) == MOUNTS:
+            lines.append(
+                json.dumps(dict(about, error="one of more than %d, not measured" % MOUNTS))
+            )
+            continue
+        pid, pipe = fork_child(lambda: json.dumps(measure_mount(about)))
+        children[pipe] = (pid, about)
+    while children and time.monotonic() < deadline:
+        for pipe in select.select(list(children), [], [], 0.1)[0]:
+            text = os.read(pipe, 65536).decode("utf-8", "replace")
+            pid, about = children.pop(pipe)
+            os.waitpid(pid, 0)
+            lines.append(text if text[:1] == "{" else json.dumps(dict(about, error=text or "died")))
+    for pid, about in children.values():
+        lines.append(json.dumps(dict(about, error="no answer in %g s" % timeout_s)))
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+        except OSError:
+            pass
+    return "\n".join(lines)
+
+
+def measure_mount(about):
+    try:
+        writable = not about["read_only"]
+        about.update(room_of(about["path"]), asked=about["path"], writable=writable, is_folder=True)
+    except OSError as error:
+        about["error"] = error.strerror
+    return about
+
+
+def list_mounts():
+    """Network mounts, and local file systems once each by their shortest path."""
+    chosen = {}  # type: dict
+    for line in read_text("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        words, kind = left.split(), right.split()
+        if len(words) < 6 or len(kind) < 2 or kind[0] in NO_ROOM:
+            continue
+        path = re.sub(r"\\(\d{3})", lambda match: chr(int(match.group(1), 8)), words[4])
+        network = kind[0].startswith(NETWORK_KINDS)
+        if not (network or kind[1].startswith("/dev/") or path in ("/", "/tmp")):
+            continue
+        if path.startswith(("/boot", "/snap", "/proc", "/sys", "/dev/")):
+            continue
+        key = (words[2], kind[1] if network else "")
+        if key not in chosen or len(path) < len(chosen[key]["path"]):
+            chosen[key] = {
+                "path": path, "kind": kind[0], "source": kind[1], "read_only": "ro" in words[5].split(","),
+            }  # fmt: skip
+    return sorted(chosen.values(), key=lambda about: about["path"])
+
+
+def measure_disk(asked):
+    """statfs of the nearest folder of a path that exists already."""
+    path = asked = os.path.abspath(asked)
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    return json.dumps(
+        dict(
+            room_of(path),
+            asked=asked,
+            writable=os.access(path, os.W_OK),
+            is_folder=os.path.isdir(path),
+        )
+    )

@@ -1,0 +1,179 @@
+"""torch's flight record of a rank, read on its own node as plain values and cut to what is compared.
+
+A record is a pickle, and whoever runs the rank can write it. Only opcodes of plain values are read, by the
+unpickler written in Python: the C one takes a memo index from the file and allocates that much. What a pickle
+holds once can stand in its value a million times: values are counted where they are copied.
+"""
+
+import io
+import json
+import math
+import os
+import pickle
+import time
+
+from clusterctl.payload.dump.proc_tasks import read_file
+from clusterctl.payload.jobs.processes import variable
+
+FLIGHT_BYTES = 16 << 20  # of one rank's record
+FLIGHT_CONTAINERS = 1 << 20  # lists, tuples and dicts in it
+FLIGHT_ENTRIES = (64, 16, 4)  # the newest of each process group: the most that fits
+FLIGHT_TEXT = 128 << 10  # characters of a rank's entries that go home
+FLIGHT_WORD = 300  # of one text: a function, a file
+FLIGHT_DEPTH = 6
+FLIGHT_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+KEPT = (
+    "collective_seq_id", "profiling_name", "process_group", "input_sizes", "input_dtypes", "state",
+    "retired",
+)  # fmt: skip
+PLAIN = (
+    "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1",
+    "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "APPEND", "APPENDS", "BINPUT", "LONG_BINPUT",
+    "MEMOIZE", "BINGET", "LONG_BINGET",
+    "GLOBAL", "STACK_GLOBAL",  # find_class refuses what they name, and says its name
+)  # fmt: skip
+CONTAINERS = (
+    "EMPTY_LIST",
+    "LIST",
+    "EMPTY_TUPLE",
+    "TUPLE",
+    "TUPLE1",
+    "TUPLE2",
+    "TUPLE3",
+    "EMPTY_DICT",
+)
+KEYED = ("SETITEM", "SETITEMS")
+
+
+class Opcodes(dict):
+    """What the unpickler does for each opcode; others are refused."""
+
+    def __missing__(self, code):
+        raise pickle.UnpicklingError("opcode %r is of no plain value" % chr(code))
+
+
+class PlainUnpickler(pickle._Unpickler):
+    """Numbers, texts, lists, tuples, and dicts whose keys are texts; anything else is refused."""
+
+    containers = 0
+    dispatch = Opcodes()
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(
+            "it names %s.%s; a flight record holds plain values only" % (module, name)
+        )
+
+
+def counted(load):
+    def load_container(self):
+        self.containers += 1
+        if self.containers > FLIGHT_CONTAINERS:
+            raise pickle.UnpicklingError("more than %d lists" % FLIGHT_CONTAINERS)
+        load(self)
+
+    return load_container
+
+
+def with_text_keys(load, first):
+    """A tuple of tuples of tuples takes for ever to hash, and holds the interpreter meanwhile."""
+
+    def load_items(self):
+        if not all(isinstance(key, str) for key in self.stack[first::2]):
+            raise pickle.UnpicklingError("a key that is no text")
+        load(self)
+
+    return load_items
+
+
+for _name in PLAIN + CONTAINERS + KEYED:
+    _code = ord(getattr(pickle, _name))
+    _load = pickle._Unpickler.dispatch[_code]
+    if _name in CONTAINERS:
+        _load = counted(_load)
+    elif _name in KEYED:
+        _load = with_text_keys(_load, -2 if _name == "SETITEM" else 0)
+    PlainUnpickler.dispatch[_code] = _load
+
+
+def load_plain(data):
+    """Values of a pickle or JSON text. Raises ValueError; never runs anything of it."""
+    if len(data) > FLIGHT_BYTES:
+        raise ValueError("%d bytes are too many for a flight record" % len(data))
+    try:
+        if data[:1] == b"{":
+            return json.loads(data.decode(), parse_int=short_int)
+        return PlainUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # noqa: BLE001 - odd bytes raise anything; all of it means: not readable
+        raise ValueError("no flight record: %s" % error)
+
+
+def short_int(text):
+    """Older interpreters take minutes for a million digits."""
+    return int(text[:20])
+
+
+def newest(data):
+    """The newest entries of each group, with the innermost frame outside of torch, within FLIGHT_TEXT."""
+    if not isinstance(data, dict) or not isinstance(data.get("entries"), list):
+        raise ValueError("no flight record: no entries")
+    groups = {}  # type: dict
+    for row in data["entries"]:
+        if isinstance(row, dict) and not row.get("is_p2p"):
+            groups.setdefault(json.dumps(plain(row.get("process_group"), [1000])), []).append(row)
+    for count in FLIGHT_ENTRIES:
+        room = [FLIGHT_TEXT]
+        try:
+            return [shortened(row, room) for rows in groups.values() for row in rows[-count:]]
+        except ValueError as error:
+            why = error
+    raise ValueError("no flight record: %s" % why)
+
+
+def shortened(row, room):
+    short = {name: plain(row.get(name), room) for name in KEPT}
+    frames = row.get("frames")
+    for frame in frames if isinstance(frames, (list, tuple)) else ():
+        if isinstance(frame, dict):
+            told = {name: plain(frame.get(name), room) for name in ("name", "filename", "line")}
+            if "/torch/" not in str(told["filename"]):
+                short["frames"] = [told]
+                break
+    short.setdefault("frames", [])
+    return short
+
+
+def plain(value, room, depth=0):
+    """A copy of what JSON can hold; takes its length from room[0]. Raises ValueError when that is used up."""
+    if isinstance(value, str):
+        value = value[:FLIGHT_WORD]
+    room[0] -= len(value) + 4 if isinstance(value, str) else 4
+    if room[0] < 0 or depth > FLIGHT_DEPTH:
+        raise ValueError("its entries are too long, or too deep")
+    if isinstance(value, (list, tuple)):
+        return [plain(one, room, depth + 1) for one in value]
+    if isinstance(value, dict):
+        return {plain(str(key), room): plain(one, room, depth + 1) for key, one in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return None
+    return value
+
+
+def flight_dump(one, rank):
+    """{path, age_s, entries or error} of a rank's record; None where there is none."""
+    for name in FLIGHT_NAMES:
+        prefix = variable(one, name)
+        if not prefix or rank is None:
+            continue
+        path = "%s%d" % (prefix, rank)
+        try:
+            age_s = round(time.time() - os.stat(path).st_mtime, 1)
+            data = read_file(path, FLIGHT_BYTES + 1)
+        except OSError:
+            continue
+        try:
+            return {"path": path, "age_s": age_s, "entries": newest(load_plain(data))}
+        except (ValueError, TypeError) as error:
+            return {"path": path, "age_s": age_s, "error": str(error)[:200]}
+    return None

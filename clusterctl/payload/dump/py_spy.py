@@ -1,0 +1,180 @@
+"""py-spy on this node: where it is, one dump, and nothing left stopped behind it.
+
+It often runs as root, on processes of somebody else: what another user could have put there is never
+run. Always --nonblocking unless asked: a blocking dump stops every thread, fails on stopped targets and
+hangs on one that sleeps in a dead mount (benfred/py-spy #872, #565).
+"""
+
+import json
+import os
+import signal
+import stat
+import time
+
+from clusterctl.payload.dump.proc_tasks import stopped_tasks
+from clusterctl.payload.files.ownership import foreign_hand
+from clusterctl.payload.files.private import new_folder
+from clusterctl.payload.jobs.processes import variable
+from clusterctl.payload.prelude import SECTIONS, read_text, section, tool_env
+
+REPAIR_S = 1.0
+
+carried = []  # type: list  # a py-spy that came over the wire: its folder, or its descriptor in memory
+passed_over = []  # type: list[str]  # which py-spy was not run, and why
+looking = {}  # type: dict  # process id -> threads that were stopped before the dump that runs now
+
+
+def find_py_spy(rows, shot, given):
+    """A py-spy that can be run here: the one given, the job's own, or one of the PATH; None without."""
+    if given and is_program(given):
+        return given  # who asks has named it
+    candidates = []
+    for row in rows:
+        one = shot.seen.get(row["pid"])
+        if one is None or row["role"] not in ("trainer", "loader") or not one.words:
+            continue
+        program = one.words[0].decode("utf-8", "replace")
+        folders = [os.path.dirname(program)] if program.startswith("/") else []
+        for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+            value = variable(one, name)
+            folders += [value + "/bin"] if value else []
+        folders += (variable(one, "PATH") or "").split(":")
+        candidates += [folder + "/py-spy" for folder in folders if folder.startswith("/")]
+    candidates += [folder + "/py-spy" for folder in tool_env()["PATH"].split(":")]
+    for path in dict.fromkeys(candidates):
+        if is_program(path) and is_trusted(path):
+            return path
+    return None
+
+
+def is_program(path):
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def is_trusted(path):
+    """Whether nobody but root and us could have made it what it is; else it is noted why not."""
+    try:
+        why = foreign_hand(path)
+    except OSError as error:
+        why = str(error)
+    if why:
+        passed_over.append("%s is not run: %s" % (path, why))
+    return not why
+
+
+def unpack_py_spy(data, parents=None):
+    """Put a py-spy that the head sent where it can be run; `remove_py_spy` takes it away.
+
+    That is a private folder; where each temporary folder refuses programs (noexec), memory.
+    """
+    import base64
+    import zlib
+
+    program = zlib.decompress(base64.b64decode(data))
+    for parent in temporary_folders() if parents is None else parents:
+        try:
+            folder = new_folder("py-spy", (parent,))
+        except OSError:
+            continue
+        carried.append(folder)
+        path = folder + "/py-spy"
+        try:
+            with open(path, "wb") as file:
+                file.write(program)
+            os.chmod(path, stat.S_IRWXU)
+            if os.access(path, os.X_OK):  # the kernel says no on a mount without programs
+                return path
+        except OSError:
+            pass  # full, or over the quota: the next one
+        remove_py_spy()
+    if not hasattr(os, "memfd_create"):
+        raise OSError("no temporary folder can hold a program here, nor memory")
+    descriptor = os.memfd_create("py-spy")
+    carried.append(descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(program)
+    return "/proc/%d/fd/%d" % (os.getpid(), descriptor)
+
+
+def temporary_folders():
+    named = [os.environ.get(name) for name in ("TMPDIR", "XDG_RUNTIME_DIR")]
+    return [path for path in (named[0], "/tmp", "/dev/shm", named[1], "/var/tmp") if path]
+
+
+def remove_py_spy():
+    import shutil
+
+    while carried:
+        one = carried.pop()
+        if isinstance(one, int):
+            os.close(one)
+        else:
+            shutil.rmtree(one, ignore_errors=True)
+
+
+def dump(py_spy, pid, limit_s, blocking=False, native=False):
+    """(threads or None, error, whether something had to be set going again).
+
+    Threads are py-spy's: [{os_thread_id, thread_name, active, owns_gil, frames}].
+    """
+    before = looking[pid] = stopped_tasks(pid)
+    argv = [py_spy, "dump", "--json", "--pid", str(pid)]
+    argv += ["--native"] if native else []
+    argv += [] if blocking or native else ["--nonblocking"]
+    answer = section("py-spy %d" % pid, argv, limit_s, max_bytes=16 << 20, grace_s=0.5)
+    SECTIONS.pop("py-spy %d" % pid, None)
+    repaired = repair(pid, before)
+    looking.pop(pid, None)
+    if answer["state"] != "ended":
+        return None, answer["err"].strip().splitlines()[-1] if answer["err"].strip() else answer["state"], repaired  # fmt: skip
+    if answer["rc"] != 0:
+        return None, first_sentence(answer["err"]), repaired
+    try:
+        return json.loads(answer["out"]), "", repaired
+    except ValueError:
+        return None, "py-spy printed no JSON", repaired
+
+
+def first_sentence(text):
+    """py-spy's error and its causes without the stack of its own."""
+    kept = []
+    for line in text.split("Stack backtrace:")[0].splitlines():
+        line = line.strip()
+        if line and line != "Caused by:":
+            kept.append(line.replace("Error: ", "", 1))
+    return ": ".join(kept[:3]) or "py-spy failed without a word"
+
+
+def repair(pid, before):
+    """Wake threads that are stopped now and were not before; True if there were any."""
+    fresh = stopped_tasks(pid) - before
+    if not fresh:
+        return False
+    deadline = time.monotonic() + REPAIR_S
+    while fresh and time.monotonic() < deadline:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except OSError:
+            break
+        time.sleep(0.01)
+        fresh = stopped_tasks(pid) - before
+    return True
+
+
+def repair_all():
+    """After dumps were cut off: their targets go on."""
+    for pid, before in list(looking.items()):
+        repair(pid, before)
+
+
+def rights():
+    """What decides whether one process may look into another here."""
+    found = {"uid": os.getuid(), "scope": None, "capable": False}
+    try:
+        found["scope"] = int(read_text("/proc/sys/kernel/yama/ptrace_scope"))
+    except (OSError, ValueError):
+        pass  # a kernel without Yama
+    for line in read_text("/proc/self/status").splitlines():
+        if line.startswith("CapEff:"):
+            found["capable"] = bool(int(line.split()[1], 16) >> 19 & 1)  # CAP_SYS_PTRACE
+    return found

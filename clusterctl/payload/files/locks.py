@@ -1,0 +1,63 @@
+"""Locks that last as long as the process that holds them, in a folder that is this user's alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+
+from clusterctl.payload.files.private import open_own, own_folder
+
+
+def take_lock(path: str, text: str) -> tuple[int | None, str]:
+    """Lock a file and write `text` into it: (descriptor, ""). When it is held: (None, its holder's text).
+
+    The kernel lets go of it when the descriptor is closed, however that comes. Raises as `open_own`.
+    """
+    while True:
+        lock = open_own(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = os.read(lock, 200).decode("utf-8", "replace")
+            os.close(lock)
+            return None, said
+        if _is_still(lock, path):
+            os.truncate(lock, 0)
+            os.write(lock, text.encode())
+            return lock, ""
+        os.close(lock)  # the one before us has removed it meanwhile
+
+
+def lock_path(kind: str, *words: str) -> str:
+    """Where the lock of such words lies, in the own folder; locks there that nobody holds are removed.
+
+    Raises `NotPrivate` as `own_folder` does.
+    """
+    folder = own_folder()
+    for name in os.listdir(folder):
+        if name.startswith(kind + "-") and name.endswith(".lock"):
+            left = os.path.join(folder, name)
+            try:
+                lock, _ = take_lock(left, "")
+                if lock is not None:
+                    drop_lock(lock, left)  # of a process that was killed
+            except OSError:
+                continue  # it was being removed
+    text = "-".join(words)
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in text)
+    check = zlib.crc32(text.encode("utf-8", "backslashreplace"))  # for what is cut and replaced
+    return os.path.join(folder, "%s-%s-%08x.lock" % (kind, plain[:150], check))
+
+
+def drop_lock(lock: int, path: str) -> None:
+    """Remove a lock's file while it is held, so that nobody waits for a file that is gone."""
+    os.unlink(path)
+    os.close(lock)
+
+
+def _is_still(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except OSError:
+        return False

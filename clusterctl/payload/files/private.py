@@ -1,0 +1,115 @@
+"""Folders and files that no other user of a machine can make first, change or read.
+
+Everybody can take a name in /tmp and /dev/shm before we do: as a folder, a link, a pipe, a file. So
+what we make there has a random name and is made exclusively, and what must have a known name lies in
+a folder of ours that is looked at before it is used. Runs on nodes and on the head.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from clusterctl.payload.files.ownership import NotPrivate, foreign_hand
+
+# On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
+LOCAL = ("/dev/shm", "/tmp")
+RUNTIME = ("/run", "/run/user/%d")  # root's, everybody else's: places that others cannot write
+
+
+def new_folder(kind: str, parents: tuple[str, ...] = LOCAL) -> str:
+    """Make a folder (0700) with a random name in the first of `parents` that takes it; its path.
+
+    Raises `NotPrivate` with the reason of each when none does.
+    """
+    whys = []
+    for parent in parents:
+        path = os.path.join(parent, "clusterctl-%s-%s" % (kind, os.urandom(8).hex()))
+        try:
+            _check_parent(parent)
+            os.mkdir(path, 0o700)
+            return path
+        except OSError as error:
+            whys.append("%s: %s" % (parent, error.strerror or error))
+    raise NotPrivate("no folder can be made (%s)" % "; ".join(whys))
+
+
+def own_folder() -> str:
+    """This user's folder on this machine (0700), for what programs of the same user must find.
+
+    Made where it is missing. A name that another user has taken is left alone, and the next place
+    serves. Raises `NotPrivate` with the reason of each place when none does.
+    """
+    uid = os.getuid()
+    places = [(RUNTIME[0] if uid == 0 else RUNTIME[1] % uid, "clusterctl")]
+    places += [(parent, "clusterctl-%d" % uid) for parent in LOCAL]
+    whys = []
+    for parent, name in places:
+        path = os.path.join(parent, name)
+        try:
+            _check_parent(parent)
+            _make_own(path)
+            return path
+        except OSError as error:
+            whys.append("%s: %s" % (path, error.strerror or error))
+    raise NotPrivate("no private folder can be had (%s)" % "; ".join(whys))
+
+
+def _make_own(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotPrivate("is no folder")
+    _check_owner(found)
+    if found.st_mode & 0o077:
+        raise NotPrivate("is open to other users (mode %04o)" % stat.S_IMODE(found.st_mode))
+
+
+def _check_parent(parent: str) -> None:
+    """Others may add names in there, but not take away ours."""
+    why = foreign_hand(parent)
+    if why:
+        raise NotPrivate(why)
+
+
+def _check_owner(found: os.stat_result, uid: int | None = None) -> None:
+    if found.st_uid != (os.getuid() if uid is None else uid):
+        raise NotPrivate("belongs to user %d" % found.st_uid)
+
+
+def open_own(path: str, flags: int, mode: int = 0o600, uid: int | None = None) -> int:
+    """Open a file that belongs to us (or to user `uid`) without following a link or waiting for a pipe.
+
+    Returns a descriptor. Raises `NotPrivate` for anything else that lies there, OSError as open() does.
+    """
+    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags | more, mode)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPrivate("%s is no file" % path)
+        _check_owner(found, uid)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Write a file beside `path` under a random name, then rename it: a reader sees the old or the new.
+
+    Raises OSError; the file beside it is gone then.
+    """
+    part = "%s.%s" % (path, os.urandom(8).hex())
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise

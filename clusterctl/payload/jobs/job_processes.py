@@ -1,0 +1,257 @@
+"""Which processes of this node make a job: by run tag, by GPU, by a pattern; always whole trees.
+
+A pick says what is looked for: {"runs": [ids]} the tag CLUSTERCTL_RUN ([] takes every tagged run),
+{"match": regex} command lines, {"gpus": true} whoever holds a GPU; {"user": name} keeps one owner's
+("" is who logged in), {"node": name} leaves out what carries another node's tag (nodes that share one machine).
+"""
+
+import collections
+import os
+import queue
+import re
+import threading
+import time
+
+from clusterctl.payload.jobs.processes import TICKS, all_pids, process, rank_number, variable
+from clusterctl.payload.jobs.roles import find_roles, program
+from clusterctl.payload.prelude import read_text, user_name
+
+READ_S = 0.5  # for one process's command line: its memory may be locked for ever (state D)
+# Their command line holds what they run, look for or show, and below them lives a whole session.
+BYSTANDERS = re.compile(
+    r"^(ssh|sshd.*|sudo|su|login|tmux.*|screen|mosh-server|vi|vim|nvim|nano|emacs|less|more|tail|"
+    r"head|cat|grep|rg|pgrep|pkill|watch|man|scp|rsync|strace|gdb|py-spy|systemd|init)$"
+)
+# They hold a GPU open for the machine, not for a job.
+GPU_DAEMONS = re.compile(
+    r"^(nvidia-.*|nv-.*|dcgm.*|nvtop|nvitop|gpustat|Xorg|Xwayland|gnome-shell|kwin.*|gdm.*|fabricmanager|systemd.*)$"
+)
+BOOTSTRAP = b"i=sys.stdin.buffer;v=sys.version_info"  # of remote/payload.py: a payload, ours or another head's
+ADOPTERS = (
+    "systemd",
+    "init",
+    "tini",
+    "dumb-init",
+    "docker-init",
+    "catatonit",
+    "conmon",
+    "containerd-shim",
+)
+NOTES = []  # type: list  # what a user has to know of how the job was found
+JOB_NAMES = (b"MASTER_ADDR", b"MASTER_PORT", b"TORCHELASTIC_RUN_ID")
+
+Seen = collections.namedtuple("Seen", "facts uid environ words")
+
+
+class Snapshot:
+    """All processes at one moment; command lines and environments are read once per process."""
+
+    def __init__(self, before=None):
+        self.facts = {pid: found for pid, found in ((p, process(p)) for p in all_pids()) if found}
+        known = before.seen if before else {}
+        fresh = [
+            pid
+            for pid, found in self.facts.items()
+            if pid not in known or known[pid].facts.start != found.start
+        ]
+        read = read_patiently(fresh)
+        self.seen = {}
+        for pid, found in self.facts.items():
+            if pid in read:
+                self.seen[pid] = Seen(found, *read[pid])
+            elif pid in known:
+                self.seen[pid] = known[pid]._replace(facts=found)
+        self.children = collections.defaultdict(list)
+        for pid, found in self.facts.items():
+            self.children[found.ppid].append(pid)
+
+    def tree(self, roots):
+        """`roots` and all that descends from them."""
+        found, todo = set(), [pid for pid in roots if pid in self.facts]
+        while todo:
+            pid = todo.pop()
+            if pid not in found:
+                found.add(pid)
+                todo += self.children[pid]
+        return found
+
+
+def read_patiently(pids):
+    """{pid: (uid, environ bytes, command line words)}; unreadable parts are None, b"" or [].
+
+    A reader that does not come back is left behind and another goes on with the rest.
+    """
+    todo = collections.deque(pids)
+    done = queue.Queue()  # type: Any
+    read = {}  # type: dict
+    while todo:
+        worker = threading.Thread(target=_read_many, args=(todo, done), daemon=True)
+        worker.start()
+        while True:
+            try:
+                item = done.get(timeout=READ_S)
+            except queue.Empty:
+                break  # it hangs in the process it has just taken
+            if item is None:
+                return read
+            read[item[0]] = item[1:]
+    return read
+
+
+def _read_many(todo, done):
+    while True:
+        try:
+            pid = todo.popleft()
+        except IndexError:
+            done.put(None)
+            return
+        folder = "/proc/%d/" % pid
+        try:
+            uid = os.stat(folder).st_uid
+        except OSError:
+            continue  # gone
+        done.put((pid, uid, b"", []))  # what is known should the next lines hang
+        environ, line = _bytes(folder + "environ"), _bytes(folder + "cmdline")
+        done.put((pid, uid, environ, line.rstrip(b"\0").split(b"\0") if line else []))
+
+
+def _bytes(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return b""
+
+
+def find_job(pick, before=None):
+    """(snapshot, pids of the job, pids that the pick fits but that belong to others)."""
+    shot = Snapshot(before)
+    # The chain above us and what it stands for: a shell of the run in which `kill` was typed.
+    own = set(chain_above(os.getpid()))
+    own.update(pid for pid, one in shot.seen.items() if _is_ours(one))
+    seeds, strangers = set(), set()  # type: set, set
+    owner = login_user() if pick.get("user") == "" else pick.get("user")
+    fits = seed_test(pick, shot)
+    for pid, one in shot.seen.items():
+        if pid in own or not fits(pid, one):
+            continue
+        node = variable(one, "CLUSTERCTL_NODE")
+        if pick.get("node") and node not in (None, pick["node"]):
+            continue
+        wanted = owner in (None, user_name(one.uid), str(one.uid))
+        (seeds if wanted else strangers).add(pid)
+    job = shot.tree(seeds)
+    if pick.get("match") is not None or pick.get("gpus"):
+        job |= shot.tree(_orphans_of(shot, seeds))
+    return shot, job - own, shot.tree(strangers) - own - job
+
+
+def login_user():
+    """Who came by ssh, also under sudo."""
+    return os.environ.get("SUDO_USER") or user_name(os.getuid())
+
+
+def seed_test(pick, shot):
+    """The function (pid, seen) -> bool of a pick."""
+    if pick.get("match") is not None:
+        pattern = re.compile(pick["match"])
+        return lambda pid, one: (
+            not BYSTANDERS.match(one.facts.command)
+            and bool(pattern.search(b" ".join(one.words).decode("utf-8", "replace")))
+        )
+    if pick.get("gpus"):
+        from clusterctl.payload.jobs.gpu_holders import gpu_holders
+
+        holders, notes = gpu_holders()
+        NOTES.extend(notes)
+        return lambda pid, one: pid in holders and not GPU_DAEMONS.match(one.facts.command)
+    runs = pick.get("runs") or []
+
+    def is_tagged(pid, one):
+        run = variable(one, "CLUSTERCTL_RUN")
+        return run is not None and (not runs or run in runs)
+
+    return is_tagged
+
+
+def _is_ours(one):
+    """A payload, or clusterctl itself on a head that is also a node: its words quote the pattern."""
+    names = [word.rsplit(b"/", 1)[-1] for word in one.words[:3]]
+    return (
+        b"clusterctl" in names[:2]
+        or names[1:] == [b"-m", b"clusterctl"]
+        or any(BOOTSTRAP in word for word in one.words[:6])
+    )
+
+
+def _orphans_of(shot, seeds):
+    """Processes whose parents have died, led by a seed or with its meeting point in the environment.
+
+    `python -c from multiprocessing.spawn …` says nothing of train.py; a killed trainer leaves it so.
+    """
+    jobs = {signature(shot.seen[pid]) for pid in seeds if pid in shot.seen} - {None}
+    for pid, one in shot.seen.items():
+        parent = shot.facts.get(one.facts.ppid)
+        is_orphan = one.facts.ppid <= 1 or (parent is not None and parent.command in ADOPTERS)
+        led = one.facts.pgrp in seeds or one.facts.session in seeds
+        if is_orphan and (led or signature(one) in jobs):
+            yield pid
+
+
+def signature(one):
+    """What tells the processes of one torch job from another's; None outside of one."""
+    values = tuple(variable(one, name.decode()) for name in JOB_NAMES)
+    if variable(one, "RANK") is None or values[1] is None:
+        return None
+    return (one.uid, *values)
+
+
+def chain_above(pid):
+    """A process and those above it."""
+    chain = []
+    while pid > 1:
+        chain.append(pid)
+        found = process(pid)
+        pid = found.ppid if found else 0
+    return chain
+
+
+def machine():
+    """What two names of one machine have in common."""
+    try:
+        boot_id = read_text("/proc/sys/kernel/random/boot_id").strip()
+    except OSError:
+        boot_id = ""
+    return "%s %s" % (boot_id, os.readlink("/proc/self/ns/pid"))
+
+
+def describe_job(shot, pids):
+    """Rows for the head, one per process, in order of their start. Never arguments: secrets."""
+    roles = find_roles(shot, pids)
+    uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    rows = []
+    for pid in sorted(pids, key=lambda pid: (shot.facts[pid].start, pid)):
+        one, found = shot.seen.get(pid), shot.facts[pid]
+        if one is None:
+            continue
+        role, index, rank = roles[pid]
+        rows.append(
+            {
+                "pid": pid,
+                "ppid": found.ppid,
+                "start": found.start,
+                "state": found.state,
+                "user": user_name(one.uid),
+                "command": found.command,
+                "program": program(one.words),
+                "role": role,
+                "index": index,
+                "rank": rank,
+                "world": rank_number(variable(one, "WORLD_SIZE")),
+                "run": variable(one, "CLUSTERCTL_RUN"),
+                "node": variable(one, "CLUSTERCTL_NODE"),
+                "run_dir": variable(one, "CLUSTERCTL_RUN_DIR"),
+                "age_s": round(uptime_s - found.start / TICKS, 1),
+            }
+        )
+    return rows

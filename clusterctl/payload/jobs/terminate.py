@@ -1,0 +1,205 @@
+"""End processes that were looked at before, and nothing else: TERM, grace, KILL, look again.
+
+A process is known by its id and start time; a signal goes through a pidfd opened before both are
+compared, so that an id which the kernel has given away meanwhile is never hit.
+"""
+
+import ctypes
+import errno
+import os
+import select
+import signal
+import time
+
+from clusterctl.payload.jobs.processes import describe, is_frozen, process
+
+PIDFD_OPEN, PIDFD_SEND_SIGNAL = 434, 424  # Linux 5.3 and 5.1; the same numbers on x86 and ARM
+LOOK_S = 0.1
+HOLD_S = 1.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_pidfd(pid):
+    """A descriptor of a process; None when it is gone or the kernel has no pidfds."""
+    descriptor = _libc.syscall(PIDFD_OPEN, pid, 0)
+    return descriptor if descriptor >= 0 else None
+
+
+class Victim:
+    """One process that is to end."""
+
+    def __init__(self, pid, start):
+        self.pid, self.start = pid, start
+        self.refused = None  # why it cannot be signalled
+        self.descriptor = open_pidfd(pid)
+        found = process(pid)
+        if found is None or found.start != start:
+            self.close()
+            raise ProcessLookupError(pid)
+
+    def send(self, number):
+        try:
+            if self.descriptor is not None:
+                if _libc.syscall(PIDFD_SEND_SIGNAL, self.descriptor, number, None, 0) == 0:
+                    self.refused = None
+                    return
+                code = ctypes.get_errno()
+                if code != errno.ENOSYS:
+                    self.refused = os.strerror(code) if code != errno.ESRCH else None
+                    return
+            found = process(self.pid)  # an old kernel: the window is as small as it can be
+            if found is not None and found.start == self.start:
+                os.kill(self.pid, number)
+                self.refused = None
+        except ProcessLookupError:
+            pass
+        except PermissionError as error:
+            self.refused = error.strerror
+
+    def state(self):
+        """R, S, D, T …; None when it has ended. Z counts as ended unless threads of it live on."""
+        found = process(self.pid)
+        if found is None or found.start != self.start or found.state == "X":
+            return None
+        if found.state == "Z":
+            return "Z" if thread_count(self.pid) > 1 else None
+        return found.state
+
+    def close(self):
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def thread_count(pid):
+    try:
+        return len(os.listdir("/proc/%d/task" % pid))
+    except OSError:
+        return 0
+
+
+class Ending:
+    """Ends the approved processes and what they start meanwhile.
+
+    `sweep()` gives {pid: start} of the job as it is now. Approved is what the head has shown to
+    its user; a process beyond that is taken only as a descendant, or a member of a session or
+    process group that an approved process leads, or by the run's tag (`sweep` decides).
+    """
+
+    def __init__(self, approved, sweep):
+        self.sweep = sweep
+        self.victims = {}  # type: dict  # (pid, start) -> Victim
+        self.signalled = {}  # (pid, start) -> last signal
+        self.missed = 0  # approved ones that had ended before, or whose id is another's now
+        for pid, start in approved:
+            if not self._take(pid, start):
+                self.missed += 1
+        self.first = len(self.victims)
+
+    def _take(self, pid, start):
+        if (pid, start) in self.victims:
+            return True
+        try:
+            self.victims[(pid, start)] = Victim(pid, start)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def alive(self):
+        return [victim for victim in self.victims.values() if victim.state() is not None]
+
+    def run(self, number, grace_s, kill_s):
+        """Returns how many needed SIGKILL; what lives `kill_s` after it sleeps in the kernel."""
+        forced = 0
+        steps = [(number, grace_s)] if number != signal.SIGKILL else []
+        for signal_number, patience_s in [*steps, (signal.SIGKILL, kill_s)]:
+            if signal_number == signal.SIGKILL:
+                self._hold()
+            deadline = time.monotonic() + patience_s
+            while True:
+                for pid, start in self.sweep().items():
+                    self._take(pid, start)
+                alive = self.alive()
+                if not alive:
+                    return forced
+                for victim in alive:
+                    key = (victim.pid, victim.start)
+                    if self.signalled.get(key) != signal_number:
+                        forced += signal_number == signal.SIGKILL
+                        victim.send(signal_number)
+                        if victim.state() == "T":
+                            victim.send(signal.SIGCONT)  # a pending SIGTERM wakes nobody
+                        self.signalled[key] = signal_number
+                if time.monotonic() >= deadline:
+                    break
+                self._wait(alive, min(LOOK_S, deadline - time.monotonic()))
+        return forced
+
+    def _hold(self):
+        """Stop everything until nothing new appears: what is stopped starts nothing any more.
+
+        Without this a process that forks as it is killed leaves a child whose parent nobody knows.
+        """
+        deadline = time.monotonic() + HOLD_S
+        while time.monotonic() < deadline:
+            before = len(self.victims)
+            for pid, start in self.sweep().items():
+                self._take(pid, start)
+            running = [v for v in self.victims.values() if v.state() not in (None, *"TtDZ")]
+            if not running and len(self.victims) == before:
+                return
+            for victim in running:
+                victim.send(signal.SIGSTOP)
+            time.sleep(0.005)
+
+    def _wait(self, alive, timeout_s):
+        """Until the first of them ends, or a while."""
+        poller = select.poll()
+        watched = [victim.descriptor for victim in alive if victim.descriptor is not None]
+        if not watched:
+            time.sleep(max(0.0, timeout_s))
+            return
+        for descriptor in watched:
+            poller.register(descriptor, select.POLLIN)
+        poller.poll(max(1.0, timeout_s * 1000))
+        time.sleep(0.005)  # many end together: one look for all of them
+
+    def survivors(self):
+        """Descriptions of what does not end."""
+        left = []
+        for victim in self.alive():
+            found = process(victim.pid)
+            if found is None:
+                continue
+            row = describe(found)
+            row.update(state=victim.state(), why=why_alive(victim, row))
+            left.append(row)
+        return left
+
+
+def why_alive(victim, row):
+    """One clause for people: what keeps a process."""
+    if victim.refused:
+        return "not permitted (%s): --sudo" % victim.refused
+    state, waits_in = row["state"], row["waits_in"] or ""
+    if "refrigerator" in waits_in or is_frozen(victim.pid):
+        return "frozen by its cgroup: thaw it, then it ends"
+    if state == "D":
+        return "sleeps in the kernel%s, ends when that does or with a reboot" % (
+            " in " + waits_in if waits_in else ""
+        )
+    if state == "Z":
+        return "its first thread has ended, others have not"
+    return "did not end"
+
+
+def zombies(keys):
+    """Those of (pid, start) that have ended and wait for their parent to take notice."""
+    found = []
+    for pid, start in keys:
+        facts = process(pid)
+        if facts is not None and facts.start == start and facts.state == "Z":
+            if thread_count(pid) <= 1:
+                found.append({"pid": pid, "ppid": facts.ppid, "command": facts.command})
+    return found

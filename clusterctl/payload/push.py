@@ -1,0 +1,142 @@
+"""Make room for pushed data, then put them in their place at once: `clusterctl push`.
+
+The data themselves come by sftp into a file beside the destination. Nothing at the destination
+changes before all of them are there and their checksum fits; then one rename changes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import stat
+import tarfile
+import time
+
+from clusterctl.payload.files.ownership import planted
+from clusterctl.payload.prelude import ARGS, finish
+
+STALE_S = 86400  # parts of a push that was killed so long ago are removed by the next one
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+
+def main():
+    try:
+        answer = {"prepare": prepare, "install": install, "drop": drop}[ARGS["step"]]()
+    except (OSError, tarfile.TarError) as error:
+        answer = {"error": str(error)}
+    finish(answer)
+
+
+def prepare():
+    """Where the data are to go, whether they are there already, and whether they fit."""
+    named = os.path.join(os.path.expanduser("~"), os.path.expanduser(ARGS["dest"]))
+    why = planted(named)
+    if why:
+        return {"error": why}
+    dest = os.path.realpath(named)
+    parent, name = os.path.split(dest)
+    folder = ARGS["folder"]
+    if not name:
+        return {"error": "%s cannot be replaced" % dest}
+    if os.path.lexists(dest) and os.path.isdir(dest) != folder:
+        return {"error": "%s is a %s on the node" % (dest, "file" if folder else "folder")}
+    os.makedirs(parent, exist_ok=True)
+    prefix = ".%s.clusterctl-" % name
+    for entry in os.scandir(parent):
+        if entry.name.startswith(prefix) and is_stale(entry.stat(follow_symlinks=False)):
+            remove(entry.path)
+    part = os.path.join(parent, prefix + ARGS["token"])
+    there = os.path.lexists(dest)
+    if (
+        there
+        and not folder
+        and is_own_file(os.lstat(dest))
+        and os.path.getsize(dest) == ARGS["size"]
+        and digest(dest) == ARGS["sha256"]
+    ):
+        os.chmod(dest, ARGS["mode"])
+        return {"part": part, "dest": dest, "there": True, "same": True}
+    free = shutil.disk_usage(parent).free
+    needed = ARGS["size"] * (2 if folder else 1)  # a folder stands beside its archive for a moment
+    if needed > free:
+        return {"error": "%s has %d bytes free, %d are needed" % (parent, free, needed)}
+    # Private from the start: what is pushed may be a secret, and sftp would open it to all.
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    return {"part": part, "dest": dest, "there": there, "same": False}
+
+
+def is_stale(found):
+    """A part of ours: what others give such a name is not touched."""
+    return found.st_uid == os.getuid() and time.time() - found.st_mtime > STALE_S
+
+
+def is_own_file(found):
+    """What belongs to another user holds the same bytes only until they change it."""
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+
+
+def drop():
+    """The transfer failed: leave no part of it."""
+    remove(ARGS["part"])
+    return {"error": None}
+
+
+def install():
+    """Check what has arrived and exchange it with what is there."""
+    part, dest = ARGS["part"], ARGS["dest"]
+    fresh = "%s.%s" % (part, os.urandom(8).hex())  # others can see `part` and take names like it
+    try:
+        if digest(part) != ARGS["sha256"]:
+            return {"error": "what arrived is not what was sent (checksum)"}
+        if not ARGS["folder"]:
+            os.chmod(part, ARGS["mode"])
+            os.replace(part, dest)
+            return {"error": None}
+        os.mkdir(fresh, 0o700)
+        with tarfile.open(part) as archive:
+            if hasattr(tarfile, "tar_filter"):  # Python 3.12 warns without
+                archive.extractall(fresh, filter="tar")
+            else:
+                archive.extractall(fresh)
+        if os.path.lexists(dest):
+            exchange(fresh, dest)
+        else:
+            os.rename(fresh, dest)
+        return {"error": None}
+    finally:
+        remove(fresh)  # the old folder, by now
+        remove(part)
+
+
+def exchange(fresh, dest):
+    """Swap two folders at once; where the file system cannot, with a moment without either."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    rename = getattr(libc, "renameat2", None)
+    names = (os.fsencode(fresh), os.fsencode(dest))
+    if rename and rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
+        return
+    aside = fresh + ".old"
+    os.rename(dest, aside)
+    try:
+        os.rename(fresh, dest)
+    except OSError:
+        os.rename(aside, dest)
+        raise
+    os.rename(aside, fresh)
+
+
+def digest(path):
+    total = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            total.update(block)
+    return total.hexdigest()
+
+
+def remove(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)

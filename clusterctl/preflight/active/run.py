@@ -1,0 +1,73 @@
+"""All active tests of a plan, one after another: facts for the rules in checks/rules/active.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from checks.facts import NOT_ASKED, Active, Collectives, Maybe, SharedSeen, Unknown
+from checks.profile import Profile
+from clusterctl.nodes import Node
+from clusterctl.preflight.active.collectives import try_links
+from clusterctl.preflight.active.plan import Plan
+from clusterctl.preflight.active.port_probe import Doors
+from clusterctl.preflight.active.ranks import measure_speeds, start_ranks
+from clusterctl.preflight.active.shared_folder import try_shared
+from clusterctl.remote.session_pool import Crew, Sweep
+from clusterctl.transport.base import Limits, Transport
+
+
+def run_active(
+    plan: Plan,
+    nodes: Sequence[Node],
+    transport: Transport,
+    limits: Limits,
+    width: int,
+    *,
+    profile: Profile,
+    machines: Mapping[str, str],
+    say: Callable[[str], None],
+    sweep: Sweep | None = None,
+) -> Active:
+    """Carry out `plan`; `machines` tells which names are one machine. Nothing stays behind.
+
+    A node that is lost on the way is Unknown from then on; the others go on.
+    """
+    chosen = [node for node in nodes if node.name in plan.nodes]
+    with Crew(chosen, transport, limits, width) as crew:
+        crew.gather(sweep)
+        doors = Doors(crew, plan, machines)
+        seen = {}
+        if "port" in plan.tests or "allreduce" in plan.tests:
+            say("ports: each node listens, the next one connects")
+            seen = doors.test()
+        shared: dict[str, SharedSeen] = {}
+        writer = write_error = ""
+        if "token" in plan.tests and plan.shared is not None:
+            say(f"token: {plan.nodes[0]} writes into {plan.shared}, all others read")
+            shared, writer, write_error = try_shared(crew, plan)
+        addresses = doors.addresses(chosen)
+        unable: dict[str, str] = {}
+        if "matmul" in plan.tests or "allreduce" in plan.tests:
+            say(f"torch: starting it on {len(crew.names)} nodes")
+            unable = {**crew.lost, **start_ranks(crew, plan, crew.names, addresses)}
+        speeds = {}
+        if "matmul" in plan.tests:
+            say(f"matmul: {plan.matmul_s:g} s on every device")
+            speeds = measure_speeds(crew, plan, unable, profile.active_cpu_fail_share)
+        collectives: Maybe[Collectives] = NOT_ASKED
+        if "allreduce" in plan.tests:
+            collectives = Unknown("one node has nobody to sum with")
+            if len(plan.nodes) > 1:
+                on_gpus = plan.device == "cuda"
+                share = profile.active_link_share if on_gpus else profile.active_cpu_link_share
+                collectives = try_links(crew, plan, addresses, unable, share, say)
+    left_out = {name: Unknown(f"not tested: {why}") for name, why in plan.left_out.items() if why != "not reached"}  # fmt: skip
+    return Active(
+        plan.device,
+        {**speeds, **left_out} if speeds else {},
+        collectives,
+        seen if "port" in plan.tests else {},
+        shared,
+        writer,
+        write_error,
+    )

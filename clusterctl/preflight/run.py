@@ -1,0 +1,217 @@
+"""Ask every node what it is, and judge the fleet: the library behind `preflight`, `launch`, `demo`."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checks.facts import Active, Fleet, LaunchNeeds
+from checks.finding import Finding, Report, Verdict
+from checks.profile import Profile
+from checks.runner import run_checks
+from clusterctl.errors import UsageError
+from clusterctl.gpus.summary import read_node
+from clusterctl.nodes import Node, fold
+from clusterctl.preflight import last_census as history
+from clusterctl.preflight.collect import look
+from clusterctl.remote.fanout import Fanout, NodeResult
+from clusterctl.transport.base import Limits, Transport
+
+Result = NodeResult[dict[str, Any]]
+GROWTH_S = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class LookOptions:
+    """How preflight looks, beyond what a launch needs."""
+
+    sudo: bool = False  # try `sudo -n` for what this user may not read
+    growth_s: float = field(default_factory=lambda: GROWTH_S)  # between two reads of counters
+    workdir: Path | None = None  # the launch's folder: commit and changes
+    shared: Path | None = None  # a folder that must be one and the same on all nodes
+    memory: Path | None = None  # file of the last look; None: nothing is remembered
+
+
+def run_preflight(
+    nodes: Sequence[Node],
+    transport: Transport,
+    limits: Limits,
+    needs: LaunchNeeds | None = None,
+    width: int = 64,
+    on_result: Callable[[Result], None] | None = None,
+    *,
+    profile: Profile | None = None,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
+    sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
+    options: LookOptions | None = None,
+    work: Callable[[Fleet], Active | None] | None = None,
+) -> Report:
+    """One look at all nodes, then all checks; a node that gave no answer is in the report.
+
+    `work` may make the nodes work once they are known (`--active`).
+
+    `needs` adds what a launch asks for. `on_result` sees each node as it answers; `sweep` may
+    wrap the fan-out for progress (`Output.sweep`). Raises `KeyError` for an unknown check id in
+    `only` or `without`, `UsageError` when a token cannot be written into `options.shared`.
+    """
+    begun = time.monotonic()
+    options = options or LookOptions()
+    run_checks(Fleet(()), only=only, without=without)  # a wrong id shows before anybody is asked
+    results, known = [], {}
+    with _token(options.shared) as (path, token):
+        args = _arguments(nodes, needs, options, path)
+
+        def of(node: Node) -> dict[str, Any]:
+            # Only where it will be used: names of one machine would hold the port for each other.
+            is_master = needs is not None and node.name == (needs.master or nodes[0].name)
+            return {**args, "ports": [needs.port] if needs is not None and is_master else []}
+
+        fanout = look(nodes, transport, limits, of, width=width)
+        for result in sweep(fanout, len(nodes)) if sweep else fanout:
+            results.append(result)
+            known[result.node] = read_node(result)  # while the others still answer
+            if on_result is not None:
+                on_result(result)
+    facts = tuple(known[node] for node in nodes)
+    if options.memory is not None:
+        seen = history.load(options.memory)
+        facts = tuple(
+            dataclasses.replace(one, previous=history.previous(seen, node, time.time()))
+            for node, one in zip(nodes, facts, strict=True)
+        )
+        history.remember(options.memory, seen, zip(nodes, facts, strict=True))
+    fleet = Fleet(facts, needs, token)
+    if work is not None:
+        fleet = dataclasses.replace(fleet, active=work(fleet))
+    seconds = time.monotonic() - begun
+    report = run_checks(fleet, profile, only=only, without=without, seconds=seconds)
+    return dataclasses.replace(report, node_cpu_s=_mean_cpu(results), active=fleet.active)
+
+
+def _mean_cpu(results: Sequence[Result]) -> float | None:
+    costs = [result.value.get("cpu_s") for result in results if result.value is not None]
+    known = [cost for cost in costs if isinstance(cost, float)]
+    return sum(known) / len(known) if known else None
+
+
+def _arguments(
+    nodes: Sequence[Node], needs: LaunchNeeds | None, options: LookOptions, token: Path | None
+) -> dict[str, Any]:
+    # "@" is the node's own name; the first node's is where all ranks go.
+    first = nodes[0].host or nodes[0].name if nodes else ""
+    args: dict[str, Any] = {
+        "growth_s": options.growth_s,
+        "sudo": options.sudo,
+        "names": ["@", first],
+        "reach": [first, needs.port if needs is not None else 22],
+    }
+    if options.workdir is not None:
+        args["workdir"] = str(options.workdir.absolute())
+    if token is not None:
+        args["token"] = str(token)
+    if needs is not None:
+        args |= {"python": needs.python, "paths": [needs.run_dir_parent]}
+        args |= {"files": list(needs.files), "wandb": needs.wandb}
+    return args
+
+
+@contextmanager
+def _token(folder: Path | None) -> Iterator[tuple[Path | None, str | None]]:
+    """A file that only this run can have written, for as long as the nodes are asked."""
+    if folder is None:
+        yield None, None
+        return
+    word = secrets.token_hex(16)
+    path = folder.absolute() / f".clusterctl-token-{word[:8]}"
+    try:
+        path.write_text(word, encoding="ascii")
+    except OSError as error:
+        raise UsageError(f"--shared {folder}: cannot write there: {error.strerror}") from None
+    try:
+        yield path, word
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def headline(report: Report) -> str:
+    """`GO: 80 checks on 24 nodes`, `NO-GO: 1 fail, 3 warn; drop n5 to go with 23 nodes (-x n5)`.
+
+    What only an advisory check could not find out stops no launch, and is counted all the same.
+    """
+    counts = report.counts()
+    bad_kinds = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
+    words = ", ".join(f"{counts[kind]} {kind.value.lower()}" for kind in bad_kinds if counts[kind])
+    if report.go:
+        checks = len({finding.id for finding in report.findings})
+        count = len(report.nodes)
+        went = f"{checks} check{'s' * (checks != 1)} on {count} node{'s' * (count != 1)}"
+        return f"GO: {went}{', ' + words if words else ''}"
+    good, bad = report.good_nodes, report.bad_nodes
+    if good and bad:
+        names = fold(bad)
+        words += f"; drop {names} to go with {len(good)} node{'s' * (len(good) != 1)} (-x {names})"
+    return f"NO-GO: {words}"
+
+
+def table_rows(report: Report, everything: bool = False) -> list[tuple[Verdict, str, str, str]]:
+    """(verdict, id, node set, evidence) of what is not PASS, equal ones folded, worst first.
+
+    `everything` adds PASS, SKIP, and what only follows from another row.
+    """
+    rows: dict[tuple[Verdict, str, str], list[str]] = {}
+    for one in report.folded(following=everything):
+        if everything or one.verdict not in (Verdict.PASS, Verdict.SKIP):
+            rows.setdefault((one.verdict, one.id, one.evidence), []).extend(one.nodes)
+    return [(verdict, id, fold(nodes), text) for (verdict, id, text), nodes in rows.items()]
+
+
+def fix_lines(report: Report) -> list[str]:
+    """`fix n5: lspci | grep -i nvidia  [reboot]` for each bad finding that has one, each once.
+
+    What could not be found out gets a `hint` instead: nobody knows what there is to fix.
+    """
+    lines: dict[tuple[str, str], dict[str, None]] = {}
+    for one in report.folded(following=False):
+        if one.fix and one.verdict not in (Verdict.PASS, Verdict.SKIP):
+            action = f"  [{one.action.value}]" if one.action.value != "none" else ""
+            word = "hint" if one.verdict is Verdict.UNKNOWN else "fix"
+            lines.setdefault((word, one.fix + action), {}).update(dict.fromkeys(one.nodes))
+    return [f"{word} {fold(nodes)}: {text}" for (word, text), nodes in lines.items()]
+
+
+def shown(report: Report, everything: bool = False) -> list[Finding]:
+    """Findings as the table shows them: not PASS and not SKIP, without what only follows."""
+    rows = report.folded(following=everything)
+    quiet = (Verdict.PASS, Verdict.SKIP)
+    return [one for one in rows if everything or one.verdict not in quiet]
+
+
+def explain(id: str, checks: Mapping[str, Any]) -> list[str]:
+    """What, why, how measured, how bad, how to repair, how to silence: the lines of --explain."""
+    one = checks[id]
+    lines = [f"{id}: {one.summary}"]
+    lines += [f"why:      {one.why}"] if one.why else []
+    scopes = {
+        "node": "each node alone",
+        "launch": "each node of a launch",
+        "fleet": "nodes against each other",
+        "active": "nodes that were made to work: only with --active",
+    }
+    override = f'in clusterctl.toml: [preflight] severity = ["{id}=warn"]'
+    lines += [
+        f"measured: {one.how}",
+        f"verdict:  {one.bad}",
+        f"fix:      {one.fix}",
+        f"scope:    {scopes[one.scope]}",
+        f"silence:  --skip {id}, or --severity {id}=warn|skip, or {override}",
+    ]
+    if one.advisory:
+        lines.append("unknown:  is said and makes exit code 3, but stops no launch")
+    return lines

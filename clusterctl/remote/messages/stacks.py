@@ -1,0 +1,115 @@
+"""What a node may say in the packed report of its stacks (payload/stacks.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.remote.messages.decode import decode
+from clusterctl.remote.messages.shape import (
+    Misshapen,
+    Shape,
+    digits,
+    flag,
+    has_key,
+    items,
+    maybe,
+    one_of,
+    record,
+    row,
+    table,
+    text,
+    whole,
+)
+from clusterctl.remote.messages.verbs import (  # fmt: skip
+    AGE_S,
+    BEAT,
+    JOB_ROW,
+    NAME,
+    NODE,
+    PROCESSES,
+    RANKS,
+    SECONDS,
+    rows,
+)
+
+THREADS = 4096  # of one process
+STACKS = 100_000  # of one node
+SAMPLES = 100
+FRAMES_SHOWN = 300_000  # of all threads in one sample: 136 processes of ten threads show 40,000
+
+_pid = digits(1 << 32)
+
+
+def _anything(value: Any) -> Any:
+    """Of any shape: stacks/flight.py looks at each value, and the line is bounded."""
+    return value
+
+
+_LOOK = record(
+    {"state": maybe(text(4))},
+    {
+        "tasks": table(_pid, row(text(4), whole(0), whole(0), maybe(NAME), maybe(NAME)), THREADS),
+        "wchan": maybe(NAME), "syscall": maybe(text()), "stack": maybe(text(65536, lines=True)), "frozen": flag,
+        "at_s": SECONDS, "how": one_of("kernel", "py-spy", "faulthandler"), "error": text(), "repaired": flag,
+        "dump_s": SECONDS, "beat": BEAT, "clip": maybe(record({"path": text(8192), "age_s": AGE_S})),
+        "threads": items(row(whole(0), maybe(NAME), whole(0, STACKS), flag, flag), THREADS),
+        "text": text(1 << 18, lines=True),
+    },
+)  # fmt: skip
+_FLIGHT = record({"path": text(8192), "age_s": AGE_S}, {"error": text(), "entries": items(_anything, STACKS)})  # fmt: skip
+_REPORT = record(
+    {
+        "rows": rows(JOB_ROW),
+        "others": whole(0, PROCESSES),
+        "machine": text(1024),
+        "node": record(NODE),
+        "py_spy": maybe(text(8192)),
+        "rights": record({"uid": whole(0), "scope": maybe(whole()), "capable": flag}),
+        "samples": items(record({"at_s": SECONDS, "seconds": SECONDS, "processes": table(_pid, _LOOK, PROCESSES)}), SAMPLES),
+        "frames": items(row(text(), text(), text(), whole()), STACKS),
+        "stacks": items(items(whole(0, STACKS), 2000), STACKS),
+        "logs": table(_pid, items(text(), 100), PROCESSES),
+        "flight": table(digits(1 << 20), _FLIGHT, RANKS),
+        "kernel": items(row(AGE_S, text()), 100),
+        "kernel_cut_s": maybe(SECONDS),
+        "open": table(_pid, items(text(8192), 100), PROCESSES),
+        "source": table(text(8192), text(), 1000),
+        "late": items(NAME, 100),
+        "seconds": SECONDS,
+    }
+)  # fmt: skip
+_FRAME = record({"name": text(), "where": text(), "line": whole()})
+_THREAD = record({"tid": maybe(whole(0)), "name": text(), "frames": items(_FRAME, 2000)})
+_NATIVE = record({"native": table(_pid, row(maybe(items(_THREAD, THREADS)), text(), flag), PROCESSES)})  # fmt: skip
+
+
+def _consistent(inner: Shape) -> Shape:
+    """Numbers of frames and stacks are places in the lists beside them, and do not unfold without end."""
+
+    def shape(value: Any) -> Any:
+        report = inner(value)
+        frames, stacks = len(report["frames"]), len(report["stacks"])
+        for index, stack in enumerate(report["stacks"]):
+            if stack and max(stack) >= frames:
+                raise Misshapen(f"of {frames} frames", max(stack), f".stacks[{index}]")
+        for sample in report["samples"]:
+            shown = 0
+            for pid, look in sample["processes"].items():
+                for thread in look.get("threads", ()):
+                    if thread[2] >= stacks:
+                        raise Misshapen(f"of {stacks} stacks", thread[2], f".{pid}.threads")
+                    shown += len(report["stacks"][thread[2]])
+            if shown > FRAMES_SHOWN:
+                raise Misshapen(f"of at most {FRAMES_SHOWN} frames", shown, ".samples")
+        return report
+
+    return shape
+
+
+REPORT = has_key("native", _NATIVE, _consistent(_REPORT))
+
+
+def read_report(line: bytes) -> dict[str, Any]:
+    """The report. Raises `TransportError` with phase parse."""
+    report: dict[str, Any] = decode(line, "the report of stacks", REPORT)
+    return report

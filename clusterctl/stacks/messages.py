@@ -1,0 +1,125 @@
+"""Sentences of a verdict: who, where, since when, and what the kernel says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from clusterctl.jobs.processes import fold_ranks
+from clusterctl.stacks import wait_sites as kinds
+from clusterctl.stacks.model import Proc
+from clusterctl.stacks.progress import SPINNING
+
+
+def halt_reason(proc: Proc) -> str:
+    """Why a halted process does not go on."""
+    if proc.is_frozen:
+        return "is frozen by its cgroup (state D)"
+    if proc.state == "T":
+        return "is stopped by a signal (state T; kill -CONT wakes it)"
+    if proc.state == "t":
+        return "is held by a tracer (state t)"
+    where = f" in {proc.wchan}" if proc.wchan else ""
+    if proc.in_storage:
+        return f"waits for storage{where} (state D)"
+    return f"sleeps in the kernel{where} (state D)"
+
+
+def names(procs: Sequence[Proc]) -> str:
+    """`rank 3`, `ranks 3,5`, `rank 3 loader 1 (and 2 more)`."""
+    if all(p.role == "trainer" for p in procs):
+        ranks = [p.rank for p in procs if p.rank is not None]
+        if not ranks:
+            return f"pid {procs[0].pid}"
+        return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}"
+    more = f" (and {len(procs) - 1} more)" if len(procs) > 1 else ""
+    return procs[0].label + more
+
+
+def waits(waiting: Sequence[Proc]) -> str:
+    """`191 ranks wait in all_reduce`; `… stand in conv2d, as if they waited` where no stack says so."""
+    sure = [p for p in waiting if p.waits_for_peers]
+    operations = [p.operation if sure else p.stack.frames[0].function for p in sure or waiting]
+    common = max(sorted(set(operations)), key=operations.count) if operations else "?"
+    count, s = len(waiting), "s" * (len(waiting) == 1)
+    what = f"wait{s} in {common}" if sure else f"stand{s} in {common}, as if {'it' if s else 'they'} waited"  # fmt: skip
+    return f"{count} rank{'s' * (count != 1)} {what}"
+
+
+def doubt(waiting: Sequence[Proc]) -> list[str]:
+    """Evidence that some ranks were only taken to wait."""
+    crowd = [p for p in waiting if not p.waits_for_peers]
+    if not crowd:
+        return []
+    return [f"{names(crowd)} stand{'s' * (len(crowd) == 1)} in one place that is no collective; NCCL lets a rank run on until its launch queue is full"]  # fmt: skip
+
+
+def places(procs: Sequence[Proc], limit: int = 3) -> str:
+    """`ranks 0-2 in forward model.py:40; rank 3 in acquire train.py:9`, larger groups first."""
+    groups: dict[tuple[str, str], list[Proc]] = {}
+    for proc in procs:
+        groups.setdefault((proc.kind, proc.where(limit=2)), []).append(proc)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    told = [f"{names(found)} in {place}" for (_, place), found in ordered[:limit]]
+    more = len(ordered) - limit
+    return "; ".join([*told, *([f"and {more} more places"] if more > 0 else [])])
+
+
+def where(proc: Proc) -> str:
+    """The site, with the file it works on."""
+    text = proc.where(limit=2)
+    if proc.in_storage:
+        text += f", storage ({proc.wchan})"
+    file = proc.file() if proc.role == "loader" else None
+    return f"{text}, file {file}" if file else text
+
+
+def at(proc: Proc) -> str:
+    """` at read_video.py:210 …, file x`: where a halted process stands, if its stack is known."""
+    return f" at {where(proc)}" if proc.stack.frames else ""
+
+
+def asleep(proc: Proc) -> str:
+    """`, asleep in the kernel (nfs_wait)` of a process whose disk or mount works, or does not."""
+    if proc.state != "D":
+        return ""
+    return f", asleep in the kernel ({proc.wchan})" if proc.wchan else ", asleep in the kernel"
+
+
+def age(proc: Proc) -> str:
+    """How long it has been there, where something knows."""
+    if proc.clip:
+        return f" for {proc.clip['age_s']:.0f} s"
+    beat = proc.beat
+    return f" for {beat['age_s']:.0f} s" if beat and beat["age_s"] >= 1 else ""
+
+
+def facts(proc: Proc) -> str:
+    """One process's evidence: progress, kernel, CPU."""
+    gil = ", holds the GIL" if proc.owns_gil else ""
+    wchan = f" in {proc.wchan}" if proc.wchan else ""
+    return (
+        f"{proc.label} ({proc.node}) pid {proc.pid}: {proc.kind}, {proc.progress}, "
+        f"{proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s, state {proc.state}{wchan}{gil}: {proc.where(limit=3)}"
+    )
+
+
+def beat_lines(procs: Iterable[Proc]) -> list[str]:
+    lines = []
+    for proc in procs:
+        beat = proc.beat
+        if beat:
+            lines.append(f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, {beat['age_s']:.1f} s old")  # fmt: skip
+    return lines[:3]
+
+
+def next_for(proc: Proc) -> list[str]:
+    if proc.progress == SPINNING:
+        return ["py-spy top or --native-suspects on it: where the CPU goes"]
+    if proc.in_storage:
+        return ["the mount that file lies on, and that node's kernel log"]
+    if proc.role == "loader":
+        file = proc.file()
+        return [f"try that file alone: {file}" if file else "--native-suspects: which call in C it waits in"]  # fmt: skip
+    if proc.kind == kinds.LOG:
+        return ["the network of that node; a run must not wait for its logger"]
+    return ["--native-suspects: which call in C it waits in"]

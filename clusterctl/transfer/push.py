@@ -1,0 +1,216 @@
+"""Copy a file or a folder to nodes: packed once, checked on arrival, put in place by one rename."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import secrets
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from clusterctl.errors import TransportError, UsageError
+from clusterctl.nodes import Node
+from clusterctl.remote import payload as ship
+from clusterctl.transport.base import Limits, Progress, Transport
+
+STALL_S = 20.0  # a node that acknowledges no data for so long is given up
+SLOWEST_BYTES_S = 2e6  # what the deadline for all assumes the head can send
+BULK_WIDTH = 16  # more transfers at once share the same wire, and one interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes where; `size` in bytes, `mode` of a single file."""
+
+    source: Path
+    dest: str
+    folder: bool
+    files: int
+    size: int
+    mode: int
+
+    def sentence(self) -> str:
+        what = f"folder, {self.files} files, " if self.folder else "file, "
+        return f"{self.source} ({what}{size_text(self.size)}) to {self.dest}"
+
+
+def make_plan(source: Path, dest: str) -> Plan:
+    """Look at `source` and settle the destination: its full name, or a folder when it ends in /.
+
+    Raises `UsageError` for what cannot be pushed.
+    """
+    source = source.expanduser().absolute()
+    if dest.endswith("/"):
+        dest += source.name
+    if dest in ("", ".", "..", "~") or dest.endswith(("/.", "/..")):
+        raise UsageError(f"{dest!r} is no destination", hint="name the file or folder it becomes")
+    try:
+        if source.is_dir():
+            sizes = [path.lstat().st_size for path in _members(source)]
+            return Plan(source, dest, True, len(sizes), sum(sizes), 0)
+        status = source.stat()
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}") from None
+    if not source.is_file():
+        raise UsageError(f"{source} is neither a file nor a folder")
+    return Plan(source, dest, False, 1, status.st_size, status.st_mode & 0o777)
+
+
+def _members(folder: Path) -> Iterator[Path]:
+    """Files and links in a folder, sorted. Raises `UsageError` for sockets, pipes and devices."""
+    for place, names, files in os.walk(folder):
+        names.sort()
+        for name in sorted([*files, *(n for n in names if (Path(place) / n).is_symlink())]):
+            path = Path(place) / name
+            if not (path.is_symlink() or path.is_file()):
+                raise UsageError(f"{path} is neither a file, a folder nor a link")
+            yield path
+
+
+@dataclass(slots=True)
+class Parcel:
+    """The bytes that go to every node: the file itself, or one archive of the folder."""
+
+    plan: Plan
+    path: Path
+    size: int
+    sha256: str
+    sent: dict[str, int] = field(default_factory=dict)  # node name: bytes sent, for progress
+
+
+@contextmanager
+def packed(plan: Plan) -> Iterator[Parcel]:
+    """The parcel of a plan; a folder's archive lies in a temporary file meanwhile.
+
+    Raises `UsageError` when the source cannot be read or changes under our hands.
+    """
+    with tempfile.TemporaryDirectory(prefix="clusterctl-push-") as scratch:
+        try:
+            path = _archive(plan, Path(scratch)) if plan.folder else plan.source
+            with path.open("rb") as file:
+                parcel = Parcel(plan, path, path.stat().st_size, _digest(file))
+        except OSError as error:
+            raise UsageError(f"{plan.source} cannot be read: {error}") from None
+        yield parcel
+
+
+def _archive(plan: Plan, scratch: Path) -> Path:
+    path = scratch / "folder.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.add(plan.source, arcname=".", filter=_nobody)
+    return path
+
+
+def _nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Owners mean nothing on another machine; files become those of the user who logs in."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _digest(file: BinaryIO) -> str:
+    total = hashlib.sha256()
+    while block := file.read(1 << 20):
+        total.update(block)
+    return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What became of it on one node; `error` is the node's own sentence."""
+
+    state: str  # new, replaced, same, failed
+    sent: int = 0
+    error: str | None = None
+
+
+class _Counted(io.FileIO):
+    """The parcel's file as one node reads it; tells how far it has come."""
+
+    def __init__(self, parcel: Parcel, name: str) -> None:
+        super().__init__(parcel.path, "rb")
+        self._parcel, self._name = parcel, name
+
+    def read(self, size: int | None = -1) -> bytes:
+        data: bytes = super().read(-1 if size is None else size) or b""
+        self._parcel.sent[self._name] = self._parcel.sent.get(self._name, 0) + len(data)
+        return data
+
+
+def deliver(
+    parcel: Parcel, node: Node, transport: Transport, limits: Limits, progress: Progress
+) -> Delivery:
+    """Bring the parcel to one node. Raises `TransportError` when the node cannot be talked to."""
+    from clusterctl.transport import fabric
+    from clusterctl.transport.channels import ParamikoConnection
+
+    plan = parcel.plan
+    common = {
+        "dest": plan.dest, "folder": plan.folder, "size": parcel.size, "sha256": parcel.sha256,
+        "mode": plan.mode, "token": secrets.token_hex(8),
+    }  # fmt: skip
+    connection = transport.connect(node, limits, progress)
+    try:
+        place = _ask(connection, {**common, "step": "prepare"}, parcel, limits)
+        if place.get("error"):
+            return Delivery("failed", error=str(place["error"]))
+        if place["same"]:
+            return Delivery("same")
+        if not isinstance(connection, ParamikoConnection):
+            raise TransportError("channel", "this transport carries no files")
+        handed = fabric.over(connection, node, STALL_S)
+        progress.enter("command")
+        try:
+            with _Counted(parcel, node.name) as file:
+                handed.put(file, remote=place["part"])
+        except TimeoutError:
+            raise TransportError("command", f"took no data for {STALL_S:g} s") from None
+        except (OSError, EOFError) as error:
+            if not connection.wire.is_active():
+                raise TransportError("command", "the connection was lost") from None
+            _ask(connection, {"step": "drop", "part": place["part"]}, parcel, limits)
+            return Delivery("failed", error=str(error) or type(error).__name__)
+        both = {"step": "install", "part": place["part"], "dest": place["dest"]}
+        done = _ask(connection, {**common, **both}, parcel, limits)
+        if done.get("error"):
+            return Delivery("failed", parcel.size, str(done["error"]))
+        return Delivery("replaced" if place["there"] else "new", parcel.size)
+    finally:
+        connection.close()
+
+
+def _ask(connection: Any, args: dict[str, Any], parcel: Parcel, limits: Limits) -> dict[str, Any]:
+    # The node hashes and unpacks: 50 MB/s is slow for either.
+    patience_s = limits.command_s + parcel.size / 50e6 * 2
+    return ship.probe(connection, "push", args, patience_s)
+
+
+def deadline_s(parcel: Parcel, nodes: int, limits: Limits) -> float:
+    """For all nodes together, unless the user set it: every byte at the slowest speed worth waiting."""
+    return limits.run_s or limits.total_s * 2 + nodes * parcel.size / SLOWEST_BYTES_S
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: 512 B, 3.4 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+def progress_text(parcel: Parcel, total: int, done: int, started: float) -> str:
+    """The line on a terminal: nodes that are ready, bytes, speed."""
+    sent = sum(parcel.sent.values())
+    seconds = max(0.1, time.monotonic() - started)
+    return (
+        f"{done}/{total} nodes, {size_text(sent)} of {size_text(parcel.size * total)}, "
+        f"{size_text(sent / seconds)}/s"
+    )

@@ -1,0 +1,248 @@
+"""Nodes without machines: real ssh servers on 127.0.0.1, as this user, with keys that die with them.
+
+What `clusterctl demo` and the tests run on. Each node is a process of its own; they share this
+machine's file system, processes and GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import selectors
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from clusterctl.errors import ClusterctlError
+
+START_TIMEOUT_S = 20.0
+# In the environment of every command on these nodes; its value tells one cluster from another.
+MARK = "CLUSTERCTL_LOOPBACK"
+
+
+class LoopbackCluster:
+    """A context manager; inside it `hostfile` and `known_hosts` are ready for any command."""
+
+    def __init__(
+        self, names: Sequence[str], directory: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        if not names or len(set(names)) != len(names):
+            raise ValueError("a loopback cluster needs names, each once")
+        self.names = list(names)
+        self.directory = Path(directory).absolute()
+        self.hostfile = self.directory / "nodes.txt"
+        self.known_hosts = self.directory / "known_hosts"
+        self.identity = self.directory / "identity"
+        self.ports: list[int] = []
+        self._token = uuid.uuid4().hex
+        self._env = {**(env or {}), MARK: self._token}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stop_lock = threading.Lock()
+
+    def __enter__(self) -> LoopbackCluster:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise ClusterctlError(f"{self.directory} is no folder of yours: keys would lie in it")
+        self.directory.chmod(0o700)
+        authorized = make_key(self.identity)
+        host_keys = []
+        for name in self.names:
+            host_keys.append(make_key(self._file(name, "hostkey")))
+            config = {
+                "host_key": str(self._file(name, "hostkey")),
+                "authorized": authorized,
+                "env": self._env,
+                # The kernel sends that signal when the *thread* that forked ends; only the main
+                # thread lives as long as the process. The lease on stdin covers the rest.
+                "die_with_parent": threading.current_thread() is threading.main_thread(),
+            }
+            self._file(name, "json").write_text(json.dumps(config), encoding="utf-8")
+            self._processes.append(self._spawn(name))
+        self.ports = self._wait_until_ready()
+        me = getpass.getuser()
+        nodes, known = [], []
+        for name, port, key in zip(self.names, self.ports, host_keys, strict=True):
+            words = [
+                name, "host=127.0.0.1", f"port={port}", f"user={me}",
+                f"identity={self.identity}", f"known_hosts={self.known_hosts}",
+            ]  # fmt: skip
+            nodes.append(" ".join(shlex.quote(word) for word in words))
+            known.append(f"[127.0.0.1]:{port} ssh-ed25519 {key}")
+        self.known_hosts.write_text("\n".join(known) + "\n", encoding="utf-8")
+        self.hostfile.write_text("\n".join(nodes) + "\n", encoding="utf-8")
+
+    def _file(self, name: str, suffix: str) -> Path:
+        return self.directory / f"{name.replace('/', '_')}.{suffix}"
+
+    def _spawn(self, name: str) -> subprocess.Popen[bytes]:
+        package_root = str(Path(__file__).resolve().parents[3])
+        search = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        with self._file(name, "log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", __name__, "serve", "--name", name, "--dir", str(self.directory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+                start_new_session=True,  # Ctrl-C is for us; we stop the nodes in order
+            )  # fmt: skip
+
+    def _wait_until_ready(self) -> list[int]:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        ports: dict[int, int] = {}
+        with selectors.DefaultSelector() as selector:
+            for index, process in enumerate(self._processes):
+                assert process.stdout is not None
+                selector.register(process.stdout, selectors.EVENT_READ, index)
+            while len(ports) < len(self._processes):
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    late = [n for i, n in enumerate(self.names) if i not in ports]
+                    raise ClusterctlError(f"loopback nodes {', '.join(late)} do not start")
+                for key, _ in ready:
+                    line = key.fileobj.readline()  # type: ignore[union-attr]
+                    if not line:
+                        raise ClusterctlError(self._why_not_started(key.data))
+                    ports[key.data] = json.loads(line)["port"]
+                    selector.unregister(key.fileobj)
+        return [ports[index] for index in range(len(self.names))]
+
+    def _why_not_started(self, index: int) -> str:
+        log = self._file(self.names[index], "log").read_text(errors="replace").strip()
+        return (
+            f"loopback node {self.names[index]} does not start: {log[-500:] or 'no reason given'}"
+        )
+
+    def stop(self, timeout_s: float = 5) -> None:
+        """End the nodes and everything that runs on them; remove the keys. Idempotent.
+
+        Raises `ClusterctlError` when something is left after all.
+        """
+        with self._stop_lock:
+            processes, self._processes = self._processes, []
+            for process in processes:
+                if process.stdin is not None:
+                    process.stdin.close()  # the lease
+            deadline = time.monotonic() + timeout_s
+            for process in processes:
+                try:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+            left = self._sweep() if processes else []
+            self._remove_files()
+            left += [f"port {port}" for port in self.ports if _answers(port)]
+            self.ports = []
+            if left:
+                raise ClusterctlError(f"loopback nodes left behind: {', '.join(left)}")
+
+    def _sweep(self) -> list[str]:
+        """Kill what still carries our mark; only a node that was killed itself leaves any."""
+        deadline = time.monotonic() + 2.0
+        while found := _marked(self._token):
+            for pid in found:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            if time.monotonic() > deadline:
+                return [f"process {pid}" for pid in found]
+            time.sleep(0.02)
+        return []
+
+    def _remove_files(self) -> None:
+        paths = [self.identity, self.known_hosts, self.hostfile]
+        paths += [self._file(n, s) for n in self.names for s in ("hostkey", "json", "log")]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        try:
+            self.directory.rmdir()
+        except OSError:
+            pass  # it holds other things, or is gone already
+
+
+def make_key(path: Path) -> str:
+    """Write a new ed25519 private key (0600); returns the public half in base64."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    data = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return public.split()[1].decode()
+
+
+def _marked(token: str) -> list[int]:
+    """Processes of this cluster that still run; those of other users cannot be ours."""
+    wanted = f"{MARK}={token}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # ended meanwhile, or another user's
+    return found
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def main() -> None:
+    """`python -m clusterctl.transport.loopback.nodes serve --name N --dir D`: one node."""
+    parser = argparse.ArgumentParser(prog="clusterctl.transport.loopback.nodes")
+    parser.add_argument("action", choices=["serve"])
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--dir", required=True, type=Path)
+    options = parser.parse_args()
+    from clusterctl.transport.loopback.ssh_server import serve
+
+    serve(options.dir / f"{options.name.replace('/', '_')}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""The ssh server of one loopback node: runs commands as this user and outlives none of them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pwd
+import select
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
+
+# isort: split
+import paramiko
+from paramiko import common
+from paramiko.channel import Channel
+from paramiko.message import Message
+from paramiko.ssh_exception import SSHException
+
+from clusterctl.transport.loopback.sftp_server import HomeFiles
+
+# After the client has gone: end of stdin, which ends a payload (its lease); then signals.
+LEASE_GRACE_S = 3.0
+TERM_GRACE_S = 2.0
+# The same when the whole node is stopped, inside LoopbackCluster.stop's five seconds.
+STOP_GRACE_S = 1.0
+PIPE_BYTES = 64 << 10
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_Channel: Any = Channel
+_Transport: Any = paramiko.Transport
+
+
+def _handle_request(channel: Channel, message: Message) -> None:
+    """`signal`, which paramiko's server drops, and `exec`, whose end it may tell before its start."""
+    start = message.packet.tell()
+    kind = message.get_text()
+    if kind == "exec":
+        wants_reply, text = message.get_boolean(), message.get_string()
+        session: Any = channel.get_transport()
+        command = _start(session.server_object.node, channel, text)
+        if wants_reply:
+            reply = Message()
+            good = command is not None
+            reply.add_byte(common.cMSG_CHANNEL_SUCCESS if good else common.cMSG_CHANNEL_FAILURE)
+            reply.add_int(channel.remote_chanid)
+            session._send_user_message(reply)
+        if command is not None:
+            command.go()
+    elif kind == "signal":
+        message.get_boolean()
+        number = getattr(signal, "SIG" + message.get_text(), None)
+        running = getattr(channel, "clusterctl_command", None)
+        if running is not None and number is not None:
+            running.kill(number)
+    else:
+        message.packet.seek(start)
+        _Channel._handle_request(channel, message)
+
+
+def _start(node: Node, channel: Channel, text: bytes) -> Command | None:
+    try:
+        return Command(node, channel, text)
+    except OSError as error:
+        print(f"cannot run {text!r}: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+class _Session(paramiko.Transport):
+    """One client's connection."""
+
+    _channel_handler_table = {  # noqa: RUF012 - paramiko's own shape
+        **_Transport._channel_handler_table,
+        common.MSG_CHANNEL_REQUEST: _handle_request,
+    }
+
+    def _log(self, level: int, msg: Any, *args: Any) -> None: ...
+
+
+class Node:
+    """Everything that runs on one loopback node: sessions, commands, and who waits for them."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.user = pwd.getpwuid(os.getuid()).pw_name
+        self.key = paramiko.PKey.from_path(config["host_key"])
+        self.authorized = config["authorized"]
+        self.environment = _environment(config["env"])
+        self.lock = (
+            threading.Lock()
+        )  # over start and wait: a status never finds its command missing
+        self.commands: dict[int, Command] = {}
+        self.sessions: set[_Session] = set()
+
+    def accept(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms a command
+        session = _Session(connection)
+        session.add_server_key(self.key)
+        session.set_subsystem_handler("sftp", paramiko.SFTPServer, HomeFiles)
+        self.sessions = {known for known in self.sessions if known.is_active()} | {session}
+        session.start_server(event=threading.Event(), server=_Login(self))
+
+    def reap(self) -> None:
+        """Collect what has ended: commands, and their orphans, which come to us (subreaper)."""
+        with self.lock:
+            while True:
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    return
+                if pid == 0:
+                    return
+                command = self.commands.pop(pid, None)
+                if command is not None:
+                    command.status = os.waitstatus_to_exitcode(status)
+                    command.exited.set()
+
+    def stop(self) -> None:
+        """End every session and every process below us; returns when none is left."""
+        for session in self.sessions:
+            session.close()
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + STOP_GRACE_S
+            while time.monotonic() < deadline:
+                self.reap()
+                children = _descendants()
+                if not children:
+                    return
+                if number is not None:
+                    for pid in children:
+                        _kill(pid, number)
+                    if number == signal.SIGTERM:
+                        number = None  # once; repeating it could cut a handler short
+                time.sleep(0.02)
+
+
+class _Login(paramiko.ServerInterface):
+    """Who may come in, and what they may ask for."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        fits = username == self.node.user and key.get_base64() == self.node.authorized
+        return common.AUTH_SUCCESSFUL if fits else common.AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        if kind == "session":
+            return common.OPEN_SUCCEEDED
+        return common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+
+    def check_channel_env_request(self, channel: Channel, name: bytes, value: bytes) -> bool:
+        return False  # as sshd without AcceptEnv
+
+
+class Command:
+    """One exec: `/bin/sh -c` in a session of its own, three pipes, and an end that is always told."""
+
+    def __init__(self, node: Node, channel: Channel, command: bytes) -> None:
+        self.channel = channel
+        self.status = 0
+        self.exited = threading.Event()
+        stdin, self._stdin = os.pipe()
+        self._stdout, stdout = os.pipe()
+        self._stderr, stderr = os.pipe()
+        os.set_blocking(self._stdin, False)
+        actions = [(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate((stdin, stdout, stderr))]
+        defaults = [signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD]
+        try:
+            with node.lock:
+                self.pid = os.posix_spawn(
+                    "/bin/sh", ["sh", "-c", os.fsdecode(command)], node.environment,
+                    file_actions=actions, setsid=True, setsigdef=defaults, setsigmask=[],
+                )  # fmt: skip
+                node.commands[self.pid] = self
+        except OSError:
+            for fd in (self._stdin, self._stdout, self._stderr):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (stdin, stdout, stderr):
+                os.close(fd)
+        channel.clusterctl_command = self  # type: ignore[attr-defined]
+        channel.settimeout(None)
+
+    def go(self) -> None:
+        """Move data, once the client has been told that the command runs."""
+        channel = self.channel
+        self._pumps = [
+            self._thread(self._pump, self._stdout, channel.sendall),
+            self._thread(self._pump, self._stderr, channel.sendall_stderr),
+        ]
+        self._thread(self._feed)
+        self._thread(self._finish)
+
+    def _thread(self, function: Any, *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=function, args=args, daemon=True)
+        thread.start()
+        return thread
+
+    def _pump(self, fd: int, send: Any) -> None:
+        """Pipe to channel; blocks while the client's window is full, and so does the command."""
+        try:
+            while data := os.read(fd, PIPE_BYTES):
+                send(data)
+        except (OSError, SSHException, EOFError):
+            pass  # the client has gone; closing the pipe tells the command
+        finally:
+            os.close(fd)
+
+    def _feed(self) -> None:
+        """Channel to stdin, and afterwards: notice that the client has gone, and clean up."""
+        try:
+            while data := self.channel.recv(PIPE_BYTES):
+                self._write(data)
+        except (OSError, SSHException):
+            pass  # the command does not read, or the connection broke: both end its stdin
+        os.close(self._stdin)
+        self.channel.status_event.wait()  # set when the channel closes, from either side
+        if self.exited.wait(LEASE_GRACE_S):
+            return  # what it left in the background stays, as with sshd
+        for number, grace_s in ((signal.SIGHUP, 0.0), (signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):  # fmt: skip
+            self.kill(number)
+            if self.exited.wait(grace_s):
+                return
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._stdin, view) :]
+            except BlockingIOError:
+                if self.channel.closed:
+                    raise
+                select.select([], [self._stdin], [], 0.2)
+            except BrokenPipeError:
+                return  # nobody reads: keep taking, as sshd does, until the client stops
+
+    def _finish(self) -> None:
+        self.exited.wait()
+        try:
+            if self.status >= 0:
+                self.channel.send_exit_status(self.status)
+            else:
+                self._send_exit_signal()
+            for pump in self._pumps:
+                pump.join()
+            self.channel.close()
+        except (OSError, SSHException, EOFError):
+            pass  # nobody is there to be told
+
+    def _send_exit_signal(self) -> None:
+        message = Message()
+        message.add_byte(common.cMSG_CHANNEL_REQUEST)
+        message.add_int(self.channel.remote_chanid)
+        message.add_string("exit-signal")
+        message.add_boolean(False)
+        message.add_string(signal.Signals(-self.status).name.removeprefix("SIG"))
+        message.add_boolean(False)
+        message.add_string("")
+        message.add_string("")
+        transport: Any = self.channel.get_transport()
+        transport._send_user_message(message)
+
+    def kill(self, number: int) -> None:
+        """Signal the whole process group, as long as its leader lives."""
+        if not self.exited.is_set():
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def _environment(extra: dict[str, str]) -> dict[str, str]:
+    """What sshd gives a command, and the node's own additions."""
+    me = pwd.getpwuid(os.getuid())
+    return {
+        "HOME": os.environ.get("HOME") or me.pw_dir,
+        "USER": me.pw_name,
+        "LOGNAME": me.pw_name,
+        "SHELL": "/bin/sh",
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        **extra,
+    }
+
+
+def _descendants() -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process().children(recursive=True)]
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def serve(config_path: Path) -> None:
+    """Serve one node until stdin closes or SIGTERM comes; prints one JSON line when ready.
+
+    stdin is a lease: it closes when the process that started us ends, however it ends.
+    """
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if config["die_with_parent"]:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    stopping: list[bool] = []  # no Event: its lock is not one that a handler may take a second time
+    signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only to be woken by it
+    node = Node(config)
+    os.chdir(node.environment["HOME"])
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
+    selector = selectors.DefaultSelector()
+    for source in (listener, woken, sys.stdin.buffer):
+        selector.register(source, selectors.EVENT_READ)
+    while not stopping:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                connection, _address = listener.accept()
+                node.accept(connection)
+            elif key.fileobj == woken:
+                os.read(woken, 4096)
+                node.reap()
+            elif not os.read(sys.stdin.fileno(), 4096):
+                stopping.append(True)
+    listener.close()
+    node.stop()
+    os._exit(0)  # paramiko's sftp threads are no daemons; nothing of ours is left to flush

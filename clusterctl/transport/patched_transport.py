@@ -1,0 +1,310 @@
+"""paramiko's Transport with our own limits: no timer threads, no log, writes that end, signals told."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
+
+# isort: split
+import paramiko
+from paramiko import common
+from paramiko.channel import Channel
+from paramiko.message import Message
+from paramiko.packet import Packetizer
+from paramiko.ssh_exception import SSHException
+
+from clusterctl.errors import TransportError
+from clusterctl.transport.public_keys import CERTIFICATE
+from clusterctl.transport.ssh_config.algorithms import limited
+
+# How often an idle connection's thread wakes up; closing does not wait for it (see Wire.close).
+IDLE_POLL_S = 5.0
+CLOSE_WAIT_S = 0.2
+# A connection whose peer takes no byte and acknowledges none for so long is dead.
+STALL_S = 20.0
+# Output that a node may send ahead of its reader: what one silent reader can cost in memory.
+WINDOW_BYTES = 1 << 20
+
+_CIPHERS = (
+    "aes128-gcm@openssh.com",  # 6.0 against 6.7 ms a connection with aes128-ctr + hmac
+    "aes256-gcm@openssh.com",
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+)
+_MACS = (
+    "hmac-sha2-256-etm@openssh.com",
+    "hmac-sha2-512-etm@openssh.com",
+    "hmac-sha2-256",
+    "hmac-sha2-512",
+)
+
+
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")  # signatures of keys of the type ssh-rsa
+# Keyword of ssh_config: paramiko's names for what is preferred, and for what there is.
+_LISTS = {
+    "ciphers": ("_preferred_ciphers", "_cipher_info"),
+    "hostkeyalgorithms": ("_preferred_keys", "_key_info"),
+    "kexalgorithms": ("_preferred_kex", "_kex_info"),
+    "macs": ("_preferred_macs", "_mac_info"),
+    "pubkeyacceptedalgorithms": ("_preferred_pubkeys", "_key_info"),
+}
+
+
+class _Packets(Packetizer):
+    """Packets whose deadlines are ours: paramiko starts one timer thread for each handshake."""
+
+    def __init__(self, sock: Any) -> None:
+        super().__init__(sock)
+        self._sock = sock
+
+    def start_handshake(self, timeout: float) -> None:
+        """Our caller closes the socket when the handshake is late."""
+
+    def handshake_timed_out(self) -> bool:
+        return False
+
+    def complete_handshake(self) -> None: ...
+
+    def write_all(self, out: Any) -> None:
+        """As paramiko's, but a peer that takes nothing for `STALL_S` ends the connection."""
+        view = memoryview(out)
+        moved = time.monotonic()
+        while len(view):
+            try:
+                sent = self._sock.send(view)
+            except (TimeoutError, BlockingIOError):
+                sent = 0
+                if self.closed or time.monotonic() - moved > STALL_S:
+                    raise EOFError("the node takes no data") from None
+            except OSError as error:
+                raise EOFError(str(error)) from None
+            else:
+                if sent <= 0:
+                    raise EOFError("connection closed")
+            if sent:
+                moved = time.monotonic()
+                view = view[sent:]
+
+
+# paramiko's inner names, which its type stubs leave out.
+_Channel: Any = Channel
+_Transport: Any = paramiko.Transport
+
+
+def _handle_request(channel: Channel, message: Message) -> None:
+    """A channel request; paramiko drops exit-signal, which is how a killed command ends."""
+    start = message.packet.tell()
+    kind = message.get_text()
+    if kind == "exit-signal":
+        message.get_boolean()
+        name = message.get_text()
+        number = getattr(signal, "SIG" + name, None)
+        channel.exit_status = -int(number) if number is not None else -int(signal.SIGKILL)
+        channel.status_event.set()
+    else:
+        message.packet.seek(start)
+        _Channel._handle_request(channel, message)
+    _wake(channel)
+
+
+def _handle_window(channel: Channel, message: Message) -> None:
+    _Channel._window_adjust(channel, message)
+    _wake(channel)
+
+
+def _handle_close(channel: Channel, message: Message) -> None:
+    channel.clusterctl_closed_by_peer = True  # type: ignore[attr-defined]
+    _Channel._handle_close(channel, message)
+
+
+def _wake(channel: Channel) -> None:
+    callback = getattr(channel, "clusterctl_wake", None)
+    if callback is not None:
+        callback()
+
+
+def watch(channel: Channel, wake: Callable[[], None]) -> None:
+    """Call `wake` from the connection's thread when the window opens or a status arrives."""
+    channel.clusterctl_wake = wake  # type: ignore[attr-defined]
+
+
+def closed_by_peer(channel: Channel) -> bool:
+    """The node closed this channel itself, so the connection was alive at its end."""
+    return getattr(channel, "clusterctl_closed_by_peer", False)
+
+
+def _key_type(algorithm: str) -> str:
+    """The type of key that a signature algorithm uses."""
+    return "ssh-rsa" if algorithm in _RSA else algorithm
+
+
+class SafeChannel(Channel):
+    """A channel that never sends behind its own end.
+
+    paramiko takes room in the window under a lock and sends after it; when another thread closes
+    meanwhile, or answers the node's close, data follow the end. sshd then hangs up the whole
+    connection ("data packet referred to nonexistent channel"), with all other channels on it.
+    Here the end waits for what is under way.
+    """
+
+    _under_way = 0
+    _end: tuple[Any, ...] = ()
+
+    def send(self, s: Any) -> int:
+        sent: list[int] = []
+        self.before_end(lambda: sent.append(_Channel.send(self, s)))
+        if not sent:
+            raise OSError("the channel is closed")
+        return sent[0]
+
+    def shutdown(self, how: int) -> None:
+        self.before_end(lambda: _Channel.shutdown(self, how))
+
+    def before_end(self, action: Callable[[], object]) -> None:
+        """Do something that sends on this channel; nothing at all when it is closed."""
+        with self.lock:
+            if self.closed:
+                return
+            self._under_way += 1
+        try:
+            action()
+        finally:
+            with self.lock:
+                self._under_way -= 1
+                end: tuple[Any, ...] = ()
+                if not self._under_way:
+                    end, self._end = self._end, ()
+            transport: Any = self.transport
+            for message in end:
+                transport._send_user_message(message)
+
+    def _close_internal(self) -> tuple[Any, Any]:
+        # Under self.lock. The caller sends what is returned.
+        messages = _Channel._close_internal(self)
+        if self._under_way and messages[1] is not None:
+            self._end = tuple(message for message in messages if message is not None)
+            return None, None
+        return messages  # type: ignore[no-any-return]
+
+
+class Wire(paramiko.Transport):
+    """One ssh connection below authentication. `on_banner` is called when the server has spoken."""
+
+    _active_check_timeout = IDLE_POLL_S
+    _preferred_keys: tuple[str, ...] = _Transport._preferred_keys
+    _preferred_pubkeys: tuple[str, ...] = _Transport._preferred_pubkeys
+    _preferred_ciphers = tuple(c for c in _CIPHERS if c in _Transport._cipher_info)
+    _preferred_macs = tuple(m for m in _MACS if m in _Transport._mac_info)
+    _channel_handler_table = {  # noqa: RUF012 - paramiko's own shape
+        **_Transport._channel_handler_table,
+        common.MSG_CHANNEL_REQUEST: _handle_request,
+        common.MSG_CHANNEL_WINDOW_ADJUST: _handle_window,
+        common.MSG_CHANNEL_CLOSE: _handle_close,
+    }
+
+    def __init__(self, sock: Any, on_banner: Callable[[], None]) -> None:
+        super().__init__(sock, default_window_size=WINDOW_BYTES, packetizer_class=_Packets)
+        self.banner_timeout = 3600  # the caller's deadline decides
+        self.clear_to_send_timeout = STALL_S
+        self._on_banner = on_banner
+        self._on_close: list[Callable[[], None]] = []
+        self._close_lock = threading.Lock()
+        self._is_limited = False
+
+    def _log(self, level: int, msg: Any, *args: Any) -> None:
+        """Failures reach the caller as exceptions; the text paramiko logs says no more."""
+
+    def _parse_debug(self, m: Message) -> None:
+        """Debug messages cost 9 % of a connection in paramiko's hands and are shown to nobody."""
+
+    def _parse_global_request(self, m: Message) -> None:
+        # sshd announces its host keys after login and then, by Nagle's rule, holds back its next
+        # answer until that is acknowledged, which the kernel delays: 40 ms for the first command.
+        if isinstance(self.sock, socket.socket) and self.sock.family != socket.AF_UNIX:
+            try:
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            except OSError:
+                pass  # closed meanwhile
+        _Transport._parse_global_request(self, m)
+
+    def _check_banner(self) -> None:
+        _Transport._check_banner(self)
+        self._on_banner()
+
+    def negotiate(self, deadline: float) -> None:
+        """Banner and key exchange. Raises `TimeoutError`, `SSHException`, `EOFError`, `OSError`."""
+        done = threading.Event()
+        self.start_client(event=done)
+        if not done.wait(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        if not self.is_active():
+            raise self.get_exception() or EOFError()
+
+    def limit(self, algorithms: tuple[tuple[str, str], ...]) -> None:
+        """Use only what ssh_config's lists allow. Raises `TransportError`."""
+        for keyword, spec in algorithms:
+            preferred, known = _LISTS[keyword]
+            ours, supported = getattr(self, preferred), getattr(_Transport, known)
+            if keyword == "pubkeyacceptedalgorithms":
+                ours += tuple(name for name in supported if name.removesuffix(CERTIFICATE) in ours)
+            else:
+                supported = [name for name in supported if not name.endswith(CERTIFICATE)]
+            chosen = limited(ours, supported, spec)
+            if not chosen:
+                raise TransportError("kex", f"{keyword} {spec}: this backend has none of these")
+            setattr(self, preferred, chosen)
+            self._is_limited |= keyword == "pubkeyacceptedalgorithms"
+
+    def may_offer(self, key: paramiko.PKey) -> bool:
+        """Whether PubkeyAcceptedAlgorithms allows a key, or its certificate."""
+        shown: Any = key.public_blob
+        kind = shown.key_type if shown else key.get_name()
+        kinds = [kind.replace("ssh-rsa", name) for name in ("ssh-rsa", *_RSA)]
+        return not self._is_limited or any(one in self._preferred_pubkeys for one in kinds)
+
+    def prefer_host_keys(self, types: tuple[str, ...]) -> None:
+        """Ask for the host key types on record first, so that a known host shows a known key.
+
+        Among these our own order counts, as in OpenSSH, not the file's: an old key of a lesser type
+        must not stand in for the one that a host shows to ssh.
+        """
+        supported: tuple[str, ...] = self._preferred_keys
+        known = [name for name in supported if _key_type(name) in types]
+        self._preferred_keys = tuple(dict.fromkeys([*known, *supported]))
+
+    def open_channel(self, *args: Any, **options: Any) -> Channel:
+        """As paramiko's. Raises `SSHException`, `ChannelException`, `EOFError`, `OSError`."""
+        channel = super().open_channel(*args, **options)
+        channel.__class__ = SafeChannel  # paramiko names the class in the middle of a method
+        return channel
+
+    def at_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when this connection is closed."""
+        self._on_close.append(callback)
+
+    def close(self) -> None:
+        """Idempotent, and at once: paramiko alone would let its thread sit out the idle poll."""
+        with self._close_lock:
+            callbacks, self._on_close = self._on_close, []
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except (OSError, EOFError, SSHException):
+            pass  # not connected any more
+        # The thread has just been woken by that. To close the file under its feet could leave it
+        # waiting on another connection's socket that was given the same number.
+        if self.is_alive() and self is not threading.current_thread():
+            self.join(CLOSE_WAIT_S)
+        super().close()
+        try:
+            self.sock.close()
+        except (OSError, EOFError, SSHException):
+            pass
+        for callback in callbacks:
+            callback()

@@ -1,0 +1,165 @@
+"""Every keyword of ssh_config: how its value is read, and what becomes of those not supported.
+
+A keyword that could make ssh stricter than this backend is refused where it is set; one that is passed
+over concerns only what this backend never does (forwarding, terminals, passwords, its own time limits).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from clusterctl.transport.ssh_config.hops import Hop, parse_jump
+from clusterctl.transport.ssh_config.values import (
+    BadValue,
+    one_of,
+    port_number,
+    seconds,
+    whole_number,
+)
+
+_DOMAIN = re.compile(r"[a-z0-9][a-z0-9._-]*", re.IGNORECASE | re.ASCII)
+Reader = Callable[[list[str], str], object]
+
+# Lists grow with every line; of everything else the first value counts.
+GROWING = ("identityfile", "certificatefile")
+ALIASES = {
+    "identityfile2": "identityfile",
+    "pubkeyacceptedkeytypes": "pubkeyacceptedalgorithms",
+    "dsaauthentication": "pubkeyauthentication",
+}
+
+
+def _word(words: list[str], rest: str) -> str:
+    if len(words) != 1 or not words[0]:
+        raise BadValue(
+            f"one value is needed, not {len(words)}; put a value with spaces into quotes"
+        )
+    return words[0]
+
+
+def _words(words: list[str], rest: str) -> list[str] | None:
+    if not words:
+        return None  # nothing but a comment, which ssh takes for no value
+    if not all(words):
+        raise BadValue("a value is empty")
+    if len(words) > 1 and any(word.lower() == "none" for word in words):
+        raise BadValue("none must stand alone")
+    return words
+
+
+def _domains(words: list[str], rest: str) -> list[str] | None:
+    for word in words:
+        if not _DOMAIN.fullmatch(word) or ".." in word:
+            raise BadValue(f"{word!r} is no domain")
+    return _words(words, rest)
+
+
+def _rest(words: list[str], rest: str) -> str:
+    """A command: its quotes and # are for the shell."""
+    return rest.lstrip(" \t=")
+
+
+def _jump(words: list[str], rest: str) -> tuple[Hop, ...]:
+    return parse_jump(rest.partition("#")[0].strip(" \t"))
+
+
+def _user(words: list[str], rest: str) -> str:
+    user = _word(words, rest)
+    if "%" in user or "${" in user:
+        raise BadValue(f"{user!r}: only some versions of ssh expand this; write the name")
+    return user
+
+
+def _number(words: list[str], rest: str) -> int:
+    return whole_number(_word(words, rest))
+
+
+def _port(words: list[str], rest: str) -> int:
+    return port_number(_word(words, rest))
+
+
+def _time(words: list[str], rest: str) -> int | None:
+    text = _word(words, rest)
+    return None if text == "none" else seconds(text)  # none leaves the value to a later line
+
+
+def _choice(*choices: str) -> Reader:
+    return lambda words, rest: one_of(_word(words, rest), *choices)
+
+
+_flag = _choice("yes", "no")
+
+READERS: dict[str, Reader] = {
+    "addressfamily": _choice("any", "inet", "inet6"),
+    "canonicaldomains": _domains,
+    "canonicalizefallbacklocal": _flag,
+    "canonicalizehostname": _choice("yes", "no", "always"),
+    "canonicalizemaxdots": _number,
+    "canonicalizepermittedcnames": _words,
+    "certificatefile": _word,
+    "ciphers": _word,
+    "globalknownhostsfile": _words,
+    "hostkeyalgorithms": _word,
+    "hostkeyalias": _word,
+    "hostname": _word,
+    "identitiesonly": _flag,
+    "identityagent": _word,
+    "identityfile": _word,
+    "ignoreunknown": _word,
+    "kexalgorithms": _word,
+    "macs": _word,
+    "port": _port,
+    "proxycommand": _rest,
+    "proxyjump": _jump,
+    "pubkeyacceptedalgorithms": _word,
+    "requiredrsasize": _number,
+    "serveraliveinterval": _time,
+    "stricthostkeychecking": _choice("yes", "no", "ask", "off", "accept-new"),
+    "user": _user,
+    "userknownhostsfile": _words,
+    # Refused below, where their value asks for what this backend does not do.
+    "bindaddress": _word,
+    "bindinterface": _word,
+    "checkhostip": _flag,
+    "knownhostscommand": _rest,
+    "preferredauthentications": _word,
+    "proxyusefdpass": _flag,
+    "pubkeyauthentication": _choice("yes", "no", "unbound", "host-bound"),
+    "refuseconnection": _rest,
+    "revokedhostkeys": _word,
+}
+
+# What these say while they do not matter here. Any other value is refused.
+HARMLESS: dict[str, Callable[[str], bool]] = {
+    "bindaddress": lambda value: False,
+    "bindinterface": lambda value: False,
+    "checkhostip": lambda value: value == "no",
+    "knownhostscommand": lambda value: value.lower() == "none",
+    "preferredauthentications": lambda value: "publickey" in value.split(","),
+    "proxyusefdpass": lambda value: value == "no",
+    "pubkeyauthentication": lambda value: value != "no",
+    "refuseconnection": lambda value: False,
+    "revokedhostkeys": lambda value: value.lower() == "none",
+}
+
+IGNORED = frozenset(
+    """addkeystoagent afstokenpassing batchmode casignaturealgorithms challengeresponseauthentication
+    channeltimeout cipher clearallforwardings compression compressionlevel connectionattempts
+    connecttimeout controlmaster controlpath controlpersist dynamicforward enableescapecommandline
+    enablesshkeysign escapechar exitonforwardfailure fallbacktorsh fingerprinthash
+    forkafterauthentication forwardagent forwardx11 forwardx11timeout forwardx11trusted gatewayports
+    globalknownhostsfile2 gssapiauthentication gssapiclientidentity gssapidelegatecredentials
+    gssapikexalgorithms gssapikeyexchange gssapirenewalforcesrekey gssapiserveridentity gssapitrustdns
+    hashknownhosts hostbasedacceptedalgorithms hostbasedauthentication hostbasedkeytypes ipqos
+    kbdinteractiveauthentication kbdinteractivedevices keepalive kerberosauthentication
+    kerberostgtpassing localcommand localforward loglevel logverbose
+    nohostauthenticationforlocalhost numberofpasswordprompts obscurekeystroketiming
+    passwordauthentication permitlocalcommand permitremoteopen pkcs11provider protocol rekeylimit
+    remotecommand remoteforward requesttty rhostsauthentication rhostsrsaauthentication
+    rsaauthentication securitykeyprovider sendenv serveralivecountmax sessiontype setenv
+    skeyauthentication smartcarddevice stdinnull streamlocalbindmask streamlocalbindunlink
+    syslogfacility tag tcpkeepalive tisauthentication tunnel tunneldevice updatehostkeys
+    useprivilegedport useroaming userknownhostsfile2 usersh verifyhostkeydns versionaddendum
+    visualhostkey warnweakcrypto xauthlocation""".split()  # noqa: SIM905 - one word a line would hide the rest
+)

@@ -1,0 +1,94 @@
+"""Name to address to TCP connection, each with a limit of its own."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+
+from clusterctl.errors import TransportError
+from clusterctl.transport.base import Limits
+from clusterctl.transport.patched_transport import STALL_S
+
+Address = tuple[int, tuple[object, ...]]  # family, socket address
+
+
+def addresses(
+    host: str, port: int, deadline: float, limits: Limits, family: int = socket.AF_UNSPEC
+) -> list[Address]:
+    """Where a host may be reached. getaddrinfo has no time limit, so it runs aside.
+
+    Raises `TransportError("resolve")`.
+    """
+    try:
+        literal = ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        if literal.version == 4 and family != socket.AF_INET6:
+            return [(socket.AF_INET, (host, port))]
+    found: list[Address] = []
+    failure: list[OSError] = []
+
+    def look_up() -> None:
+        try:
+            for kind, _, _, _, address in socket.getaddrinfo(
+                host, port, family, socket.SOCK_STREAM
+            ):
+                found.append((kind, address))
+        except OSError as error:
+            failure.append(error)
+        except UnicodeError as error:  # a label that is empty or too long
+            failure.append(OSError(None, str(error)))
+
+    thread = threading.Thread(target=look_up, name=f"resolve-{host}", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if thread.is_alive():
+        raise TransportError("resolve", f"no answer about the name {host} in {limits.tcp_s:g} s")
+    if failure:
+        hint = "write its address into the hostfile: name host=ADDRESS"
+        raise TransportError("resolve", f"{host}: {failure[0].strerror}", hint=hint)
+    return found
+
+
+def connect(candidates: list[Address], port: int, deadline: float, limits: Limits) -> socket.socket:
+    """The first address that answers; each gets an equal share of the time that is left.
+
+    Raises `TransportError("tcp")`.
+    """
+    failure = TransportError("tcp", "no address")
+    for position, (family, address) in enumerate(candidates):
+        share = (deadline - time.monotonic()) / (len(candidates) - position)
+        try:
+            return _connect_one(family, address, max(0.05, share))
+        except TimeoutError:
+            failure = TransportError(
+                "tcp", f"no answer on port {port} within {limits.tcp_s:g} s",
+                hint="the machine is off, or a firewall drops the packets",
+            )  # fmt: skip
+        except ConnectionRefusedError:
+            failure = TransportError(
+                "tcp",
+                f"connection refused on port {port}",
+                hint="the machine is up, its sshd is not",
+            )
+        except OSError as error:
+            failure = TransportError("tcp", f"{error.strerror or error} (port {port})")
+    raise failure
+
+
+def _connect_one(family: int, address: tuple[object, ...], timeout_s: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)  # fails where IPv6 is turned off
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # A node that lost power acknowledges nothing: end the connection, do not wait 15 min.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,230 @@
+"""Alerts: what the rules see, made calm. Pure; no clock, no IO, no Textual.
+
+A rule (`dashboards.alerts.rules`) tells at each tick what is over its limit. The book makes an alert of it
+when that lasts, ends the alert when it has been under the limit for long enough, and folds what is of
+one kind into one line. What cannot be seen just now neither makes nor ends an alert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dashboards.alerts.grouping import Alert, Track, folded, worst_first
+from dashboards.alerts.rules import gpus, nodes, run
+from dashboards.alerts.rules.base import SEVERITIES, Kept, Look, Rule, Sign, Unit
+from dashboards.alerts.rules.memory import keep
+from dashboards.alerts.rules.thresholds import DEFAULT, Limits
+from dashboards.model.fleet import STALE_INTERVALS
+
+if TYPE_CHECKING:
+    from dashboards.model.state import State
+
+__all__ = ["RULES", "Alert", "AlertBook", "Change", "acknowledge", "after", "changes", "mute"]
+
+RULES: tuple[Rule, ...] = (*run.RULES, *gpus.RULES, *nodes.RULES)
+HISTORY = 500
+HURRY_TICKS = 4  # readings that are enough where the user takes one look only
+
+Key = tuple[str, Unit]  # of a rule and what it sees; an Alert folds several of them
+Signs = dict[Unit, Sign]
+
+
+@dataclass(frozen=True, slots=True)
+class AlertBook:
+    """All that is known of alerts. `active` has the worst first, `history` the newest last."""
+
+    active: tuple[Alert, ...] = ()
+    history: tuple[Alert, ...] = ()
+    tracks: Mapping[Key, Track] = field(default_factory=dict)
+    mutes: Mapping[Key, float] = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept)
+    now_s: float | None = None
+    limits: Limits = DEFAULT
+    rules: tuple[Rule, ...] = RULES
+    hurry: bool = False  # for one look: a few readings are enough
+
+    @property
+    def by_id(self) -> dict[str, Rule]:
+        return {rule.id: rule for rule in self.rules}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened to alerts between two books: `kind` is fire, worse or clear."""
+
+    kind: str
+    alert: Alert
+
+
+def after(book: AlertBook, state: State) -> AlertBook:
+    """The book after a look at the state; called once a tick."""
+    now_s = state.now_s
+    if book.now_s is not None and now_s < book.now_s:
+        # A replay went back: what was seen is yet to come.
+        book = replace(book, active=(), history=(), tracks={}, kept=Kept(), now_s=None)
+    # Between two looks far apart nobody looked (this machine slept, a recording goes on a day later):
+    # such a pause is time over no limit, and under none.
+    longest_s = STALE_INTERVALS * state.interval_s
+    passed_s = 0.0 if book.now_s is None else min(now_s - book.now_s, longest_s)
+    look = Look(state, book.limits, book.kept)
+    seen = _see(look, book)
+    tracks: dict[Key, Track] = {}
+    ended: list[tuple[Key, Track]] = []
+    for rule in book.rules:
+        signs = seen[rule.id]
+        units = dict.fromkeys([*signs, *(unit for id, unit in book.tracks if id == rule.id)])
+        for unit in units:
+            key = (rule.id, unit)
+            before = book.tracks.get(key)
+            if unit in signs:
+                track = _over(before, signs[unit], rule, now_s, passed_s, _patience_s(book, rule, signs[unit], state))  # fmt: skip
+            else:
+                assert before is not None
+                track = _not_over(before, rule, passed_s, rule.known(look, unit))
+                if track is None and before.fired_s is not None:
+                    ended.append((key, before))
+            if track is not None:
+                tracks[key] = track
+    history = book.history
+    if ended:
+        gone = folded(ended, book.by_id, book.mutes, state, cleared_s=now_s)
+        history = (*history, *gone)[-HISTORY:]
+    mutes = book.mutes
+    if any(until_s <= now_s for until_s in mutes.values()):
+        mutes = {key: until_s for key, until_s in mutes.items() if until_s > now_s}
+    book = replace(book, history=history, tracks=tracks, mutes=mutes, kept=keep(look), now_s=now_s)
+    return _with_active(book, state)
+
+
+def _with_active(book: AlertBook, state: State) -> AlertBook:
+    fired = [item for item in book.tracks.items() if item[1].fired_s is not None]
+    if not fired and not book.active:
+        return book
+    return replace(book, active=folded(fired, book.by_id, book.mutes, state))
+
+
+def _see(look: Look, book: AlertBook) -> dict[str, Signs]:
+    """What each rule sees; what another alert about the same unit says already belongs to that one."""
+    seen: dict[str, Signs] = {
+        rule.id: {sign.unit: sign for sign in rule.look(look)} for rule in book.rules
+    }
+    for rule in book.rules:
+        for id in rule.joins:
+            if id not in seen:
+                continue  # left out by the user: then this one speaks for itself
+            for unit in list(seen[rule.id]):
+                own = book.tracks.get((rule.id, unit))
+                if own is not None and own.fired_s is not None:
+                    continue  # it was there first
+                other = book.tracks.get((id, unit))
+                if unit in seen[id]:
+                    del seen[rule.id][unit]
+                elif other is not None and other.fired_s is not None:
+                    # Kept open by this one: a clock that jumped and stays away is one matter.
+                    seen[id][unit] = other.sign
+                    del seen[rule.id][unit]
+    return seen
+
+
+def _patience_s(book: AlertBook, rule: Rule, sign: Sign, state: State) -> float:
+    patience_s = rule.after_s if sign.after_s is None else max(0.0, sign.after_s)
+    if book.hurry and rule.at_once:
+        return min(patience_s, HURRY_TICKS * state.interval_s)
+    return patience_s
+
+
+def _over(
+    track: Track | None, sign: Sign, rule: Rule, now_s: float, passed_s: float, patience_s: float
+) -> Track | None:
+    severity = sign.severity or rule.severity
+    if track is None:
+        if not sign.starts:
+            return None
+        fired_s = now_s if patience_s <= 0 else None
+        return Track(sign, severity, first_s=now_s, last_s=now_s, fired_s=fired_s, seen=1)
+    # Time counts while it was seen to be over, not while nothing was seen.
+    over_s = track.over_s + (passed_s if track.seen > 0 else 0.0)
+    fired_s = track.fired_s
+    if fired_s is None and over_s >= patience_s:
+        fired_s = now_s
+    # The worst word of an alert stays until it ends; else one at the border would come and go.
+    worst = max(severity, track.severity, key=SEVERITIES.index)
+    return replace(
+        track, sign=sign, severity=worst, over_s=over_s, under_s=0.0, last_s=now_s, fired_s=fired_s, seen=1,
+    )  # fmt: skip
+
+
+def _not_over(track: Track, rule: Rule, passed_s: float, known: bool) -> Track | None:
+    if not known:
+        return track if track.seen == 0 else replace(track, seen=0)
+    if track.fired_s is None:
+        return None
+    under_s = track.under_s + (passed_s if track.seen < 0 else 0.0)
+    clear_s = rule.clear_s if track.sign.clear_s is None else track.sign.clear_s
+    if under_s >= clear_s:
+        return None
+    return replace(track, under_s=under_s, seen=-1)
+
+
+def changes(before: AlertBook, now: AlertBook, state: State) -> tuple[Change, ...]:
+    """Alerts that began, became worse or ended between two books, each kind folded."""
+    groups: dict[str, list[tuple[Key, Track]]] = {"fire": [], "worse": []}
+    for key, track in now.tracks.items():
+        if track.fired_s is None:
+            continue
+        old = before.tracks.get(key)
+        if old is None or old.fired_s != track.fired_s:
+            groups["fire"].append((key, track))
+        elif old.severity != track.severity:
+            groups["worse"].append((key, track))
+    found = [
+        Change(kind, alert)
+        for kind, items in groups.items()
+        for alert in folded(items, now.by_id, now.mutes, state)
+    ]
+    ended = [alert for alert in now.history if alert.cleared_s == now.now_s]
+    if now.now_s != before.now_s:
+        found += [Change("clear", alert) for alert in ended]
+    return tuple(found)
+
+
+def acknowledge(book: AlertBook, key: tuple[str, str], yes: bool = True) -> AlertBook:
+    """The user knows of it: it stays, quietly, until it ends; a node that joins it speaks up anew."""
+    meant = _meant(book, key)
+    units = {unit for alert in meant for unit in alert.units}
+    tracks = {
+        one: replace(track, acknowledged=yes) if one[0] == key[0] and one[1] in units else track
+        for one, track in book.tracks.items()
+    }
+    active = worst_first(
+        replace(alert, acknowledged=yes) if alert in meant else alert for alert in book.active
+    )
+    return replace(book, tracks=tracks, active=active)
+
+
+def mute(book: AlertBook, key: tuple[str, str], until_s: float | None) -> AlertBook:
+    """Quiet about these nodes and this kind until then, also when it comes again; None: no longer."""
+    meant = _meant(book, key)
+    units = {unit for alert in meant for unit in alert.units}
+    mutes = {one: at_s for one, at_s in book.mutes.items() if not (one[0] == key[0] and one[1] in units)}  # fmt: skip
+    if until_s is not None:
+        mutes |= {(key[0], unit): until_s for unit in units}
+    active = worst_first(
+        replace(alert, muted_until_s=until_s) if alert in meant else alert for alert in book.active
+    )
+    return replace(book, mutes=mutes, active=active)
+
+
+def _meant(book: AlertBook, key: tuple[str, str]) -> list[Alert]:
+    """The alert of that key; when its node set has changed since the user saw it, all of the kind."""
+    same = [alert for alert in book.active if alert.key == key]
+    return same or [alert for alert in book.active if alert.id == key[0]]
+
+
+def only(book: AlertBook, ids: Iterable[str]) -> AlertBook:
+    """With these rules alone; ids or subjects (`gpu`, `clock.step`)."""
+    wanted = set(ids)
+    rules = tuple(r for r in RULES if r.id in wanted or r.id.partition(".")[0] in wanted)
+    return replace(book, rules=rules)

@@ -1,0 +1,68 @@
+"""The table of all alerts for docs/alerts.md and `watch --list`. `python -m dashboards.alerts.rules.docs_table` prints it."""
+
+from __future__ import annotations
+
+from clusterctl.output import Output
+from dashboards.alerts.engine import RULES
+from dashboards.alerts.rules.base import Rule
+from dashboards.model.units import span
+
+SUBJECTS = {
+    "run": "The run", "loss": "The run", "wandb": "The run", "gpu": "GPUs", "node": "Nodes", "clock": "Clocks",
+    "link": "The network between nodes", "disk": "Disks",
+}  # fmt: skip
+
+
+def render() -> str:
+    """Markdown: a section for each subject, a row for each alert."""
+    lines: list[str] = []
+    sections: dict[str, list[Rule]] = {}
+    for rule in RULES:
+        sections.setdefault(SUBJECTS[rule.id.partition(".")[0]], []).append(rule)
+    for title, rules in sections.items():
+        lines += ["", f"### {title}", ""]
+        lines += ["| id | why | limit | begins, ends after | what to type next |", "|---|---|---|---|---|"]  # fmt: skip
+        for rule in rules:
+            cells = [f"`{rule.id}` {rule.severity.upper()}", rule.meaning, _limit(rule), _times(rule), f"`{_command(rule)}`"]  # fmt: skip
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines).strip() + "\n"
+
+
+def show(output: Output) -> None:
+    """For `watch --list`."""
+    if output.json:
+        output.document(
+            "watch",
+            alerts=[
+                {"id": rule.id, "severity": rule.severity, "meaning": rule.meaning, "limit": rule.threshold,
+                 "begins_after_s": rule.after_s, "ends_after_s": rule.clear_s, "part_of": list(rule.joins)}
+                for rule in RULES
+            ],
+        )  # fmt: skip
+        return
+    output.table(
+        ["ALERT", "WORD", "BEGINS", "ENDS", "LIMIT"],
+        [[r.id, r.severity.upper(), span(r.after_s), span(r.clear_s), r.threshold] for r in RULES],
+        right=["BEGINS", "ENDS"],
+    )
+
+
+def _limit(rule: Rule) -> str:
+    joined = f"; said by {' or '.join(f'`{id}`' for id in rule.joins)} where there is one" if rule.joins else ""  # fmt: skip
+    return rule.threshold + joined
+
+
+def _times(rule: Rule) -> str:
+    begins = "at once" if not rule.after_s else span(rule.after_s)
+    return f"{begins}, {'at once' if not rule.clear_s else span(rule.clear_s)}"
+
+
+def _command(rule: Rule) -> str:
+    remote = f"'{rule.remote.format(part='PATH')}'" if rule.remote else ""
+    return " ".join(
+        rule.command.format(hosts="nodes.txt", nodes="-w NODES", run="RUN", remote=remote).split()
+    )
+
+
+if __name__ == "__main__":
+    print(render(), end="")

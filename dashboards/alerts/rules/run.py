@@ -1,0 +1,217 @@
+"""Rules about the run: does it move, does it learn, does it wait, is it told."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from dashboards.alerts.rules.base import FAIL, WARN, Look, Rule, Sign, Unit, gpu_part
+from dashboards.alerts.rules.thresholds import Limits
+from dashboards.model import units
+from trainer.runlog.telemetry import StepRecord
+
+if TYPE_CHECKING:
+    from dashboards.model.state import RunState
+
+FEW_STEPS = 5  # below this many the usual time of a step is not known
+
+
+def stalled(look: Look) -> Iterable[Sign]:
+    """No step for much longer than steps take, pauses for saving included."""
+    run = look.run
+    if run is None or run.ended:
+        return
+    limits, unit = look.limits, ("", run.name)
+    if run.last is None or run.last_s is None:
+        began_s = max((sample.at_s for sample in run.events), default=None)
+        if began_s is not None and look.now_s - began_s > limits.first_step_s:
+            age_s = look.now_s - began_s
+            yield Sign(unit, f"no first step for {units.span(age_s)}", starts=age_s < limits.forgotten_s)  # fmt: skip
+        return
+    if run.last.steps_total and run.last.step >= run.last.steps_total:
+        return  # the last step is done; what comes now is saving and evaluation
+    age_s = look.now_s - run.last_s
+    if age_s <= limits.stalled_s:
+        return
+    usual_s, limit_s = longest_pause_s(run.recent, limits)
+    if age_s > limit_s:
+        text = f"no step for {units.span(age_s)} after step {run.last.step:,}"
+        text += f", usual {units.seconds(usual_s)}" if usual_s else ""
+        yield Sign(unit, text, starts=age_s < limits.forgotten_s)
+
+
+def longest_pause_s(records: Sequence[StepRecord], limits: Limits) -> tuple[float | None, float]:
+    """(usual seconds of a step, seconds without one that are too many)."""
+    if len(records) < FEW_STEPS:
+        return None, max(limits.first_step_s / 3, 10 * max((r.step_s for r in records), default=0))
+    usual_s = statistics.median(record.step_s for record in records)
+    # From step to step, because saving and sampling stand between them.
+    pauses = sorted(
+        max(after.step_s, after.time_s - before.time_s if before.time_s > 0 else 0.0)
+        for before, after in itertools.pairwise(records)
+    )
+    p99_s = pauses[min(len(pauses) - 1, int(0.99 * len(pauses)))]
+    times, p99_times = limits.stalled_times, limits.stalled_p99_times
+    return usual_s, max(limits.stalled_s, times * usual_s, p99_times * p99_s)
+
+
+def failed(look: Look) -> Iterable[Sign]:
+    run = look.run
+    if run is None or run.ended != "failed":
+        return
+    told = [s for s in run.events if s.event.name in ("failed", "failure", "error", "end")]
+    text, at_s = "ended badly", run.last_s
+    if told:
+        words = [s.event.text for s in told if s.event.text and s.event.name != "end"]
+        text = words[-1].strip().splitlines()[-1] if words and words[-1].strip() else text
+        at_s = told[-1].event.time_s or told[-1].at_s
+    old = at_s is not None and look.now_s - at_s > look.limits.forgotten_s
+    yield Sign(("", run.name), text, starts=not old)
+
+
+def _at_its_end(look: Look, unit: Unit) -> bool:
+    """A run's files are always there to be read; what is not seen in them is not there."""
+    return True
+
+
+def bad_loss(look: Look) -> Iterable[Sign]:
+    run = look.run
+    if run is None or run.ended:
+        return
+    for record in reversed(run.recent[-look.limits.window_steps :]):
+        for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
+            if not math.isfinite(value):
+                text = f"{name} is {value:g} at step {record.step:,}"
+                yield Sign(("", run.name), text)
+                return
+
+
+def spike(look: Look) -> Iterable[Sign]:
+    """The mean of the last losses far above what the losses before them scattered by."""
+    run, limits = look.run, look.limits
+    if run is None or run.ended:
+        return
+    losses = [record.loss for record in run.recent if math.isfinite(record.loss)]
+    before, now = losses[-200 - limits.spike_steps : -limits.spike_steps], losses[-limits.spike_steps :]  # fmt: skip
+    if len(before) < limits.spike_known:
+        return
+    middle = statistics.median(before)
+    # The least of the last ones: one bad batch among good ones is no divergence.
+    if min(now) <= limits.spike_times * middle:
+        return
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in before)
+    mean = statistics.fmean(now)
+    if mean > middle + limits.spike_sigmas * spread:
+        text = (
+            f"mean {units.number(mean)} over {len(now)} steps, before that {units.number(middle)}"
+        )
+        yield Sign(("", run.name), text)
+
+
+def spike_past(limits: Limits) -> int:
+    return 200 + limits.spike_steps
+
+
+def data_wait(look: Look) -> Iterable[Sign]:
+    run, limits = look.run, look.limits
+    if run is None or run.ended:
+        return
+    window = run.recent[-limits.window_steps :]
+    spent = sum(record.step_s for record in window)
+    waited = sum(record.seconds.get("data", 0.0) for record in window)
+    if len(window) >= limits.window_steps and spent > 0 and waited / spent >= limits.data_share:
+        text = f"{100 * waited / spent:.0f} % of the last {len(window)} steps waited for clips"
+        yield Sign(("", run.name), text)
+
+
+def straggler(look: Look) -> Iterable[Sign]:
+    """One rank that the others wait for, step after step; named by its GPU where that is known."""
+    run, limits = look.run, look.limits
+    if run is None or run.ended:
+        return
+    window = run.recent[-limits.window_steps :]
+    idle = [record.idle_share for record in window if record.idle_share is not None]
+    if len(idle) < limits.window_steps or statistics.fmean(idle) < limits.straggler_share:
+        return
+    ranks = Counter(record.slowest_rank for record in window if record.slowest_rank is not None)
+    if not ranks:
+        return
+    rank, times = ranks.most_common(1)[0]
+    if times < limits.straggler_steps * len(window):
+        return
+    text = f"rank {rank} is the slowest in {times} of {len(window)} steps, the others wait {100 * statistics.fmean(idle):.0f} % of them"  # fmt: skip
+    yield Sign(unit_of_rank(run, rank) or ("", run.name), text)
+
+
+def unit_of_rank(run: RunState, rank: int) -> Unit | None:
+    """The GPU that a rank computes on, as the plan has it: ranks count through the nodes in order."""
+    for name, count in zip(run.planned, run.ranks, strict=False):
+        if rank < count:
+            return name, gpu_part(rank)
+        rank -= count
+    return None
+
+
+def unsent(look: Look) -> Iterable[Sign]:
+    """The run told that W&B does not take its figures; telemetry.jsonl has them all."""
+    run = look.run
+    if run is None:
+        return
+    for sample in reversed(run.events):
+        if sample.event.name in ("start", "plan", "resume"):
+            return  # what was told before is another attempt's
+        if sample.event.name == "tracking":
+            count = sample.event.data.get("unsent")
+            text = sample.event.text or "W&B does not take the figures"
+            if isinstance(count, int) and str(count) not in text:
+                text += f", {count:,} unsent"
+            old = look.now_s - sample.at_s > look.limits.forgotten_s
+            if not old:
+                yield Sign(("", run.name), text)
+            return
+
+
+RULES = (
+    Rule(
+        "run.failed", FAIL, "The run ended badly.",
+        failed, _at_its_end, 0, 0, "tail -n 30 {run}/ranks/*.log",
+        "any other end than done or stopped, within the last day",
+    ),
+    Rule(
+        "run.stalled", FAIL, "No step for far longer than steps take: hangs cost more than crashes, as nobody is told.",
+        # 3 s: when this machine itself stood still, steps are heard of late.
+        stalled, _at_its_end, 3, 5, "clusterctl dump-stacks {hosts}",
+        "60 s, 6 x the median step, 3 x the 99th percentile from step to step: the largest; the first step 15 min",
+        joins=("run.failed",),
+    ),
+    Rule(
+        "loss.nan", FAIL, "What is trained from here on is lost: go back to the checkpoint before it.",
+        bad_loss, _at_its_end, 0, 60, "grep -nm1 NaN {run}/telemetry.jsonl",
+        "loss or gradient norm not a number in the last 20 steps",
+    ),
+    Rule(
+        "loss.spike", WARN, "Divergence, or clips of another kind.",
+        spike, _at_its_end, 0, 60, "clusterctl top --run {run}",
+        "the last 5 steps 1.4 times and 8 sigmas above the 200 before them", joins=("loss.nan",),
+    ),
+    Rule(
+        "run.data_wait", WARN, "GPUs wait for clips: more workers, a faster disk, or a clip that decodes slowly.",
+        data_wait, _at_its_end, 30, 120, "clusterctl dump-stacks {hosts}",
+        "25 % of the last 20 steps",
+    ),
+    Rule(
+        "run.straggler", WARN, "All ranks wait for the same one.",
+        straggler, _at_its_end, 30, 120, "clusterctl dump-stacks {hosts} --samples 5",
+        "ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
+        joins=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot"),
+    ),
+    Rule(
+        "wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state of a run that goes on.",
+        unsent, _at_its_end, 0, 0, "wandb sync {run}/wandb/latest-run",
+        "the run told so since it started",
+    ),
+)  # fmt: skip

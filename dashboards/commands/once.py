@@ -1,0 +1,218 @@
+"""One look at everything as text or JSON, without Textual: for pipes, scripts and cron.
+
+What nodes and runs say is made one printable line here: `Output` would keep its line ends.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from clusterctl.output import Cell, Output
+from clusterctl.printable import printable
+from dashboards.feeds.base import Feed
+from dashboards.model import units
+from dashboards.model.fleet import (
+    ALARM,
+    METRICS,
+    MISSING,
+    STALE,
+    UNKNOWN,
+    missing,
+    node_mark,
+    node_value,
+    summarise,
+)
+from dashboards.model.run_progress import Figures, figures, one_line
+from dashboards.model.samples import Tick
+from dashboards.model.state import NodeState, RunState, State, fold, initial_state
+from trainer.runlog.telemetry import StepRecord
+
+STATES = {"": "ok", ALARM: "alarm", STALE: "stale", UNKNOWN: "unknown", MISSING: "missing"}
+LOOK_S = 0.05
+
+
+def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
+    """Run a feed until every source has answered once, at most `patience_s`; a replay to its end."""
+    feed.start()
+    try:
+        seek_end = getattr(feed, "seek_end", None)
+        if seek_end is not None:  # a replay
+            seek_end()
+        state = initial_state(
+            feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
+        )
+        deadline = time.monotonic() + patience_s
+        while True:
+            # Asked before draining: what settles it is then among the samples.
+            settled = feed.settled()
+            state = fold(state, [*feed.drain(), Tick(feed.now())])
+            if settled or time.monotonic() > deadline:
+                return state
+            time.sleep(LOOK_S)
+    finally:
+        feed.close()
+
+
+def exit_code(state: State) -> int:
+    """1 something is wrong, 3 nothing worse than not being able to find out, 0 all is well."""
+    marks = {node_mark(node, state)[0] for node in state.nodes.values()}
+    run = figures(state.run, state.now_s).status if state.run else ""
+    if marks & {ALARM, MISSING} or run in ("failed", "stalled"):
+        return 1
+    return 3 if marks & {UNKNOWN, STALE} else 0
+
+
+def write(state: State, output: Output) -> None:
+    """Tables for people on stdout; -q leaves the verdict."""
+    if not output.quiet:
+        if state.watches:
+            _write_nodes(state, output)
+        if state.run is not None:
+            _write_run(state.run, state, output)
+    output.line(verdict(state))
+
+
+def _write_nodes(state: State, output: Output) -> None:
+    columns = ["NODE", "STATE", "CPU", "LOAD", "MEM GiB", "NET"]
+    gpu_columns = ["GPUS", "POWER", "UTIL", "GPU MEM", "TEMP", "SM CLOCK"] if state.has_gpus else []
+    rows: list[list[str | Cell]] = []
+    for node in state.nodes.values():
+        mark, why = node_mark(node, state)
+        style = {"": "good", STALE: "warn", UNKNOWN: "warn"}.get(mark, "bad")
+        row: list[str | Cell] = [node.name, Cell(f"{mark} {why}" if mark else "ok", style)]
+        sample = None if node.down else node.sample
+        if gpu_columns:
+            shown = "-" if sample is None or sample.gpus is None else str(node.gpus_seen - len(missing(node)))  # fmt: skip
+            row.append(shown)
+            row += [m.say(node_value(sample, m) if sample else None) for m in METRICS]
+        row += [
+            units.percent(sample.cpu if sample else None),
+            units.number(sample.load1 if sample else None, 2),
+            f"{units.gib(sample.memory_used_bytes)}/{units.gib(sample.memory_total_bytes)}"
+            if sample
+            else units.UNKNOWN,
+            units.rate(sample.network_bytes_s if sample else None),
+        ]
+        rows.append(row)
+    output.table(
+        [*columns[:2], *gpu_columns, *columns[2:]], rows, right=[*columns[2:], *gpu_columns]
+    )
+    for node in state.nodes.values():
+        if node.down is not None:
+            output.warn(printable(f"{node.name}  {node.down.phase}  {node.down.message}"), "warn")
+        elif node.sample is not None and node.sample.gpus is None:
+            output.warn(printable(f"{node.name}  {node.sample.gpu_error}"), "warn")
+    for (name, index), reason in state.odd.items():
+        output.line(printable(f"{name} GPU {index}: {reason}"), "bad")
+
+
+def _write_run(run: RunState, state: State, output: Output) -> None:
+    now = figures(run, state.now_s)
+    style = "bad" if now.status in ("failed", "stalled") else "good"
+    output.line("")
+    output.line(printable(f"run {run.name}: {now.status}"), style)
+    if run.last is not None:
+        _write_figures(run.last, now, state.now_s - (run.last_s or state.now_s), output)
+    for sample in run.events[-5:]:
+        event = sample.event
+        at = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else "-"
+        output.line(printable(f"  {at}  {event.name}  {one_line(event)}").rstrip())
+
+
+def _write_figures(last: StepRecord, now: Figures, age_s: float, output: Output) -> None:
+    eta = f", ETA {units.span(now.eta_s)}" if now.eta_s is not None else ""
+    output.line(f"  step {now.step:,}/{now.steps_total:,}, {units.age(age_s)} ago{eta}")
+    output.line(
+        f"  loss {units.number(now.smooth_loss)} smoothed, {units.number(last.loss)} last, "
+        f"grad norm {units.number(last.grad_norm)}, lr {units.number(last.lr, 2)}"
+    )
+    output.line(
+        f"  {units.seconds(now.step_s)} a step (p99 {units.seconds(now.p99_s)}), "
+        f"{units.number(now.clips_per_s)} clips/s, ranks idle {units.percent(now.idle_share)}"
+    )
+    if now.phases:
+        parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in now.phases)
+        output.line(printable(f"  {parts}"))
+
+
+def verdict(state: State) -> str:
+    """One line that says it all."""
+    parts = []
+    if state.watches:
+        summary = summarise(state)
+        parts.append(f"{summary.answering} of {summary.nodes} nodes answer")
+        if summary.gpus_seen:
+            parts.append(f"{summary.gpus}/{summary.gpus_seen} GPUs, {summary.odd} odd")
+    if state.run is not None:
+        now = figures(state.run, state.now_s)
+        parts.append(printable(f"run {state.run.name} {now.status} at step {now.step:,}"))
+    return "; ".join(parts) or "nothing to look at: no hostfile and no run"
+
+
+def as_json(state: State) -> dict[str, Any]:
+    """The state with units in the names; what is not known is null."""
+    return {
+        "time_s": state.now_s,
+        "source": state.source,
+        "nodes": [_node_json(node, state) for node in state.nodes.values()],
+        "run": _run_json(state.run, state) if state.run else None,
+        "odd": [
+            {"node": name, "gpu": index, "reason": reason}
+            for (name, index), reason in state.odd.items()
+        ],
+        "exit_code": exit_code(state),
+    }
+
+
+def _node_json(node: NodeState, state: State) -> dict[str, Any]:
+    mark, why = node_mark(node, state)
+    reading = None
+    if node.sample is not None:
+        reading = {key: value for key, value in asdict(node.sample).items() if key != "node"}
+    return _finite_values(
+        {
+            "name": node.name,
+            "state": STATES[mark],
+            "why": why,
+            "age_s": node.age_s(state.now_s),
+            "missing_gpus": missing(node),
+            "unreachable": {"phase": node.down.phase, "message": node.down.message} if node.down else None,
+            "reading": reading,
+        }
+    )  # fmt: skip
+
+
+def _run_json(run: RunState, state: State) -> dict[str, Any]:
+    now = asdict(figures(run, state.now_s))
+    now["phases"] = dict(now["phases"])
+    return _finite_values(
+        {
+            "directory": run.directory,
+            "name": run.name,
+            "nodes": list(run.planned),
+            "node_states": dict(run.node_states),
+            "age_s": None if run.last_s is None else state.now_s - run.last_s,
+            "figures": now,
+            "last": asdict(run.last) if run.last else None,
+            "events": [asdict(sample.event) for sample in run.events[-20:]],
+        }
+    )
+
+
+def _finite_values(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: _finite(value) for key, value in document.items()}
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity are no JSON; they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,193 @@
+"""What a command without screens looks at: nodes and a run, an invented cluster, or a recording."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+from clusterctl.output import Output
+from clusterctl.settings import Settings
+from dashboards.feeds.base import (
+    Feed,
+    RunDirFeed,
+    Together,
+    as_sample,
+    newest_run,
+    opened,
+    steady_clock,
+    timed_records,
+)
+from dashboards.model.samples import Restored, Sample, Tick
+from dashboards.recording.reader import Recorded
+from dashboards.simulation.demo_feed import DemoFeed
+from trainer.runlog.telemetry import FILE
+
+OUTPUTS = Path("outputs")
+GAP_ROUNDS = 500
+NAP_S = 0.1  # how late a signal may be noticed
+
+Batches = Iterator[list[Sample]]
+"""Samples of one round after another; the last one of each is its Tick."""
+
+
+def live_feed(
+    settings: Settings, output: Output, *, run_dir: Path | None, demo: bool, interval_s: float
+) -> Feed:
+    """Nodes of the hostfile and the run directory, or the invented cluster.
+
+    Raises `HostfileError` when there is neither a hostfile nor a run, `UsageError` for a folder that
+    holds no run.
+    """
+    clock = steady_clock()
+    if demo:
+        return DemoFeed(clock=clock)
+    feeds: list[Feed] = []
+    run = RunDirFeed(
+        OUTPUTS if run_dir is None else run_of(run_dir),
+        clock=clock,
+        interval_s=interval_s,
+        newest_below=run_dir is None,
+    )
+    has_run = run_dir is not None or newest_run(OUTPUTS) is not None
+    if settings.hostfile.exists() or not has_run or settings.only or settings.without:
+        # Only here: paramiko takes a quarter of a second to import.
+        from dashboards.feeds.ssh import SshFeed
+
+        feeds.append(
+            SshFeed(
+                settings.nodes(),
+                settings.transport(),
+                limits=settings.limits,
+                clock=clock,
+                interval_s=interval_s,
+                width=settings.width,
+                source=str(settings.hostfile),
+            )
+        )
+    else:
+        output.note(f"no hostfile {settings.hostfile}: only the run is watched")
+    return Together([*feeds, run])
+
+
+def run_of(path: Path) -> Path:
+    """The run directory itself, or the newest one in a folder of runs. Raises `UsageError`."""
+    if (path / FILE).is_file() or (path / "plan.json").is_file():
+        return path
+    newest = newest_run(path) if path.is_dir() else None
+    if newest is None:
+        raise UsageError(
+            f"{path} holds no run: no {FILE} in it nor one level below",
+            hint="give a run directory, such as outputs/001-STDiT3-demo",
+        )
+    return newest
+
+
+def live_batches(
+    feed: Feed,
+    *,
+    interval_s: float,
+    is_over: Callable[[], bool],
+    for_s: float | None = None,
+    rounds_once_settled: int | None = None,
+    patience_s: float = math.inf,
+) -> Batches:
+    """A round every `interval_s` until it is over.
+
+    `rounds_once_settled`: end after so many rounds from the time on when every source has answered or
+    failed once, which may take `patience_s`.
+    """
+    feed.start()
+    try:
+        begun = time.monotonic()
+        due, rounds = begun, 0
+        while not is_over():
+            settled = feed.settled()
+            yield [*feed.drain(), Tick(feed.now())]
+            now = time.monotonic()
+            if rounds_once_settled is not None and (settled or now - begun > patience_s):
+                rounds += 1
+                if rounds > rounds_once_settled:
+                    return
+            due = max(due + interval_s, now)
+            while not is_over() and (left_s := due - time.monotonic()) > 0:
+                if for_s is not None and time.monotonic() - begun >= for_s:
+                    break
+                # Before anybody has answered there is nothing to be late for.
+                time.sleep(min(NAP_S, left_s))
+            if for_s is not None and time.monotonic() - begun >= for_s:
+                return
+    finally:
+        feed.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A recording or a run directory in its own time, without waiting."""
+
+    nodes: Sequence[str]
+    batches: Batches
+    damage: Callable[[], str] = str  # what could not be read so far, as a sentence
+
+
+def replayed(path: Path) -> Replayed:
+    """Raises `UsageError` when it cannot be read."""
+    if path.is_dir() or not path.exists():
+        return Replayed((), _rounds_of_run(run_of(path)))
+    try:
+        recorded = Recorded(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return Replayed(recorded.nodes, _rounds_of_recording(recorded), lambda: recorded.damage)
+
+
+def _rounds_of_recording(recorded: Recorded) -> Batches:
+    """All sessions of a file in its order; each begins with the state as it was then."""
+    number: int | None = 0
+    was_read = False
+    try:
+        while number is not None:
+            found = recorded.at_key(number)
+            if found is None:
+                number = recorded.key_number_after(number)
+                continue
+            was_read = True
+            state, place = found
+            yield [Restored(state), Tick(state.now_s)]
+            while (round_ := recorded.read_round(place)) is not None:
+                yield [*round_[1], Tick(round_[0])]
+            # By number and not by its time: a session may have begun before the one in front of it.
+            number = recorded.key_behind(place)
+    finally:
+        recorded.close()
+    if not was_read:
+        raise UsageError(f"{recorded.path}: no block of it can be read")
+
+
+def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
+    """A round each interval from the first record to the last.
+
+    Where nothing was written for long the rounds lie further apart, a five-hundredth of that time: a
+    week takes 4,000 rounds and not 600,000, and what an alert says of it is right to 0.2 %.
+    """
+    try:
+        timed = timed_records(run_dir)
+        opening = opened(run_dir, 0.0)
+    except OSError as error:
+        raise UsageError(f"{run_dir} cannot be read: {error}") from None
+
+    if not timed:
+        return
+    now_s = last_s = timed[0][0]
+    batch: list[Sample] = [replace(opening, at_s=now_s)]
+    for at_s, record, source in timed:
+        while at_s > now_s:
+            yield [*batch, Tick(now_s)]
+            apart_s = max(interval_s, min((now_s - last_s) / GAP_ROUNDS, at_s - now_s))
+            batch, now_s = [], now_s + apart_s
+        batch.append(as_sample(record, at_s, source))
+        last_s = at_s
+    yield [*batch, Tick(now_s)]

@@ -1,0 +1,218 @@
+"""All metrics as one list: what the exporter serves, what the Grafana board draws, what rules may use.
+
+Base units as Prometheus wants them. What is not known has no sample: a missing value is never 0, and a
+silent node's last reading is not repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.printable import printable
+from dashboards.alerts.rules.base import SEVERITIES
+from dashboards.alerts.rules.nodes import is_down, is_up
+from dashboards.model.fleet import fresh, missing
+from dashboards.model.run_progress import Figures, figures
+from dashboards.model.samples import Disk, Gpu, Link, NodeSample
+from dashboards.model.state import RunState, State
+
+PREFIX = "clusterctl_"
+GAUGE, COUNTER = "gauge", "counter"
+
+Rows = Iterable[tuple[tuple[str, ...], float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name. `read` gives (values of the labels, value or None) out of a state."""
+
+    name: str  # without PREFIX
+    help: str
+    unit: str  # Grafana's word for it
+    labels: tuple[str, ...]
+    read: Callable[[State], Rows]
+    kind: str = GAUGE
+    row: str = ""  # of the board; "" is not drawn
+    panel: str = ""  # title; several metrics may share one
+    query: str = "{}"  # PromQL around the metric
+    legend: str = ""
+
+    @property
+    def full_name(self) -> str:
+        return PREFIX + self.name
+
+
+def _nodes(read: Callable[[NodeSample], float | None]) -> Callable[[State], Rows]:
+    def rows(state: State) -> Rows:
+        return (((node.node,), read(node)) for node in fresh(state.nodes.values(), state))
+
+    return rows
+
+
+def _parts(parts: Callable[[NodeSample], Iterable[Any]], labels: Callable[[Any], tuple[str, ...]]) -> Callable[[Callable[[Any], float | None]], Callable[[State], Rows]]:  # fmt: skip
+    def of(read: Callable[[Any], float | None]) -> Callable[[State], Rows]:
+        def rows(state: State) -> Rows:
+            for node in fresh(state.nodes.values(), state):
+                for part in parts(node):
+                    yield (node.node, *labels(part)), read(part)
+
+        return rows
+
+    return of
+
+
+def _gpu_labels(gpu: Gpu) -> tuple[str, ...]:
+    return (str(gpu.index),)
+
+
+def _link_labels(link: Link) -> tuple[str, ...]:
+    return link.name, link.kind
+
+
+def _disk_labels(disk: Disk) -> tuple[str, ...]:
+    return (disk.path,)
+
+
+_gpus = _parts(lambda node: node.gpus or (), _gpu_labels)
+_links = _parts(lambda node: node.links or (), _link_labels)
+_disks = _parts(lambda node: node.disks or (), _disk_labels)
+
+
+def _run(read: Callable[[RunState, Figures, State], float | None]) -> Callable[[State], Rows]:
+    def rows(state: State) -> Rows:
+        run = state.run
+        return [] if run is None else [((run.name,), read(run, figures(run, state.now_s), state))]
+
+    return rows
+
+
+def _of_last(name: str) -> Callable[[State], Rows]:
+    """A figure of the last step."""
+    return _run(lambda run, now, state: getattr(run.last, name, None))
+
+
+def _ups(state: State) -> Iterator[tuple[tuple[str, ...], float | None]]:
+    if state.watches:
+        there = {node.node for node in fresh(state.nodes.values(), state)}
+        yield from (((name,), float(name in there)) for name in state.nodes)
+
+
+def _ages(state: State) -> Rows:
+    return (((name,), node.age_s(state.now_s)) for name, node in state.nodes.items())
+
+
+def _missing(state: State) -> Rows:
+    return (
+        ((node.node,), float(len(missing(state.nodes[node.node]))))
+        for node in fresh(state.nodes.values(), state)
+        if node.gpus is not None
+    )
+
+
+def _phases(state: State) -> Rows:
+    if state.run is not None:
+        for name, seconds in figures(state.run, state.now_s).phases:
+            yield (state.run.name, name), seconds
+
+
+def _alerts(state: State) -> Rows:
+    for alert in state.alerts.active:
+        for node, part in alert.units:
+            yield (alert.id, alert.severity, node, part), 1.0
+
+
+def _alert_counts(state: State) -> Rows:
+    for severity in SEVERITIES:
+        units = [alert.units for alert in state.alerts.active if alert.severity == severity]
+        yield (severity,), float(sum(map(len, units)))
+
+
+def _whether(value: bool | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _link_up(link: Link) -> float | None:
+    return 1.0 if is_up(link) else 0.0 if is_down(link) else None
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def _pair(gpu: Gpu, place: int) -> float | None:
+    return None if gpu.nvlinks is None else float(gpu.nvlinks[place])
+
+
+CLUSTER, GPUS, NETWORK, NODES, RUN = "Cluster", "GPUs", "Network", "Nodes", "Run"
+N, G, L, D, R = ("node",), ("node", "gpu"), ("node", "link", "kind"), ("node", "path"), ("run",)
+
+METRICS: tuple[Metric, ...] = (
+    Metric("node_up", "Whether the node gives readings now", "short", N, _ups, row=CLUSTER, panel="Nodes that answer", query="sum({})", legend="answering"),
+    Metric("alerts", "Things that are over their limit now", "short", ("severity",), _alert_counts, row=CLUSTER, panel="Alerts", legend="{{severity}}"),
+    Metric("alert_active", "1 for each thing over its limit; docs/alerts.md has the ids", "short", ("id", "severity", "node", "part"), _alerts, row=CLUSTER, panel="Alerts by kind", query="sum by (id) ({})", legend="{{id}}"),
+    Metric("gpu_power_watts", "Power draw", "watt", G, _gpus(lambda g: g.power_w), row=CLUSTER, panel="Power of all GPUs", query="sum({})", legend="power"),
+    Metric("gpu_power_limit_watts", "Enforced power limit", "watt", G, _gpus(lambda g: g.power_limit_w), row=CLUSTER, panel="Power of all GPUs", query="sum({})", legend="limit"),
+    Metric("gpu_utilization_ratio", "Share of time with a kernel running", "percentunit", G, _gpus(lambda g: g.util), row=GPUS, panel="Utilisation", query="avg by (node) ({})", legend="{{node}}"),
+    Metric("gpu_memory_used_bytes", "Memory in use", "bytes", G, _gpus(lambda g: g.memory_used_bytes), row=GPUS, panel="Fullest memory", query="max by (node) ({})", legend="{{node}}"),
+    Metric("gpu_memory_total_bytes", "Memory", "bytes", G, _gpus(lambda g: g.memory_total_bytes), row=GPUS, panel="Fullest memory", query="min({})", legend="of the smallest GPU"),
+    Metric("gpu_temperature_celsius", "Temperature", "celsius", G, _gpus(lambda g: g.temperature_c), row=GPUS, panel="Hottest GPU", query="max by (node) ({})", legend="{{node}}"),
+    Metric("gpu_sm_clock_hertz", "Clock of the multiprocessors", "hertz", G, _gpus(lambda g: _times(1e6, g.sm_mhz)), row=GPUS, panel="Slowest clock", query="min by (node) ({})", legend="{{node}}"),
+    Metric("gpu_throttled", "Whether its clocks are held down", "short", G, _gpus(lambda g: _whether(None if g.throttle is None else bool(g.throttle))), row=GPUS, panel="GPUs in trouble", query="sum({})", legend="throttled"),
+    Metric("gpus_missing", "GPUs that the node had and does not show now", "short", N, _missing, row=GPUS, panel="GPUs in trouble", query="sum({})", legend="missing"),
+    Metric("gpu_ecc_uncorrected_errors_total", "Uncorrected memory errors since the driver was loaded", "short", G, _gpus(lambda g: g.ecc_errors), COUNTER, row=GPUS, panel="GPUs in trouble", query="sum({})", legend="ECC errors"),
+    Metric("gpu_nvlinks_active", "NVLinks that are up", "short", G, _gpus(lambda g: _pair(g, 0)), row=GPUS, panel="NVLinks", query="sum({})", legend="active"),
+    Metric("gpu_nvlinks", "NVLinks that are there", "short", G, _gpus(lambda g: _pair(g, 1)), row=GPUS, panel="NVLinks", query="sum({})", legend="present"),
+    Metric("run_step", "Optimizer steps so far", "short", R, _of_last("step"), row=RUN, panel="Steps", legend="{{run}}"),
+    Metric("run_steps_planned", "Where the run means to stop", "short", R, _of_last("steps_total"), row=RUN, panel="Steps", legend="{{run}} planned"),
+    Metric("run_epoch", "Passes over the data so far", "short", R, _of_last("epoch")),
+    Metric("run_loss", "Loss of the last step", "short", R, _of_last("loss"), row=RUN, panel="Loss", legend="{{run}}"),
+    Metric("run_loss_smoothed", "Smoothed loss", "short", R, _run(lambda run, now, state: now.smooth_loss), row=RUN, panel="Loss", legend="{{run}} smoothed"),
+    Metric("run_gradient_norm", "Before clipping", "short", R, _of_last("grad_norm"), row=RUN, panel="Gradient norm", legend="{{run}}"),
+    Metric("run_learning_rate", "Of the last step", "sci", R, _of_last("lr"), row=RUN, panel="Learning rate", legend="{{run}}"),
+    Metric("run_step_seconds", "Median of the last steps", "s", R, _run(lambda run, now, state: now.step_s), row=RUN, panel="Step time", legend="{{run}}"),
+    Metric("run_phase_seconds", "Of a step, mean over ranks and the last steps", "s", ("run", "phase"), _phases, row=RUN, panel="Where a step goes", legend="{{phase}}"),
+    Metric("run_clips_per_second", "Throughput", "short", R, _run(lambda run, now, state: now.clips_per_s), row=RUN, panel="Clips a second", legend="{{run}}"),
+    Metric("run_tokens_per_second", "Throughput", "short", R, _run(lambda run, now, state: now.tokens_per_s), row=RUN, panel="Tokens a second", legend="{{run}}"),
+    Metric("run_rank_idle_ratio", "Share of a step that ranks wait for the slowest", "percentunit", R, _run(lambda run, now, state: now.idle_share), row=RUN, panel="Ranks wait", legend="{{run}}"),
+    Metric("run_last_step_age_seconds", "Since the last step was seen", "s", R, _run(lambda run, now, state: None if run.last_s is None else state.now_s - run.last_s), row=RUN, panel="Last step ago", legend="{{run}}"),
+    Metric("run_remaining_seconds", "Until the last step, at the pace of the last ones", "s", R, _run(lambda run, now, state: now.eta_s), row=RUN, panel="Time left", legend="{{run}}"),
+    Metric("run_active", "1 while the run neither ended nor stands still", "short", R, _run(lambda run, now, state: float(now.status in ("running", "waiting")))),
+    Metric("run_ranks", "Ranks of the last step", "short", R, _of_last("world")),
+    Metric("link_receive_bytes_per_second", "Received on the port", "Bps", L, _links(lambda o: o.rx_bytes_s), row=NETWORK, panel="Received", query="sum by (node, kind) ({})", legend="{{node}} {{kind}}"),
+    Metric("link_transmit_bytes_per_second", "Sent on the port", "Bps", L, _links(lambda o: o.tx_bytes_s), row=NETWORK, panel="Sent", query="sum by (node, kind) ({})", legend="{{node}} {{kind}}"),
+    Metric("link_errors_per_minute", "New errors in the last minute", "short", L, _links(lambda o: o.errors_min), row=NETWORK, panel="Link errors a minute", query="{} > 0", legend="{{node}} {{link}}"),
+    Metric("link_up", "Whether the port is up", "short", L, _links(_link_up), row=NETWORK, panel="Links that are down", query="count by (node) ({} == 0)", legend="{{node}}"),
+    Metric("link_downs_total", "How often the port was lost since boot", "short", L, _links(lambda o: o.downs), COUNTER, row=NETWORK, panel="Lost links", query="increase({}[10m]) > 0", legend="{{node}} {{link}}"),
+    Metric("link_rate_bytes_per_second", "What the port is trained to", "Bps", L, _links(lambda o: _times(1.25e8, o.rate_gbps))),
+    Metric("node_clock_offset_seconds", "Node minus this machine", "s", N, _nodes(lambda n: n.clock_offset_s), row=NODES, panel="Clock offset", legend="{{node}}"),
+    Metric("node_clock_bound_seconds", "The offset may be off by this much", "s", N, _nodes(lambda n: n.clock_bound_s)),
+    Metric("node_cpu_ratio", "Busy share of all cores", "percentunit", N, _nodes(lambda n: n.cpu), row=NODES, panel="CPU", legend="{{node}}"),
+    Metric("node_load1", "Load of the last minute", "short", N, _nodes(lambda n: n.load1), row=NODES, panel="Load", legend="{{node}}"),
+    Metric("node_memory_used_bytes", "What could not be had without swapping", "bytes", N, _nodes(lambda n: n.memory_used_bytes), row=NODES, panel="Memory", legend="{{node}}"),
+    Metric("node_memory_total_bytes", "Memory", "bytes", N, _nodes(lambda n: n.memory_total_bytes), row=NODES, panel="Memory", query="min({})", legend="of the smallest node"),
+    Metric("node_network_bytes_per_second", "Received and sent, without loopback", "Bps", N, _nodes(lambda n: n.network_bytes_s), row=NODES, panel="Network", legend="{{node}}"),
+    Metric("disk_used_bytes", "In use", "bytes", D, _disks(lambda d: d.used_bytes), row=NODES, panel="Disks", legend="{{node}} {{path}}"),
+    Metric("disk_total_bytes", "Size", "bytes", D, _disks(lambda d: d.total_bytes)),
+    Metric("node_uptime_seconds", "Since boot", "s", N, _nodes(lambda n: n.up_s)),
+    Metric("node_reading_age_seconds", "Since the node's last reading", "s", N, _ages, row=NODES, panel="Age of readings", legend="{{node}}"),
+)  # fmt: skip
+BY_NAME = {metric.full_name: metric for metric in METRICS}
+
+
+def values(metric: Metric, state: State) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Samples of a metric; what is not known is left out. NaN is a value: a loss may be that.
+
+    Labels are printable, and none stands there twice: Prometheus refuses the whole page for one. Of two
+    parts of a node that have one name the first counts.
+    """
+    told: set[tuple[str, ...]] = set()
+    for words, value in metric.read(state):
+        if value is None or math.isinf(value):
+            continue
+        labels = tuple(map(printable, words))
+        if labels not in told:
+            told.add(labels)
+            yield labels, float(value)

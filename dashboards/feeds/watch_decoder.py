@@ -1,0 +1,355 @@
+"""The lines of the payload `watch` as readings. Pure; odd values never raise, odd lines `TransportError`.
+
+A line carries only what has changed, so a Decoder belongs to one stream and keeps the rest. What a
+line did not touch stays the same object in the next reading: 8 of 9 parts of a node stand still.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.errors import TransportError
+from clusterctl.remote.messages.verbs import read_line
+from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Xid
+
+# The order of columns that payload/watching/gpus.py asks nvidia-smi for.
+CSV_COLUMNS = ("index", "name", "power_w", "power_limit_w", "util", "memory_used", "memory_total", "temperature_c", "sm_mhz")  # fmt: skip
+MIB = 2**20
+GPUS, LINKS, XIDS, ROWS = 64, 64, 50, 256  # more than a node has: what is above is not believed
+AGES_S = 10.0  # ages of processes are brought up to date this often
+# Bits of nvmlDeviceGetCurrentClocksEventReasons that mean trouble.
+REASONS = (
+    (0x8, "hw slowdown"),
+    (0x20, "sw thermal slowdown"),
+    (0x40, "hw thermal slowdown"),
+    (0x80, "hw power brake"),
+)
+_FAMILIES = "gGhHlL"
+
+
+class Decoder:
+    """Readings of one node out of the lines of one stream."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._said: dict[str, Any] = {}
+        self._complete = False
+        self._gpus: dict[int, Gpu | None] = {}
+        self._still: dict[int, _Still] = {}
+        self._links: dict[int, Link | None] = {}
+        self._gpu_tuple: tuple[Gpu, ...] | None = None
+        self._link_tuple: tuple[Link, ...] | None = None
+        self._csv: tuple[Gpu, ...] | None = None
+        self._disks: tuple[Disk, ...] | None = None
+        self._processes: tuple[Process, ...] | None = None
+        self._processes_s = 0.0  # when their ages were right
+        self._told_s = 0.0  # when they were told
+        self._xids: tuple[Xid, ...] = ()
+        self._up: tuple[float, float] | None = None  # (seconds, when)
+        self._step_s = 0.0
+        self.pong: tuple[int, float] | None = None  # (number of the question, node's wall clock)
+        self.number = 0  # of the newest line
+
+    def take(self, line: bytes, at_s: float) -> bool:
+        """Read a line that came at `at_s`; whether it was a reading (else it answers a question).
+
+        Raises `TransportError` for what the payload never says.
+        """
+        said = read_line("watch", line)
+        if "pong" in said:
+            self.pong = (said["pong"], said["t"])
+            return False
+        if "key" in said:
+            new = said["key"]
+            self._complete = True
+            self._said, self._gpus, self._links, self._still = {}, {}, {}, {}
+            self._gpu_tuple = self._link_tuple = None
+        elif self._complete:
+            new = said["d"]
+        else:
+            raise TransportError("parse", "a change of nothing")
+        self.number = said["n"]
+        for key, value in new.items():
+            self._set(key, value, at_s)
+        self._step_s += said.get("step", 0.0)
+        if "x" in said:
+            self._add_xids(said["x"], at_s)
+        return True
+
+    def _set(self, key: str, value: Any, at_s: float) -> None:
+        self._said[key] = value
+        first = key[:1]
+        if first in _FAMILIES and key[1:].isdigit():
+            if first in "gh":
+                index = int(key[1:])
+                self._gpus[index] = self._gpu_tuple = None
+                if first == "h":
+                    self._still.pop(index, None)
+            else:
+                self._links[int(key[1:])] = None
+                self._link_tuple = None
+        elif key == "gpus":
+            self._gpu_tuple = None
+        elif key == "links":
+            self._link_tuple = None
+        elif key == "csv":
+            self._csv = parse_csv(value) if isinstance(value, str) else None
+        elif key == "disks":
+            self._disks = _disks(value)
+        elif key == "procs":
+            self._processes, self._told_s = None, at_s
+        elif key == "up":
+            up = _number(value)
+            self._up = None if up is None else (up, at_s)
+
+    def sample(
+        self, at_s: float, offset_s: float | None = None, bound_s: float | None = None
+    ) -> NodeSample | None:
+        """The node as it is known now; None before its first line. Steps of the clock are told once."""
+        if not self._complete:
+            return None
+        said = self._said
+        memory = said.get("mem")
+        used, total = memory if type(memory) is list and len(memory) == 2 else (None, None)
+        used, total, net = _number(used), _number(total), _number(said.get("net"))
+        gpus, error = self._all_gpus()
+        step, self._step_s = self._step_s, 0.0
+        return NodeSample(
+            node=self._node,
+            at_s=at_s,
+            cpu=_number(said.get("cpu")),
+            cpus=_whole(said.get("cpus")),
+            load1=_number(said.get("load1")),
+            memory_used_bytes=None if used is None else used * MIB,
+            memory_total_bytes=None if total is None else total * MIB,
+            network_bytes_s=None if net is None else net * 1e6,
+            gpus=gpus,
+            gpu_error=error,
+            processes=self._all_processes(at_s),
+            links=self._all_links(),
+            disks=self._disks,
+            clock_offset_s=offset_s,
+            clock_bound_s=bound_s,
+            clock_step_s=step,
+            up_s=None if self._up is None else self._up[0] + at_s - self._up[1],
+            driver=said["driver"] if isinstance(said.get("driver"), str) else "",
+            xids=None if said.get("xlog") and not self._xids else self._xids,
+            log_error=str(said.get("xlog") or ""),
+        )
+
+    def _all_gpus(self) -> tuple[tuple[Gpu, ...] | None, str]:
+        said = self._said
+        count = said.get("gpus")
+        if type(count) is int and count >= 0:
+            if self._gpu_tuple is None:
+                for index in range(min(count, GPUS)):
+                    if self._gpus.get(index) is None:
+                        still = self._still.get(index)
+                        if still is None:
+                            still = self._still[index] = _still(said.get(f"h{index}"))
+                        self._gpus[index] = _gpu(index, said.get(f"g{index}"), still)
+                self._gpu_tuple = tuple(
+                    gpu for i in range(min(count, GPUS)) if (gpu := self._gpus[i]) is not None
+                )
+            return self._gpu_tuple, ""
+        error = str(said.get("gpu_error") or "")
+        if isinstance(said.get("csv"), str):
+            return self._csv, error if self._csv is not None else "nvidia-smi: no table"
+        return None, error or "the node said nothing about GPUs"
+
+    def _all_links(self) -> tuple[Link, ...] | None:
+        count = self._said.get("links")
+        if type(count) is not int:
+            return None
+        if self._link_tuple is None:
+            for index in range(min(count, LINKS)):
+                if self._links.get(index) is None:
+                    self._links[index] = _link(self._said.get(f"L{index}"), self._said.get(f"l{index}"))  # fmt: skip
+            self._link_tuple = tuple(
+                link for i in range(min(count, LINKS)) if (link := self._links[i]) is not None
+            )
+        return self._link_tuple
+
+    def _all_processes(self, at_s: float) -> tuple[Process, ...] | None:
+        rows = self._said.get("procs")
+        if type(rows) is not list:
+            return None
+        if self._processes is None or at_s - self._processes_s >= AGES_S:
+            passed = at_s - self._told_s
+            found = (_process(row, passed) for row in rows[:ROWS])
+            self._processes = tuple(one for one in found if one is not None)
+            self._processes_s = at_s
+        return self._processes
+
+    def _add_xids(self, rows: Any, at_s: float) -> None:
+        by_address = {
+            _address(self._said[key][3]): int(key[1:])
+            for key in self._said
+            if key[:1] == "h" and type(self._said[key]) is list and len(self._said[key]) > 3
+        }
+        for row in rows[:ROWS] if type(rows) is list else ():
+            if type(row) is not list or len(row) != 4 or _whole(row[2]) is None:
+                continue
+            gpu = by_address.get(_address(row[1]))
+            line = Xid(at_s - (_number(row[0]) or 0.0), gpu, int(row[2]), str(row[3])[:300])
+            self._xids = (*self._xids, line)[-XIDS:]
+
+
+def _address(text: Any) -> str:
+    """NVML says 00000000:0F:00.0, the kernel's log 0000:0f:00."""
+    return str(text).lower().rpartition(".")[0][-10:] or str(text).lower()[-10:]
+
+
+_Still = tuple[str, float | None, float | None, int | None, tuple[int, int] | None]
+_UNKNOWN: _Still = ("", None, None, None, None)
+_ALL_INTS = {int}
+
+
+def _still(row: Any) -> _Still:
+    """(name, limit, bytes, ECC errors, NVLinks): what a card says once a minute."""
+    if type(row) is not list or len(row) != 7:
+        return _UNKNOWN
+    total, up, links = _number(row[2]), _whole(row[5]), _whole(row[6])
+    return (
+        row[0] if isinstance(row[0], str) else "",
+        _number(row[1]),
+        None if total is None else total * MIB,
+        _whole(row[4]),
+        None if up is None or links is None else (up, links),
+    )
+
+
+def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
+    name, limit, total, ecc, links = still
+    if isinstance(moving, str):
+        return Gpu(index, name, error=moving or "lost")
+    if type(moving) is not list or len(moving) != 6:
+        return None
+    power, util, used, temperature, mhz, bits = moving
+    if {*map(type, moving)} != _ALL_INTS or max(moving) > 2**53 or min(moving) < -(2**53):
+        # A card that has no answer for something, or a number that is none.
+        power, util, used, temperature, mhz = map(_number, moving[:5])
+    # By position: eight of these a node and second, and names cost half as much again.
+    return Gpu(
+        index,
+        name,
+        power,
+        limit,
+        None if util is None else util / 100,
+        None if used is None else used * MIB,
+        total,
+        temperature,
+        mhz,
+        "",
+        "" if bits == 0 else _reasons(bits),
+        ecc,
+        links,
+    )
+
+
+def _reasons(bits: Any) -> str | None:
+    if type(bits) is not int:
+        return None
+    return ", ".join(word for bit, word in REASONS if bits & bit)
+
+
+def _link(still: Any, moving: Any) -> Link | None:
+    if type(still) is not list or len(still) != 5:
+        return None
+    if type(moving) is not list or len(moving) != 3:
+        moving = (None, None, None)
+    received, sent = _number(moving[0]), _number(moving[1])
+    return Link(
+        str(still[0]),
+        "ib" if still[1] == "ib" else "eth",
+        str(still[2]),
+        _number(still[3]),
+        None if received is None else received * 1e6,
+        None if sent is None else sent * 1e6,
+        _number(moving[2]),
+        _whole(still[4]),
+    )
+
+
+def _process(row: Any, passed_s: float) -> Process | None:
+    if type(row) is not list or len(row) != 8 or _whole(row[0]) is None:
+        return None
+    memory, age = _number(row[4]), _number(row[7])
+    return Process(
+        int(row[0]),
+        str(row[1]),
+        str(row[2]),
+        _whole(row[3]),
+        None if memory is None else memory * MIB,
+        str(row[5] or ""),
+        _whole(row[6]),
+        None if age is None else age + passed_s,
+    )
+
+
+def _disks(rows: Any) -> tuple[Disk, ...] | None:
+    if type(rows) is not list:
+        return None
+    found = []
+    for row in rows[:ROWS]:
+        if type(row) is list and len(row) == 4:
+            used, total = _number(row[1]), _number(row[2])
+            found.append(
+                Disk(
+                    str(row[0]),
+                    None if used is None else used * MIB,
+                    None if total is None else total * MIB,
+                    str(row[3]),
+                )
+            )
+    return tuple(found)
+
+
+def parse_csv(text: str) -> tuple[Gpu, ...] | None:
+    """`nvidia-smi --query-gpu … --format=csv,noheader,nounits`; None when no line is one."""
+    gpus = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) != len(CSV_COLUMNS) or not words[0].isdigit():
+            continue
+        row = dict(zip(CSV_COLUMNS, words, strict=True))
+        number = {name: _number(row[name]) for name in CSV_COLUMNS[2:]}
+        util, used, total = number["util"], number["memory_used"], number["memory_total"]
+        readings = [number["power_w"], util, used, number["temperature_c"]]
+        gpus.append(
+            Gpu(
+                index=int(row["index"]),
+                name=row["name"],
+                power_w=number["power_w"],
+                power_limit_w=number["power_limit_w"],
+                util=None if util is None else util / 100,
+                memory_used_bytes=None if used is None else used * MIB,
+                memory_total_bytes=None if total is None else total * MIB,
+                temperature_c=number["temperature_c"],
+                sm_mhz=number["sm_mhz"],
+                # A lost card answers every question with an error text in brackets.
+                error=row["power_w"].strip("[]") if all(r is None for r in readings) else "",
+            )
+        )
+    return tuple(gpus) if gpus else None
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, also as text; `[N/A]`, booleans and the rest are None."""
+    kind = type(value)
+    if kind is float or kind is int:
+        return value if -1e300 < value < 1e300 else None
+    if kind is not str:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if abs(number) < 1e300 else None
+
+
+def _whole(value: Any) -> int | None:
+    if type(value) is int:
+        return value if -(2**53) < value < 2**53 else None
+    number = _number(value)
+    return int(number) if number is not None and number == int(number) else None

@@ -1,0 +1,415 @@
+"""The fleet as rows and cells: metrics, marks, odd ones, order and filter. Pure.
+
+Marks, so that colour never stands alone: `!` alarm, `~` stale, `-` unknown, `x` missing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dashboards.model import units
+from dashboards.model.history_columns import NODE_COLUMNS, gpu_column
+from dashboards.model.samples import Gpu, NodeSample
+
+if TYPE_CHECKING:
+    from dashboards.model.state import NodeState, State
+
+ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
+STALE_INTERVALS = 3
+
+# A GPU that waits while the others compute draws less than half of them (100 of 700 W in the
+# hangs that were seen); below this many or this idle there is no fleet to compare with.
+ODD_SHARE = 0.5
+ODD_PEERS = 4
+BUSY_SHARE_OF_LIMIT = 0.35
+BUSY_W = 150.0
+ODD_ROWS = 5  # a single low reading between two kernels is none
+HOT_C = 87.0  # H100 and A100 slow themselves down from here on
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One thing to look at: how to read it and how to say it."""
+
+    key: str
+    title: str
+    of_gpu: bool
+    read: Callable[[Any], float | None]  # of a Gpu, or of a NodeSample
+    column: str  # in GPU_COLUMNS or NODE_COLUMNS
+    fleet_column: str  # in FLEET_COLUMNS
+    say: Callable[[float | None], str]  # in full, with unit
+    short: Callable[[float], str]  # at most three characters
+    full_scale: float | None  # value of a full bar; None: of the largest seen
+    of_many: str = "mean"  # a node's or the fleet's one number, see FOLDS
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether `short` and the title are in tens or hundreds of the unit."""
+        return " x1" in self.title
+
+    @property
+    def whole_title(self) -> str:
+        """The title where cells have room for all digits."""
+        return " ".join(word for word in self.title.split() if not word.startswith("x1"))
+
+    @property
+    def name(self) -> str:
+        """The title without the unit."""
+        return self.whole_title.rpartition(" ")[0] if self.of_gpu else self.title
+
+
+FOLDS: dict[str, Callable[[Sequence[float]], float]] = {
+    "total": sum,
+    "highest": max,
+    "lowest": min,
+    "mean": lambda values: sum(values) / len(values),
+}
+
+
+def load_per_core(sample: NodeSample) -> float | None:
+    return sample.load1 / sample.cpus if sample.load1 is not None and sample.cpus else None
+
+
+def _network_mb_s(sample: NodeSample) -> float | None:
+    return None if sample.network_bytes_s is None else sample.network_bytes_s / 1e6
+
+
+def _degrees(value: float | None) -> str:
+    return f"{value:.0f} °C" if value is not None and units.known(value) else units.UNKNOWN
+
+
+def _mhz(value: float | None) -> str:
+    return f"{value:,.0f} MHz" if value is not None and units.known(value) else units.UNKNOWN
+
+
+def _two_digits(value: float | None) -> str:
+    return units.UNKNOWN if value is None else f"{value:.2f}"
+
+
+def _rate_of_mb(value: float | None) -> str:
+    return units.rate(None if value is None else value * 1e6)
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _percent_number(value: float) -> str:
+    return f"{100 * value:.0f}"
+
+
+METRICS = (
+    Metric("power", "power x10 W", True, attrgetter("power_w"), "power", "power_kw", units.power, lambda v: f"{v / 10:.0f}", 700.0, "total"),
+    Metric("util", "utilisation %", True, attrgetter("util"), "util", "util", units.percent, _percent_number, 1.0),
+    Metric("memory", "GPU memory %", True, attrgetter("memory"), "memory", "gpu_memory", units.percent, _percent_number, 1.0),
+    Metric("temperature", "temperature C", True, attrgetter("temperature_c"), "temperature", "temperature", _degrees, _whole, 90.0, "highest"),
+    # A slow one holds all others up. Full is what H100 and H200 reach; others are told apart all the same.
+    Metric("clock", "SM clock x100 MHz", True, attrgetter("sm_mhz"), "clock", "clock", _mhz, lambda v: f"{v / 100:.0f}", 1980.0, "lowest"),
+)  # fmt: skip
+NODE_METRICS = (
+    Metric("cpu", "cpu", False, attrgetter("cpu"), "cpu", "cpu", units.percent, _percent_number, 1.0),
+    Metric("memory", "memory", False, attrgetter("memory"), "memory", "memory", units.percent, _percent_number, 1.0),
+    Metric("load", "load per core", False, load_per_core, "load", "load", _two_digits, _whole, None),
+    Metric("network", "network", False, _network_mb_s, "network_mb_s", "network_mb_s", _rate_of_mb, _whole, None),
+)  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """One GPU in the grid. `value` is None where there is a mark instead of a number."""
+
+    value: float | None
+    level: float | None  # 0 to 1, for colour
+    mark: str = ""
+
+
+def level(value: float | None, metric: Metric, gpu: Gpu | None = None) -> float | None:
+    """The value as 0 to 1 for colour; power relates to the GPU's own limit when that is known."""
+    if value is None:
+        return None
+    scale = metric.full_scale or 1.0
+    if metric.key == "power" and gpu and gpu.power_limit_w:
+        scale = gpu.power_limit_w
+    if metric.key == "temperature":
+        value, scale = value - 25.0, scale - 25.0  # cold metal is the zero
+    return max(0.0, min(1.0, value / scale))
+
+
+def cells(node: NodeState, metric: Metric, state: State) -> list[Cell]:
+    """One cell for each GPU that the node ever showed."""
+    if node.sample is None or node.down is not None or node.sample.gpus is None:
+        return [Cell(None, None, UNKNOWN)] * node.gpus_seen
+    stale = node.is_stale(state.now_s, state.interval_s)
+    by_index = {gpu.index: gpu for gpu in node.sample.gpus}
+    result = []
+    for index in range(node.gpus_seen):
+        gpu = by_index.get(index)
+        if gpu is None or gpu.error:
+            result.append(Cell(None, None, MISSING))
+            continue
+        value = metric.read(gpu)
+        if value is None:
+            result.append(Cell(None, None, UNKNOWN))
+            continue
+        mark = STALE if stale else ALARM if (node.name, index) in state.odd else ""
+        result.append(Cell(value, level(value, metric, gpu), mark))
+    return result
+
+
+def node_mark(node: NodeState, state: State) -> tuple[str, str]:
+    """(mark, few words) of a node; ("", "") when there is nothing to say."""
+    if node.down is not None:
+        return UNKNOWN, node.down.phase
+    sample = node.sample
+    if sample is None:
+        return (UNKNOWN, "waiting") if state.watches else ("", "")
+    if sample.at_s < _oldest_s(state):
+        return STALE, units.age(state.now_s - sample.at_s)
+    if sample.gpus is None:
+        return UNKNOWN, "GPUs ?"
+    gone = missing(node)
+    if gone:
+        return MISSING, f"GPU {','.join(map(str, gone))} gone"
+    if state.odd:
+        odd = [index for name, index in state.odd if name == node.name]
+        if odd:
+            return ALARM, f"GPU {','.join(map(str, odd))}"
+    return "", ""
+
+
+def _oldest_s(state: State) -> float:
+    """Time of the oldest reading that is not stale: as `NodeState.is_stale`, once for all nodes."""
+    return state.now_s - STALE_INTERVALS * state.interval_s
+
+
+def missing(node: NodeState) -> list[int]:
+    """GPUs that the node had and does not show now; nothing is said of a silent node."""
+    if node.sample is None or node.sample.gpus is None or node.down is not None:
+        return []
+    gpus = node.sample.gpus
+    if len(gpus) == node.gpus_seen and not any(gpu.error for gpu in gpus):
+        return []  # as nearly always: a thousand nodes are asked several times a second
+    there = {gpu.index for gpu in gpus if not gpu.error}
+    return [index for index in range(node.gpus_seen) if index not in there]
+
+
+def fresh(nodes: Iterable[NodeState], state: State) -> list[NodeSample]:
+    """Readings that are good now: of nodes that are neither silent nor stale."""
+    oldest_s = _oldest_s(state)
+    return [
+        sample
+        for node in nodes
+        if (sample := node.sample) is not None and node.down is None and sample.at_s >= oldest_s
+    ]
+
+
+def past(node: NodeState, column: int, rows: int, state: State) -> list[float]:
+    """The newest `rows` of one column up to now, oldest first; NaN where and since nothing came."""
+    silent = min(rows, silent_rows(node, state))
+    known = node.history.column(column, rows - silent) if rows > silent else []
+    missing_rows = rows - silent - len(known)
+    return [math.nan] * missing_rows + known + [math.nan] * silent
+
+
+def silent_rows(node: NodeState, state: State) -> int:
+    """Rows of history that would have come by now."""
+    if node.history_s is None:
+        return 0
+    # One interval is the usual distance between a reading and now, not a silence.
+    return max(0, int((state.now_s - node.history_s) / state.history_step_s - 1))
+
+
+def node_column(node: NodeState, metric: Metric) -> int:
+    """Of the node's one number in its history: the mean over its GPUs, cpu where it has none."""
+    if not metric.of_gpu:
+        return NODE_COLUMNS.index(metric.column)
+    return NODE_COLUMNS.index("gpu_" + metric.column if node.gpus_seen else "cpu")
+
+
+def odd_gpus(state: State) -> dict[tuple[str, int], str]:
+    """GPUs that differ from the fleet now, with the reason: idle among busy ones, or too hot."""
+    live = fresh(state.nodes.values(), state)
+    powers = [
+        power for sample in live for gpu in sample.gpus or () if (power := gpu.power_w) is not None
+    ]
+    middle = statistics.median(powers) if len(powers) >= ODD_PEERS else 0.0
+    low = ODD_SHARE * middle
+    odd = {}
+    for sample in live:
+        for gpu in sample.gpus or ():
+            power, temperature = gpu.power_w, gpu.temperature_c
+            is_hot = temperature is not None and temperature >= HOT_C
+            if not is_hot and (power is None or power >= low):
+                continue  # nearly all, nearly always
+            if is_hot:
+                odd[sample.node, gpu.index] = f"{temperature:.0f} °C"
+            busy_w = BUSY_SHARE_OF_LIMIT * gpu.power_limit_w if gpu.power_limit_w else BUSY_W
+            if middle <= busy_w or power is None or power >= low:
+                continue
+            if _low_for_long(state.nodes[sample.node], gpu.index, low):
+                odd[sample.node, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
+    return odd
+
+
+def _low_for_long(node: NodeState, index: int, limit_w: float) -> bool:
+    past = node.history.column(gpu_column(index, "power"), ODD_ROWS)
+    return len(past) >= ODD_ROWS and all(value < limit_w for value in past if value == value)
+
+
+# Of a normal spread 1 of 16,000 lies further out; the floor keeps a calm fleet from being all odd.
+RANGE_SIGMAS, RANGE_FLOOR = 4.0, 0.04
+
+
+def usual_range(state: State, metric: Metric) -> tuple[float, float] | None:
+    """Where nearly all GPUs (nodes) lie: median and its absolute deviation. None for too few."""
+    samples = fresh(state.nodes.values(), state)
+    if metric.of_gpu:
+        found = [metric.read(gpu) for sample in samples for gpu in sample.gpus or ()]
+    else:
+        found = [metric.read(sample) for sample in samples]
+    values = [value for value in found if value is not None]
+    if len(values) < ODD_PEERS:
+        return None
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    reach = max(RANGE_SIGMAS * spread, RANGE_FLOOR * (metric.full_scale or abs(middle)))
+    return middle - reach, middle + reach
+
+
+def node_value(sample: NodeSample, metric: Metric) -> float | None:
+    """A node's one number: total power, mean share, highest temperature."""
+    if metric.of_gpu:
+        values = [metric.read(gpu) for gpu in sample.gpus or ()]
+        return _folded(metric, [value for value in values if value is not None])
+    return metric.read(sample)
+
+
+def _folded(metric: Metric, values: Sequence[float]) -> float | None:
+    return FOLDS[metric.of_many](values) if values else None
+
+
+def fleet_row(state: State) -> list[float | None]:
+    """One row of the fleet's history, in the order of FLEET_COLUMNS."""
+    samples = fresh(state.nodes.values(), state)
+    gpus = [gpu for sample in samples for gpu in sample.gpus or ()]
+    row: list[float | None] = []
+    for metric in METRICS:
+        value = _folded(metric, [v for v in (metric.read(gpu) for gpu in gpus) if v is not None])
+        row.append(value / 1000 if value is not None and metric.key == "power" else value)
+    for metric in NODE_METRICS:
+        values = [v for v in (node_value(sample, metric) for sample in samples) if v is not None]
+        total = sum(values)
+        row.append(
+            None if not values else total if metric.key == "network" else total / len(values)
+        )
+    return row
+
+
+ORDERS = ("hostfile", "value", "state", "outliers")
+
+
+def arranged(state: State, metric: Metric, order: str, wanted: str) -> list[NodeState]:
+    """Nodes that the filter keeps, in the hostfile's order or by value (highest first) or by state."""
+    nodes = list(state.nodes.values())
+    if wanted.strip(" ,"):
+        nodes = [node for node in nodes if _matches(node, state, wanted)]
+    if order == "value":
+        lowest = float("-inf")
+
+        def by_value(node: NodeState) -> float:
+            value = None if node.sample is None else node_value(node.sample, metric)
+            return lowest if value is None or node.down else value
+
+        nodes.sort(key=by_value, reverse=True)
+    elif order == "state":
+        rank = {MISSING: 0, ALARM: 1, UNKNOWN: 2, STALE: 3, "": 4}
+        nodes.sort(key=lambda node: rank[node_mark(node, state)[0]])
+    elif order == "outliers":
+        usual = usual_range(state, metric)
+        nodes.sort(key=lambda node: -_distance(node, metric, usual))
+    return nodes
+
+
+def _distance(node: NodeState, metric: Metric, usual: tuple[float, float] | None) -> float:
+    """How far its oddest GPU stands from the fleet's middle."""
+    if usual is None or node.sample is None or node.down is not None:
+        return -1.0
+    middle = sum(usual) / 2
+    parts = (node.sample.gpus or ()) if metric.of_gpu else (node.sample,)
+    return max(
+        (abs(value - middle) for value in map(metric.read, parts) if value is not None),
+        default=-1.0,
+    )
+
+
+def _matches(node: NodeState, state: State, wanted: str) -> bool:
+    """Any comma-separated term: part of the name, or a mark."""
+    terms = [term.strip() for term in wanted.split(",") if term.strip()]
+    mark = node_mark(node, state)[0]
+    return not terms or any(
+        term == mark if term in (ALARM, STALE, UNKNOWN, MISSING) else term.lower() in node.name.lower()
+        for term in terms
+    )  # fmt: skip
+
+
+SHORT_NAME = 8  # characters; names up to here are shown whole
+
+
+def short_names(names: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """(what all names begin with, name -> the rest): ml-64-node-001 becomes 001.
+
+    Cuts only before a number or after a separator, and leaves something of every name.
+    """
+    names = list(names)
+    if len(names) < 2 or max(map(len, names)) <= SHORT_NAME:
+        return "", {name: name for name in names}
+    low, high = min(names), max(names)
+    size = 0
+    while size < min(len(low), len(high)) and low[size] == high[size]:
+        size += 1
+    # Back to the beginning of a number: node-00[1-9] is cut before 00, not inside of it.
+    while size and low[size - 1].isdigit():
+        size -= 1
+    while size and low[size - 1].isalnum() and not low[size : size + 1].isdigit():
+        size -= 1
+    if size < 3:
+        return "", {name: name for name in names}
+    return low[:size], {name: name[size:] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The line above the grid."""
+
+    nodes: int
+    answering: int
+    marks: Mapping[str, int]  # nodes by mark, those that have one
+    gpus: int
+    gpus_seen: int
+    odd: int
+
+
+def summarise(state: State) -> Summary:
+    marks: Counter[str] = Counter()
+    gpus = seen = 0
+    for node in state.nodes.values():
+        mark = node_mark(node, state)[0]
+        marks[mark] += 1
+        seen += node.gpus_seen
+        if node.sample is not None and node.down is None:
+            # A node that has another mark, or none, has all of them.
+            gpus += node.gpus_seen - (len(missing(node)) if mark in (MISSING, STALE) else 0)
+    del marks[""]
+    return Summary(
+        nodes=len(state.nodes),
+        answering=len(fresh(state.nodes.values(), state)),
+        marks=marks,
+        gpus=gpus,
+        gpus_seen=seen,
+        odd=len(state.odd),
+    )

@@ -1,0 +1,192 @@
+"""Figures of a run for people: how far, how fast, until when, where the time goes. Pure."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dashboards.model.state import INTERRUPTED, RunState
+from trainer.runlog.telemetry import PHASES, Event, StepRecord
+
+# Rates are means over this many steps: enough to smooth buckets of different size.
+WINDOW = 50
+# A step may take this many times the usual one, or this many seconds, before it counts as stalled:
+# checkpoints and validation stand between steps.
+STALLED_TIMES = 6.0
+STALLED_S = 30.0
+FAR_S = 1e10  # 300 years: no date is told for that
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the run screen says beside the curves. None: not known yet."""
+
+    status: str  # waiting, running, stalled, finished, stopped, failed
+    step: int
+    steps_total: int
+    step_s: float | None = None  # median over the window
+    p99_s: float | None = None
+    longest_s: float | None = None
+    clips_per_s: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    phases: tuple[tuple[str, float], ...] = ()  # mean seconds, in the order of a step, then "other"
+    idle_share: float | None = None
+    slowest_rank: int | None = None
+    slowest_steps: int = 0  # of how many steps of the window it was the slowest
+    window: int = 0
+    smooth_loss: float | None = None
+    flops_s: float | None = None  # of one rank
+    data_share: float | None = None  # of a step, spent waiting for data
+    buckets: tuple[tuple[str, float], ...] = ()  # share of the recent steps, largest first
+    checkpoint: tuple[int | None, float] | None = None  # step and time of the newest
+    restarts: int = 0
+
+    @property
+    def part(self) -> float | None:
+        return min(1.0, self.step / self.steps_total) if self.steps_total > 0 else None
+
+
+def figures(run: RunState, now_s: float) -> Figures:
+    """Everything derived from a run's records at the time `now_s`."""
+    if run.last is None:
+        return Figures(run.ended or "waiting", 0, 0)
+    base = _of_records(_Same(run))
+    age_s = None if run.last_s is None else now_s - run.last_s
+    if base.status == "running" and base.step_s is not None and age_s is not None:
+        if age_s > max(STALLED_S, STALLED_TIMES * base.step_s):
+            return replace(base, status="stalled", eta_s=None)
+        if base.eta_s is not None:
+            return replace(base, eta_s=max(0.0, base.eta_s - age_s))
+    return base
+
+
+class _Same:
+    """A run as a cache key: equal only to itself, as states are never changed."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+
+    def __hash__(self) -> int:
+        return id(self.run)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.run is self.run
+
+
+@functools.lru_cache(maxsize=4)
+def _of_records(same: _Same) -> Figures:
+    """What does not change between two steps; several panels ask for it each tick."""
+    run = same.run
+    assert run.last is not None
+    window = run.recent[-WINDOW:]
+    step_s = statistics.median(record.step_s for record in window)
+    pace_s = _pace_s(window)
+    left = max(0, run.last.steps_total - run.last.step)
+    times = sorted(record.step_s for record in run.recent)
+    status = run.ended or ("finished" if left == 0 and run.last.steps_total else "running")
+    ranks = Counter(r.slowest_rank for r in window if r.slowest_rank is not None)
+    rank, times_slowest = ranks.most_common(1)[0] if ranks else (None, 0)
+    idle = [record.idle_share for record in window if record.idle_share is not None]
+    return Figures(
+        status=status,
+        step=run.last.step,
+        steps_total=run.last.steps_total,
+        step_s=step_s,
+        p99_s=times[min(len(times) - 1, int(0.99 * len(times)))],
+        longest_s=times[-1],
+        clips_per_s=_per_second([record.samples for record in window], pace_s),
+        tokens_per_s=_per_second([record.tokens for record in window], pace_s),
+        eta_s=left * pace_s if status == "running" and 0 < left * pace_s < FAR_S else None,
+        phases=_phases(window),
+        idle_share=statistics.fmean(idle) if idle else None,
+        slowest_rank=rank if run.last.world > 1 else None,
+        slowest_steps=times_slowest,
+        window=len(window),
+        smooth_loss=run.smooth / run.smooth_weight if run.smooth_weight else None,
+        flops_s=_flops_s(window, pace_s),
+        data_share=_share_of("data", window),
+        buckets=_buckets(run.recent),
+        checkpoint=_checkpoint(run),
+        restarts=sum(sample.event.name == "resume" for sample in run.events),
+    )
+
+
+def is_bad(event: Event) -> bool:
+    """Whether an event is to be seen as trouble."""
+    if event.name == "end":
+        return event.data.get("exit_code", 0) not in (0, INTERRUPTED)
+    if event.name == "rank-ended":
+        return event.data.get("code") != 0
+    return event.name in ("failure", "failed", "error", "lost", "incident", "stalled")
+
+
+def one_line(event: Event) -> str:
+    """What happened in one line; of a traceback its last one, which names the error."""
+    lines = [line.strip() for line in event.text.splitlines() if line.strip()]
+    return " … ".join(lines[:1] + lines[1:][-1:])
+
+
+def _pace_s(window: Sequence[StepRecord]) -> float:
+    """Seconds from step to step, with what stands between them (checkpoints, validation).
+
+    Times of the records come from one writer, so their difference is good; where they are missing
+    or jump, the steps' own durations are all there is.
+    """
+    own = statistics.fmean(record.step_s for record in window)
+    first, last = window[0], window[-1]
+    steps = last.step - first.step
+    if steps <= 0 or first.time_s <= 0:
+        return own
+    pace = (last.time_s - first.time_s) / steps
+    return pace if 0.8 * own <= pace <= 20 * own else own
+
+
+def _per_second(counts: Sequence[int], pace_s: float) -> float | None:
+    return statistics.fmean(counts) / pace_s if pace_s > 0 and any(counts) else None
+
+
+def _flops_s(window: Sequence[StepRecord], pace_s: float) -> float | None:
+    """What a rank computes in a second, with all that stands between the steps."""
+    total = statistics.fmean(record.flops for record in window)
+    return total / pace_s / max(1, window[-1].world) if total > 0 and pace_s > 0 else None
+
+
+def _share_of(phase: str, window: Sequence[StepRecord]) -> float | None:
+    steps_s = sum(record.step_s for record in window)
+    known = [record.seconds[phase] for record in window if phase in record.seconds]
+    return sum(known) / steps_s if known and steps_s > 0 else None
+
+
+def _buckets(records: Sequence[StepRecord]) -> tuple[tuple[str, float], ...]:
+    counts = Counter(record.bucket for record in records if record.bucket)
+    total = sum(counts.values())
+    return tuple((name, count / total) for name, count in counts.most_common())
+
+
+def _checkpoint(run: RunState) -> tuple[int | None, float] | None:
+    for sample in reversed(run.events):
+        if sample.event.name == "checkpoint":
+            return sample.event.step, sample.event.time_s or sample.at_s
+    return None
+
+
+def mfu(now: Figures, peak_flops: float | None) -> float | None:
+    """Model FLOP utilisation, 0 to 1; None where the peak or the count is not known."""
+    return now.flops_s / peak_flops if now.flops_s and peak_flops else None
+
+
+def _phases(window: Sequence[StepRecord]) -> tuple[tuple[str, float], ...]:
+    names = [name for name in PHASES if any(name in record.seconds for record in window)]
+    names += sorted({name for record in window for name in record.seconds} - set(PHASES))
+    means = [
+        (name, statistics.fmean(record.seconds.get(name, 0.0) for record in window))
+        for name in names
+    ]
+    other = statistics.fmean(record.step_s for record in window) - sum(s for _, s in means)
+    return (*means, ("other", other)) if means and other > 0 else tuple(means)

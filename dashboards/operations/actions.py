@@ -1,0 +1,272 @@
+"""What the screens can have done on the nodes: the same library functions as the commands.
+
+Everything here waits, so it runs in `work.Job` threads and never in the app's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from clusterctl.errors import CouldNotFindOut, TransportError, UsageError
+from clusterctl.jobs.processes import NodeJob, Pick, look, one_run, others_lines, plan_rows
+from clusterctl.nodes import fold
+from clusterctl.settings import Settings
+from dashboards.model.state import RunState
+from dashboards.operations.background import Watch
+
+if TYPE_CHECKING:
+    from checks.finding import Report
+    from clusterctl.stacks.diagnose import Diagnosis
+    from clusterctl.transport.base import Transport
+
+LOG_BYTES = 128 << 10  # of the end of a log
+RUN_ID_FILE = ".run-id"
+KERNEL = "journalctl -k --no-pager -q -n 400 2>/dev/null || dmesg -T 2>/dev/null | tail -n 400"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Processes that are to be ended, as they were found."""
+
+    pick: Pick
+    jobs: tuple[NodeJob, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(len(job.processes) for job in self.jobs)
+
+    @property
+    def nodes(self) -> list[str]:
+        return [job.node.name for job in self.jobs if job.processes]
+
+    def lines(self) -> list[str]:
+        """Nodes with equal shares in one line, then what is left alone."""
+        lines = [
+            f"{row.nodes}  {row.count} processes each: {row.what}"
+            + (f", ranks {row.ranks}" if row.ranks else "")
+            + f", of {row.owners}"
+            for row in plan_rows(self.jobs)
+        ]
+        lines += [
+            f"{job.node.name}  {job.unreachable.sentence()}" for job in self.jobs if job.unreachable
+        ]
+        return lines + others_lines(self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class LogText:
+    """The end of a log."""
+
+    where: str  # path, and the node it was read on
+    text: str
+    is_cut: bool = False  # there is more before
+
+
+class Actions(Protocol):
+    """What can be asked for. Each raises `ClusterctlError` with a sentence, or `work.Cancelled`."""
+
+    def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
+        """Stacks of the run in `directory` (None: the one that is there), on these nodes or all."""
+
+    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
+        """All checks of these nodes, as lines."""
+
+    def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
+        """What would be ended; touches nothing."""
+
+    def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
+        """End it: (what is gone, what is not)."""
+
+    def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:
+        """The end of a rank's output."""
+
+    def kernel_log(self, node: str, watch: Watch) -> LogText:
+        """The end of a node's kernel log."""
+
+
+NO_NODES = "there are no nodes to ask here, only what was written down"
+
+
+class LocalActions:
+    """Logs that lie in a run directory on this machine; reaches no node (a replay, no hostfile)."""
+
+    def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
+        raise CouldNotFindOut(NO_NODES)
+
+    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
+        raise CouldNotFindOut(NO_NODES)
+
+    def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
+        raise CouldNotFindOut(NO_NODES)
+
+    def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
+        raise CouldNotFindOut(NO_NODES)
+
+    def kernel_log(self, node: str, watch: Watch) -> LogText:
+        raise CouldNotFindOut(NO_NODES)
+
+    def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:
+        """Raises `CouldNotFindOut` where there is none."""
+        path = Path(run.directory) / "ranks" / f"{rank}.log"
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - LOG_BYTES))
+                data = file.read()
+        except FileNotFoundError:
+            raise CouldNotFindOut(f"{path} does not exist") from None
+        except OSError as error:
+            raise CouldNotFindOut(f"{path}: {error.strerror}") from None
+        return LogText(str(path), data.decode(errors="replace"), size > LOG_BYTES)
+
+
+class ClusterActions(LocalActions):
+    """On the nodes of the hostfile."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._transport: Transport | None = None
+
+    def _ssh(self) -> Transport:
+        if self._transport is None:
+            self._transport = self._settings.transport()
+        return self._transport
+
+    def _only(self, nodes: Sequence[str]) -> Settings:
+        if not nodes:
+            return self._settings
+        known = {node.name for node in self._settings.nodes()}
+        unknown = [name for name in nodes if name not in known]
+        if unknown:
+            raise UsageError(f"{unknown[0]} is not in {self._settings.hostfile}")
+        return dataclasses.replace(self._settings, only=",".join(nodes), without=None)
+
+    def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
+        from clusterctl.stacks.diagnose import diagnose
+
+        settings = self._only(nodes)
+        seen = diagnose(
+            settings.nodes(), self._ssh(), _pick(directory), limits=settings.limits,
+            width=settings.width, is_part=bool(settings.only or settings.without), sweep=watch.sweep,
+        )  # fmt: skip
+        picture = seen.picture
+        if not picture.procs and not picture.silent:
+            raise CouldNotFindOut(
+                f"no process of a run on {fold([node.name for node in picture.nodes])}"
+            )
+        if len(picture.runs) > 1:
+            raise UsageError(f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}", hint="clusterctl dump-stacks --run ID")  # fmt: skip
+        return seen
+
+    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
+        from clusterctl.preflight import last_census as history
+        from clusterctl.preflight.run import LookOptions, run_preflight
+
+        settings = self._only(nodes)
+        report = run_preflight(
+            settings.nodes(), self._ssh(), settings.limits, None, settings.width,
+            sweep=watch.sweep, options=LookOptions(memory=history.default_path()),
+        )  # fmt: skip
+        return preflight_lines(report)
+
+    def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
+        pick = _pick(directory)
+        jobs, _ = look(pick, self._only(nodes), self._ssh(), sweep=watch.sweep)
+        one_run(jobs, pick, every=False)
+        return Ending(pick, tuple(jobs))
+
+    def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
+        from clusterctl.jobs.kill import Order, end, report_lines
+
+        ended, _ = end(
+            ending.jobs, ending.pick, Order(), self._settings, self._ssh(), sweep=watch.sweep
+        )
+        return report_lines(ended)
+
+    def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:
+        """From the run directory; where it is not shared, from the rank's node."""
+        try:
+            return super().rank_log(run, rank, watch)
+        except CouldNotFindOut:
+            place = place_of(run, rank)
+            if place is None:
+                raise
+        path = Path(run.directory).absolute() / "ranks" / f"{rank}.log"
+        text = self._shell(place[0], f"tail -c {LOG_BYTES} -- {shlex.quote(str(path))}", watch)
+        return LogText(f"{place[0]}:{path}", text, len(text.encode()) >= LOG_BYTES)
+
+    def kernel_log(self, node: str, watch: Watch) -> LogText:
+        text = self._shell(node, KERNEL, watch)
+        if not text.strip():
+            raise CouldNotFindOut(f"{node}: neither journalctl -k nor dmesg may be read there")
+        return LogText(f"{node}: kernel", text, True)
+
+    def _shell(self, node: str, command: str, watch: Watch) -> str:
+        """What a command says on one node. Raises `TransportError`, `CouldNotFindOut`."""
+        from clusterctl.remote import output_groups as gather
+        from clusterctl.remote.run_payload import ask
+
+        settings = self._only([node])
+        limits = settings.limits
+        arguments = {"command": command, "timeout_s": 10.0, "max_bytes": 2 * LOG_BYTES}
+        fanout = ask(
+            settings.nodes(), self._ssh(), "shell", arguments, limits=limits, width=1,
+            timeout_s=16.0, lease=True,
+        )  # fmt: skip
+        (result,) = watch.sweep(fanout, 1)
+        if result.value is None:
+            assert result.unreachable is not None
+            raise TransportError(result.unreachable.phase, result.unreachable.sentence())
+        answer = gather.read_answer(node, result.value)
+        if not answer.good and not answer.out:
+            raise CouldNotFindOut(f"{node}: {answer.err.strip() or answer.ending()}")
+        return answer.out
+
+
+def _pick(directory: str | None) -> Pick:
+    """The run of a directory by its id, else whatever run is there."""
+    if directory is not None:
+        try:
+            run = (Path(directory) / RUN_ID_FILE).read_text(encoding="utf-8").strip()
+        except OSError:
+            run = ""
+        if run:
+            return Pick(runs=(run,), user=None)
+    return Pick()
+
+
+def place_of(run: RunState, rank: int) -> tuple[str, int] | None:
+    """(node, place on it) of a rank; None when nobody planned the run."""
+    for name, ranks in zip(run.planned, run.ranks, strict=True):
+        if rank < ranks:
+            return name, rank
+        rank -= ranks
+    return None
+
+
+def ranks_of(run: RunState, node: str) -> range:
+    """The ranks that the launcher planned for a node."""
+    first = 0
+    for name, ranks in zip(run.planned, run.ranks, strict=True):
+        if name == node:
+            return range(first, first + ranks)
+        first += ranks
+    return range(0)
+
+
+def preflight_lines(report: Report) -> list[str]:
+    """The report as the command prints it."""
+    from clusterctl.preflight.run import fix_lines, headline, table_rows
+
+    rows = table_rows(report)
+    wide = max((len(id) for _, id, _, _ in rows), default=0)
+    lines = [headline(report), ""]
+    lines += [f"{verdict.value:<7}  {id:<{wide}}  {text}" for verdict, id, _, text in rows]
+    fixes = fix_lines(report)
+    return lines + (["", *fixes] if fixes else [])

@@ -1,0 +1,104 @@
+"""Work beside the screens: one thread for each thing asked for, with progress, cancel and an end.
+
+Threads of their own and not Textual's workers: leaving the program would wait for those, and a node
+that hangs would hold the terminal.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.nodes import fold
+from clusterctl.remote.fanout import Fanout, NodeResult
+
+T = TypeVar("T")
+
+
+class Cancelled(Exception):
+    """The user does not want the answer any more."""
+
+
+class Watch:
+    """What work tells while it goes on, and how it learns that nobody waits for it."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._said = ""
+        self._fanout: Fanout[Any] | None = None
+        self._done = self._total = 0
+
+    def say(self, text: str) -> None:
+        """Say what is being done. Raises `Cancelled`."""
+        self._said = text
+        self.check()
+
+    def check(self) -> None:
+        """Raises `Cancelled` when nobody waits any more."""
+        if self._cancelled.is_set():
+            raise Cancelled
+
+    def sweep(self, fanout: Fanout[T], total: int) -> Iterator[NodeResult[T]]:
+        """Pass results on as they arrive, for the libraries' `sweep`. Raises `Cancelled`."""
+        self._fanout, self._done, self._total = fanout, 0, total
+        for result in fanout:
+            self._done += 1
+            self.check()
+            yield result
+        self._fanout = None
+
+    def line(self) -> str:
+        """Where it is now: `18/24 nodes, waiting: n[3,17] (banner)`."""
+        fanout = self._fanout
+        if fanout is None:
+            return self._said
+        words = f"{self._done}/{self._total} nodes"
+        waiting = fanout.waiting()
+        if waiting:
+            _, phase, _ = max(waiting, key=lambda item: item[2])
+            words += f", waiting: {fold([name.name for name, _, _ in waiting])} ({phase})"
+        return f"{self._said}  {words}" if self._said else words
+
+
+class Job(Generic[T]):
+    """One piece of work in a daemon thread. `ended(job)` is called in that thread."""
+
+    def __init__(self, work: Callable[[Watch], T], ended: Callable[[Job[T]], object]) -> None:
+        self._work, self._ended = work, ended
+        self.watch = Watch()
+        self.value: T | None = None
+        self.error = ""  # why there is no value
+        self.cancelled = False
+        self.done = False
+        self._begun, self._took_s = time.monotonic(), 0.0
+        self._thread = threading.Thread(target=self._run, name="work", daemon=True)
+
+    def start(self) -> Job[T]:
+        self._thread.start()
+        return self
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes or took."""
+        return self._took_s if self.done else time.monotonic() - self._begun
+
+    def cancel(self) -> None:
+        """Nobody waits any more; the thread ends with its next step."""
+        self.cancelled = True
+        self.watch._cancelled.set()
+
+    def _run(self) -> None:
+        try:
+            self.value = self._work(self.watch)
+        except Cancelled:
+            self.cancelled = True
+        except ClusterctlError as error:
+            self.error = f"{error}" + (f" ({error.hint})" if error.hint else "")
+        except Exception as error:  # noqa: BLE001 - thread boundary: the screen says it
+            self.error = f"{type(error).__name__}: {error}"
+        self._took_s, self.done = time.monotonic() - self._begun, True
+        if not self.cancelled:
+            self._ended(self)

@@ -1,0 +1,202 @@
+"""What the demo's invented cluster answers when it is asked: stacks of a hang, logs, a preflight.
+
+The stacks are made up, the verdict over them is not: the rules of `dump-stacks` judge them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from clusterctl.jobs.processes import NodeJob, Pick, Process
+from clusterctl.nodes import Node
+from clusterctl.stacks.frames import Frame, Stack
+from clusterctl.stacks.model import NodeView, Picture, Proc, Thread
+from clusterctl.stacks.progress import STUCK
+from clusterctl.stacks.wait_sites import Sites
+from dashboards.model.state import RunState
+from dashboards.operations.actions import Ending, LogText
+from dashboards.operations.background import Watch
+from dashboards.simulation.healthy import GPUS
+
+if TYPE_CHECKING:
+    from clusterctl.stacks.diagnose import Diagnosis
+
+LOADERS = 4
+HUNG_RANK, HUNG_LOADER = 27, 2
+CLIP = "/data/clips/part-0417/8f3ad1.mp4"
+STEP_S = 0.05  # between "nodes" as they seem to answer
+
+
+def _torch(function: str, file: str, line: int) -> Frame:
+    return Frame(function, f"torch/{file}", line)
+
+
+_LOOP = (
+    Frame("train_step", "trainer/loop.py", 204),
+    Frame("run", "trainer/loop.py", 131),
+    Frame("main", "trainer/train.py", 96),
+)
+_ALL_REDUCE = Stack(
+    (
+        _torch("all_reduce", "distributed/distributed_c10d.py", 2810),
+        Frame("mean_over_ranks", "trainer/engine/native.py", 188),
+        *_LOOP,
+    )
+)
+_WAIT_DATA = Stack(
+    (
+        Frame("select", "selectors.py", 415, True),
+        Frame("_try_get_data", "torch/utils/data/dataloader.py", 1251),
+        Frame("_next_data", "torch/utils/data/dataloader.py", 1414),
+        Frame("batches", "trainer/loop.py", 178),
+        *_LOOP[1:],
+    )
+)
+_IDLE = Stack(
+    (
+        Frame("poll", "multiprocessing/connection.py", 257, True),
+        Frame("get", "multiprocessing/queues.py", 113, True),
+        Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 275),
+    )
+)
+_DECODE = Stack(
+    (
+        Frame("read", "av/container/input.pyx", 173),
+        Frame("decode_clip", "trainer/data/video/clip.py", 88),
+        Frame("__getitem__", "trainer/data/loader/dataset.py", 141),
+        Frame("fetch", "torch/utils/data/_utils/fetch.py", 52),
+        Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 349),
+    )
+)
+
+
+class DemoActions:
+    """Answers after a moment, as nodes do."""
+
+    def __init__(self, nodes: Sequence[str], *, clock: Callable[[], float] = time.time) -> None:
+        self._nodes = list(nodes)
+        self._clock = clock
+
+    def _ask(self, nodes: Sequence[str], watch: Watch) -> list[str]:
+        asked = list(nodes) or self._nodes
+        for count in range(len(asked)):
+            watch.say(f"{count}/{len(asked)} nodes")
+            time.sleep(STEP_S)
+        return asked
+
+    def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
+        from clusterctl.stacks.diagnose import Diagnosis
+        from clusterctl.stacks.judge import judge
+
+        picture = demo_picture(self._nodes, self._ask(nodes, watch), self._clock())
+        return Diagnosis(picture, judge(picture), [], [])
+
+    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
+        self._ask(nodes, watch)
+        count, last = len(nodes), nodes[-1]
+        return [
+            f"GO: 87 checks on {count} node{'s' * (count > 1)}, 1 warn",
+            "",
+            f"WARN     gpu.power_limit  {last}: 650 W, the others 700 W",
+            "",
+            f"fix {last}: nvidia-smi -pl 700",
+            "",
+            "(the demo: this answer is invented)",
+        ]
+
+    def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
+        asked = self._ask(nodes, watch)
+        jobs = []
+        for name in asked:
+            first = self._nodes.index(name) * GPUS
+            jobs.append(NodeJob(Node(name), tuple(_trainer(first + i) for i in range(GPUS))))
+        return Ending(Pick(runs=("demo-7f3a",), user=None), tuple(jobs))
+
+    def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
+        self._ask(ending.nodes, watch)
+        return "the demo has no processes: nothing was ended", []
+
+    def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:
+        lines = [f"rank {rank}: NCCL version 2.26.2, 192 ranks, 24 nodes"]
+        for one in run.recent[-200:]:
+            stamp = time.strftime("%H:%M:%S", time.localtime(one.time_s))
+            lines.append(
+                f"{stamp} step {one.step} loss {one.loss:.4f} {one.step_s:.2f} s  {one.bucket}"
+            )
+            if rank == one.slowest_rank and (one.idle_share or 0) > 0.2:
+                lines.append(
+                    f"{stamp} warning: this rank was {one.idle_share:.0%} slower than the mean"
+                )
+        return LogText(f"{run.directory}/ranks/{rank}.log", "\n".join(lines) + "\n")
+
+    def kernel_log(self, node: str, watch: Watch) -> LogText:
+        self._ask([node] * 3, watch)
+        lines = [
+            "[    0.000000] Linux version 6.8.0-52-generic",
+            "[   14.221340] nvidia 0000:19:00.0: enabling device (0140 -> 0142)",
+            "[   31.772311] mlx5_core 0000:1a:00.0: Port module event: module 0, Cable plugged",
+            "[812344.120031] NVRM: Xid (PCI:0000:4d:00): 62, pid=88124, name=python, clocks lowered",
+        ]
+        return LogText(f"{node}: kernel", "\n".join(lines) + "\n")
+
+
+def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> Picture:
+    """All ranks wait in all_reduce for rank 27, which waits for a loader that reads one clip."""
+    sites = Sites()
+    views = []
+    for place, name in enumerate(names):
+        if name not in asked:
+            continue
+        view = NodeView(name, py_spy="/opt/env/bin/py-spy", seconds=4.0)
+        for local in range(GPUS):
+            rank = place * GPUS + local
+            hung = rank == HUNG_RANK
+            pid = 88_000 + 16 * rank
+            view.procs.append(
+                _proc(
+                    name, pid, 1, rank, "trainer", None, _WAIT_DATA if hung else _ALL_REDUCE, sites
+                )
+            )
+            for index in range(LOADERS):
+                stands = hung and index == HUNG_LOADER
+                one = _proc(
+                    name,
+                    pid + 1 + index,
+                    pid,
+                    rank,
+                    "loader",
+                    index,
+                    _DECODE if stands else _IDLE,
+                    sites,
+                )
+                if stands:
+                    one.clip = {"path": CLIP, "age_s": 65.0}
+                view.procs.append(one)
+        views.append(view)
+    world = len(names) * GPUS if len(asked) == len(names) else None
+    return Picture(views, world, ("demo-7f3a",), 2.0, 2, 4.1, sites, now_s)
+
+
+def _proc(
+    node: str, pid: int, ppid: int, rank: int, role: str, index: int | None, stack: Stack, sites: Sites
+) -> Proc:  # fmt: skip
+    beat = {"step": 2917, "phase": "backward", "age_s": 64.0, "mono_s": 0.0}
+    operation, caller = sites.call(stack)
+    return Proc(
+        node=node, pid=pid, ppid=ppid, rank=rank, role=role, index=index, user="ubuntu",
+        program="python -m trainer.train stage3", state="S", kind=sites.kind(stack), stack=stack,
+        progress=STUCK, cpu_share=0.0, seconds=2.0, how="py-spy", error="",
+        threads=(Thread(pid, "MainThread", stack, sites.kind(stack), False),),
+        beats=(beat, beat) if role == "trainer" else (), samples=(stack, stack),
+        site_index=sites.match(stack), operation=operation, caller=caller,
+    )  # fmt: skip
+
+
+def _trainer(rank: int) -> Process:
+    return Process(
+        pid=88_000 + 16 * rank, start=1, ppid=1, user="ubuntu", state="S", command="python",
+        program="python -m trainer.train stage3", role="trainer", index=None, rank=rank,
+        run="demo-7f3a", node_tag=None, run_dir=None, age_s=12_000.0, gpu_bytes=75 << 30,
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Things that go wrong on a cluster, as changes of what its nodes would have said. Pure.
+
+For the demo and for the recorded hour that alerts are tried against: each incident changes only what
+the real fault changes, so that a rule which fires for something else is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from dashboards.model.samples import EventSample, Gpu, NodeDown, NodeSample, Xid
+from trainer.runlog.telemetry import Event
+
+KINDS = (
+    "power_drop",  # one GPU waits while the others compute
+    "stalled_steps",  # the whole run waits
+    "clock_step",  # the node's clock jumps by `size` seconds and stays there
+    "link_errors",  # `size` errors a minute on one InfiniBand port
+    "link_down",
+    "throttle",  # hot, clocks held down
+    "ecc",  # uncorrected memory errors, `size` of them
+    "xid",  # of number `size`
+    "disk_filling",  # /data goes from 71 % to 98 %
+    "wandb_unsent",  # the run tells that W&B does not take its figures
+    "node_dead",  # ssh does not answer
+    "node_silent",  # the stream is open and says nothing
+    "gpu_lost",
+)
+OF_RUN = ("stalled_steps", "wandb_unsent")
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One fault between two times, in seconds since the cluster began; `node` counts from 1."""
+
+    kind: str
+    node: int = 1
+    gpu: int = 0
+    begin_s: float = 0.0
+    end_s: float = 300.0
+    size: float = 0.0  # of the fault, in the unit that its kind names
+    every_s: float = 0.0  # comes again after so many seconds; 0 never
+
+    def since(self, at_s: float) -> float | None:
+        """Seconds that it lasts already; None when it is not there."""
+        passed = at_s - self.begin_s
+        if self.every_s and passed >= 0:
+            passed %= self.every_s
+        return passed if 0 <= passed < self.end_s - self.begin_s else None
+
+
+TEN = (
+    Incident("power_drop", 4, 3, 300, 480),
+    Incident("clock_step", 5, 0, 600, 900, size=2.5),
+    Incident("link_errors", 11, 0, 960, 1200, size=12),
+    Incident("throttle", 9, 6, 1260, 1500),
+    Incident("ecc", 20, 1, 1560, 3600, size=2),
+    Incident("xid", 13, 5, 1860, 3600, size=74),
+    Incident("disk_filling", 14, 0, 2100, 2500),
+    Incident("stalled_steps", 1, 0, 2580, 2760),
+    Incident("wandb_unsent", 1, 0, 2880, 3060, size=240),
+    Incident("node_dead", 17, 0, 3180, 3420),
+)
+"""One of each kind that an alert exists for, apart from each other, within an hour."""
+
+XID_TEXT = {
+    74.0: "pid=88127, name=python3, NVLink: fatal error detected on link 7(0x10000, 0x0, 0x0)",
+    79.0: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+}
+
+
+def no_banner(node: str, at_s: float) -> NodeDown:
+    """A node that accepts the connection and says nothing."""
+    return NodeDown(node, at_s, "banner", "the server sent no ssh version line within 7 s")
+
+
+def unsent(steps: int, step: int, at_s: float) -> EventSample:
+    """W&B took no figures of so many steps."""
+    text = f"W&B was too slow for {steps} steps"
+    return EventSample(Event("tracking", text, {"unsent": steps}, step, at_s), at_s)
+
+
+def spoil(
+    sample: NodeSample, found: Iterable[tuple[Incident, float]], second: float
+) -> NodeSample | None:
+    """The reading as it is under incidents of this node; None when it says nothing.
+
+    `found` are incidents with the seconds they last already.
+    """
+    for incident, since in found:
+        kind, size = incident.kind, incident.size
+        if kind in ("node_silent", "node_dead"):
+            return None
+        if kind == "clock_step":
+            offset = (sample.clock_offset_s or 0.0) + size
+            step = size if since < second else 0.0
+            sample = replace(sample, clock_offset_s=offset, clock_step_s=step)
+        elif kind == "link_errors":
+            links = sample.links or ()
+            bad = replace(links[4 % len(links)], errors_min=size)
+            sample = replace(sample, links=tuple(bad if o.name == bad.name else o for o in links))
+        elif kind == "link_down":
+            links = sample.links or ()
+            bad = replace(links[4 % len(links)], state="Down", rx_bytes_s=0.0, tx_bytes_s=0.0, downs=1)  # fmt: skip
+            sample = replace(sample, links=tuple(bad if o.name == bad.name else o for o in links))
+        elif kind == "disk_filling":
+            disks = sample.disks or ()
+            part = min(0.98, 0.71 + 0.27 * since / (0.6 * (incident.end_s - incident.begin_s)))
+            sample = replace(
+                sample,
+                disks=tuple(
+                    replace(d, used_bytes=part * (d.total_bytes or 0)) if d.path == "/data" else d
+                    for d in disks
+                ),
+            )
+        elif kind == "xid":
+            line = Xid(sample.at_s - since, incident.gpu, int(size), XID_TEXT.get(size, "Xid"))
+            sample = replace(sample, xids=(*(sample.xids or ()), line))
+        elif sample.gpus is not None:
+            gpus = [_spoilt(gpu, incident) if gpu.index == incident.gpu else gpu for gpu in sample.gpus]  # fmt: skip
+            sample = replace(sample, gpus=tuple(gpu for gpu in gpus if gpu is not None))
+    return sample
+
+
+def _spoilt(gpu: Gpu, incident: Incident) -> Gpu | None:
+    power = gpu.power_w or 0.0
+    if incident.kind == "gpu_lost":
+        return None
+    if incident.kind == "power_drop":
+        return replace(gpu, power_w=98.0 + power % 5, temperature_c=43.0)
+    if incident.kind == "throttle":
+        return replace(
+            gpu,
+            power_w=420.0 + power % 5,
+            temperature_c=85.0,
+            sm_mhz=1155.0,
+            throttle="hw thermal slowdown",
+        )
+    if incident.kind == "ecc":
+        return replace(gpu, ecc_errors=int(incident.size))
+    return gpu

@@ -1,0 +1,190 @@
+"""A healthy cluster of H100 nodes and the training on it: what it would say, from drawn figures. Pure.
+
+`demo_feed` and `invented` draw the figures, each 0 to 1, and let things go wrong (`incidents`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from dashboards.model.samples import (
+    Disk,
+    EventSample,
+    Gpu,
+    Link,
+    NodeSample,
+    Process,
+    RunOpened,
+    Sample,
+)
+from trainer.runlog.telemetry import Event, StepRecord
+
+NODES, GPUS = 24, 8
+PREFIX = "ml-64-node-"
+RUN = "015-STDiT3-XL-2"
+STEP_S, SLOW_STEP_S = 4.1, 6.4  # the second while all wait for one rank
+STEPS_TOTAL = 7_099
+CHECKPOINT_STEPS, CHECKPOINT_S = 100, 14.0
+LIMIT_W = 700.0
+WAITING_W = 128.0  # a rank that spins in a collective
+SM_MHZ = 1980.0
+GIB = 2**30
+DISKS = (Disk("/", 61 * GIB, 440 * GIB), Disk("/data", 0.71 * 7000 * GIB, 7000.0 * GIB))
+
+
+def names(nodes: int = NODES) -> tuple[str, ...]:
+    """The nodes, in the hostfile's order."""
+    return tuple(f"{PREFIX}{number:03d}" for number in range(1, nodes + 1))
+
+
+def opening(nodes: tuple[str, ...], gpus: int, at_s: float) -> Iterator[Sample]:
+    """What a run says first."""
+    yield RunOpened(f"outputs/{RUN}", RUN, at_s, nodes, (gpus,) * len(nodes))
+    text = f"{len(nodes) * gpus} ranks on {len(nodes)} nodes"
+    yield EventSample(Event("start", text, time_s=at_s), at_s, "journal")
+
+
+def step_record(
+    step: int, at_s: float, ranks: int, draw: Callable[[], float], *, waits_for: int | None = None
+) -> StepRecord:
+    """A step that begins at `at_s`; `waits_for` is the rank that slows all others down."""
+    slow = waits_for is not None
+    step_s = (SLOW_STEP_S if slow else STEP_S) * (0.97 + 0.06 * draw())
+    bucket = ("720p 4 s 9:16", "360p 16 s 9:16", "image 720p")[int(2.6 * draw())]
+    loss = 0.36 + 0.62 * math.exp(-step / 420) + 0.09 * (draw() - 0.5)
+    data, encode, optimizer = 0.21 * (0.6 + draw()), 1.10, 0.36
+    compute = step_s - data - encode - optimizer - 0.06
+    return StepRecord(
+        step=step,
+        steps_total=max(STEPS_TOTAL, step),
+        epoch=1,
+        samples=1520 + round(40 * draw()),
+        tokens=9_800_000,
+        loss=loss,
+        grad_norm=0.6 + 0.3 * draw() + 2.0 * math.exp(-step / 150),
+        lr=2.0e-4 * min(1.0, step / 1000),
+        step_s=step_s,
+        seconds={
+            "data": data,
+            "encode": encode,
+            "forward": compute * 0.34,
+            "backward": compute * 0.66,
+            "optimizer": optimizer,
+        },
+        weight_norm=1204.0 + step / 100,
+        idle_share=(0.36 if slow else 0.04) + 0.02 * draw(),
+        slowest_rank=int(draw() * ranks) if waits_for is None else waits_for,
+        bucket=bucket,
+        memory_bytes=76_300_000_000,
+        world=ranks,
+        time_s=at_s + step_s,
+    )
+
+
+def checkpoint(step: int, at_s: float) -> EventSample:
+    """A checkpoint that is written at `at_s`, CHECKPOINT_S after its step."""
+    text = f"epoch1-global_step{step} in {CHECKPOINT_S:.0f} s, 18.4 GiB"
+    return EventSample(Event("checkpoint", text, step=step, time_s=at_s), at_s)
+
+
+def reading(
+    name: str,
+    at_s: float,
+    *,
+    cpu: float,
+    load: float,
+    memory: float,
+    network: float,
+    clock: float,
+    drift: float = 0.0,
+    link: float,
+    passed_s: float,
+    gpus: tuple[Gpu, ...],
+    processes: tuple[Process, ...],
+) -> NodeSample:
+    """What a node says `passed_s` after the cluster began; the others are drawn figures."""
+    rate = (2.4 + 0.4 * link) * 1e9
+    ports = (Link(f"mlx5_{port}/1", "ib", "Active", 400.0, rate, rate, 0.0, 0) for port in range(8))
+    return NodeSample(
+        node=name,
+        at_s=at_s,
+        cpu=0.19 + 0.05 * cpu,
+        cpus=208,
+        load1=36 + 9 * load,
+        memory_used_bytes=(600 + 30 * memory) * GIB,
+        memory_total_bytes=2048 * GIB,
+        network_bytes_s=(21 + 4 * network) * 1e9,
+        gpus=gpus,
+        processes=processes,
+        links=(*ports, Link("eth0", "eth", "up", 25.0, 2.1e6, 1.3e6, 0.0, 0)),
+        disks=DISKS,
+        clock_offset_s=0.0004 * (clock - 0.5) + 0.0001 * drift,
+        clock_bound_s=0.0003,
+        clock_step_s=0.0,
+        up_s=12.3 * 86_400 + passed_s,
+        driver="565.57.01",
+        xids=(),
+    )
+
+
+def processes(gpus: int, *, first_rank: int, first_pid: int, age_s: float) -> tuple[Process, ...]:
+    """A rank on each GPU of a node."""
+    return tuple(
+        Process(
+            pid=first_pid + index,
+            user="trainer",
+            name="python3",
+            gpu=index,
+            memory_bytes=70.2 * GIB,
+            run=RUN,
+            rank=first_rank + index,
+            age_s=age_s,
+        )
+        for index in range(gpus)
+    )
+
+
+def gpu(
+    index: int,
+    *,
+    own_w: float,
+    warmth: float,
+    memory: float,
+    now: float,
+    air: float,
+    dip: float | None = None,
+    waits: bool = False,
+    saves: bool = False,
+) -> Gpu:
+    """One GPU of the run.
+
+    `own_w` watts more than the least of them, `warmth` and `memory` drawn once for it, `now` each
+    second, `air` now and then; `dip` drawn while all wait for a slow rank. It `waits` in a
+    collective, or the run `saves` a checkpoint.
+    """
+    power = 652 + own_w + 12 * now
+    temperature = 55 + 11 * warmth + 2 * air
+    util = 1.0 - 0.03 * now
+    if dip is not None:
+        # The others wait for the slow one a third of the time.
+        power -= 150 * (dip > 0.7) + 30
+    if waits:
+        # Spinning in a collective: busy by its own account, and cold.
+        power, util, temperature = WAITING_W + 6 * now, 1.0, temperature - 14
+    elif saves:
+        power, util = 250 + 40 * now, 0.02 + 0.05 * now
+    return Gpu(
+        index=index,
+        name="NVIDIA H100 80GB HBM3",
+        power_w=min(LIMIT_W + 4, power),
+        power_limit_w=LIMIT_W,
+        util=util,
+        memory_used_bytes=(70.2 + memory) * GIB,
+        memory_total_bytes=79.6 * GIB,
+        temperature_c=temperature - 8 if saves else temperature,
+        sm_mhz=SM_MHZ,
+        throttle="",
+        ecc_errors=0,
+        nvlinks=(18, 18),
+    )

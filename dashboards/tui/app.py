@@ -1,0 +1,353 @@
+"""The live view: drains a feed once an interval, folds what came into the state, shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.markup import escape
+from textual.notifications import SeverityLevel
+from textual.screen import Screen
+from textual.theme import BUILTIN_THEMES
+
+from clusterctl.errors import UsageError
+from clusterctl.printable import printable
+from dashboards.alerts import engine as alerts
+from dashboards.feeds.base import Feed
+from dashboards.model.samples import Sample, Tick
+from dashboards.model.state import fold, initial_state, tick_parts
+from dashboards.operations.actions import Actions
+from dashboards.tui import themes
+from dashboards.tui.screens.alerts import AlertsScreen
+from dashboards.tui.screens.base import TopScreen
+from dashboards.tui.screens.cluster import ClusterScreen
+from dashboards.tui.screens.dialogs import KillDialog
+from dashboards.tui.screens.help import HelpScreen
+from dashboards.tui.screens.node import NodeScreen
+from dashboards.tui.screens.run import RunScreen
+from dashboards.tui.screens.stacks import StacksScreen
+from dashboards.tui.widgets.replay_bar import Replay, ReplayBar
+
+SCRUB = 0.02  # of the whole recording
+MANY_NODES = 200  # above, a round is done in parts
+ROUND = "round"
+LET_IN_S = 0.002  # between two parts: enough for a key to reach its screen
+LEAVE_S = 15.0  # after a signal; a recording takes up to 10 s to be closed
+REPLAY_ACTIONS = ("pause", "faster", "scrub", "nudge")
+
+
+class TopApp(App[None]):
+    """`clusterctl top` on a terminal, or in a browser."""
+
+    CSS_PATH = "theme.tcss"
+    TITLE = "clusterctl top"
+    MODES: ClassVar = {
+        "cluster": ClusterScreen,
+        "node": NodeScreen,
+        "run": RunScreen,
+        "alerts": AlertsScreen,
+        "stacks": StacksScreen,
+    }
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "switch_mode('cluster')", "cluster"),
+        Binding("2", "switch_mode('node')", "node"),
+        Binding("3", "switch_mode('run')", "run"),
+        Binding("4", "switch_mode('alerts')", "alerts"),
+        Binding("5", "switch_mode('stacks')", "stacks"),
+        Binding("question_mark", "help", "help"),
+        Binding("w", "picture", "picture"),
+        Binding("q", "quit", "quit"),
+        Binding("space", "pause", "pause a replay", show=False),
+        Binding("plus,equals_sign", "faster(2.0)", "replay faster", show=False),
+        Binding("minus", "faster(0.5)", "replay slower", show=False),
+        Binding("left_square_bracket", f"scrub(-{SCRUB})", "replay: back", show=False),
+        Binding("right_square_bracket", f"scrub({SCRUB})", "replay: forth", show=False),
+        Binding("comma", "nudge(-1)", "replay: a reading back", show=False),
+        Binding("full_stop", "nudge(1)", "replay: a reading forth", show=False),
+        Binding("end", "scrub(1.0)", "replay: to the end", show=False),
+        Binding("home", "scrub(-1.0)", "replay: to the beginning", show=False),
+        # A monitor: nothing is lost by leaving it, so the key that ends every program ends this too.
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        interval_s: float = 1.0,
+        first: str = "cluster",
+        actions: Actions | None = None,
+        readonly: bool = False,
+        theme: str | None = None,
+    ) -> None:
+        """`actions` reach the nodes, None where there are none (a replay).
+
+        `readonly` takes those away that end processes. `theme` None: ours, or the terminal's own
+        colours where it has only 16.
+        """
+        # Under NO_COLOR the terminal's own two colours; Textual's greys would be colour codes too.
+        plain = bool(os.environ.get("NO_COLOR"))
+        super().__init__(ansi_color=True if plain else None)
+        self.feed = feed
+        self.actions = actions
+        self.readonly = readonly
+        self.selected: tuple[str, int] | None = None  # (node, GPU) that all screens mean
+        self.replay: Replay | None = feed if hasattr(feed, "seek") else None  # type: ignore[assignment]
+        self._noted = ""
+        self._interval_s = interval_s
+        self._first = first
+        self.animation_level = "none"
+        for one in themes.OURS:
+            self.register_theme(one)
+        self.state = initial_state(
+            feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
+        )
+        few = plain or self.console.color_system in ("standard", None)
+        self.theme = themes.FEW_COLORS if few else theme or themes.NIGHT.name
+
+    def on_mount(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # Else the terminal is left in Textual's mode. Not every loop has them (tests, threads).
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, self._leave, number)
+        self.feed.start()
+        self.switch_mode(self._first)
+        self.tick()
+        self.set_interval(self._interval_s, self._begin_round)
+
+    def _leave(self, number: int) -> None:
+        """End by a signal. Textual may wait for ever to write to a terminal that is not there."""
+
+        def insist() -> None:
+            time.sleep(LEAVE_S)
+            os._exit(128 + number)
+
+        threading.Thread(target=insist, name="leave", daemon=True).start()
+        self.exit()
+
+    def on_unmount(self) -> None:
+        self.feed.close()
+        if self._driver is not None and not self.is_web:
+            # After a resize tmux (3.3a) leaves the last picture of the alternate screen above the
+            # prompt (shown with a replay of the bytes): let it be an empty one.
+            self._driver.write("\x1b[2J\x1b[H")
+
+    def tick(self) -> None:
+        """One round: what came since the last one, then the time, then the screen."""
+        self.state = fold(self.state, [*self._drained(), Tick(self.feed.now())])
+        self.show()
+
+    def _begin_round(self) -> None:
+        if len(self.state.nodes) <= MANY_NODES:
+            self.tick()
+        elif not any(worker.group == ROUND and not worker.is_finished for worker in self.workers):
+            self.run_worker(self._tick_in_parts(), group=ROUND)
+
+    async def _tick_in_parts(self) -> None:
+        """`tick`, but keys come in between: of 1,000 nodes the whole of it takes 70 to 90 ms."""
+        samples = self._drained()
+        for start in range(0, len(samples), MANY_NODES):
+            self.state = fold(self.state, samples[start : start + MANY_NODES])
+            await asyncio.sleep(LET_IN_S)
+        for part in tick_parts(Tick(self.feed.now())):
+            self.state = part(self.state)
+            await asyncio.sleep(LET_IN_S)
+        self.show()
+
+    def _drained(self) -> list[Sample]:
+        samples = self.feed.drain()
+        note = getattr(self.feed, "note", "")  # of a recording
+        if note != self._noted:
+            self._noted = note
+            self.notify(note, severity="error", timeout=20)
+        return samples
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """As Textual's, but the words are never markup: they may be a node's."""
+        super().notify(
+            printable(message), title=printable(title), severity=severity, timeout=timeout, markup=False
+        )  # fmt: skip
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """As Textual's, without what would be obeyed where it is pasted."""
+        super().copy_to_clipboard(printable(text, lines=True))
+
+    def show(self) -> None:
+        """The state on whatever screen is up; dialogs keep still."""
+        # While the program ends screens lose their widgets, and then there are none.
+        stack = self.screen_stack if self.is_running else []
+        if stack and isinstance(stack[-1], TopScreen):
+            stack[-1].show(self.state)
+
+    def node(self) -> str | None:
+        """The node that is meant: under the cursor, else the first."""
+        if self.selected is not None and self.selected[0] in self.state.nodes:
+            return self.selected[0]
+        return next(iter(self.state.nodes), None)
+
+    def open_node(self, name: str, gpu: int = 0) -> None:
+        self.selected = (name, gpu)
+        self.switch_mode("node")
+
+    # Alerts are noted in the state, which only the app changes.
+
+    def acknowledge(self, key: tuple[str, str], yes: bool) -> None:
+        self._with_alerts(alerts.acknowledge(self.state.alerts, key, yes))
+
+    def mute(self, key: tuple[str, str], until_s: float | None) -> None:
+        self._with_alerts(alerts.mute(self.state.alerts, key, until_s))
+
+    def _with_alerts(self, book: alerts.AlertBook) -> None:
+        self.state = replace(self.state, alerts=book)
+        self.show()
+
+    # What reaches the nodes. Dialogs and screens do the rest.
+
+    def may_act(self) -> bool:
+        """Whether there are nodes to ask; says so if not."""
+        if self.actions is None:
+            self.notify("a replay has no nodes to ask", severity="warning", timeout=4)
+        return self.actions is not None
+
+    def look_at_stacks(self, nodes: Sequence[str] = ()) -> None:
+        """Go to the stacks and begin a look, at all nodes or at these."""
+        if not self.may_act():
+            return
+        self.switch_mode("stacks")
+
+        def begin() -> None:
+            if isinstance(self.screen, StacksScreen):
+                self.screen.look(nodes)
+
+        self.call_after_refresh(begin)
+
+    def ask_to_kill(self, nodes: Sequence[str] = ()) -> None:
+        """The dialog that names what would be ended, on these nodes or all."""
+        if self.readonly:
+            self.notify("this view only looks: start it without --readonly", severity="warning")
+        elif self.may_act():
+            self.push_screen(KillDialog(nodes))
+
+    async def action_switch_mode(self, mode: str) -> None:
+        """Only then the next key: it may be for the screen that this one opens."""
+        await self.switch_mode(mode)
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen())
+
+    def action_picture(self) -> None:
+        """The screen as SVG into the current folder; in a browser, as a download."""
+        name = time.strftime("clusterctl-%Y%m%d-%H%M%S.svg")
+        if self.is_web:
+            picture = io.StringIO(self.export_screenshot(title=self.TITLE))
+            self.deliver_text(picture, save_filename=name, open_method="download")
+            return
+        try:
+            path = self.save_screenshot(name, path=".")
+        except OSError as error:
+            self.notify(f"no picture: {error}", severity="error")
+        else:
+            self.notify(f"written: {path}", timeout=4)
+
+    # A replay: the same keys on every screen.
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The keys of a replay do nothing where there is none."""
+        return action not in REPLAY_ACTIONS or self.replay is not None
+
+    def action_pause(self) -> None:
+        if self.replay:
+            self.replay.pause()
+            self.tick()
+
+    def action_faster(self, factor: float) -> None:
+        if self.replay:
+            self.replay.faster(factor)
+            self.tick()
+
+    def action_scrub(self, part: float) -> None:
+        """Back or forth by a part of the whole."""
+        if self.replay:
+            self.replay.seek(part * (self.replay.last_s - self.replay.first_s))
+            self.tick()
+
+    def action_nudge(self, seconds: float) -> None:
+        if self.replay:
+            self.replay.seek(seconds * self._interval_s)
+            self.tick()
+
+    def on_replay_bar_wanted(self, event: ReplayBar.Wanted) -> None:
+        if self.replay:
+            at_s = self.replay.first_s + event.part * (self.replay.last_s - self.replay.first_s)
+            self.replay.seek(at_s - self.replay.now())
+            self.tick()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        for title, text, mode in (
+            ("Cluster", "all nodes and GPUs (1)", "cluster"),
+            ("Node", "one machine (2)", "node"),
+            ("Run", "the training (3)", "run"),
+            ("Alerts", "what is wrong, since when (4)", "alerts"),
+            ("Stacks", "which rank hangs, where (5)", "stacks"),
+        ):
+            yield SystemCommand(title, text, lambda mode=mode: self.switch_mode(mode))
+        if isinstance(screen, TopScreen):
+            for command in screen.commands():
+                # The palette reads it as markup, and there are names of nodes in it.
+                yield command._replace(help=escape(printable(command.help)))
+        if self.replay is not None:
+            yield SystemCommand("Pause", "or go on with the replay (space)", self.action_pause)
+        yield SystemCommand("Picture", "the screen as SVG (w)", self.action_picture)
+        yield SystemCommand("Theme", "colours", self.search_themes)
+        yield SystemCommand("Help", "keys and marks (?)", self.action_help)
+        yield SystemCommand("Quit", "leave (q)", self.exit)
+
+
+def main(
+    feed: Feed,
+    *,
+    interval_s: float,
+    first: str,
+    actions: Actions | None = None,
+    readonly: bool = False,
+    theme: str | None = None,
+) -> None:
+    """Run the app until the user leaves it. Raises `UsageError` for an unknown theme."""
+    known = {*BUILTIN_THEMES, *(one.name for one in themes.OURS)}
+    if theme is not None and theme not in known:
+        near = difflib.get_close_matches(theme, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
+        raise UsageError(f"no theme is called {theme!r}", hint=hint)
+    app = TopApp(
+        feed, interval_s=interval_s, first=first, actions=actions, readonly=readonly, theme=theme
+    )
+    if os.environ.get("TEXTUAL_DRIVER"):
+        threading.Thread(target=_end_with_server, args=(app, os.getppid()), daemon=True).start()
+    app.run()
+
+
+def _end_with_server(app: TopApp, server: int) -> None:
+    """Textual does not notice that its web server was killed: then nobody can see this any more."""
+    while os.getppid() == server:
+        time.sleep(1.0)
+    app.feed.close()
+    os._exit(1)

@@ -1,0 +1,197 @@
+"""The lines at the top and at the bottom of every screen, and the run in one line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.style import Style
+
+from dashboards.model import units
+from dashboards.model.downsample import Thin
+from dashboards.model.fleet import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
+from dashboards.model.run_progress import Figures, figures
+from dashboards.model.state import RunState, State
+from dashboards.tui.braille import bar, nice_scale, resampled, spark
+from dashboards.tui.widgets.attention import unheard
+from dashboards.tui.widgets.palette import Palette
+from dashboards.tui.widgets.panel import Line, Panel, crop, spread, width_of, words
+
+UNDERLINED = Style(underline=True)
+
+
+class TopBar(Panel):
+    """Who, how many, how far, how old, what time: always there."""
+
+    def __init__(self, *, with_run: bool, id: str | None = None) -> None:
+        """`with_run` where nothing else on the screen tells of the run."""
+        super().__init__(id=id)
+        self._with_run = with_run
+
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return (state,)
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        summary = summarise(state)
+        left = words((" clusterctl ", colors.accent))
+        if state.nodes:
+            left += words((f" {summary.nodes} nodes", colors.text))
+        if summary.gpus_seen:
+            missing = summary.gpus < summary.gpus_seen
+            text = f"{summary.gpus}/{summary.gpus_seen} GPUs"
+            left += words(("  ", colors.text), (text, colors.warn if missing else colors.text))
+        right = words((time.strftime(" %H:%M:%S ", time.localtime(state.now_s)), colors.strong))
+        options = [
+            words((f"  {state.source}", colors.dim)) if state.source else [],
+            _run_words(state, colors) if self._with_run else [],
+            _counts(summary, colors),
+            _alert_words(state, colors),
+        ]
+        # What matters most is added last and dropped last.
+        kept: list[Line] = []
+        room = width - width_of(left) - width_of(right) - 1
+        for option in reversed(options):
+            if width_of(option) <= room:
+                kept.insert(0, option)
+                room -= width_of(option)
+        for option in kept:
+            left += option
+        return [spread(left, right, width, colors.text)]
+
+
+def _counts(summary: Summary, colors: Palette) -> Line:
+    """How many nodes have which mark."""
+    styles = {ALARM: colors.bad, MISSING: colors.bad, UNKNOWN: colors.warn, STALE: colors.warn}
+    line: Line = []
+    for mark, style in styles.items():
+        if mark in summary.marks:
+            line += words(("  ", colors.text), (f"{mark}{summary.marks[mark]}", style))
+    return line
+
+
+def _alert_words(state: State, colors: Palette) -> Line:
+    """How many alerts nobody has acknowledged or muted yet."""
+    open_ones = unheard(state)
+    if not open_ones:
+        return []
+    bad = any(alert.severity == "fail" for alert in open_ones)
+    text = f"{len(open_ones)} alert{'s' * (len(open_ones) != 1)}"
+    click = Style.from_meta({"@click": "app.switch_mode('alerts')"})
+    return words(("  ", colors.text), (f" {text} ", (colors.alarm if bad else colors.warn) + click))
+
+
+def _run_words(state: State, colors: Palette) -> Line:
+    run = state.run
+    if run is None:
+        return []
+    if run.last is None:
+        return words((f"   {run.name} ", colors.label), ("no step yet", colors.dim))
+    age = units.age(None if run.last_s is None else state.now_s - run.last_s)
+    return words(
+        (f"   {run.name} ", colors.label),
+        (f"{run.last.step:,}/{run.last.steps_total:,}", colors.text),
+        (f" {age} ago", colors.dim),
+    )
+
+
+class RunStrip(Panel):
+    """The run in one line, for the screens that are about something else."""
+
+    _drawn: tuple[Thin | None, str] = (None, "")
+
+    def _loss(self, run: RunState) -> str:
+        """The whole smoothed loss in 24 characters, drawn anew only after a step."""
+        if self._drawn[0] is not run.curve:
+            points = [(row[0], row[2]) for row in run.curve.rows()]
+            curve = resampled(points, 48, points[0][0], points[-1][0])
+            self._drawn = (run.curve, spark(curve, nice_scale(curve)))
+        return self._drawn[1]
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        run = state.run
+        if run is None:
+            text = " no run: give --run DIR, or start below a folder with outputs/"
+            return [words((text, colors.dim))]
+        now = figures(run, state.now_s)
+        left = words((f" {run.name} ", colors.label), *status_words(now, colors))
+        if run.last is None:
+            return [left]
+        age_s = None if run.last_s is None else state.now_s - run.last_s
+        right = words(("loss ", colors.dim), (f"{units.number(now.smooth_loss)} ", colors.strong))
+        steps = words((f"  {now.step:,}/{now.steps_total:,}", colors.text), (f" {units.age(age_s)} ago", colors.dim))  # fmt: skip
+        pace = words((f"{units.seconds(now.step_s)}/step  ", colors.text))
+        eta = words(("ETA ", colors.dim), (f"{units.span(now.eta_s)}  ", colors.text))
+        room = width - width_of(left) - width_of(right) - 2
+        # In order of weight; what does not fit is left out whole.
+        for part, at_left in ((steps, True), (eta if now.eta_s else [], False), (pace, False)):
+            if width_of(part) <= room:
+                room -= width_of(part)
+                left, right = (left + part, right) if at_left else (left, part + right)
+        if room > 54 and len(run.recent) > 1:
+            right = words((self._loss(run), colors.good), ("  ", colors.text)) + right
+            room -= 26
+        left += words(("  ", colors.text)) + progress_bar(now, min(60, room - 4), colors)
+        return [spread(left, right, width, colors.text)]
+
+
+def status_words(now: Figures, colors: Palette) -> Sequence[tuple[str, Style]]:
+    """The run's state in a word with its mark."""
+    mark, style = {
+        "running": ("", colors.good),
+        "finished": ("", colors.good),
+        "stopped": ("", colors.warn),
+        "waiting": (UNKNOWN + " ", colors.dim),
+        "stalled": (ALARM + " ", colors.alarm),
+        "failed": (ALARM + " ", colors.alarm),
+    }[now.status]
+    return [(mark + now.status, style)]
+
+
+def progress_bar(now: Figures, width: int, colors: Palette) -> Line:
+    """▓▓▓··· 41% as wide as it is given; nothing below eight cells."""
+    if width < 8:
+        return []
+    percent = f" {100 * now.part:3.0f}%" if now.part is not None else "   - "
+    filled, empty = bar(now.part, width - len(percent))
+    return words((filled, colors.good), (empty, colors.dim), (percent, colors.text))
+
+
+class KeyBar(Panel):
+    """The screens and the keys that work here; each can be clicked too."""
+
+    def __init__(
+        self,
+        tabs: Sequence[tuple[str, str, str]],
+        current: str,
+        keys: Sequence[tuple[str, str, str]],
+        *,
+        id: str | None = None,
+    ) -> None:
+        """`tabs`, `keys`: (key, word, action); `current` is the key of this screen's tab.
+
+        The earlier ones stay when it gets narrow.
+        """
+        super().__init__(id=id)
+        self._tabs, self._current, self._keys = tabs, current, keys
+
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return ()
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        line: Line = []
+        for key, word, action in self._tabs:
+            click = Style.from_meta({"@click": action})
+            here = key == self._current
+            line += words(
+                (f" {key}", colors.accent + click),
+                (" ", colors.label + click),
+                (word, (colors.strong + UNDERLINED if here else colors.label) + click),
+            )
+        line += words(("  ", colors.text)) if self._tabs else []
+        for key, word, action in self._keys:
+            click = Style.from_meta({"@click": action})
+            part = words((f" {key}", colors.accent + click), (f" {word} ", colors.label + click))
+            if width_of(line) + width_of(part) - 1 > width:
+                break
+            line += part
+        return [crop(line, width)]  # the last one's gap may stand over the edge

@@ -1,0 +1,374 @@
+"""Nodes as rows, GPUs as cells, coloured by one metric. One widget for thousands of cells."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.events import Click
+from textual.message import Message
+
+from dashboards.model import units
+from dashboards.model.fleet import (
+    ALARM,
+    METRICS,
+    MISSING,
+    STALE,
+    UNKNOWN,
+    Cell,
+    Metric,
+    arranged,
+    cells,
+    level,
+    node_mark,
+    node_value,
+    short_names,
+    usual_range,
+)
+from dashboards.model.state import NodeState, State
+from dashboards.tui.braille import SPARKS, Scale, nice_scale
+from dashboards.tui.sparkline import node_spark
+from dashboards.tui.widgets.palette import Palette
+from dashboards.tui.widgets.panel import Line, Panel, fitted, width_of, words
+
+TAIL = 8  # total, or why there is none
+CELL_WIDTHS = (6, 5, 4, 3, 2)
+REVERSED = Style(reverse=True, bold=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a number of nodes is laid out in a width and height."""
+
+    columns: int
+    rows: int  # in each column, without the heading
+    block: int  # width of a column
+    cell: int  # width of a GPU
+
+    def fits(self, height: int) -> bool:
+        return self.rows + 1 <= height
+
+
+def centred(text: str, width: int) -> str:
+    """In the middle, and where that cannot be to the right: next to the mark that belongs to it."""
+    return text.rjust((width + len(text) + 1) // 2).ljust(width)
+
+
+@functools.lru_cache(8192)
+def tile(text: str, width: int, ground: Style, mark: str, mark_style: Style) -> tuple[Segment, ...]:
+    """Text on its ground and behind it the mark; the same few hundred come again at every tick."""
+    if len(text) > width - 1:  # 100 takes the gap's place
+        return (Segment(text[:width], ground),)
+    return Segment(centred(text, width - 1), ground), Segment(mark, mark_style)
+
+
+def lay_out(nodes: int, gpus: int, label: int, width: int, height: int) -> Layout:
+    """As few columns as show all nodes; when nothing does, the one that shows most, to be scrolled."""
+    smallest = None
+    for columns in range(1, max(2, width // 20)):
+        block = width // columns
+        room = block - (label + 2) - TAIL
+        fitting = [cell for cell in CELL_WIDTHS if cell * gpus <= room]
+        if not fitting and columns > 1:
+            break
+        cell = fitting[0] if fitting else CELL_WIDTHS[-1]
+        smallest = Layout(columns, math.ceil(nodes / columns), block, cell)
+        if smallest.fits(height):
+            break
+    assert smallest is not None
+    return smallest
+
+
+class GpuGrid(Panel, can_focus=True):
+    """The fleet. `cursor` is (node name, GPU)."""
+
+    class Moved(Message):
+        """The cursor stands somewhere else."""
+
+    class Opened(Message):
+        """The user wants to see the node under the cursor."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.metric: Metric = METRICS[0]
+        self.order = "hostfile"
+        self.wanted = ""
+        self.only_outliers = False  # those within the fleet's usual range step back
+        self._usual: tuple[float, float] | None = None
+        self.cursor: tuple[str, int] | None = None
+        self.marked: set[str] = set()  # nodes; the screen's own set
+        self._listed: list[NodeState] = []
+        self._gpus = 0
+        self._shape = Layout(1, 1, 1, 3)
+        self._top = 0  # first row that is shown
+        self._label = 0
+
+    def rows_wanted(self, state: State, width: int, height: int) -> int:
+        """Lines with heading that it would fill, given so much room."""
+        _, short = short_names(state.nodes)
+        label = max([3, *(len(name) for name in short.values())])
+        gpus = max((node.gpus_seen for node in state.nodes.values()), default=0)
+        return lay_out(max(1, len(state.nodes)), gpus, label, width, height).rows + 1
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        prefix, short = short_names(state.nodes)
+        self._listed = arranged(state, self.metric, self.order, self.wanted)
+        self._gpus = max((node.gpus_seen for node in state.nodes.values()), default=0)
+        self._label = max([3, *(len(name) for name in short.values())])
+        shape = lay_out(max(1, len(self._listed)), self._gpus, self._label, width, height)
+        self._shape = shape
+        self._keep_cursor(height)
+        hidden = max(0, shape.rows - (height - 1))
+        notes = self._notes()
+        if self.only_outliers:
+            self._usual = usual_range(state, self.metric)
+            notes += [self._range_note()]
+        notes += [f"filter: {self.wanted} ({len(self._listed)})"] if self.wanted else []
+        notes += [f"{hidden * shape.columns} more, scroll"] if hidden else []
+        self.title(f"{prefix + '…  ' if prefix else ''}{self._heading_title()}", " · ".join(notes))
+        if not self._listed:
+            return [words((" no node has this name or mark", colors.dim))]
+        heading = self._heading(shape, colors)
+        lines = [heading * shape.columns]
+        power_scale = self._spark_scale()
+        for row in range(self._top, min(shape.rows, self._top + height - 1)):
+            line: Line = []
+            for column in range(shape.columns):
+                at = column * shape.rows + row
+                if at < len(self._listed):
+                    node = self._listed[at]
+                    block = self._block(node, short[node.name], state, colors, power_scale)
+                    line += fitted(block, shape.block, colors.text)
+            lines.append(line)
+        return lines
+
+    def _notes(self) -> list[str]:
+        """For below: how many are marked, also those that the filter hides, and the order."""
+        listed = sum(node.name in self.marked for node in self._listed)
+        unseen = len(self.marked) - listed
+        notes = []
+        if self.marked:
+            notes = [f"{len(self.marked)} marked*" + (f", {unseen} filtered out" if unseen else "")]
+        return notes + ([f"order: {self.order}"] if self.order != "hostfile" else [])
+
+    def _front(
+        self, node: NodeState, label: str, here: bool, style: Style, colors: Palette
+    ) -> Line:
+        """The beginning of a node's row: cursor, name, mark."""
+        marked = node.name in self.marked
+        return words(
+            ("▸" if here else " ", colors.cursor),
+            (f"{label:<{self._label}}{'' if marked else ' '}", style),
+            ("*" if marked else "", colors.cursor),
+        )
+
+    def _range_note(self) -> str:
+        if self._usual is None:
+            return "outliers: too few readings"
+        low, high = (self.metric.say(value) for value in self._usual)
+        return f"outliers: not {low} to {high}"
+
+    def _heading_title(self) -> str:
+        return self.metric.whole_title if self._shape.cell >= 5 else self.metric.title
+
+    def _heading(self, shape: Layout, colors: Palette) -> Line:
+        cell = shape.cell
+        numbers = "".join(
+            (centred(str(index), max(1, cell - 1)) + " ")[:cell] for index in range(self._gpus)
+        )
+        total = self.metric.of_many
+        text = f" {'node' if self._label > 3 else '':<{self._label}} {numbers}{total:>{TAIL - 1}}"
+        room = shape.block - len(text)
+        if room >= 14:
+            extra = "  state"
+            if room >= 40:
+                extra = f"{extra:<18}cpu   mem  load  last minutes"
+            text += extra
+        return fitted(words((text, colors.dim)), shape.block, colors.dim)
+
+    def _block(
+        self, node: NodeState, label: str, state: State, colors: Palette, scale: Scale
+    ) -> Line:
+        shape = self._shape
+        here = self.cursor is not None and self.cursor[0] == node.name
+        mark, why = node_mark(node, state)
+        silent = mark in (UNKNOWN, STALE)
+        name_style = colors.cursor if here else colors.dim if silent else colors.text
+        line = self._front(node, label, here, name_style, colors)
+        line += self._tiles(node, mark, state, colors)
+        value = None if node.sample is None or node.down else node_value(node.sample, self.metric)
+        total = self.metric.say(value).removesuffix(" MHz")
+        style = {"": colors.text, STALE: colors.stale, UNKNOWN: colors.warn}.get(mark, colors.bad)
+        room = shape.block - width_of(line)
+        if room < TAIL + 14:
+            if silent:
+                text = why if mark == UNKNOWN else why + mark
+                return line + words((f"{text[: TAIL - 1]:>{TAIL - 1}} ", style))
+            short_total = total.replace(" kW", "k").replace(" W", "")
+            text = f"{short_total:>{TAIL - 3}}"
+            return line + words((text, colors.text), (f"{mark:>2} ", style))
+        line += words((f"{total:>{TAIL - 1}}", colors.label if silent else colors.strong))
+        line += words((f"  {f'{mark} {why}'.strip():<16}"[:18], style))
+        if room - TAIL - 18 >= 22:
+            line += self._more(node, state, room - TAIL - 18, silent, scale, colors)
+        return line
+
+    def _tiles(self, node: NodeState, mark: str, state: State, colors: Palette) -> Line:
+        """The node's GPUs."""
+        width, metric = self._shape.cell, self.metric
+        on = self.cursor[1] if self.cursor is not None and self.cursor[0] == node.name else -1
+        gpus = node.sample.gpus or () if node.sample is not None else ()
+        if not node.gpus_seen and node.sample is not None and mark not in (UNKNOWN, STALE):
+            return self._without_gpus(node, width * self._gpus, colors)
+        line: Line = []
+        if not mark and on < 0 and len(gpus) == self._gpus and width > 2 and not self.only_outliers:
+            # Nearly all nodes at every tick: each GPU is there and has nothing but its number.
+            ramp = colors.heat if metric.key == "temperature" else colors.cool
+            for index, gpu in enumerate(gpus):
+                value = metric.read(gpu)
+                if value is None or gpu.index != index:
+                    break
+                step = int((level(value, metric, gpu) or 0.0) * len(ramp))
+                ground = ramp[min(len(ramp) - 1, step)]
+                line += tile(self._number(value, width), width, ground, " ", colors.text)
+            else:
+                return line
+            line.clear()
+        shown = cells(node, metric, state)
+        shown += [Cell(None, None, " ")] * (self._gpus - len(shown))
+        for index, cell in enumerate(shown):
+            line += self._cell(cell, width, index == on, colors)
+        return line
+
+    def _cell(self, cell: Cell, width: int, at: bool, colors: Palette) -> tuple[Segment, ...]:
+        """A tile and behind it the mark or a gap."""
+        ground = colors.cell(cell.level, self.metric.key == "temperature")
+        mark_style = colors.text
+        if cell.value is None:
+            ground = {MISSING: colors.bad, UNKNOWN: colors.dim}.get(cell.mark, colors.text)
+            text, mark = cell.mark, " "
+        else:
+            if width == 2:
+                text = SPARKS[min(7, int(8 * (cell.level or 0.0)))]
+            else:
+                text = self._number(cell.value, width)
+            mark = cell.mark or " "
+            if cell.mark == ALARM:
+                ground = mark_style = colors.alarm
+            elif cell.mark == STALE:
+                ground = mark_style = colors.stale
+            elif self.only_outliers and self._usual is not None:
+                low, high = self._usual
+                if low <= cell.value <= high:
+                    ground = mark_style = colors.dim
+                else:
+                    mark = "▾" if cell.value < low else "▴"
+                    ground = mark_style = colors.warn
+        if at:
+            ground = ground + REVERSED
+            mark_style = ground if cell.mark == ALARM else mark_style
+        return tile(text, width, ground, mark, mark_style)
+
+    def _number(self, value: float, width: int) -> str:
+        if width >= 5 and self.metric.is_scaled:
+            return f"{value:.0f}"
+        return self.metric.short(value)
+
+    def _without_gpus(self, node: NodeState, width: int, colors: Palette) -> Line:
+        """In the place of cells: what a node without GPUs has to tell."""
+        sample = node.sample
+        assert sample is not None
+        text = f"no GPU  cpu {units.percent(sample.cpu)}  mem {units.percent(sample.memory)}"
+        return fitted(words((text, colors.label)), width, colors.label)
+
+    def _more(
+        self, node: NodeState, state: State, room: int, silent: bool, scale: Scale, colors: Palette
+    ) -> Line:
+        """CPU, memory, load and the last minutes of the metric, where there is room."""
+        sample = node.sample
+        style = colors.dim if silent else colors.label
+        cpu = memory = load = units.UNKNOWN
+        if sample is not None and not node.down:
+            cpu, memory = units.percent(sample.cpu), units.percent(sample.memory)
+            load = units.number(sample.load1, 2) if sample.load1 is not None else units.UNKNOWN
+        line = words((f"{cpu:>4} {memory:>5} {load:>5}  ", style))
+        width = min(120, room - 19)
+        if width >= 8:
+            ink = style if silent else colors.spark
+            line += words((node_spark(node, self.metric, width, state, scale), ink))
+        return line
+
+    def _spark_scale(self) -> Scale:
+        full = self.metric.full_scale
+        return Scale(0.0, full) if full else nice_scale([0.0, 1.0])
+
+    # Moving about. Nodes run down the columns, as in the sketch of a phone book.
+
+    def _keep_cursor(self, height: int) -> None:
+        names = [node.name for node in self._listed]
+        if self.cursor is None or self.cursor[0] not in names:
+            self.cursor = (names[0], 0) if names else None
+        rows = max(1, height - 1)
+        if self.cursor is not None:
+            row = names.index(self.cursor[0]) % self._shape.rows
+            self._top = min(max(self._top, row - rows + 1), row)
+        self._top = max(0, min(self._top, self._shape.rows - rows))
+
+    def move(self, nodes: int, gpus: int) -> None:
+        """Down and right are positive; the edge of a node leads into the next column."""
+        if self.cursor is None or not self._listed:
+            return
+        at = [node.name for node in self._listed].index(self.cursor[0])
+        gpu = self.cursor[1] + gpus
+        if gpu < 0 or gpu >= max(1, self._gpus):
+            neighbour = at + (self._shape.rows if gpu > 0 else -self._shape.rows)
+            if 0 <= neighbour < len(self._listed):
+                at, gpu = neighbour, 0 if gpu > 0 else max(0, self._gpus - 1)
+        at = max(0, min(len(self._listed) - 1, at + nodes))
+        self._place(at, max(0, min(max(0, self._gpus - 1), gpu)))
+
+    def page(self, pages: int) -> None:
+        self.move(pages * max(1, self.content_size.height - 1), 0)
+
+    def _place(self, at: int, gpu: int) -> None:
+        place = (self._listed[at].name, gpu)
+        if place != self.cursor:
+            self.cursor = place
+            self.again()
+            self.post_message(self.Moved())
+
+    def mark(self) -> None:
+        """Mark the node under the cursor, or unmark it, and go on to the next."""
+        if self.cursor is not None and self._listed:
+            self.marked ^= {self.cursor[0]}
+            self.move(1, 0)
+            self.again()
+
+    def mark_all(self) -> None:
+        """All that are listed; none of them when all are marked."""
+        listed = {node.name for node in self._listed}
+        if listed <= self.marked:
+            self.marked -= listed
+        else:
+            self.marked |= listed
+        self.again()
+
+    def selected(self) -> NodeState | None:
+        """The node under the cursor."""
+        return next((n for n in self._listed if self.cursor and n.name == self.cursor[0]), None)
+
+    def on_click(self, event: Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is None or offset.y < 1:
+            return
+        shape = self._shape
+        column = min(shape.columns - 1, offset.x // shape.block)
+        at = column * shape.rows + self._top + offset.y - 1
+        if at < len(self._listed):
+            gpu = (offset.x - column * shape.block - self._label - 2) // shape.cell
+            self._place(at, max(0, min(max(0, self._gpus - 1), gpu)))
+            if event.chain == 2:
+                self.post_message(self.Opened())

@@ -1,0 +1,162 @@
+"""Rows with a cursor, and long text to scroll: what lists and texts of all screens are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.events import Click, MouseScrollDown, MouseScrollUp
+from textual.message import Message
+
+from dashboards.model.state import State
+from dashboards.tui.widgets.palette import Palette
+from dashboards.tui.widgets.panel import Line, Panel, fitted, words
+
+WHEEL = 3  # lines
+
+
+class Listing(Panel, can_focus=True):
+    """Rows of which one is under the cursor; subclasses give `heading` and `rows`."""
+
+    class Moved(Message):
+        """The cursor stands on another row."""
+
+    class Opened(Message):
+        """The user wants to see the row under the cursor."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.at = 0
+        self.count = 0
+        self._top = 0
+        self._above = 0
+
+    def heading(self, state: State, width: int, colors: Palette) -> list[Line]:
+        """Lines above the rows that do not scroll."""
+        return []
+
+    def rows(self, state: State, width: int, colors: Palette) -> Sequence[Line]:
+        """All rows; each gets two cells for the cursor before it."""
+        raise NotImplementedError
+
+    def empty(self, state: State, colors: Palette) -> list[Line]:
+        """What stands where there are no rows."""
+        return []
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        above = self.heading(state, width, colors)
+        rows = self.rows(state, width - 2, colors)
+        self._above, self.count = len(above), len(rows)
+        if not rows:
+            return above + self.empty(state, colors)
+        self.at = max(0, min(self.at, len(rows) - 1))
+        room = max(1, height - len(above))
+        self._top = min(max(self._top, self.at - room + 1), self.at)
+        self._top = max(0, min(self._top, len(rows) - room))
+        lines = list(above)
+        for index in range(self._top, min(len(rows), self._top + room)):
+            here = index == self.at
+            mark = Segment("▸ " if here else "  ", colors.cursor)
+            row = [mark, *rows[index]]
+            if here:
+                lift = Style(bold=True)
+                row = [mark] + [Segment(s.text, (s.style or lift) + lift) for s in rows[index]]
+            lines.append(row)
+        if len(rows) > room:
+            left = len(rows) - self._top - room
+            note = f" {left} more below " if left > 0 else f" {self._top} more above "
+            lines[-1] = [*fitted(lines[-1], width - len(note), colors.text), *words((note, colors.dim))]  # fmt: skip
+        return lines
+
+    def move(self, rows: int) -> None:
+        self.put(self.at + rows)
+
+    def put(self, at: int) -> None:
+        at = max(0, min(self.count - 1, at))
+        if at != self.at and self.count:
+            self.at = at
+            self.again()
+            self.post_message(self.Moved())
+
+    def page(self, pages: int) -> None:
+        self.move(pages * max(1, self.content_size.height - self._above - 1))
+
+    def on_click(self, event: Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is None or offset.y < self._above:
+            return
+        at = self._top + offset.y - self._above
+        if at < self.count:
+            self.put(at)
+            if event.chain == 2:
+                self.post_message(self.Opened())
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        self.move(1)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        self.move(-1)
+
+
+class Text(Panel, can_focus=True):
+    """Long text. At its end it stays there when more is added."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows: Sequence[tuple[str, str]] = ()  # (text, name of a style in Palette)
+        self._first = 0
+        self._follow = False
+        self._room = 1
+
+    def fill(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Show these lines; at the same place, or still at the end."""
+        self._rows = rows
+        self.again()
+
+    @property
+    def follows(self) -> bool:
+        return self._follow
+
+    def text(self) -> str:
+        return "\n".join(text for text, _ in self._rows)
+
+    def looks_at(self, state: State) -> tuple[object, ...]:
+        return (self._rows,)
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        self._room = max(1, height)
+        last = max(0, len(self._rows) - self._room)
+        self._first = last if self._follow else max(0, min(self._first, last))
+        lines: list[Line] = []
+        for text, name in self._rows[self._first : self._first + height]:
+            style = getattr(colors, name or "text")
+            lines.append(fitted(words((" " + text.expandtabs(4), style)), width, colors.text))
+        return lines
+
+    def position(self) -> str:
+        """`41-80 of 512`; "" when all is seen."""
+        if len(self._rows) <= self._room:
+            return ""
+        return f"{self._first + 1}-{min(len(self._rows), self._first + self._room)} of {len(self._rows)}"
+
+    def scroll_lines(self, lines: int) -> None:
+        last = max(0, len(self._rows) - self._room)
+        self._first = max(0, min(last, self._first + lines))
+        self._follow = (self._follow and lines >= 0) or (lines > 0 and self._first == last)
+        self.again()
+
+    def pages(self, pages: int) -> None:
+        self.scroll_lines(pages * max(1, self._room - 1))
+
+    def to_end(self, end: bool) -> None:
+        self._follow = end
+        if not end:
+            self._first = 0
+        self.again()
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        self.scroll_lines(WHEEL)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        self.scroll_lines(-WHEEL)

@@ -1,0 +1,168 @@
+"""The verdict over a job's stacks, and the classes that its processes form."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+
+from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull
+from clusterctl.stacks.report import header, permission_lines
+from dashboards.model import units
+from dashboards.model.fleet import short_names
+from dashboards.model.state import State
+from dashboards.operations.background import Job
+from dashboards.tui.widgets.listing import Listing
+from dashboards.tui.widgets.palette import Palette
+from dashboards.tui.widgets.panel import Line, Panel, fitted, width_of, words
+
+if TYPE_CHECKING:
+    from clusterctl.stacks.diagnose import Diagnosis
+
+MOVING_KINDS = ("moving",)
+UNSURE_KINDS = ("busy", "no-answer", "unknown")
+
+
+class VerdictPanel(Panel):
+    """What it means, why, and what to do; before that what is being done."""
+
+    job: Job[Diagnosis] | None = None
+    diagnosis: Diagnosis | None = None
+    why_not = ""  # there is nobody to ask
+
+    def lines_wanted(self, width: int) -> int:
+        """Lines that all of it would take."""
+        seen = self.diagnosis
+        if seen is None or (self.job and not self.job.done):
+            return 3
+        evidence = seen.verdict.evidence[:3]
+        return 1 + len(wrapped(self._headline(seen), width)) + sum(
+            len(wrapped(f"because {text}", width)) for text in evidence
+        ) + min(2, len(seen.clues)) + sum(
+            len(wrapped(f"next: {text}", width)) for text in seen.verdict.next_steps[:2]
+        ) + len(permission_lines(seen.picture))  # fmt: skip
+
+    def _headline(self, seen: Diagnosis) -> str:
+        return f"{seen.verdict.headline} ({seen.verdict.confidence} confidence)"
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        job, seen = self.job, self.diagnosis
+        if job is not None and not job.done and not job.cancelled:
+            self.title("stacks", "esc cancels")
+            dots = "·" * (1 + int(job.seconds) % 3)
+            said = job.watch.line() or "begins"
+            return [
+                words((f" looking at every process, twice {dots}", colors.accent)),
+                words((f" {job.seconds:.0f} s  {said}", colors.text)),
+            ]
+        if job is not None and (job.cancelled or job.error):
+            self.title("stacks")
+            said = job.error or "cancelled"
+            return [words((f" {line}", colors.warn)) for line in wrapped(said, width)] + [
+                words((" enter looks again", colors.label))
+            ]
+        if seen is None:
+            self.title("stacks")
+            if self.why_not:
+                return [words((f" {self.why_not}", colors.dim))]
+            return [
+                words((" enter", colors.accent), (" looks at every process of the run on all nodes, twice, 2 s apart,", colors.text)),
+                words((" and says whom the others wait for. It stops nothing and leaves nothing there.", colors.text)),
+            ]  # fmt: skip
+        return self._verdict(seen, state, width, colors)
+
+    def _verdict(self, seen: Diagnosis, state: State, width: int, colors: Palette) -> list[Line]:
+        verdict = seen.verdict
+        at = time.strftime("%H:%M:%S", time.localtime(seen.picture.taken_s))
+        ago = units.age(max(0.0, state.now_s - seen.picture.taken_s))
+        self.title(f"stacks of {at}", f"{ago} ago")
+        style = colors.bad
+        if verdict.kind in MOVING_KINDS:
+            style = colors.good
+        elif verdict.kind in UNSURE_KINDS:
+            style = colors.warn
+        lines = [words((f" {header(seen.picture)}", colors.label))]
+        lines += [words((f" {line}", style)) for line in wrapped(self._headline(seen), width)]
+        said: list[tuple[str, Style]] = [
+            (f"because {text}", colors.text) for text in verdict.evidence[:3]
+        ]
+        said += [(f"{clue.source}: {clue.text}", colors.warn) for clue in seen.clues[:2]]
+        said += [(f"next: {text}", colors.accent) for text in verdict.next_steps[:2]]
+        said += [(text, colors.warn) for text in permission_lines(seen.picture)]
+        for text, ink in said:
+            lines += [words((f" {line}", ink)) for line in wrapped(text, width)]
+        return lines
+
+
+class ClassList(Listing):
+    """Processes that stand in the same place, a line for each class."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.diagnosis: Diagnosis | None = None
+        self.everything = False
+        self.listed: list[Class] = []
+        self._hidden = ""
+
+    def take(self, diagnosis: Diagnosis) -> None:
+        self.diagnosis = diagnosis
+        self.choose()
+
+    def choose(self) -> None:
+        """List again, after a new look or with other ones hidden."""
+        if self.diagnosis is None:
+            return
+        found = classes(self.diagnosis.picture, self.diagnosis.verdict)
+        self.listed = [one for one in found if self.everything or not is_dull(one)]
+        dull = [one for one in found if one not in self.listed]
+        self._hidden = hidden_line(dull, self.diagnosis.picture).replace("(--all)", "(x shows)")
+        self.at = 0
+
+    def chosen(self) -> Class | None:
+        return self.listed[self.at] if self.at < len(self.listed) else None
+
+    def heading(self, state: State, width: int, colors: Palette) -> list[Line]:
+        self.title("classes" if self.listed else "", self._hidden)
+        return []
+
+    def rows(self, state: State, width: int, colors: Palette) -> Sequence[Line]:
+        _, short = short_names(state.nodes)
+        names = [_who(one, short) for one in self.listed]
+        wide = min(40 if width >= 100 else 26, max(map(len, names), default=0))
+        return [
+            self._row(one, who, wide, width, colors)
+            for one, who in zip(self.listed, names, strict=True)
+        ]
+
+    def _row(self, one: Class, who: str, wide: int, width: int, colors: Palette) -> Line:
+        proc = one.first
+        who = who if len(who) <= wide else who[: wide - 1] + "…"
+        style = colors.bad if one.suspect else colors.text
+        doing = proc.progress
+        if proc.progress != "moving" and proc.stood_s >= 1:
+            doing += f" {proc.stood_s:.0f} s"
+        doing = f"{doing:<11}" if width < 100 else f"{proc.kind + ' ' + doing:<24}"
+        site = proc.where() if proc.stack.frames else proc.error or "no Python stack"
+        line = words(
+            (f"{'!' if one.suspect else ' '}{len(one.procs):>5,} ", style),
+            (f"{who:<{wide}}  ", style),
+            (f"{doing} ", colors.warn if one.suspect else colors.label),
+        )
+        room = width - width_of(line)
+        end = "  <- suspect" if one.suspect and room > 50 else ""
+        line += fitted(words((site, style)), room - len(end), colors.text)
+        return line + words((end, colors.bad))
+
+
+def _who(one: Class, short: Mapping[str, str]) -> str:
+    """`ranks 0-26,28-191`, `004 rank 27 loader 2`: the beginning of all names is left out."""
+    if len(one.procs) == 1:
+        return f"{short.get(one.first.node, one.first.node)} {one.first.label}"
+    return one.who()
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(20, width - 2), subsequent_indent="  ") or [""]

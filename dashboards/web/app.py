@@ -1,0 +1,154 @@
+"""`clusterctl top --web`: the same screens in a browser, by textual-serve. Every page is a process of its own.
+
+On loopback unless asked otherwise, and read-only. Who opens it must know its address whole: a random
+word in it keeps out other users of this machine, whom loopback does not. A page elsewhere must not be
+able to reach it either: the name in the address bar and the origin of the connection are checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from clusterctl.errors import UsageError
+from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+MOST_PAGES = 4  # each of them watches every node by a connection of its own
+WORD_BYTES = 16  # of the random word in the address
+# As `python -m clusterctl`, which would import from the current folder first: whoever may write a
+# `click.py` there would be run. (`python -P` is the same from 3.11 on.)
+START = "; ".join(
+    (
+        "import sys",
+        "sys.path = [path for path in sys.path if path]",
+        "import runpy",
+        "runpy.run_module('clusterctl', run_name='__main__', alter_sys=True)",
+    )
+)
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<link rel="stylesheet" href="/static/css/xterm.css">
+<style>
+@font-face {{
+  font-family: "Roboto Mono";
+  src: url("/static/fonts/RobotoMono-VariableFont_wght.ttf") format("truetype");
+  font-weight: 100 700;
+}}
+html, body {{ margin: 0; height: 100%; background: #0f131a; overflow: hidden; }}
+.textual-terminal {{ width: 100vw; height: 100vh; }}
+.note {{ position: absolute; inset: 0; display: flex; align-items: center; justify-content: center;
+  font: 16px "Roboto Mono", monospace; color: #d6dde8; z-index: 10; }}
+.note button {{ font: inherit; margin-left: 2ch; padding: .4em 1.2em; color: #d6dde8;
+  background: #1c2531; border: 1px solid #3f8fb8; }}
+body.-first-byte .opening {{ display: none; }}
+.closed {{ display: none; background: #0f131aee; }}
+body.-closed .closed {{ display: flex; }}
+</style>
+<script src="/static/js/textual.js"></script>
+<script>
+addEventListener("load", function focus() {{
+  const keys = document.querySelector(".xterm-helper-textarea");
+  keys ? keys.focus() : setTimeout(focus, 100);
+}});
+</script>
+</head>
+<body>
+<div class="note opening">connecting</div>
+<div class="note closed">This view has ended.<button onclick="location.reload()">Open it again</button></div>
+<div id="terminal" class="textual-terminal" data-session-websocket-url="{socket}" data-font-size="{size}"></div>
+</body>
+</html>
+"""
+
+
+def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str], None]) -> int:
+    """Serve `clusterctl top ARGUMENTS` until interrupted. `port` 0 takes a free one.
+
+    Raises `UsageError` without textual-serve or for an address that cannot be had.
+    """
+    try:
+        from aiohttp import web
+
+        from dashboards.web.server import Server
+    except ImportError as error:
+        raise UsageError(
+            f"--web needs textual-serve ({error})", hint="pip install 'clusterctl[web]'"
+        ) from None
+    names = our_names(host)
+    listener = listen(host, port)
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]" if ":" in host else host
+    word = secrets.token_urlsafe(WORD_BYTES)
+    url = f"http://{address}:{port}/{word}/"
+    # exec: the shell that textual-serve starts must not stand between it and the view.
+    command = shlex.join([sys.executable, "-c", START, "top", *arguments])
+    server = Server(f"exec {command}", url, names=names, word=word)
+    say(f"{url}  (Ctrl-C ends it; whoever has this address can open it)")
+    if not is_loopback(host):
+        say("warning: nothing is encrypted: who can listen on the network learns this address")
+    with contextlib.suppress(KeyboardInterrupt):
+        web.run_app(server.make(), sock=listener, print=None, shutdown_timeout=2.0, access_log=None)
+    return 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises `UsageError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()  # from now on nobody is refused who has read the address
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="--port 0 takes a free one",
+        ) from None
+    return listener
+
+
+def is_foreign(host: str, origin: str | None, names: Collection[str]) -> bool:
+    """Whether a request was sent by a page of another site, or under a name that is not ours."""
+    if not is_ours(host, names):
+        return True
+    return origin is not None and urlsplit(origin).netloc != host
+
+
+def page(title: str, host: str, word: str, font_size: str) -> str:
+    """The one page there is; everything it loads comes from this server."""
+    size = int(font_size) if re.fullmatch("[0-9]{1,2}", font_size) else 0
+    size = size if 6 <= size <= 48 else 16
+    socket = f"ws://{escape(host)}/{escape(word)}/ws"
+    return PAGE.format(title=escape(title), socket=socket, size=size)
+
+
+Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
+
+
+def as_arguments(options: dict[str, Any]) -> list[str]:
+    """Options of `clusterctl top` as words; None, False and () are left out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False or value == ():
+            continue
+        words.append(f"--{name}")
+        if value is not True:
+            words.append(str(value))
+    return words

@@ -1,0 +1,79 @@
+"""textual-serve's server with our page and our doors. Imported only by `web.serve`: it needs aiohttp."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import textual_serve
+from aiohttp import web
+from textual_serve.server import Server as TextualServer
+
+from dashboards.web.app import MOST_PAGES, Handler, is_foreign, page
+
+TITLE = "clusterctl top"
+FOREIGN = "this page may only be opened by an address or a name of its machine, and from itself\n"
+NO_WORD = "open the whole address that clusterctl top --web printed: a word of it is missing\n"
+STATIC = Path(textual_serve.__file__).parent / "static"
+
+
+class Server(TextualServer):
+    """Each page starts `command` and talks to it over a websocket."""
+
+    def __init__(self, command: str, url: str, *, names: Collection[str], word: str) -> None:
+        """`names` are those that requests may use for this machine, `word` what opens the page."""
+        super().__init__(command, title=TITLE, public_url=url)
+        self._names, self._word = names, word
+        self._pages = 0
+        logging.getLogger("textual-serve").setLevel(logging.ERROR)
+
+    def make(self) -> web.Application:
+        """Our routes instead of theirs: no listing of files, no page that loads from elsewhere."""
+
+        @web.middleware
+        async def door(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if is_foreign(request.host, request.headers.get("Origin"), self._names):
+                raise web.HTTPForbidden(text=FOREIGN)
+            answer = await handler(request)
+            if not answer.prepared:
+                answer.headers["Referrer-Policy"] = "no-referrer"
+            return answer
+
+        app = web.Application(middlewares=[door])
+        # Files of the package are no secret, and a download has a random word of its own.
+        app.add_routes(
+            [
+                web.get("/download/{key}", self.handle_download),
+                web.static("/static", STATIC),
+                web.get("/", self._index),
+                web.get("/{word}/", self._index),
+                web.get("/{word}/ws", self._socket),
+            ]
+        )
+        return app
+
+    def _check_word(self, request: web.Request) -> None:
+        word = request.match_info.get("word", "")
+        if not hmac.compare_digest(word.encode("utf-8", "replace"), self._word.encode()):
+            raise web.HTTPForbidden(text=NO_WORD)
+
+    async def _index(self, request: web.Request) -> web.Response:
+        self._check_word(request)
+        if self._pages >= MOST_PAGES:
+            text = f"{self._pages} pages are open, each watches every node: close one\n"
+            raise web.HTTPServiceUnavailable(text=text)
+        text = page(TITLE, request.host, self._word, request.query.get("fontsize", ""))
+        return web.Response(text=text, content_type="text/html")
+
+    async def _socket(self, request: web.Request) -> Any:
+        self._check_word(request)
+        if self._pages >= MOST_PAGES:
+            raise web.HTTPServiceUnavailable
+        self._pages += 1
+        try:
+            return await self.handle_websocket(request)
+        finally:
+            self._pages -= 1

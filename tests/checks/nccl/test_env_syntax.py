@@ -1,0 +1,101 @@
+"""NCCL's own words, and how it reads its lists of names."""
+
+from __future__ import annotations
+
+import pytest
+
+from checks.facts import IbPort, Interface, Unknown
+from checks.nccl.env_syntax import parse_list, suggest_hca, usable_interfaces
+from checks.parsers import nccl_log
+from tests.checks.captures import recorded
+
+
+def port(
+    device: str,
+    layer: str = "InfiniBand",
+    state: str = "ACTIVE",
+    rate: float = 400.0,
+    number: int = 1,
+) -> IbPort:
+    return IbPort(device, number, state, "LinkUp" if state == "ACTIVE" else "Polling", rate, layer)
+
+
+def test_watchdog_of_three_generations() -> None:
+    found = nccl_log.read_timeouts(recorded("nccl/watchdog-timeout.txt"))
+    assert [(one.rank, one.operation, one.sequence) for one in found] == [
+        (65, "_REDUCE_SCATTER_BASE", 1559), (66, "_REDUCE_SCATTER_BASE", 1559),
+        (10, "ALLREDUCE", 15734), (1, "ALLREDUCE", 469508),
+    ]  # fmt: skip
+    assert (found[2].timeout_s, found[2].last_completed) == (600.0, 15733)
+
+
+def test_completion_errors_name_the_peer() -> None:
+    found = nccl_log.read_fabric_errors(recorded("nccl/net-ib-completion.txt"))
+    assert [(one.host, one.peer, one.status, one.vendor) for one in found] == [
+        ("mycl-g2", "192.168.3.5", 12, 129), ("kp-ddp-worker-0", "10.216.210.236", 12, 129),
+        ("H100-2", "fe80::966d:ae03:8b:df78%ib0", 4, 81),
+    ]  # fmt: skip
+    assert found[0].device == "mlx5_10"
+    assert isinstance(found[1].device, Unknown)
+
+
+def test_socket_faults_and_bandwidth() -> None:
+    assert len(nccl_log.read_socket_faults(recorded("nccl/socket-ifname.txt"))) == 2
+    text = recorded("nccl/nccl-tests-all_reduce-a100x8.txt")
+    assert nccl_log.read_bus_bandwidth(text) == 210.99
+    assert isinstance(nccl_log.read_bus_bandwidth(text.replace("0 OK", "7 FAILED")), Unknown)
+    assert isinstance(nccl_log.read_bus_bandwidth(""), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("value", "takes", "leaves"),
+    [
+        ("mlx5_1", ["mlx5_1", "mlx5_10", "mlx5_11"], ["mlx5_0", "mlx5_2"]),
+        ("=mlx5_1", ["mlx5_1"], ["mlx5_10", "mlx5_0"]),
+        ("^mlx5_1", ["mlx5_0", "mlx5_2"], ["mlx5_1", "mlx5_10"]),
+        ("^=mlx5_1", ["mlx5_0", "mlx5_10"], ["mlx5_1"]),
+        ("mlx5", ["mlx5_0", "mlx5_10"], ["bnxt_re0"]),
+        ("=mlx5_0:1, mlx5_2", ["mlx5_0", "mlx5_2"], ["mlx5_1"]),
+    ],
+)
+def test_lists_are_read_as_nccl_reads_them(value: str, takes: list[str], leaves: list[str]) -> None:
+    names = parse_list(value)
+    assert [name for name in [*takes, *leaves] if names.takes(name, 1)] == takes
+
+
+def test_port_number_and_surprises() -> None:
+    assert not parse_list("=mlx5_0:2").takes("mlx5_0", 1)
+    devices = [f"mlx5_{n}" for n in range(12)]
+    assert parse_list("mlx5_1,mlx5_2").surprises(devices) == {"mlx5_1": ["mlx5_10", "mlx5_11"]}
+    assert parse_list("=mlx5_1").surprises(devices) == {}
+    assert parse_list("mlx5_1").surprises(["mlx5_1", "mlx5_2"]) == {}
+
+
+def test_suggested_list_leaves_front_side_cards_out() -> None:
+    ports = [
+        port("mlx5_0"),
+        port("mlx5_1", "Ethernet", rate=100.0),
+        port("mlx5_2"),
+        port("mlx5_3", state="DOWN"),
+    ]
+    assert suggest_hca(ports) == "=mlx5_0,mlx5_2"
+    roce = [
+        port("r0", "Ethernet", rate=200.0),
+        port("r1", "Ethernet", rate=200.0),
+        port("f0", "Ethernet", rate=25.0),
+    ]
+    assert suggest_hca(roce) == "=r0,r1"
+    assert suggest_hca([port("a"), port("a", number=2)]) == "=a:1,a:2"
+    assert suggest_hca([]) is None
+
+
+def test_interfaces_without_an_address_are_not_usable() -> None:
+    def make(name: str, *addresses: str, up: bool = True) -> Interface:
+        return Interface(name, up, 1500, 1000, addresses)
+
+    all_ = [make("lo", "127.0.0.1/8"), make("eth0", "10.0.0.2/24", "fe80::1/64"), make("eth1"),
+            make("eth2", "fe80::2/64"), make("docker0", "172.17.0.1/16"), make("ib0", "10.1.0.2/16", up=False)]  # fmt: skip
+    assert [one.name for one in usable_interfaces(all_, None)] == ["eth0"]
+    assert [one.name for one in usable_interfaces(all_, "eth")] == ["eth0"]
+    assert [one.name for one in usable_interfaces(all_, "^eth0")] == ["docker0"]
+    assert usable_interfaces(all_, "eno1") == []

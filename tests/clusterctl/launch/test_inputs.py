@@ -1,0 +1,73 @@
+"""What is read out of a launch line, with and without the trainer's help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.launch.inputs import files_of, kept_environment, parse_line, read_words, resolve
+
+
+def test_line_is_split_as_a_shell_does() -> None:
+    assert parse_line("stage1 --dataset.data-path 'a b.csv'") == (
+        "stage1",
+        ["--dataset.data-path", "a b.csv"],
+    )
+    for line in ("", "--lr 1", "a 'b"):
+        with pytest.raises(UsageError):
+            parse_line(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (["--dataset.data-path", "clips.csv"], ["clips.csv"]),
+        (["--data-path=clips.csv", "--lr", "1e-4"], ["clips.csv"]),
+        (["--ckpt-path", "w.pt", "--data-path", "/d/x.csv"], ["/d/x.csv", "w.pt"]),
+        (["--load", "outputs/001/epoch0-global_step5"], ["outputs/001/epoch0-global_step5"]),
+        (["--text-encoder.from-pretrained", "DeepFloyd/t5-v1_1-xxl"],
+         ["~/.cache/huggingface/hub/models--DeepFloyd--t5-v1_1-xxl"]),
+        (["--flag", "--data-path"], []),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_overrides_name_files(words: list[str], files: list[str], tmp_path: Path) -> None:
+    found = read_words("stage1", words, workdir=tmp_path, env={}).files
+    assert list(found) == [
+        one if one.startswith(("/", "~")) else str(tmp_path / one) for one in files
+    ]
+
+
+def test_model_cache_follows_the_environment(tmp_path: Path) -> None:
+    config = {"vae": {"from_pretrained": "org/vae"}, "model": {"from_pretrained": None}}
+    assert files_of(config, tmp_path, {"HF_HOME": "/models"}) == ["/models/hub/models--org--vae"]
+    assert files_of(config, tmp_path, {"HF_HUB_CACHE": "/hub"}) == ["/hub/models--org--vae"]
+    (tmp_path / "org" / "vae").mkdir(parents=True)  # a folder of that name wins, as in the trainer
+    assert files_of(config, tmp_path, {}) == [str(tmp_path / "org" / "vae")]
+
+
+def test_secrets_stay_out_of_the_environment_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    kept = kept_environment(["NCCL_IB_HCA=mlx5_1"], "none")
+    assert kept["NCCL_DEBUG"] == "INFO"
+    assert kept["NCCL_IB_HCA"] == "mlx5_1"
+    assert "0123456789" not in str(kept)
+    assert "hf_secret" not in str(kept)
+    assert kept["WANDB_API_KEY"]
+
+
+def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
+    assert read_words("x", ["--wandb", "online"], workdir=tmp_path, env={}).wandb
+    assert not read_words("x", ["--wandb", "offline"], workdir=tmp_path, env={}).wandb
+
+
+@pytest.mark.slow  # the trainer imports torch to check a config
+def test_trainer_resolves_the_config(tmp_path: Path) -> None:
+    found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
+    assert (found.files, found.wandb) == ((str(tmp_path / "x.csv"),), False)
+    with pytest.raises(UsageError, match="no-such"):
+        resolve("no-such", [], workdir=tmp_path, env={})

@@ -1,0 +1,471 @@
+"""Recordings of a small invented cluster: written, torn, damaged, read back at any time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli import run
+from clusterctl.errors import UsageError
+from dashboards.commands import select_feed as sources
+from dashboards.feeds.base import ReplayFeed
+from dashboards.model.samples import NodeSample, Restored, Sample, Tick
+from dashboards.model.state import State, fold, initial_state
+from dashboards.recording import codec as plain
+from dashboards.recording import writer as record
+from dashboards.recording.file_format import Appender, blocks, older, pack, section
+from dashboards.recording.replay_feed import Replay, open_replay
+from dashboards.recording.writer import Recording, Writer
+from dashboards.simulation.faults import Incident
+from dashboards.simulation.healthy import names
+from dashboards.simulation.hour import BEGIN_S, hour
+from tests.dashboards.feeds.test_feeds import until
+
+INCIDENTS = (
+    Incident("node_dead", 3, 0, 20, 70),
+    Incident("clock_step", 2, 0, 30, 90, size=2.5),
+    Incident("gpu_lost", 1, 1, 50, 80),
+)
+
+
+def rounds(seconds: int = 150) -> Iterator[list[Sample]]:
+    return hour(INCIDENTS, nodes=4, gpus=2, seconds=seconds)
+
+
+def folded(seconds: int) -> State:
+    state = initial_state(names(4), now_s=BEGIN_S)
+    for said in rounds(seconds):
+        state = fold(state, said)
+    return state
+
+
+def write(path: Path, said: Iterator[list[Sample]], limit_bytes: int = 1 << 30) -> Path:
+    writer = Writer(Appender(path, limit_bytes), names(4), "hour", 1.0)
+    for samples in said:
+        tick = samples[-1]
+        assert isinstance(tick, Tick)
+        writer.take(tick.now_s, samples[:-1])
+    writer.close()
+    return path
+
+
+class Player:
+    """A replay with a clock in the test's hand."""
+
+    def __init__(self, path: Path, speed: float = 1.0) -> None:
+        self.now = 0.0
+        self.feed = Replay(path, clock=lambda: self.now, speed=speed)
+        self.feed.start()
+        self.state = initial_state(self.feed.nodes, now_s=self.feed.now())
+        self.said: list[Sample] = []
+
+    def tick(self, passed_s: float = 1.0) -> State:
+        self.now += passed_s
+        self.said = self.feed.drain()
+        self.state = fold(self.state, [*self.said, Tick(self.feed.now())])
+        return self.state
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("record") / "night", rounds())
+
+
+def same(one: State, other: State) -> None:
+    """Equal but for digits that no reading has."""
+    assert list(one.nodes) == list(other.nodes)
+    for a, b in zip(one.nodes.values(), other.nodes.values(), strict=True):
+        assert (a.down, a.gpus_seen, a.history_s) == (b.down, b.gpus_seen, b.history_s)
+        assert len(a.history) == len(b.history)
+        assert a.history.column(0) == pytest.approx(b.history.column(0), nan_ok=True, rel=1e-3)
+        assert (a.sample is None) == (b.sample is None)
+        if a.sample and b.sample:
+            assert a.sample.gpus is not None
+            assert b.sample.gpus is not None
+            assert [g.power_w for g in a.sample.gpus] == pytest.approx([g.power_w for g in b.sample.gpus], abs=0.01)  # fmt: skip
+            assert a.sample.links is not None
+            assert a.sample.processes == b.sample.processes
+            assert a.sample.clock_step_s == b.sample.clock_step_s
+    assert one.run == other.run
+    assert one.odd == other.odd
+    assert len(one.fleet) == len(other.fleet)
+    assert [alert.key for alert in one.alerts.active] == [alert.key for alert in other.alerts.active]  # fmt: skip
+    assert len(one.alerts.history) == len(other.alerts.history)
+
+
+def test_played_at_its_own_speed_it_is_what_was_seen(recording: Path) -> None:
+    player = Player(recording)
+    player.tick(0.0)
+    for _ in range(149):
+        player.tick()
+    same(player.state, folded(150))
+
+
+@pytest.mark.parametrize("second", [0, 1, 29, 30, 45, 69, 90, 131, 149])
+def test_any_time_can_be_gone_to(recording: Path, second: int) -> None:
+    player = Player(recording)
+    player.feed.pause()
+    player.feed.seek_to(BEGIN_S + second)
+    same(player.tick(), folded(second + 1))
+    assert player.feed.now() == BEGIN_S + second
+
+
+def test_back_and_forth_and_on_from_there(recording: Path) -> None:
+    player = Player(recording)
+    for second in (140, 35, 70, 5):
+        player.feed.seek_to(BEGIN_S + second)
+        player.tick(0.0)
+    for _ in range(30):
+        player.tick()
+    same(player.state, folded(36))
+
+
+def test_pause_and_speed(recording: Path) -> None:
+    player = Player(recording, speed=10.0)
+    assert (player.feed.span, player.feed.speed) == ((BEGIN_S, BEGIN_S + 149), 10.0)
+    player.tick(2.0)
+    player.feed.pause()
+    assert (player.feed.paused, player.feed.speed) == (True, 0.0)
+    player.tick(100.0)
+    assert player.feed.now() == BEGIN_S + 20
+    player.feed.pause()
+    player.feed.faster(0.5)
+    player.tick(2.0)
+    assert player.feed.now() == BEGIN_S + 30
+    same(player.state, folded(31))
+
+
+def test_what_runs_too_fast_to_fold_is_restored(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboards.recording.replay_feed.AT_ONCE", 100)
+    player = Player(recording, speed=1e6)
+    player.tick(0.0)
+    player.tick(1.0)
+    assert [type(sample) for sample in player.said] == [Restored]
+    same(player.state, folded(150))
+
+
+def test_torn_end_loses_what_was_torn_and_nothing_else(recording: Path, tmp_path: Path) -> None:
+    data = recording.read_bytes()
+    *_, before, last = blocks(recording)
+    torn = tmp_path / "torn"
+    for size in (last.at - 5, last.at + 1, len(data) - 1):
+        torn.write_bytes(data[:size])
+        feed = Replay(torn, clock=lambda: 0.0)
+        assert feed.last_s == before.last_s
+        feed.close()
+
+
+def test_killed_writer_is_followed_by_another(recording: Path, tmp_path: Path) -> None:
+    path = tmp_path / "again"
+    path.write_bytes(recording.read_bytes()[:-7])
+    later = BEGIN_S + 1000
+    write(path, hour((), nodes=4, gpus=2, seconds=40, begin_s=later))
+    player = Player(path)
+    player.feed.pause()
+    player.feed.seek_to(later + 39)
+    state = player.tick()
+    assert len(state.nodes[names(4)[0]].history) == 40  # nothing of the first session
+    player.feed.seek_to(BEGIN_S + 60)
+    same(player.tick(), folded(61))
+
+
+def test_sessions_follow_each_other_when_played(recording: Path, tmp_path: Path) -> None:
+    path = tmp_path / "two"
+    path.write_bytes(recording.read_bytes())
+    write(path, hour((), nodes=4, gpus=2, seconds=40, begin_s=BEGIN_S + 160))
+    player = Player(path)
+    for _ in range(201):
+        player.tick()
+    assert player.state.nodes[names(4)[2]].down is None
+    assert len(player.state.nodes[names(4)[0]].history) == 40
+
+
+def sessions(path: Path, *begins: float) -> Path:
+    """A recording of several sessions of 40 s."""
+    for begin_s in begins:
+        write(path, hour((), nodes=4, gpus=2, seconds=40, begin_s=begin_s))
+    return path
+
+
+def ticks(path: Path) -> list[float]:
+    """The times of all rounds as `watch --replay` has them."""
+    batches = sources.replayed(path).batches
+    return [sample.now_s for batch in batches for sample in batch if isinstance(sample, Tick)]
+
+
+@pytest.mark.parametrize("moved_s", [-3600.0, -20.0, 600.0])
+def test_every_session_is_told_once_whatever_its_clock_said(tmp_path: Path, moved_s: float) -> None:
+    """After the clock was set back a later session begins before an earlier one."""
+    begins = (BEGIN_S, BEGIN_S + moved_s, BEGIN_S + 60)
+    times = ticks(sessions(tmp_path / "night", *begins))
+    for begin_s in begins:
+        own = [at_s for at_s in times if begin_s <= at_s < begin_s + 40]
+        assert set(own) == {begin_s + second for second in range(40)}
+    assert len(times) < 3 * 42 + 3
+
+
+def test_replay_finds_each_session_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    player = Player(sessions(tmp_path / "night", BEGIN_S, BEGIN_S - 20, BEGIN_S - 3600))
+    assert player.feed.span == (BEGIN_S - 3600, BEGIN_S + 39)
+    player.feed.pause()
+    for second in (-3590, -10, 10, 30):  # the second session lasts until +19
+        player.feed.seek_to(BEGIN_S + second)
+        state = player.tick(0.0)
+        assert state.now_s == BEGIN_S + second
+        begun_s = BEGIN_S + (-3600 if second < -100 else -20 if second < 20 else 0)
+        assert len(state.nodes[names(2)[0]].history) == BEGIN_S + second - begun_s + 1
+
+
+def rewritten(path: Path, kind: bytes, number: int, old: str, new: str) -> Path:
+    """The recording with another text in the first section of that kind; its checksum is right."""
+    block = next(block for block in blocks(path) if block.kind == kind)
+    with path.open("rb") as file:
+        sections = [section(file, block, place) or b"" for place in range(3)]
+    text = sections[number].decode()
+    assert old in text
+    sections[number] = text.replace(old, new).encode()
+    data = path.read_bytes()
+    head = len(pack(b"k", [b""] * 3, 0.0, 0.0)) - 3 * 8
+    end = block.at + sum(block.lengths)
+    changed = pack(kind, sections, block.first_s, block.last_s)
+    path.with_suffix(".odd").write_bytes(data[: block.at - head] + changed + data[end:])
+    return path.with_suffix(".odd")
+
+
+def test_history_rows_that_lie_no_time_apart_are_not_believed(tmp_path: Path) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    odd = rewritten(path, b"K", 0, '"history_step_s":1.0', '"history_step_s":0')
+    assert len(ticks(odd)) == len(ticks(path))
+    player = Player(odd)
+    player.feed.seek_end()
+    assert player.tick(0.0).history_step_s == 1.0
+
+
+@pytest.mark.parametrize("deep", [5_000, 400_000])
+def test_deeply_nested_text_is_a_damaged_block(
+    tmp_path: Path, deep: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    odd = rewritten(path, b"r", 0, "[", "[" + deep * "[" + deep * "]" + ",")
+    assert len(ticks(odd)) < len(ticks(path))
+    assert run(["watch", "--replay", str(odd), "--skip", "run"]) == 3
+    assert "parts of this recording are damaged" in capsys.readouterr().err
+    assert run(["top", "--once", "--replay", str(path)]) == 0
+    assert run(["top", "--once", "--replay", str(odd)]) in (0, 3)
+
+
+@pytest.mark.parametrize("how", ["header", "body"])
+def test_what_is_missing_of_a_recording_is_said_and_never_good(
+    tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    assert run(["watch", "--replay", str(path), "--json", "--skip", "run"]) == 0
+    assert json.loads(capsys.readouterr().out)["damage"] == ""
+    data = bytearray(path.read_bytes())
+    block = [block for block in blocks(path) if not block.is_key][2]
+    data[block.at - 37 if how == "header" else block.at + 3] ^= 0xFF
+    path.write_bytes(data)
+    assert run(["watch", "--replay", str(path), "--json", "--skip", "run"]) == 3
+    end = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "damaged" in end["damage"]
+    assert end["exit_code"] == 3
+
+
+def test_recording_that_unpacks_to_all_of_the_memory_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    monkeypatch.setattr("dashboards.recording.file_format.MOST_BYTES", (600, 600, 600))
+    with pytest.raises(UsageError, match="no block of it can be read"):
+        ticks(path)
+    with pytest.raises(ValueError, match="too long"):
+        pack(b"r", [bytes(601), b"", b""], 1.0, 1.0)
+
+
+def test_pipe_is_no_recording(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no file"):
+        sources.replayed(tmp_path / "pipe")
+
+
+def test_damaged_block_is_left_out(recording: Path, tmp_path: Path) -> None:
+    data = bytearray(recording.read_bytes())
+    bad = [block for block in blocks(recording) if not block.is_key][8]
+    data[bad.at + 3] ^= 0xFF
+    path = tmp_path / "damaged"
+    path.write_bytes(bytes(data))
+    player = Player(path)
+    player.tick(0.0)
+    for _ in range(149):
+        player.tick()
+    end = folded(150)
+    assert player.state.now_s == end.now_s
+    assert player.state.nodes[names(4)[1]].sample is not None
+    assert [alert.key for alert in player.state.alerts.active] == [a.key for a in end.alerts.active]
+
+
+def test_long_recording_keeps_its_newest_part_in_bounded_space(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    limit = 1 << 16
+    write(path, hour(INCIDENTS, nodes=4, gpus=2, seconds=300), limit)
+    assert older(path).exists()
+    assert path.stat().st_size + older(path).stat().st_size < 1.5 * limit  # and one key
+    player = Player(path)
+    assert player.feed.last_s == BEGIN_S + 299
+    assert player.feed.first_s > BEGIN_S
+    player.feed.seek_end()
+    assert len(player.tick(0.0).nodes[names(4)[0]].history) == 300  # the rows went along
+
+
+def test_two_do_not_write_into_one_file(tmp_path: Path) -> None:
+    first = Appender(tmp_path / "file", 1 << 20)
+    with pytest.raises(ValueError, match="already"):
+        Appender(tmp_path / "file", 1 << 20)
+    first.close()
+    Appender(tmp_path / "file", 1 << 20).close()
+
+
+class Fixed:
+    """A feed that says the same hour."""
+
+    def __init__(self) -> None:
+        self.nodes, self.source = names(4), "fixed"
+        self.said = rounds(40)
+        self.now_s = BEGIN_S
+
+    def start(self) -> None: ...
+
+    def drain(self) -> list[Sample]:
+        samples = next(self.said)
+        tick = samples[-1]
+        assert isinstance(tick, Tick)
+        self.now_s = tick.now_s
+        return samples[:-1]
+
+    def now(self) -> float:
+        return self.now_s
+
+    def settled(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def test_recording_passes_everything_on_and_writes_it(tmp_path: Path) -> None:
+    feed = Recording(Fixed(), tmp_path / "file")
+    feed.start()
+    seen = [feed.drain() for _ in range(40)]
+    feed.close()
+    assert seen == [said[:-1] for said in rounds(40)]
+    assert feed.note == ""
+    player = Player(tmp_path / "file")
+    player.feed.seek_end()
+    same(player.tick(0.0), folded(40))
+
+
+def test_failing_disk_stops_the_recording_and_not_the_view(tmp_path: Path) -> None:
+    feed = Recording(Fixed(), tmp_path / "file")
+    feed._writer._file.close()
+    feed.start()
+    for _ in range(40):
+        assert feed.drain()
+    until(lambda: feed.note != "", 30)
+    assert "recording stopped" in feed.note
+    feed.close()
+
+
+def test_other_files_are_not_touched_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine\n")
+    with pytest.raises(UsageError, match="no recording"):
+        Recording(Fixed(), path)
+    assert path.read_text() == "mine\n"
+    with pytest.raises(UsageError, match="no recording"):
+        open_replay(path, clock=lambda: 0.0)
+    with pytest.raises(UsageError, match="No such file"):
+        Recording(Fixed(), tmp_path / "nowhere" / "file")
+
+
+def test_recording_that_holds_nothing_yet_says_so(tmp_path: Path) -> None:
+    Appender(tmp_path / "file", 1 << 20).close()
+    with pytest.raises(UsageError, match="nothing yet"):
+        open_replay(tmp_path / "file", clock=lambda: 0.0)
+
+
+def test_directory_of_a_run_is_played_as_before(tmp_path: Path) -> None:
+    feed = open_replay(tmp_path, clock=lambda: 0.0)
+    assert isinstance(feed, ReplayFeed)
+    assert (feed.paused, feed.speed) == (False, 10.0)
+
+
+def test_values_come_back_as_they_were() -> None:
+    for samples in itertools.islice(rounds(), 60):
+        for sample in samples:
+            text = json.dumps(plain.encode(sample))
+            assert plain.decode(json.loads(text)) == sample
+
+
+def test_difference_makes_the_new_of_the_old() -> None:
+    before: NodeSample | None = None
+    for samples in itertools.islice(rounds(), 80):
+        for sample in samples:
+            if isinstance(sample, NodeSample) and sample.node == names(4)[0]:
+                if before is not None:
+                    old, new = plain.encode(before), plain.encode(sample)
+                    said = json.loads(json.dumps(plain.difference(old, new)))
+                    assert plain.changed(old, said) == new
+                    assert plain.decode_like(said, before, new) == sample
+                before = sample
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['["Path", "/etc"]', '["os.system", "true"]', "[]", "[1]", '{"1": 2}', '["NodeSample", 1]', '["Tick"]'],
+)  # fmt: skip
+def test_file_from_elsewhere_makes_only_what_is_known(text: str) -> None:
+    with pytest.raises(ValueError):
+        plain.decode(json.loads(text))
+
+
+def test_damaged_key_falls_back_to_the_one_before(recording: Path, tmp_path: Path) -> None:
+    data = bytearray(recording.read_bytes())
+    key = [block for block in blocks(recording) if block.is_key][2]
+    data[key.at + 3] ^= 0xFF
+    path = tmp_path / "damaged"
+    path.write_bytes(bytes(data))
+    player = Player(path)
+    player.feed.pause()
+    player.feed.seek_to(BEGIN_S + 65)
+    assert player.tick().now_s == BEGIN_S + 65
+    assert len(player.state.nodes) == 4
+
+
+def test_history_that_another_version_laid_out_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Player(write(tmp_path / "ours.rec", rounds(50))).tick(45)
+    with monkeypatch.context() as then:
+        then.setattr(record, "LAYOUT", [["power_kw"], ["cpu"], ["power"]])
+        old = write(tmp_path / "old.rec", rounds(50))
+    node, same = Player(old).tick(45).nodes["ml-64-node-004"], ours.nodes["ml-64-node-004"]
+    assert node.sample == same.sample
+    assert 0 < len(node.history) < len(same.history)  # since the last key
+    assert node.history.rows() == same.history.rows(len(node.history))
+
+
+def test_block_of_garbage_is_no_block(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    appender = Appender(path, 1 << 20)
+    appender.append(pack(b"K", [b"not json", b"", b""], 1.0, 1.0))
+    appender.close()
+    feed = Replay(path, clock=lambda: 0.0)
+    feed.start()
+    with pytest.raises(UsageError, match="can be read"):
+        feed.drain()

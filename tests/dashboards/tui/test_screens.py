@@ -1,0 +1,420 @@
+"""Node, alerts, stacks, logs, dialogs and the replay bar, through their keys."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from rich.style import Style
+from textual.pilot import Pilot
+from textual.widgets import Button, Static
+
+from dashboards.feeds.base import ReplayFeed
+from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Tick, Xid
+from dashboards.operations import demo_actions
+from dashboards.operations.actions import Ending, LocalActions
+from dashboards.operations.background import Watch
+from dashboards.operations.demo_actions import DemoActions
+from dashboards.tui.app import TopApp
+from dashboards.tui.screens.alerts import AlertList, AlertsScreen
+from dashboards.tui.screens.dialogs import KillDialog
+from dashboards.tui.screens.log import LogScreen, ink
+from dashboards.tui.screens.node import NodeScreen
+from dashboards.tui.screens.run import RunScreen
+from dashboards.tui.screens.stacks import StacksScreen
+from dashboards.tui.screens.text import TextScreen
+from dashboards.tui.widgets.attention import unheard
+from dashboards.tui.widgets.node_facts import disks_line
+from dashboards.tui.widgets.palette import _few_colors
+from dashboards.tui.widgets.panel import safe, words
+from tests.dashboards.conftest import NOW
+from tests.dashboards.runs import FixedFeed, write_run
+from tests.dashboards.tui.test_app import grid, play, shown
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+        await pilot.pause()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_actions, "STEP_S", 0.0)
+
+
+def one_node() -> FixedFeed:
+    """A node with everything that can be wrong with it."""
+    gpus = tuple(
+        Gpu(
+            index=i,
+            power_w=300.0,
+            temperature_c=50.0,
+            memory_used_bytes=1.0,
+            memory_total_bytes=2.0,
+            ecc_errors=2 if i == 1 else 0,
+            nvlinks=(17, 18) if i == 0 else (18, 18),
+            throttle="hw slowdown" if i == 1 else "",
+        )
+        for i in range(2)
+    )
+    sample = NodeSample(
+        "n1",
+        NOW,
+        cpu=0.5,
+        cpus=8,
+        gpus=gpus,
+        processes=(Process(4711, "me", "python", 1, 2.0**30, "run-1", 13, 60.0),),
+        links=(
+            Link("mlx5_0/1", "ib", "Active", 400.0, 2e10, 1e10, 0.0, 0),
+            Link("mlx5_1/1", "ib", "Down", None, None, None, 12.0, 3),
+        ),
+        disks=(Disk("/", 50.0, 100.0), Disk("/data", 97.0, 100.0), Disk("/dead")),
+        clock_offset_s=2.51,
+        clock_bound_s=0.0004,
+        up_s=86400.0 * 12,
+        driver="565.57",
+        xids=(Xid(NOW - 60, 1, 79, "GPU has fallen off the bus"),),
+    )
+    return FixedFeed(["n1", "n2"], [sample, Tick(NOW)], NOW)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+def test_node_shows_all_that_is_known_of_it(size: tuple[int, int]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        head, gpus = shown(app, "#node-head"), shown(app, "#node-gpus")
+        assert "up 12 d 0 h" in head
+        assert "clock +2.51 s ±0.4 ms !" in head
+        assert "python 4711" in gpus or size[0] < 100
+        below = "".join(shown(app, name) for name in ("#node-facts", "#node-links", "#node-disks"))
+        assert "mlx5_1/1" in below
+        assert "97%" in below
+        assert "Xid 79 GPU 1 60 s ago" in below
+        if size[0] >= 160:
+            assert "17/18!" in gpus
+            assert "2!" in gpus
+            assert "hw slowdown" in gpus
+            assert " 13 " in shown(app, "#node-processes")
+            assert "no answer" in shown(app, "#node-disks")
+        await pilot.press("right")
+        assert "n2" in shown(app, "#node-head")
+        await pilot.press("escape")
+        assert grid(app).cursor == ("n2", 0)
+
+    play(TopApp(one_node()), story, size)
+
+
+def test_cursor_is_the_same_on_cluster_and_node(demo: Callable[[], TopApp]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("j", "l", "l", "enter")
+        assert "GPU 2 power" in str(app.screen.query_one("#node-chart").border_title)
+        await pilot.press("j", "left", "1")
+        assert grid(app).cursor == ("ml-64-node-001", 3)
+
+    play(demo(), story)
+
+
+def test_alert_is_acknowledged_muted_and_opened(demo: Callable[[], TopApp]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        before = len(unheard(app.state))
+        assert before >= 2
+        await pilot.press("4")
+        listing = app.screen.query_one(AlertList)
+        names = [alert.id for alert in listing.listed]
+        await pilot.press(*["j"] * names.index("gpu.throttle"))
+        assert "hw thermal slowdown: 345 MHz" in shown(app, "#alert")
+        assert "clusterctl" in app.screen.to_copy()  # type: ignore[attr-defined]
+        await pilot.press("a")
+        assert len(unheard(app.state)) == before - 1
+        await pilot.press("a")
+        assert len(unheard(app.state)) == before
+        await pilot.press("m")
+        assert len(unheard(app.state)) == before - 1
+        assert f"{before - 1} alert" in shown(app, "#top")
+        await pilot.press("enter")
+        assert isinstance(app.screen, NodeScreen)
+        assert app.selected == ("ml-64-node-004", 3)
+
+    play(demo(), story)
+
+
+def test_no_alerts_is_said() -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("4", "j", "a", "m", "enter", "e")
+        assert isinstance(app.screen, AlertsScreen)
+        assert "nothing is wrong" in shown(app, "#alerts")
+
+    play(TopApp(FixedFeed([], [], NOW)), story, (80, 24))
+
+
+def test_stacks_name_the_suspect_and_open_in_full(
+    demo: Callable[[], TopApp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("5")
+        screen = app.screen
+        assert isinstance(screen, StacksScreen)
+        await pilot.press("enter")
+        await until(pilot, lambda: screen.listing.diagnosis is not None)
+        assert "HANG: rank 27 waits for data" in shown(app, "#verdict")
+        assert "004 rank 27 loader 2" in shown(app, "#classes")
+        assert "ranks 0-26,28-191" in shown(app, "#classes")
+        assert len(screen.listing.listed) == 3
+        await pilot.press("x")
+        assert len(screen.listing.listed) > 3  # idle loaders, too
+        await pilot.press("d")
+        (page,) = tmp_path.glob("dumps/*/index.html")
+        assert "rank 27" in page.read_text()
+        await pilot.press("enter")
+        assert isinstance(app.screen, TextScreen)
+        assert "decode_clip (trainer/data/video/clip.py:88)" in shown(app, "#text")
+        await pilot.press("escape", "escape")
+        assert not isinstance(app.screen, StacksScreen)
+
+    play(demo(), story)
+
+
+def test_look_at_stacks_can_be_cancelled() -> None:
+    class Slow(DemoActions):
+        def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch):  # type: ignore[no-untyped-def]
+            while True:
+                watch.say("1/24 nodes")
+                time.sleep(0.01)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("5", "enter")
+        screen = app.screen
+        assert isinstance(screen, StacksScreen)
+        job = screen.panel.job
+        assert job is not None
+        await until(pilot, lambda: "1/24 nodes" in job.watch.line())
+        screen.again()
+        assert "1/24 nodes" in shown(app, "#verdict")
+        await pilot.press("escape")
+        assert "cancelled" in shown(app, "#verdict")
+        await until(pilot, lambda: job.done)
+        assert isinstance(app.screen, StacksScreen)
+
+    feed = one_node()
+    play(TopApp(feed, actions=Slow(list(feed.nodes))), story)
+
+
+def test_stacks_of_a_replay_say_why_there_are_none() -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("5", "enter")
+        await until(pilot, lambda: "no nodes to ask" in shown(app, "#verdict"))
+
+    play(TopApp(one_node(), actions=LocalActions()), story, (80, 24))
+
+
+class Remembering(DemoActions):
+    """Remembers what it was asked to end."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        super().__init__(nodes)
+        self.ended: list[Ending] = []
+
+    def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
+        self.ended.append(ending)
+        return "gone: 16 processes on 2 nodes", ["still there: n1: pid 7"]
+
+
+def dialog(app: TopApp) -> str:
+    return str(app.screen.query_one("#dialog-text", Static).render())
+
+
+def test_kill_names_what_it_ends_and_cancel_is_the_default() -> None:
+    feed = one_node()
+    actions = Remembering(list(feed.nodes))
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("K")
+        assert isinstance(app.screen, KillDialog)
+        await until(pilot, lambda: "16 processes on n[1-2]" in dialog(app))
+        assert "ranks 0-15" in dialog(app)
+        assert app.focused is app.screen.query_one("#cancel", Button)
+        await pilot.press("enter")
+        assert not isinstance(app.screen, KillDialog)
+        assert actions.ended == []
+        await pilot.press("K")
+        await until(pilot, lambda: app.screen.query_one("#go", Button).display)
+        await pilot.press("right", "enter")
+        await until(pilot, lambda: "still there: n1" in dialog(app))
+        assert [one.count for one in actions.ended] == [16]
+        await pilot.press("enter")
+        assert not isinstance(app.screen, KillDialog)
+
+    play(TopApp(feed, actions=actions), story, (80, 24))
+
+
+def test_kill_on_the_node_screen_means_that_node() -> None:
+    feed = one_node()
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2", "right", "K")
+        await until(pilot, lambda: "8 processes on n2" in dialog(app))
+        await pilot.press("escape")
+        assert isinstance(app.screen, NodeScreen)
+        await pilot.press("P")
+        await until(pilot, lambda: "GO: 87 checks" in dialog(app))
+
+    play(TopApp(feed, actions=DemoActions(list(feed.nodes))), story)
+
+
+def test_readonly_removes_kill_from_keys_and_palette() -> None:
+    feed = one_node()
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        for screen in ("1", "2", "3"):
+            await pilot.press(screen, "K")
+            assert not isinstance(app.screen, KillDialog)
+            titles = {command.title for command in app.get_system_commands(app.screen)}
+            assert "Kill" not in titles
+            assert "kill" not in shown(app, "#keys")
+
+    play(TopApp(feed, actions=DemoActions(list(feed.nodes)), readonly=True), story)
+
+
+def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("j", "space", "space", "j", "e")
+        assert app.clipboard == "ml-64-node-[002-003]"
+        lines = shown(app, "#grid").splitlines()
+        assert [line[1:5] for line in lines[1:5]] == ["001 ", "002*", "003*", "004 "]
+        assert grid(app).border_subtitle == "2 marked*"
+        await pilot.press("K")
+        await until(pilot, lambda: "16 processes on ml-64-node-[002-003]" in dialog(app))
+        await pilot.press("escape", "P")
+        await until(pilot, lambda: "on 2 nodes" in dialog(app))
+        await pilot.press("escape", "slash", "0", "0", "2", "enter")
+        assert "2 marked*, 1 filtered out" in str(grid(app).border_subtitle)
+        await pilot.press("asterisk", "S")
+        screen = app.screen
+        assert isinstance(screen, StacksScreen)
+        await until(pilot, lambda: screen.listing.diagnosis)
+        assert screen.listing.diagnosis is not None
+        asked = screen.listing.diagnosis.picture.nodes
+        assert [node.name[-3:] for node in asked] == ["003"]  # 002 was listed, so * unmarked it
+        await pilot.press("1", "escape", "escape", "e")
+        assert (app.clipboard, grid(app).border_subtitle) == ("ml-64-node-002", "")
+
+    play(demo(), story)
+
+
+def test_log_of_the_rank_under_the_cursor_is_followed_and_searched(
+    demo: Callable[[], TopApp],
+) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("j", "j", "j", "l", "l", "l", "enter", "L")
+        screen = app.screen
+        assert isinstance(screen, LogScreen)
+        await until(pilot, lambda: "step 2820 loss" in shown(app, "#text"))
+        assert "ranks/27.log" in str(screen.page.border_title)
+        assert "follows" in str(screen.page.border_subtitle)
+        await pilot.press("slash", "s", "l", "o", "w", "e", "r", "enter")
+        text = shown(app, "#text")
+        assert "warning: this rank was" in text
+        assert "step 2820 loss" not in text
+        await pilot.press("escape", "g")
+        assert "rank 27: NCCL version" in shown(app, "#text")
+        await pilot.press("right")
+        await until(pilot, lambda: "ranks/28.log" in str(screen.page.border_title))
+        await pilot.press("d")
+        await until(pilot, lambda: "Xid" in shown(app, "#text"))
+        await pilot.press("escape")
+        assert isinstance(app.screen, NodeScreen)
+
+    play(demo(), story)
+
+
+def test_log_that_cannot_be_read_is_a_sentence() -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("L")
+        await until(pilot, lambda: "no nodes to ask" in shown(app, "#text"))
+
+    play(TopApp(one_node(), actions=LocalActions()), story, (80, 24))
+
+
+def test_disks_in_trouble_come_first_and_those_without_room_are_counted() -> None:
+    disks = tuple(Disk(f"/d{number}", 10.0, 100.0) for number in range(9))
+    sample = NodeSample("n", NOW, disks=(*disks, Disk("/full", 97.0, 100.0), Disk("/dead"), Disk("/shut", error="Permission denied")))  # fmt: skip
+    text = "".join(piece for piece, _, _ in disks_line(sample, 70, _few_colors(plain=True)))
+    assert text == " disk  /full 97%!  /dead no answer  /shut Permission denied  /d0 10%  +8"
+
+
+def test_what_logs_hold_cannot_move_the_terminal() -> None:
+    line = words(("  1%|█  \x1b[31m", Style()), ("red\x1b]0;\x07", Style(bold=True)))
+    assert [text for text, _, _ in safe(line)] == ["  1%|█  ", r"red\x1b]0;\x07"]
+    assert [ink(line) for line in ("CUDA error: x", "UserWarning: y", "step 3")] == ["bad", "warn", "text"]  # fmt: skip
+
+
+def test_outliers_stand_out_and_sort_first(demo: Callable[[], TopApp]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("o")
+        assert "outliers: not" in str(grid(app).border_subtitle)
+        await pilot.press("s", "s", "s")
+        assert grid(app).order == "outliers"
+        assert grid(app)._listed[0].name == "ml-64-node-004"
+        await pilot.press("o")
+        assert "outliers: not" not in str(grid(app).border_subtitle)
+
+    play(demo(), story)
+
+
+def test_replay_keys_work_on_every_screen_and_the_bar_can_be_clicked(tmp_path: Path) -> None:
+    now = [0.0]
+    feed = ReplayFeed(write_run(tmp_path / "001-x", steps=300), clock=lambda: now[0])
+
+    def step(app: TopApp) -> int:
+        run = app.state.run
+        return run.last.step if run is not None and run.last is not None else 0
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        assert "► x10" in shown(app, "#replay")
+        await pilot.press("4", "end")
+        assert step(app) == 300
+        assert "end" in shown(app, "#replay")
+        await pilot.press("home", "space", *["right_square_bracket"] * 5)
+        assert 0 < step(app) < 30
+        assert "|| paused" in shown(app, "#replay")
+        await pilot.press("comma", "full_stop", *["left_square_bracket"] * 5)
+        assert step(app) == 0
+        await pilot.press("1", "space")  # where it marks nodes of a live view
+        assert "|| paused" not in shown(app, "#replay")
+        assert "mark" not in shown(app, "#keys")
+        await pilot.press("space")
+        await pilot.click("#replay", offset=(40, 0))
+        assert 100 < step(app) < 250
+        await pilot.press("3")
+        assert isinstance(app.screen, RunScreen)
+        await pilot.press("plus")
+        now[0] += 1
+        app.tick()
+
+    play(TopApp(feed, first="run"), story, (80, 24))
+
+
+def test_live_views_have_no_replay_bar(demo: Callable[[], TopApp]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("space", "left_square_bracket", "plus")
+        assert not app.screen.query_one("#replay").display
+
+    play(demo(), story)
+
+
+def test_copy_goes_to_the_clipboard(demo: Callable[[], TopApp]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("j", "e")
+        assert app.clipboard == "ml-64-node-002"
+        await pilot.press("3", "e")
+        assert app.clipboard == "outputs/015-STDiT3-XL-2"
+
+    play(demo(), story)

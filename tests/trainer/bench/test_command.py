@@ -1,0 +1,341 @@
+"""The benchmark: shapes, trials in children by kind of end, the search, the command."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.bench import work as bench_work
+from trainer.bench import __main__ as bench
+from trainer.bench import child
+from trainer.bench.child import Kind, Outcome, try_in_child
+from trainer.bench.peaks import peak_flops
+from trainer.bench.report import rates
+from trainer.bench.search import Budget, SearchStopped, largest_batch
+from trainer.bench.shapes import as_bucket_config, shapes_of
+from trainer.bench.trial import Measured, ShardedAdamW, Spec, run_trial
+from trainer.config import load as configuration
+from trainer.data.plan.buckets import Buckets
+from trainer.errors import ConfigError
+from trainer.models.flops import forward_flops
+from trainer.models.stdit import STDiT3Config
+
+SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2, "patch_size": (1, 2, 2),
+         "input_sq_size": 16, "caption_channels": 16, "model_max_length": 6}  # fmt: skip
+SPEC = Spec(
+    kind="STDiT3", options=SMALL, path="ours", batch=2, latent=(3, 4, 4), frames=9, height=32,
+    width=32, text_tokens=4, dtype="fp32", device="cpu", warmup=1, steps=2,
+    threads=1,
+)  # fmt: skip
+BUCKETS = """
+bucket_config = {
+    "144p": {1: (1.0, 475), 51: ((1.0, 0.33), 51), 102: (0.0, None)},
+    "360p": {102: ((0.15, 0.33), 4)},
+}
+"""
+
+
+def measured(step_s: float = 1.0, peak_bytes: int = 100, start_bytes: int = 0) -> Measured:
+    return Measured(
+        step_s * 0.3, step_s * 0.6, step_s * 0.1, step_s, 5, peak_bytes, start_bytes, 1, 1000, 500
+    )  # fmt: skip
+
+
+# --- shapes ---
+
+
+def with_buckets(folder: Path) -> configuration.Config:
+    file = folder / "buckets.py"
+    file.write_text(BUCKETS)
+    return configuration.load(file)
+
+
+def test_every_line_that_takes_clips_is_a_shape_at_one_ratio(tmp_path: Path) -> None:
+    shapes = shapes_of(with_buckets(tmp_path))
+    assert [(s.name, s.batch_size, s.height, s.width) for s in shapes] == [
+        ("360p:102", 4, 360, 640),
+        ("144p:51", 51, 144, 256),
+        ("144p:1", 475, 144, 256),
+    ]
+    assert shapes[0].latent == (30, 45, 80)
+    assert shapes[0].tokens((1, 2, 2)) == 30 * 23 * 40
+    (square,) = shapes_of(with_buckets(tmp_path), ["144p:51"], "1:1")
+    assert (square.height, square.width) == (192, 192)
+
+
+def test_a_bucket_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no bucket 360p:51; there is 360p:102, 144p:51, 144p:1"):
+        shapes_of(with_buckets(tmp_path), ["360p:51"])
+
+
+def test_the_printed_buckets_are_a_config_with_other_batch_sizes(tmp_path: Path) -> None:
+    text = as_bucket_config(with_buckets(tmp_path), {("360p", 102): 9, ("144p", 51): 0})
+    found = ast.literal_eval(text.removeprefix("bucket_config = "))
+    assert found == {
+        "144p": {1: (1.0, 475), 51: (0.0, None), 102: (0.0, None)},
+        "360p": {102: ((0.15, 0.33), 9)},
+    }
+    Buckets.parse(found)
+
+
+# --- one trial ---
+
+
+def test_a_trial_times_phases_and_counts_the_documented_flops() -> None:
+    steps: list[tuple[int, int]] = []
+    result = run_trial(SPEC, lambda done, total: steps.append((done, total)))
+    assert steps == [(0, 3), (1, 3), (2, 3)]
+    config = STDiT3Config(**SMALL)  # type: ignore[arg-type]
+    assert result.forward_flops == forward_flops(config, 2, 3, 4, 4, 4)
+    assert result.model_flops == 3 * result.forward_flops
+    assert result.recompute_flops == 0
+    assert min(result.forward_s, result.backward_s, result.optimizer_s) > 0
+    assert result.steps == 2
+    assert result.peak_bytes >= result.parameters * 4
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_plain_path_and_masks_run_and_plain_recomputes_every_block(dtype: str) -> None:
+    from dataclasses import replace
+
+    for path in ("ours", "plain"):
+        options = {**SMALL, "patch_size": (2, 2, 2)}  # frames of tokens are not latent frames
+        spec = replace(
+            SPEC, options=options, path=path, masked=True, dtype=dtype, shards=3, warmup=0, steps=1
+        )
+        result = run_trial(spec)
+        assert (result.recompute_flops > 0) == (path == "plain")
+    assert result.recompute_flops < result.forward_flops  # embedders and final layer run once
+
+
+def test_recomputed_blocks_are_counted_apart() -> None:
+    from dataclasses import replace
+
+    options = {**SMALL, "depth": 2}
+    flops = {}
+    for what in ("off", "every 2", "all"):
+        spec = replace(SPEC, options=options, checkpointing=what, warmup=0, steps=1)
+        flops[what] = run_trial(spec).recompute_flops
+    assert 0 == flops["off"] < 2 * flops["every 2"] == flops["all"]
+
+
+def test_a_step_over_the_budget_is_measured_once() -> None:
+    from dataclasses import replace
+
+    assert run_trial(replace(SPEC, enough_s=1e-9, warmup=3, steps=50)).steps == 1
+
+
+def test_the_optimizer_is_adamw_over_one_ranks_share() -> None:
+    def model() -> torch.nn.Linear:
+        torch.manual_seed(0)
+        return torch.nn.Linear(8, 8)
+
+    def gradients(layer: torch.nn.Module) -> None:
+        for p in layer.parameters():
+            p.grad = torch.full_like(p, 0.01)
+
+    ours, theirs, quarter = model(), model(), model()
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-5, weight_decay=0.01)
+    optimizer, share = ShardedAdamW(ours, 1), ShardedAdamW(quarter, 4)
+    for _ in range(3):
+        for layer in (ours, theirs, quarter):
+            gradients(layer)
+        optimizer.step()
+        share.step()
+        reference.step()
+    assert torch.allclose(ours.weight, theirs.weight, atol=1e-7)
+    before = model().weight.flatten()
+    assert torch.allclose(quarter.weight.flatten()[:18], theirs.weight.flatten()[:18], atol=1e-7)
+    assert torch.equal(quarter.weight.flatten()[18:], before[18:])
+
+
+# --- children ---
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "reason"),
+    [
+        (bench_work.refuse, Kind.FAILED, "ValueError: bucket of the wrong shape"),
+        (bench_work.use_up, Kind.OUT_OF_MEMORY, "MemoryError"),
+        (bench_work.allocate, Kind.OUT_OF_MEMORY, "allocate"),
+        (bench_work.leave, Kind.FAILED, "ended with code 7 without a word"),
+        (bench_work.be_killed, Kind.FAILED, "SIGKILL, and the kernel counts no out-of-memory kill"),
+    ],
+)
+def test_how_a_trial_ends_is_told_by_kind(
+    work: Callable[..., Measured], kind: Kind, reason: str
+) -> None:
+    outcome = try_in_child(SPEC, work=work, timeout_s=120)
+    assert outcome.kind is kind
+    assert reason in outcome.reason
+
+
+def test_a_kill_that_the_kernel_counted_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([3, 4])
+    monkeypatch.setattr(child, "oom_kills", lambda: next(counts))
+    outcome = try_in_child(SPEC, work=bench_work.be_killed, timeout_s=120)
+    assert outcome.kind is Kind.OUT_OF_MEMORY
+
+
+def test_a_trial_that_hangs_is_ended() -> None:
+    outcome = try_in_child(SPEC, work=bench_work.hang, timeout_s=1)
+    assert outcome.kind is Kind.TIMED_OUT
+
+
+# --- the search ---
+
+
+def machine(memory: int, fixed: int = 50, of_clip: int = 10) -> Callable[[int], Outcome]:
+    """A trial that needs memory in proportion and dies above `memory`."""
+
+    def trial(batch: int) -> Outcome:
+        peak = fixed + of_clip * batch
+        if peak > memory:
+            return Outcome(Kind.OUT_OF_MEMORY, reason="CUDA out of memory")
+        return Outcome(Kind.MEASURED, measured(0.1 * batch, peak, fixed))
+
+    return trial
+
+
+@pytest.mark.parametrize("first", [1, 7, 40, 500])
+def test_the_largest_batch_is_found_from_any_guess(first: int) -> None:
+    found = largest_batch(first, Budget(), machine(1000))
+    assert (found.batch, found.limit) == (95, "CUDA out of memory")
+    found = largest_batch(first, Budget(step_s=3.05), machine(1000))
+    assert found.batch == 30
+    assert found.limit == "3.1 s a step, over 3.05 s"
+    found = largest_batch(first, Budget(memory_bytes=205), machine(1000))
+    assert found.batch == 15
+    assert found.measured is not None
+    assert found.measured.peak_bytes == 200
+
+
+def test_not_one_clip_fitting_and_all_fitting_are_answers() -> None:
+    assert largest_batch(8, Budget(), machine(55)).batch == 0
+    found = largest_batch(8, Budget(), machine(10**9), most=64)
+    assert (found.batch, found.limit) == (64, "the search ends at 64")
+
+
+def test_only_memory_counts_as_too_big() -> None:
+    def trial(batch: int) -> Outcome:
+        return Outcome(Kind.FAILED, reason="ValueError: no such kernel")
+
+    with pytest.raises(SearchStopped, match="batch 8: failed: ValueError: no such kernel"):
+        largest_batch(8, Budget(), trial)
+
+
+@given(
+    first=st.integers(1, 300),
+    limit=st.integers(0, 400),
+    budget_s=st.floats(0.05, 50),
+    power=st.floats(0.3, 2.0),
+)
+def test_one_more_never_fits_and_the_search_is_short(
+    first: int, limit: int, budget_s: float, power: float
+) -> None:
+    tried: set[int] = set()
+
+    def trial(batch: int) -> Outcome:
+        assert batch not in tried
+        tried.add(batch)
+        if batch > limit:
+            return Outcome(Kind.OUT_OF_MEMORY)
+        return Outcome(Kind.MEASURED, measured(0.1 * batch**power))
+
+    found = largest_batch(first, Budget(step_s=budget_s), trial, most=512)
+    fitting = [n for n in range(1, 513) if n <= limit and 0.1 * n**power <= budget_s]
+    assert found.batch == max(fitting, default=0)
+    assert found.trials == len(tried) <= 40
+
+
+# --- figures and the command ---
+
+
+def test_peaks_are_told_by_the_devices_name() -> None:
+    assert peak_flops("NVIDIA H200", "bf16") == 989.4e12
+    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989.4e12
+    assert peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
+    assert peak_flops("NVIDIA GB200", "bf16") == 2500e12
+    assert peak_flops("Some Card", "bf16") is None
+
+
+def test_mfu_leaves_the_optimizer_and_the_recomputation_out() -> None:
+    figures = rates(measured(1.0), tokens=500, peak=10_000.0)
+    assert figures["tokens_per_s"] == 500
+    assert figures["mfu"] == pytest.approx(3000 / 0.9 / 10_000)
+    assert figures["recompute_share"] == pytest.approx(500 / 0.9 / 10_000)
+    assert figures["mfu_of_step"] == pytest.approx(0.3)
+    assert rates(measured(), 1, None)["mfu"] is None
+
+
+ONE_STEP = ["demo", "--threads", "1", "--warmup", "1", "--steps", "1", "--batch-size", "2"]
+
+
+def test_the_command_measures_both_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*ONE_STEP, "--compare", "plain", "--json", "--peak-tflops", "1"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["command"]) == (1, "bench")
+    ours, plain = document["rows"]
+    assert (ours["path"], plain["path"]) == ("ours", "plain")
+    assert ours["forward_flops"] == plain["forward_flops"] > 0
+    assert ours["recompute_flops"] == 0 < plain["recompute_flops"]
+    assert all(0 < row["mfu"] < 1 and math.isfinite(row["tokens_per_s"]) for row in (ours, plain))
+
+
+def test_the_command_prints_a_table_and_a_failure_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert bench.main(ONE_STEP) == 0
+    out = capsys.readouterr().out
+    assert out.split()[:3] == ["bucket", "batch", "tokens"]
+    assert "16px:8" in out
+    assert "no peak known" in out
+    assert bench.main([*ONE_STEP, "--batch-size", "1000000000"]) == 1
+    out = capsys.readouterr().out
+    assert "out of memory" in out
+
+
+def test_the_command_searches_and_prints_a_bucket_config(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*ONE_STEP, "--search-batch-size", "--most", "2", "--budget-s", "1000"]
+    assert bench.main(words) == 0
+    said = capsys.readouterr()
+    assert said.out == "bucket_config = {\n    '16px': {8: (1.0, 2)},\n}\n"
+    assert "one more: the search ends at 2 (1 trials)" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--search-batch-size", "--device", "cpu"], "needs a limit"),
+        (["--budget-s", "3"], "a budget is for --search-batch-size"),
+        (["--bucket", "720p:51"], "there is no bucket 720p:51"),
+        (["--grad-checkpoint", "some"], "grad_checkpoint must be off, all"),
+        (["--device", "tpu"], "there is no device 'tpu' here"),
+        (["--nonsense", "3"], "nonsense"),
+    ],
+)
+def test_wrong_wishes_are_one_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["demo", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        bench.main(["--help"])
+    assert end.value.code == 0
+    assert "--search-batch-size --budget-s 12" in capsys.readouterr().out

@@ -1,0 +1,446 @@
+"""Verbs that choose, join and rewrite rows: what comes out, in which order, and what is said."""
+
+import csv
+import io
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.data.tables import NAMES, rows_of, write_table
+from trainer.data.__main__ import main
+from trainer.data.manifest.manifest import read_manifest
+from trainer.data.manifest.table_io import open_table
+from trainer.data.tools import filters, rewrite
+
+MANY = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture
+def do(tmp_path, monkeypatch):
+    """`do("filter a.csv o.csv --min-frames 5")` in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str, *more: str) -> int:
+        return main([*line.split(), *more])
+
+    return run
+
+
+def test_converting_there_and_back_gives_the_same_bytes(do, tmp_path):
+    source = write_table(tmp_path / "a.csv", 300)
+    assert do("convert a.csv b.parquet") == 0
+    assert do("convert b.parquet c.csv") == 0
+    assert (tmp_path / "c.csv").read_bytes() == source.read_bytes()
+    types = {field.name: str(field.type) for field in pq.read_schema(tmp_path / "b.parquet")}
+    assert types["num_frames"] == types["resolution"] == "int64"
+    assert types["fps"] == types["vmaf"] == "double"
+    assert read_manifest(tmp_path / "b.parquet").fingerprint == read_manifest(source).fingerprint
+
+
+def test_types_of_other_columns_are_what_all_their_cells_are(do, tmp_path):
+    rows = ["path,text,code,n,x,none", "a,t,007,1,1,", "b,t,8,,2.5,", "c,t,9,3,nan,"]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    assert do("convert a.csv b.parquet") == 0
+    table = pq.read_table(tmp_path / "b.parquet")
+    assert table["code"].to_pylist() == ["007", "8", "9"]
+    assert table["n"].to_pylist() == [1, None, 3]
+    assert table["x"].to_pylist()[:2] == [1.0, 2.5]
+    assert table["none"].to_pylist() == ["", "", ""]
+
+
+def test_parquet_keeps_its_types_and_what_no_csv_could_hold(do, tmp_path):
+    table = pa.table(
+        {
+            "path": ["a", "b", "c"],
+            "text": pa.array(["x", None, "z"], pa.large_string()),
+            "when": pa.array([1, 2, 3], pa.timestamp("ms")),
+            "tags": [["p"], [], None],
+            "kind": pa.array(["u", "v", "u"]).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert do("filter a.parquet b.parquet --where", "path != b") == 0
+    got = pq.read_table(tmp_path / "b.parquet")
+    assert got.schema.field("when").type == pa.timestamp("ms")
+    assert got["tags"].to_pylist() == [["p"], None]
+    assert got["kind"].to_pylist() == ["u", "u"]
+    assert do("convert a.parquet c.csv") == 0
+    assert rows_of(tmp_path / "c.csv")[0]["tags"] == '["p"]'
+
+
+def test_wrong_cells_are_listed_and_the_row_left_out(do, tmp_path, capsys):
+    lines = ["path,text,num_frames", "a,x,5", "b,x,five", "c,x", "d,x,7", "e\udcff,x,1"]
+    (tmp_path / "a.csv").write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    assert do("convert a.csv b.parquet") == 1
+    said = capsys.readouterr().err
+    assert "left out 3 rows" in said
+    assert "line 3: num_frames 'five' is no whole number" in said
+    assert "line 4: 2 cells, the header has 3" in said
+    assert "line 6: path 'e\\udcff' is not UTF-8" in said
+    assert pq.read_table(tmp_path / "b.parquet")["path"].to_pylist() == ["a", "d"]
+    # a csv holds any bytes and any cell
+    assert do("convert a.csv c.csv") == 1
+    assert "c,x" not in (tmp_path / "c.csv").read_bytes().decode("utf-8", "surrogateescape")
+    assert b"e\xff,x,1" in (tmp_path / "c.csv").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_filter_keeps_rows_in_order(do, tmp_path, suffix, capsys):
+    write_table(tmp_path / "a.csv", 400)
+    assert do("convert a.csv a.parquet") == 0
+    line = "--min-frames 100 --max-frames 200 --min-resolution 720p --max-aspect 1 --min-fps 23.9"
+    assert do(f"filter a.{suffix} o.csv {line} --where", "vmaf > 0.2", "--where", "text ~ 1") == 0
+    want = [
+        row["path"]
+        for row in rows_of(tmp_path / "a.csv")
+        if 100 <= int(row["num_frames"]) <= 200
+        and int(row["resolution"]) >= 921600
+        and float(row["aspect_ratio"]) <= 1
+        and row["fps"]
+        and float(row["vmaf"]) > 0.2
+        and "1" in row["text"]
+    ]
+    assert 5 < len(want) < 200
+    assert [row["path"] for row in rows_of(tmp_path / "o.csv")] == want
+    assert f"o.csv: {len(want)} of 400 rows" in capsys.readouterr().out
+
+
+def test_filter_by_what_is_missing_names_the_verb_that_makes_it(do, tmp_path, capsys):
+    write_table(tmp_path / "a.csv", 3)
+    for words, said in (
+        ("--checked", "no column 'check'; make it with python -m trainer.data check"),
+        (
+            "--max-size 50M",
+            "no column 'file_size'; make it with python -m trainer.data probe --file",
+        ),
+        ("--where lang==en", "no column 'lang'; it has path, text"),
+        ("", "filter by what?"),
+        ("--min-frames many", "--min-frames 'many' is not a number"),
+        ("--where vmaf>much", "'much' is not a number"),
+        ("--where text~(", "--where 'text~('"),
+    ):
+        assert do(f"filter a.csv o.csv {words}") == 2
+        assert said in capsys.readouterr().err
+
+
+def test_filter_lists_what_cannot_be_compared(do, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("path,text,vmaf\na,x,0.5\nb,x,\nc,x,good\nd,x,0.1\n")
+    assert do("filter a.csv o.csv --where vmaf>0.2") == 1
+    printed = capsys.readouterr()
+    assert "line 4: vmaf is 'good'" in printed.err
+    assert "o.csv: 1 of 4 rows" in printed.out
+    assert [row["path"] for row in rows_of(tmp_path / "o.csv")] == ["a"]
+
+
+@MANY
+@given(st.text(max_size=20))
+def test_no_condition_fails_in_another_way(text):
+    try:
+        found = filters.Condition.parse(text)
+    except filters.ManifestError:
+        return
+    holds, known = found.holds(["", None, "5", 5, 5.0, text])
+    assert len(holds) == len(known) == 6
+
+
+def test_sets_of_rows_keep_the_order_of_the_first(do, tmp_path):
+    write_table(tmp_path / "a.csv", 100, copies=30)
+    assert do("dedupe a.csv u.csv") == 0
+    paths = [row["path"] for row in rows_of(tmp_path / "u.csv")]
+    assert paths == [f"v/{index}.mp4" for index in range(70)]
+    assert do("dedupe a.csv h.csv --on height,width") == 0
+    sizes = [(row["height"], row["width"]) for row in rows_of(tmp_path / "h.csv")]
+    every = [(row["height"], row["width"]) for row in rows_of(tmp_path / "a.csv")]
+    assert sizes == list(dict.fromkeys(every))
+    assert do("filter a.csv f.csv --min-frames 150") == 0
+    assert do("convert f.csv f.parquet") == 0
+    some = {row["path"] for row in rows_of(tmp_path / "f.csv")}
+    for verb, inside in (("difference", False), ("intersect", True)):
+        assert do(f"{verb} a.csv f.parquet {verb}.csv") == 0  # csv against parquet
+        got = [row["path"] for row in rows_of(tmp_path / f"{verb}.csv")]
+        assert got == [
+            r["path"] for r in rows_of(tmp_path / "a.csv") if (r["path"] in some) == inside
+        ]
+
+
+@settings(MANY, max_examples=10)
+@given(st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(0, 9), max_size=40))
+def test_sets_equal_pythons_own(do, tmp_path, monkeypatch, mine, others):
+    monkeypatch.setattr("trainer.data.tools.keys._BITS", 1)  # 64 files each are slow to make
+    for name, numbers in (("a", mine), ("b", others)):
+        (tmp_path / f"{name}.csv").write_text(
+            "path,text\n" + "".join(f"{number},{at}\n" for at, number in enumerate(numbers))
+        )
+    for verb, want in (
+        ("intersect", [n for n in mine if n in others]),
+        ("difference", [n for n in mine if n not in others]),
+        ("dedupe", list(dict.fromkeys(mine))),
+    ):
+        other = "" if verb == "dedupe" else "b.csv"
+        assert do(f"{verb} a.csv {other} o.csv --force -q") == 0
+        assert [int(row["path"]) for row in rows_of(tmp_path / "o.csv")] == want
+
+
+def test_merge_puts_tables_behind_each_other(do, tmp_path, capsys):
+    write_table(tmp_path / "a.csv", 10)
+    write_table(tmp_path / "b.csv", 5, seed=2)
+    assert do("convert b.csv b.parquet") == 0
+    assert do("merge a.csv b.parquet c.csv") == 0
+    both = rows_of(tmp_path / "a.csv") + rows_of(tmp_path / "b.csv")
+    assert rows_of(tmp_path / "c.csv") == both
+    (tmp_path / "d.csv").write_text("path,text,lang\nx,y,en\n")
+    assert do("merge a.csv d.csv e.csv") == 2
+    assert "d.csv: no column 'num_frames', which a.csv has" in capsys.readouterr().err
+    assert do("merge a.csv d.csv e.csv --fill") == 0
+    last = rows_of(tmp_path / "e.csv")[-1]
+    assert (last["path"], last["num_frames"], last["lang"]) == ("x", "", "en")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_merge_on_a_column_puts_tables_side_by_side(do, tmp_path, suffix, capsys):
+    write_table(tmp_path / "a.csv", 10)
+    assert do("convert a.csv a.parquet") == 0
+    (tmp_path / "s.csv").write_text(
+        "path,score,note,text\nv/7.mp4,0.5,big,other\nv/2.mp4,1,,other\nv/99.mp4,2,,other\n"
+    )
+    assert do(f"merge a.{suffix} s.csv o.{suffix} --on path") == 0
+    assert do(f"convert o.{suffix} r.csv") == 0
+    rows = rows_of(tmp_path / "r.csv")
+    assert tuple(rows[0]) == (*NAMES, "score", "note")
+    scores = {row["path"]: float(row["score"]) for row in rows if row["score"]}
+    assert scores == {"v/2.mp4": 1, "v/7.mp4": 0.5}
+    assert len(rows) == 10
+    assert all(row["text"].startswith("clip") for row in rows)  # what the first has stays
+    assert do(f"merge a.{suffix} r.csv p.csv --on path") == 0  # score and note
+    assert do("merge r.csv a.csv q.csv --on path") == 2
+    assert "no column that is not there already" in capsys.readouterr().err
+    (tmp_path / "t.csv").write_text("path,score\nx,1\ny,2\nx,3\n")
+    assert do(f"merge a.{suffix} t.csv u.csv --on path") == 2
+    assert "path 'x' stands in line 2 and in line 4" in capsys.readouterr().err
+
+
+def test_clean_captions_uses_the_trainers_own_function(do, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text('path,text\na,"  A <b>dog</b>  runs &amp; BARKS "\nb,fine\n')
+    clean = rewrite.cleaner()
+    assert do("clean-captions a.csv o.csv --workers 1") == 0
+    rows = rows_of(tmp_path / "o.csv")
+    assert [row["text"] for row in rows] == [
+        clean("  A <b>dog</b>  runs &amp; BARKS "),
+        clean("fine"),
+    ]
+    assert "captions changed" in capsys.readouterr().out
+
+
+def test_no_caption_cleaning_says_so(do, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rewrite, "CLEANERS", ("trainer.nothing",))
+    (tmp_path / "a.csv").write_text("path,text\na,b\n")
+    assert do("clean-captions a.csv o.csv") == 2
+    assert "no caption cleaning" in capsys.readouterr().err
+
+
+def test_missing_library_is_named_with_what_to_do(do, tmp_path, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "trainer.data.tools.sets", raising=False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert do("dedupe a.csv o.csv") == 2
+    assert "docs/install.md" in capsys.readouterr().err
+
+
+cells = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
+
+
+@MANY
+@given(
+    st.lists(st.tuples(cells, cells), max_size=12),
+    st.integers(1, 5),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_any_csv_read_in_pieces_from_any_place_is_the_same(tmp_path, rows, step, ending):
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        # all in quotes: before Python 3.13 a lone return is not quoted when lines end with \n
+        writer = csv.writer(file, lineterminator=ending, quoting=csv.QUOTE_ALL)
+        writer.writerows([("path", "text"), *rows])
+    table = open_table(path)
+    whole = table.read(1000)
+    places = []
+    again = open_table(path)
+    while True:
+        places.append(again.position)
+        if (piece := again.read(step)) is None:
+            break
+        assert piece.rows == whole.rows[piece.start : piece.start + step]
+        assert list(piece.lines) == list(whole.lines[piece.start : piece.start + step])
+    for number, place in enumerate(places[:-1]):
+        other = open_table(path)
+        other.seek(place)
+        assert other.read(step).rows == whole.rows[number * step : (number + 1) * step]
+        other.close()
+    assert [tuple(row) for row in (whole.rows if whole else [])] == rows
+    table.close()
+    again.close()
+
+
+@MANY
+@given(st.binary(max_size=300))
+def test_no_bytes_make_a_verb_fail_in_another_way(do, tmp_path, data):
+    """csv as a whole and in pieces agree on rows and on wrong ones; no other error comes out."""
+    header = b"path,text,num_frames,height,width\n"
+    (tmp_path / "f.csv").write_bytes(header + data)
+    (tmp_path / "f.parquet").write_bytes(b"PAR1" + data + b"PAR1")
+    assert do("filter f.parquet p.csv --force -q --where path!=x") == 2
+    assert do("filter f.csv o.csv --force -q --max-wrong-rows 1000 --where path!=<") in (0, 1)
+    table = open_table(tmp_path / "f.csv")
+    rows, lines = [], []
+    while (batch := table.read(3)) is not None:
+        rows += batch.rows
+        lines += batch.lines
+    # the csv module over the whole text says the same
+    text = (tmp_path / "f.csv").read_bytes().decode("utf-8", "surrogateescape")
+    reader = csv.reader(io.StringIO(text, newline=""))
+    want, bad = [], 0
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            break
+        except csv.Error:
+            bad += 1
+            continue
+        if len(row) == 5:
+            want.append(row)
+        else:
+            bad += bool(row)
+    assert rows == want[1:]
+    assert len(lines) == len(rows)
+    assert len(table.wrong) == bad
+    table.close()
+
+
+def test_cut_parquet_files_are_refused(do, tmp_path, capsys):
+    write_table(tmp_path / "a.csv", 200)
+    assert do("convert a.csv a.parquet") == 0
+    whole = (tmp_path / "a.parquet").read_bytes()
+    for size in (0, 4, 100, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.parquet").write_bytes(whole[:size])
+        assert do("convert cut.parquet o.csv -q") == 2
+        assert "cut.parquet: not a readable parquet manifest" in capsys.readouterr().err
+    flipped = bytearray(whole)
+    for at in range(200, len(whole) // 2, 97):
+        flipped[at] ^= 0xFF
+    (tmp_path / "cut.parquet").write_bytes(flipped)
+    assert do("convert cut.parquet o.csv -q --force") in (0, 1, 2)
+
+
+def test_runaway_quote_takes_a_cell_of_rows_not_the_whole_file(do, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("trainer.data.manifest.table_io.FIELD_LIMIT", 1000)
+    lines = ["path,text", "a,good", 'b,"never closed', *(f"{n},row {n}" for n in range(2000))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    assert do("convert a.csv o.csv -q") == 2
+    assert "line 3: opens a quote that is not closed by line 104" in capsys.readouterr().err
+    assert do("convert a.csv o.csv -q --max-wrong-rows 500") == 1
+    assert "left out 102 rows" in capsys.readouterr().err
+    rows = rows_of(tmp_path / "o.csv")
+    assert rows[0]["path"] == "a"
+    assert len(rows) == 2002 - 102
+    csv.field_size_limit(1 << 24)
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?mode=rwc", "100%", "a%20b", "a b", "größer", "a;b&c"])
+def test_a_path_may_have_any_sign(do, tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "a.csv").write_text("path,text\nx,one\ny,two\n")
+    (folder / "s.csv").write_text("path,score\nx,1\ny,2\n")
+    words = [str(folder / part) for part in ("a.csv", "s.csv", f"{name}.csv")]
+    assert main(["merge", *words, "--on", "path", "-q"]) == 0
+    assert [row["score"] for row in rows_of(folder / f"{name}.csv")] == ["1", "2"]
+    assert {path.name for path in folder.iterdir()} == {"a.csv", "s.csv", f"{name}.csv"}
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+NUMBERS = {"num_frames": [9, 9], "height": [32, 32], "width": [40, 40]}
+ODD_COLUMNS = {
+    "integer text": {"path": ["a", "b"], "text": [1, 2]},
+    "float text": {"path": ["a", "b"], "text": [1.5, None]},
+    "boolean text": {"path": ["a", "b"], "text": [True, False]},
+    "binary paths": {"path": [b"a", b"b\xff"], "text": ["x", "y"]},
+    "binary text": {"path": ["a", "b"], "text": [b"x", b"\xff"]},
+    "integer paths": {"path": [1, 2], "text": ["x", "y"]},
+    "list text": {"path": ["a", "b"], "text": [["x"], ["y", "z"]]},
+    "no text": {"path": ["a", "b"], "text": [None, None]},
+    "dates": {"path": ["a", "b"], "text": ["x", "y"], "at": [1, 2]},
+    "lists": {"path": ["a", "b"], "text": ["x", "y"], "tags": [["t"], []]},
+    "dicts": {"path": ["a", "b"], "text": ["x", "y"], "facts": [{"k": 1}, {"k": 2}]},
+}  # fmt: skip
+ODD_VERBS = [
+    "shard a.parquet o.shards -q",
+    "convert a.parquet o.csv -q",
+    "convert a.parquet o.parquet -q",
+    "merge a.parquet b.parquet o.parquet --fill -q",
+    "merge b.parquet a.parquet o.parquet --fill -q",
+    "merge b.parquet a.parquet o.csv --fill -q",
+    "merge b.csv a.parquet o.parquet --fill -q",
+    "merge a.parquet b.csv o.parquet --on path -q",
+    "merge b.parquet a.parquet o.parquet --on path -q",
+    "merge b.csv a.parquet o.parquet --on path -q",
+    "merge b.csv a.parquet o.csv --on path -q",
+    "filter a.parquet o.parquet --where text~x -q",
+    "dedupe a.parquet o.parquet --on text -q",
+    "difference a.parquet b.csv o.parquet -q",
+    "probe a.parquet o.parquet --workers 1 -q",
+    "check a.parquet o.parquet --workers 1 -q",
+    "stats a.parquet -q",
+]
+CLEANING = ["clean-captions a.parquet o.csv --workers 1 -q"]  # starts a process each time
+
+
+@pytest.mark.parametrize("kind", ODD_COLUMNS)
+def test_columns_of_any_type_give_rows_or_one_sentence(do, tmp_path, capsys, kind):
+    pq.write_table(pa.table({**ODD_COLUMNS[kind], **NUMBERS}), tmp_path / "a.parquet")
+    plain = {"path": ["c", "a"], "text": ["x", "y"], "score": [1, 2], **NUMBERS}
+    pq.write_table(pa.table(plain), tmp_path / "b.parquet")
+    (tmp_path / "b.csv").write_text("path,text,score,num_frames,height,width\na,x,1,9,32,40\n")
+    slow = CLEANING if kind in ("integer text", "binary text", "no text") else []
+    for line in ODD_VERBS + slow:
+        code = do(f"{line} --force" if "stats" not in line else line)
+        said = capsys.readouterr().err
+        told = "left out" in said or said.startswith("error: ") or "has no row for" in said
+        assert code in (0, 1, 2), line
+        assert told or not code or line.startswith("check"), line  # whose report is on stdout
+        if code != 2 and "stats" not in line:
+            assert (tmp_path / line.split(" -")[0].split()[-1]).exists(), line
+
+
+def test_texts_and_lists_of_a_parquet_arrive_as_they_are(do, tmp_path):
+    table = pa.table({**ODD_COLUMNS["integer text"], **NUMBERS, "tags": [["t"], []]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert do("shard a.parquet o.shards -q") == 0
+    assert list(read_manifest(tmp_path / "o.shards").texts) == ["1", "2"]
+    paths = {"path": [b"v/a", "größer".encode()], "text": ["x", "y"], **NUMBERS}
+    pq.write_table(pa.table(paths), tmp_path / "b.parquet")
+    assert do("merge a.parquet b.parquet o.parquet --fill -q") == 0
+    merged = pq.read_table(tmp_path / "o.parquet").to_pydict()
+    assert merged["path"] == ["a", "b", "v/a", "größer"]
+    assert merged["text"] == ["1", "2", "x", "y"]
+    assert merged["tags"] == [["t"], [], None, None]
+
+
+def test_bytes_that_are_no_text_are_refused_by_column(do, tmp_path, capsys):
+    pq.write_table(pa.table({**ODD_COLUMNS["binary paths"], **NUMBERS}), tmp_path / "a.parquet")
+    assert do("convert a.parquet o.csv -q") == 2
+    said = capsys.readouterr().err
+    assert "a.parquet: column 'path' is binary and cannot be read as text: Invalid UTF8" in said
+    extra = {"path": ["a"], "text": ["x"], "hash": [b"\xff"]}
+    pq.write_table(pa.table(extra), tmp_path / "b.parquet")
+    assert do("merge b.parquet b.parquet o.parquet --on path -q") == 2  # nothing to add
+    pq.write_table(pa.table({"path": ["a"], "text": ["x"]}), tmp_path / "c.parquet")
+    assert do("merge c.parquet b.parquet o.parquet --on path -q") == 2
+    assert "column 'hash' is binary, which merge --on cannot carry" in capsys.readouterr().err
+    assert do("convert b.parquet o.csv -q") == 0
+    assert (tmp_path / "o.csv").read_bytes().endswith(b"a,x,\xff\r\n")

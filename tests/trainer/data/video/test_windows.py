@@ -1,0 +1,160 @@
+"""Any window of any clip, and any damage to a file: the right frames or a reason, never anything else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.data.clips import frame_numbers, write_clip
+from trainer.data.loader.microbatch import make_task
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.data_plan import DataPlan
+from trainer.data.video.clip import ClipError, read_window
+from trainer.data.video.decode import Decoder, Window
+
+FRAMES = 60
+SHAPE = (3, 4, 24, 32)
+# The same examples each time: what a campaign finds becomes a case, it does not come up by chance.
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+X264 = {"preset": "veryfast", "threads": "1"}
+KINDS = {
+    "pyramid": ("a.mp4", {"g": "60", "bf": "7", "b-pyramid": "normal"}, {}),
+    "no references": ("b.mp4", {"g": "24", "bf": "3", "b-pyramid": "none"}, {}),
+    "open groups": ("c.mp4", {"g": "12", "bf": "3", "x264-params": "open-gop=1"}, {}),
+    "refreshed": ("d.mp4", {"g": "30", "bf": "0", "x264-params": "intra-refresh=1"}, {}),
+    "variable rate": ("e.mp4", {"g": "12"}, {"pts": np.cumsum([1, 1, 2, 5, 1, 3] * 10).tolist()}),
+    "hevc": ("f.mp4", {"x265-params": "log-level=none:pools=none:keyint=20"}, {"codec": "libx265"}),
+    "vp9": ("g.mp4", {"g": "20", "deadline": "realtime", "cpu-used": "8"}, {"codec": "libvpx-vp9"}),
+    "av1": ("h.mp4", {"preset": "12", "g": "20"}, {"codec": "libsvtav1"}),
+}
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory) -> dict[str, Path]:
+    folder, made = tmp_path_factory.mktemp("clips"), {}
+    os.environ.setdefault("SVT_LOG", "0")
+    for kind, (name, options, more) in KINDS.items():
+        first = X264 if "codec" not in more else {}
+        made[kind] = write_clip(folder / name, FRAMES, 64, 64, **more, **first, **options)
+    return made
+
+
+@given(
+    st.integers(0, FRAMES - 1), st.integers(1, 12), st.integers(1, 9), st.sampled_from(list(KINDS))
+)
+@settings(QUIET, max_examples=120)
+def test_any_window_of_any_codec_holds_exactly_its_frames(clips, start, frames, interval, kind):
+    out = np.zeros((3, frames, 64, 64), np.uint8)
+    wanted = list(range(start, start + frames * interval, interval))
+    window = Window(start, frames, interval, 64, 64, FRAMES)
+    if wanted[-1] >= FRAMES:
+        with pytest.raises(ClipError, match=r"60 frames|ends before"):
+            read_window(str(clips[kind]), window, out)
+    else:
+        read_window(str(clips[kind]), window, out)
+        assert frame_numbers(out) == wanted
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=60),
+    st.integers(1, 60),
+    st.integers(1, 6),
+    st.integers(0, 2**40),
+    st.integers(0, 5),
+)
+@settings(QUIET, max_examples=60)
+def test_a_window_never_leaves_its_clip(lengths, frames, interval, seed, epoch):
+    """Upstream's choice: the start is drawn from all but the last possible one."""
+    count = len(lengths)
+    size = np.full(count, 64, np.int32)
+    paths = [f"{n}.mp4" for n in range(count)]
+    manifest = Manifest(
+        Path("m.csv"), Path("/clips"), paths, paths, np.array(lengths, np.int32), size, size,
+        np.full(count, 24, np.float32),
+    )  # fmt: skip
+    buckets = Buckets.parse({"64px": {frames: (1.0, 3)}})
+    plan = DataPlan(manifest, buckets, seed, drop_last=False, frame_interval=interval)
+    for index in range(len(plan.epoch(epoch))):
+        task = make_task(plan, epoch, index)
+        assert task == make_task(plan, epoch, index)
+        for clip in (*task.clips, *task.spares):
+            assert clip.expected == lengths[clip.row]
+            last = clip.start + (frames - 1) * interval
+            assert 0 <= clip.start <= max(0, clip.expected - frames * interval - 1)
+            assert last < clip.expected
+
+
+Damage = st.one_of(
+    st.tuples(st.just("flip"), st.floats(0, 1), st.integers(1, 255)),
+    st.tuples(st.just("cut"), st.floats(0, 1), st.just(0)),
+    st.tuples(st.just("zero"), st.floats(0, 1), st.integers(1, 200)),
+    st.tuples(st.just("drop"), st.floats(0, 1), st.integers(1, 200)),
+    st.tuples(st.just("repeat"), st.floats(0, 1), st.integers(1, 200)),
+    st.tuples(st.just("big"), st.floats(0, 1), st.just(0)),
+)
+
+
+def damaged(data: bytes, kind: str, share: float, amount: int) -> bytes:
+    at = int(share * (len(data) - 1)) if data else 0
+    if kind == "flip":
+        return data[:at] + bytes(byte ^ amount for byte in data[at : at + 1]) + data[at + 1 :]
+    if kind == "cut":
+        return data[:at]
+    if kind == "zero":
+        return data[:at] + bytes(len(data[at : at + amount])) + data[at + amount :]
+    if kind == "drop":
+        return data[:at] + data[at + amount :]
+    if kind == "repeat":
+        return data[: at + amount] + data[at:]
+    return data[:at] + b"\xff\xff\xff\xff" + data[at + 4 :]  # a length or count of 4 billion
+
+
+@pytest.fixture(scope="module")
+def victims(tmp_path_factory):
+    """Small whole files, a decoder, and where to write."""
+    folder = tmp_path_factory.mktemp("victims")
+    bytes_ = [
+        write_clip(folder / "a.mp4", 12, **X264, g="4", bf="2").read_bytes(),
+        write_clip(folder / "b.mkv", 12, **X264, g="4").read_bytes(),
+        write_clip(folder / "c.mp4", 12, rotation=90, pts=[*range(0, 24, 4), *range(24, 30)], **X264).read_bytes(),
+    ]  # fmt: skip
+    decoder = Decoder(clip_timeout_s=60)
+    yield bytes_, decoder, folder
+    decoder.close()
+
+
+def survives(victims, which: int, hurts: list, start: int) -> None:
+    bytes_, decoder, folder = victims
+    data = bytes_[which]
+    for hurt in hurts:
+        data = damaged(data, *hurt)
+    path, good = folder / ("x.mkv" if which == 1 else "x.mp4"), folder / "a.mp4"
+    path.write_bytes(data)
+    asked = [(str(path), Window(start, 4, 1, 24, 32, 12)), (str(good), Window(2, 4, 1, 24, 32, 12))]
+    pixels, (bad, after) = decoder.decode(asked, SHAPE)
+    assert not bad.late, bad
+    assert after.error == ""
+    assert frame_numbers(pixels[1]) == [2, 3, 4, 5]
+
+
+HURTS = st.lists(Damage, min_size=1, max_size=6)
+
+
+@given(st.integers(0, 2), HURTS, st.integers(0, 8))
+@settings(QUIET, max_examples=60)
+def test_damaged_bytes_are_a_reason_and_harm_no_other_clip(victims, which, hurts, start):
+    survives(victims, which, hurts, start)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@given(st.integers(0, 2), HURTS, st.integers(0, 8))
+@settings(QUIET, max_examples=20_000, derandomize=False)
+def test_much_damage(victims, which, hurts, start):
+    survives(victims, which, hurts, start)

@@ -1,0 +1,185 @@
+"""Recomputing, moving to the host and compiling change no gradient; the memory count is what is held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from tests.trainer.models.stdit_cases import batch, small_model
+from trainer.errors import ConfigError, EngineError
+from trainer.models import compiling
+from trainer.models.attention import short_keys
+from trainer.models.checkpointing import GradCheckpoint, block_bytes
+from trainer.models.offloading import to_host
+from trainer.models.stdit import STDiT3, STDiT3Config
+
+MASK = torch.tensor([[True, False, True, True]] * 2)
+
+
+def gradients(model: STDiT3) -> list[Tensor]:
+    model.zero_grad()
+    torch.manual_seed(0)
+    model(**batch(), x_mask=MASK).square().mean().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:
+    assert len(want) > 80
+    for ours, theirs in zip(got, want, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("what", "offload"),
+    [("off", True), ("all", False), ("all", True), ("every 2", False), ("0.2 MB", True)],
+)
+def test_no_gradient_changes(what: str, offload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    want = gradients(model)
+    if offload:  # the activations here are small
+        monkeypatch.setattr("trainer.models.stdit.to_host", lambda w: to_host(w, at_least_bytes=0))
+    model.enable_grad_checkpoint(what, offload=offload)
+    assert_equal(gradients(model), want)
+
+
+def test_recomputing_draws_the_same_dropped_paths() -> None:
+    model = small_model(drop_path=0.5).train()
+    want = gradients(model)
+    model.enable_grad_checkpoint("all")
+    assert_equal(gradients(model), want)
+
+
+def test_blocks_run_again_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    model = small_model()
+    for index, block in enumerate(model.blocks()):
+        block.register_forward_pre_hook(lambda *_, index=index: runs.append(index))
+    model.enable_grad_checkpoint("every 2")
+    gradients(model)
+    assert runs == [0, 1, 2, 3, 1, 0]
+    runs.clear()
+    with torch.no_grad():
+        model(**batch())
+    assert runs == [0, 1, 2, 3]
+
+
+def test_a_budget_keeps_what_fits_and_recomputes_the_first_blocks() -> None:
+    config = STDiT3Config(depth=4)
+    one = block_bytes(config, 2, 8, 64, 300, 2)
+    everything = 4 * (one.spatial + one.temporal)
+    for budget, count in [(everything, 0), (everything - 1, 1), (one.spatial, 8), (0, 8)]:
+        plan = GradCheckpoint(budget_bytes=budget)
+        assert plan.blocks(config, 2, 8, 64, 300, 2) == frozenset(range(count))
+    half = GradCheckpoint(budget_bytes=everything // 2)
+    assert half.blocks(config, 2, 8, 64, 300, 2) < half.blocks(config, 4, 8, 64, 300, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_the_bytes_of_a_block_are_those_it_saves(dtype: torch.dtype, qk_norm: bool) -> None:
+    options = {"hidden_size": 48, "num_heads": 4, "qk_norm": qk_norm}
+    model = small_model(**options).to(dtype)
+    frames, places, text = 3, 40, 6
+    x = torch.randn(2, frames, places, 48, dtype=dtype, requires_grad=True)
+    y = torch.randn(2, text, 48, dtype=dtype)
+    t = torch.randn(2, 1, 6, 48, dtype=dtype)
+    size = block_bytes(model.config, 2, frames, places, text, x.element_size(), short_keys(x))
+    for block, counted in zip(model.blocks()[:2], (size.spatial, size.temporal), strict=True):
+        inputs = (y, t, *model.rope(frames), *block.parameters())
+        saved = saved_bytes(block, (x, y, None, t, model.rope(frames)), inputs)
+        assert counted == pytest.approx(saved, rel=0.05)
+
+
+def saved_bytes(block: nn.Module, inputs: tuple[Any, ...], not_counted: Any) -> int:
+    storages: dict[int, int] = {}
+    kept: list[Tensor] = []  # so that no address is used twice
+
+    def pack(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        block(*inputs)
+    for tensor in not_counted:
+        storages.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(storages.values())
+
+
+def test_offloading_moves_activations_and_leaves_weights() -> None:
+    weight = nn.Parameter(torch.randn(64, 64))
+    x = torch.randn(64, 64, requires_grad=True)
+    with to_host([weight], at_least_bytes=1024):
+        out = nn.functional.linear(x * 2, weight).square().sum()
+    moved = weak = 0
+    for node in reachable(out.grad_fn):
+        for name in [name for name in dir(node) if name.startswith("_raw_saved")]:
+            moved += name.startswith("_raw_saved_self")
+            weak += 1
+    assert weak >= moved > 0
+    out.backward()
+    want = 2 * (2 * x.detach() @ weight.detach().T) @ weight.detach() * 2
+    torch.testing.assert_close(x.grad, want)
+
+
+def reachable(node: Any) -> list[Any]:
+    found, todo = [], [node]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found:
+            found.append(node)
+            todo += [following for following, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "every", "budget"),
+    [
+        (False, 0, None), (True, 1, None), (0, 0, None), (1, 1, None), (3, 3, None),
+        ("off", 0, None), ("all", 1, None), ("every 4", 4, None), ("every-4", 4, None),
+        ("24000MB", 0, 24_000_000_000), ("1.5 GB", 0, 1_500_000_000),
+    ],
+)  # fmt: skip
+def test_words_of_the_config(value: Any, every: int, budget: int | None) -> None:
+    assert GradCheckpoint.parse(value) == GradCheckpoint(every, budget)
+
+
+@pytest.mark.parametrize("value", ["most", "every", "every 0", "-1", -1, "3 MiB", ""])
+def test_other_words_are_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="off, all, 'every 2'"):
+        GradCheckpoint.parse(value)
+
+
+def test_compiled_blocks_give_the_same_gradients() -> None:
+    """Traced by torch's compiler, run without its code generator."""
+    model = small_model()
+    names, want = list(model.state_dict()), gradients(model)
+    model.compile_blocks(backend="eager")
+    assert list(model.state_dict()) == names
+    for got, exact in zip(gradients(model), want, strict=True):
+        torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
+
+
+@pytest.mark.slow
+def test_blocks_compile_to_machine_code() -> None:
+    model = small_model()
+    want = gradients(model)
+    model.enable_grad_checkpoint("every 2")
+    model.compile_blocks()
+    for got, exact in zip(gradients(model), want, strict=True):
+        torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(EngineError, match=r"needs a C\+\+ compiler"):
+        compiling.require_compiler("cpu")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EngineError, match="needs triton"):
+        compiling.require_compiler("cuda")

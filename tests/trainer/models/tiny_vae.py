@@ -1,0 +1,32 @@
+"""Open-Sora's VAE with small numbers and random weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer.models.memory_budget import Room
+from trainer.models.vae.spatial import SpatialSettings
+from trainer.models.vae.temporal import TemporalSettings
+from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
+
+SETTINGS = VideoVAESettings(
+    spatial=SpatialSettings(
+        block_out_channels=(8, 8, 16, 16), layers_per_block=1, norm_num_groups=4
+    ),
+    temporal=TemporalSettings(filters=8, num_res_blocks=1, num_groups=4),
+)
+
+
+def tiny_vae(settings: VideoVAESettings = SETTINGS, room: Room | None = None) -> OpenSoraVAE:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        vae = OpenSoraVAE(settings, room)
+        for parameter in vae.parameters():  # norms and biases that do something
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return vae
+
+
+def clip(frames: int, height: int = 16, width: int = 24, batch: int = 1, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(batch, 3, frames, height, width, generator=generator) * 2 - 1

@@ -1,0 +1,69 @@
+"""Printing never ends a run."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.ranks import REPO
+from trainer.config.load import load
+from trainer.runlog.journal import RankZeroJournal
+from trainer.runlog.output import say
+from trainer.runlog.telemetry import Event, read
+
+
+def test_what_a_terminal_cannot_show_is_escaped() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    say("gr\udcfc\u00df", stream)
+    assert stream.buffer.getvalue() == b"gr\\udcfc\\xdf\n"  # type: ignore[attr-defined]
+
+
+def test_a_closed_stream_and_a_full_device_are_no_errors() -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        say("lost", full)
+        with pytest.raises(OSError, match="No space"):
+            full.flush()  # it was tried
+        full.buffer.raw.close()  # type: ignore[attr-defined]
+    closed = io.StringIO()
+    closed.close()
+    say("lost", closed)
+
+
+def test_a_file_name_that_is_not_utf_8_does_not_hide_the_error_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+    monkeypatch.setattr(sys, "stdout", strict)
+    journal = RankZeroJournal(tmp_path, load("demo", []), 0)
+    name = os.fsdecode(b"/data/gr\xfc\xdfe.mp4")
+    journal.event("failed", f"{name} cannot be read", step=3)
+    journal.bad_sample(3, 0, 1, name, "empty file")
+    journal.close()
+    (event,) = read(tmp_path)
+    assert isinstance(event, Event)
+    assert event.text == f"{name} cannot be read"
+    assert b"failed: /data/gr\\udcfc\\udcdfe.mp4 cannot be read\n" in strict.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_list_of_bad_clips_that_cannot_be_written_is_told_instead(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    journal = RankZeroJournal(tmp_path, load("demo", []), 1)
+    (tmp_path / "bad_samples.jsonl").mkdir()
+    journal.bad_sample(3, 1, 7, "/data/a.mp4", "empty file")
+    said = capfd.readouterr().err
+    assert said.startswith(
+        "warning: bad clip /data/a.mp4: empty file (bad_samples.jsonl cannot be written: "
+    )
+
+
+def test_a_command_whose_output_cannot_be_written_keeps_its_exit_code() -> None:
+    code = "import sys; from trainer.runlog.output import say; from trainer.train import main, _exit; say('x'); _exit(main(['demo', '--data-path', 'none']))"
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, cwd=REPO)
+    assert done.returncode == 2

@@ -1,0 +1,323 @@
+"""A run put together from its config: parts, data, engine, schedule, average; fresh or from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.async_saver import Saver
+from trainer.components import TINY_T5, Parts, build_parts, make_tiny_text_encoder
+from trainer.config.load import Config
+from trainer.data.features.cache import Features
+from trainer.data.features.captions import use_projected
+from trainer.data.features.key import Hashes, key_of, refuse_other, unseen
+from trainer.data.loader.dataset import build_loader
+from trainer.data.loader.features_loader import NoText, NoVAE
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.manifest.shared_manifest import read_once
+from trainer.data.plan import state as data_state_of
+from trainer.data.plan.balance import Balance, classes
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.calibrate import costs_by_timing
+from trainer.data.plan.costs import costs_by_arithmetic, write_costs
+from trainer.data.plan.data_plan import Cursor, DataPlan
+from trainer.data.plan.shared_plan import plan_once
+from trainer.engine.agreement import attempt, common
+from trainer.engine.base import Engine, OptimizerSettings, set_threads
+from trainer.errors import CheckpointError, ConfigError
+from trainer.loop import Clock, Run
+from trainer.optim.ema import EMA
+from trainer.optim.lr_schedules import build_schedule
+from trainer.resume import place_note, read_source, stated_place, take_over
+from trainer.runlog.journal import RankZeroJournal
+from trainer.runlog.output import say
+from trainer.runlog.telemetry import Heartbeat
+from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
+from trainer.weights.source import EMA as EMA_FOLDER
+
+_SHARED_WAIT_S = 10.0
+_SHOWN_ROWS = 5
+LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips, and each clip once in it: upstream's weighting"
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def assemble(
+    config: Config, engine: Engine, run_dir: Path, heartbeat: Heartbeat | None, data_state: str
+) -> Run:
+    """Everything `train` needs, on every rank the same way (collective)."""
+    set_threads(config.threads, engine.ranks_on_this_host(), engine.device.type != "cpu")
+    require_shared(run_dir, engine)
+    journal = engine.together(lambda: RankZeroJournal(run_dir, config, engine.rank))
+    root = Path(config.dataset.root) if config.dataset.root else None
+    manifest, notes = read_once(
+        engine, Path(str(config.dataset.data_path)), root, config.dataset.memory_efficient
+    )
+    for note in notes:
+        journal.event("data", note)
+    if manifest.wrong:
+        journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
+    buckets, plan = engine.together(lambda: _plan(config, manifest))
+    source = engine.alone(lambda: _source(config))
+    taken = engine.alone(lambda: read_source(source) if source is not None else None)
+    engine.alone(lambda: _prepare_text(config, run_dir, source, manifest.texts))
+    features = _features(config, manifest, buckets, run_dir, engine, journal)
+    parts = engine.together(lambda: _parts(config, run_dir, source, features, engine))
+    if source is None and config.model.from_pretrained is not None:
+        _start(config, parts, engine, journal)
+    if features is not None:
+        engine.together(lambda: use_projected(features, parts.model, _DTYPES[config.dtype]))
+    model = engine.wrap(
+        parts.model.train(),
+        OptimizerSettings(
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            eps=config.adam_eps,
+            betas=config.adam_betas,
+            grad_clip=config.grad_clip,
+            dtype=config.dtype,
+            plugin=config.plugin,
+            reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
+        ),
+    )
+    schedule = build_schedule(engine, config)
+    if taken is not None:
+        engine.load(taken.path / checkpoint.OPTIMIZER)
+        if note := take_over(schedule, taken):
+            journal.event("lr", note)
+    ema = engine.together(lambda: EMA(engine.masters(), config.ema_decay, ramp=config.ema_warmup))
+    before = taken.sampler if taken is not None and not config.start_from_scratch else None
+    place = engine.alone(lambda: stated_place(config, plan, before, engine.world, data_state))
+    before = before if place is None else None
+    plan.put_into_steps(_balance(config, plan, before, parts, engine, run_dir))
+    running: Mapping[str, int] = taken.running if taken is not None else {}
+    cursor = place or Cursor()
+    if place is not None:
+        journal.event("data", place_note(place, taken, running.get("global_step", 0)))
+    if source is not None:
+        engine.together(lambda: _take_average(ema, engine, source, running["ema_updates"]))
+        if before is not None:
+            restored = engine.alone(
+                lambda: data_state_of.restore(
+                    plan, before, checkpoint.read_array(source / checkpoint.SEEN), data_state
+                )
+            )
+            cursor = restored.cursor
+            plan.leave_out(cursor.epoch, restored.left_out)
+            if restored.note:
+                journal.event("data", restored.note)
+        journal.event("resume", _resumed(source, running, cursor, engine.world))
+    for note in plan_once(engine, plan, cursor.epoch, ids=features is not None):
+        journal.event("data", note)
+    loader = engine.together(
+        lambda: build_loader(
+            plan, cursor, engine.rank, engine.world, config.num_workers, config,
+            each=config.accumulation_steps, features=features,
+        )
+    )  # fmt: skip
+    if not len(loader) and (begin := loader.next_place(config.epochs)) is not None:
+        journal.event(
+            "data", f"less than a step is left of epoch {cursor.epoch}: the data go on in epoch {begin.epoch}"
+        )  # fmt: skip
+    journal.event("loss", LOSS_WEIGHTING)
+    for note in config.notes:
+        journal.event("note", note)
+    saver = Saver(
+        run_dir,
+        engine,
+        keep=config.keep_checkpoints,
+        keep_every=config.keep_every,
+        background=config.async_io,
+        wait_s=config.process_group_timeout_s / 2,
+    )
+    if config.ckpt_every:
+        saver.prepare(engine.weights_to_save())
+    fresh = config.start_from_scratch
+    return Run(
+        config=config, engine=engine, parts=parts, plan=plan, loader=loader, ema=ema,
+        schedule=schedule, journal=journal, saver=saver, run_dir=run_dir, clock=Clock(heartbeat), model=model,
+        step=0 if fresh else running.get("global_step", 0),
+        samples=0 if fresh else running.get("samples", 0),
+        bad_clips=set() if taken is None or fresh else set(taken.bad_clips),
+        saved_at=taken.running["global_step"] if taken is not None and taken.path.parent == run_dir and not fresh else -1,
+    )  # fmt: skip
+
+
+def _left_out(manifest: Manifest) -> str:
+    """Of rows that cannot be trained on: how many, and the first of them."""
+    wrong = manifest.wrong
+    first = "; ".join(f"line {row}" for row in wrong[:_SHOWN_ROWS])
+    more = f"; and {len(wrong) - _SHOWN_ROWS:,} more" if len(wrong) > _SHOWN_ROWS else ""
+    return (
+        f"{len(wrong):,} rows of {manifest.source} are left out, {len(manifest):,} are good: {first}{more} "
+        f"(python -m trainer.data stats lists them)"
+    )
+
+
+def _plan(config: Config, manifest: Manifest) -> tuple[Buckets, DataPlan]:
+    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
+    interval = config.dataset.frame_interval
+    return buckets, DataPlan(manifest, buckets, config.seed, frame_interval=interval)
+
+
+def _parts(
+    config: Config, run_dir: Path, source: Path | None, features: Features | None, engine: Engine
+) -> Parts:
+    """This rank's parts; the model has the weights of `source`, else fresh ones or, for others, none."""
+    torch.manual_seed(config.seed)  # the same fresh weights on every rank
+    has_weights = source is not None or config.model.from_pretrained is not None
+    parts = build_parts(
+        config,
+        run_dir,
+        _DTYPES[config.dtype],
+        empty=has_weights,
+        encoders=(NoVAE(features), NoText(features)) if features is not None else None,
+    )
+    parts.text.to(engine.device)
+    parts.vae.to(engine.device)
+    if source is not None:
+        load_weights(parts.model, read_checkpoint(source, ema=False)[0], source)
+    return parts
+
+
+def _take_average(ema: EMA, engine: Engine, source: Path, updates: int) -> None:
+    """Raises CheckpointError for an average of another model."""
+    averages = read_weights(source / EMA_FOLDER)
+    try:
+        shards = {name: engine.part(name, averages[name]) for name, _ in engine.masters()}
+        ema.load_state_dict(shards, updates)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{source / EMA_FOLDER} is of another model: {error}") from None
+
+
+def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJournal) -> None:
+    """The weights of --ckpt-path into the fresh model; ranks succeed or fail together (collective)."""
+    report, failure = attempt(
+        lambda: load_into(
+            parts.model, str(config.model.from_pretrained), allow_partial=config.model.allow_partial
+        )
+    )
+    refused = common(engine.gather_objects(failure))
+    if refused is not None or report is None:
+        raise refused or AssertionError("no report")
+    journal.event("weights", report.summary(), report=report.as_dict())
+    if engine.rank == 0:
+        say("\n".join(report.lines()))
+
+
+def _balance(
+    config: Config, plan: DataPlan, before: Any, parts: Parts, engine: Engine, run_dir: Path
+) -> Balance | None:
+    """How microbatches are put into steps: as before, or with costs found now (collective)."""
+    window, buckets, how = config.dataset.balance_window, plan.buckets, config.dataset.balance_costs
+    step = (engine.world, config.accumulation_steps)
+    if not window:
+        return None
+    if before is not None:
+        kept = engine.alone(lambda: data_state_of.balance_before(before, buckets, window, *step))
+        if kept is not None:
+            engine.alone(lambda: write_costs(run_dir, buckets.cells, "checkpoint", kept.costs))
+            return kept
+    recompute = parts.model.checkpoint_every == 1
+    cells = list(buckets.cells)
+    if how == "timed":
+        present = engine.alone(lambda: np.unique(plan.epoch(0).cells).tolist())
+        costs = costs_by_timing(cells, present, parts, engine, recompute)
+    else:
+        costs = costs_by_arithmetic(cells, parts, recompute)
+    found: tuple[int, ...] = engine.broadcast(classes(costs))
+    engine.alone(lambda: write_costs(run_dir, buckets.cells, how, found, costs))
+    return Balance(window, found, {0: step})
+
+
+def _resumed(source: Path, running: Mapping[str, Any], cursor: Cursor, world: int) -> str:
+    before = running["world"]
+    ranks = "" if before == world else f", written by {before} ranks and read by {world}"
+    return (
+        f"{source} of step {running['global_step']}{ranks}; the data go on in epoch {cursor.epoch} "
+        f"after {cursor.consumed} microbatches"
+    )
+
+
+def require_shared(run_dir: Path, engine: Engine) -> None:
+    """All ranks must see rank 0's run directory, or no checkpoint can be whole (collective)."""
+    mark = run_dir / engine.broadcast(f".seen-{secrets.token_hex(8)}")
+    engine.alone(mark.touch)
+    deadline = time.monotonic() + _SHARED_WAIT_S
+    # os.path's never raises; NFS may know of a new file later
+    while not (seen := os.path.exists(mark)) and time.monotonic() < deadline:  # noqa: PTH110
+        time.sleep(0.05)
+    blind = [host for host, sees in engine.gather_objects((socket.gethostname(), seen)) if not sees]
+    engine.alone(lambda: mark.unlink(missing_ok=True))
+    if blind:
+        error = ConfigError(
+            f"{run_dir} of rank 0 cannot be seen by {len(blind)} of {engine.world} ranks "
+            f"({', '.join(sorted(set(blind)))}); checkpoints need a folder that all nodes share",
+            hint="--outputs or --run-dir on a shared filesystem",
+        )
+        error.on_all_ranks = True
+        raise error
+
+
+def _source(config: Config) -> Path | None:
+    """The checkpoint to resume from, whole; rank 0 reads it through once for all."""
+    if config.load is None:
+        return None
+    source = checkpoint.find(Path(config.load))
+    checkpoint.verify(source)
+    return source
+
+
+def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Sequence[str]) -> None:
+    """A resumed run must see the features that it was trained on."""
+    before = source.parent / TINY_T5 if source is not None else None
+    if before is not None and before.is_dir() and not (run_dir / TINY_T5).is_dir():
+        _copy_whole(before, run_dir / TINY_T5)
+    if config.dataset.features is not None and config.text_encoder.type == "tiny_t5":
+        made_with = Path(config.dataset.features) / TINY_T5  # sampling needs what the features saw
+        if made_with.is_dir() and not (run_dir / TINY_T5).is_dir():
+            _copy_whole(made_with, run_dir / TINY_T5)
+    make_tiny_text_encoder(config, run_dir, texts)
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    """A folder that is there whole or not at all, however the copying ends."""
+    part = target.with_name(f".tmp-{target.name}")
+    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+    shutil.copytree(source, part)
+    part.rename(target)
+
+
+def _features(
+    config: Config,
+    manifest: Manifest,
+    buckets: Buckets,
+    run_dir: Path,
+    engine: Engine,
+    journal: RankZeroJournal,
+) -> Features | None:
+    """The cache that stands for VAE and text encoder; rank 0 looks whether it fits (collective)."""
+    if config.dataset.features is None:
+        return None
+    folder = Path(config.dataset.features)
+
+    def check() -> list[str]:
+        features = Features(folder)
+        run_key = key_of(config, run_dir / TINY_T5, Hashes(features.document["weight_files"]))
+        refuse_other(folder, features.key, run_key)
+        features.check_files()
+        features.check_rows(manifest, buckets)
+        return unseen(features.key, run_key)
+
+    for note in engine.alone(check):
+        journal.event("note", note)
+    return engine.together(lambda: Features(folder))

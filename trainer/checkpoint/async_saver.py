@@ -1,0 +1,358 @@
+"""Saving while training goes on: a copy is taken, and threads write it.
+
+A save begins on all ranks at one step. A thread of each rank copies the rank's state aside, writes it
+and hashes it. Forward and backward passes change none of that state, so the next step goes on meanwhile
+and only waits before it updates the weights (`hold`), if the copy is not done by then. That all parts are
+there is agreed on in the numbers that ranks exchange every step anyway; then rank 0 puts the averaged
+weights together from the parts, seals the checkpoint and renames it. Whatever fails on any rank is
+raised on all of them, at the same step. Only the threads touch files, only the loop's thread talks to
+other ranks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.files import Entries, Position
+from trainer.checkpoint.staging_buffer import Aside, Ready
+from trainer.engine.agreement import attempt
+from trainer.engine.base import Engine, EngineState
+from trainer.engine.shards import Shards, write
+from trainer.errors import CheckpointError
+from trainer.weights.source import EMA, MODEL
+
+_IDLE, _WORKING, _WRITTEN, _SEALED, _FAILED = range(5)
+_LOOK_S = 0.2  # how often `finish` asks the other ranks
+LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
+_KINDS = ("master", "exp_avg", "exp_avg_sq")
+_ROOM = 64 << 20  # bytes beside the tensors: documents, indexes, the filesystem's own
+
+
+Documents = Callable[[], Mapping[str, Any]]  # called on a thread, with what it needs bound to it
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is complete."""
+
+    path: Path
+    step: int
+    seconds: float  # from the first file to the rename
+    stall_s: float  # of them, what training waited
+    notes: tuple[str, ...] = ()  # what of older ones cannot be deleted, each told once
+
+
+@dataclass
+class _Save:
+    """The one that is under way, as this rank sees it."""
+
+    position: Position
+    documents: Documents
+    shapes: Mapping[str, torch.Size]
+    weights: Mapping[str, Tensor]
+    began: float
+    stall_s: float = 0.0
+    state: int = _WORKING
+    is_sealing: bool = False
+    entries: Entries | None = None  # of this rank's files
+    failure: str | None = None
+    thread: threading.Thread | None = None
+    copied: threading.Event = field(default_factory=threading.Event)  # or failed to
+    notes: list[str] = field(default_factory=list)
+
+    def reach(self, state: int) -> None:
+        """What failed stays failed, whatever a late thread still does."""
+        if self.state != _FAILED:
+            self.state = state
+
+    def fail(self, why: str) -> None:
+        self.failure, self.state = why, _FAILED
+        self.copied.set()
+
+    def look(self) -> None:
+        """Notice a thread that ended without a word (no memory even for its first call)."""
+        ended = self.thread is not None and not self.thread.is_alive()
+        if ended and self.state == _WORKING:
+            self.fail("the thread that writes it has ended")
+
+
+class Saver:
+    """Writes a run's checkpoints. All its methods but `status` are collective."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        engine: Engine,
+        *,
+        keep: int = -1,
+        keep_every: int = 0,
+        background: bool = True,
+        wait_s: float = LIMIT_S,
+    ) -> None:
+        """`keep` newest ones stay (-1: all), and those of every `keep_every`-th step (0: none).
+
+        `wait_s` is how long a rank may wait by itself while the others stand in a collective: less than
+        those wait for it.
+        """
+        self._run_dir, self._engine = run_dir, engine
+        self._keep, self._keep_every, self._background = keep, keep_every, background
+        self._wait_s = min(wait_s, LIMIT_S)
+        self._told: set[str] = set()
+        self._save: _Save | None = None
+        self._aside = Aside()
+
+    def prepare(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Get the memory for copies on a thread, now, so that the first save does not wait for it.
+
+        `weights` as for `save`. Not collective.
+        """
+        engine = self._engine
+        if not self._background or not (engine.is_sharded or engine.rank == 0):
+            return
+        masters = engine.masters()
+        sizes: dict[str, int] = {}
+        for name, master in masters:
+            size = _bytes([master])
+            sizes |= {f"state/{name}/{kind}": size for kind in _KINDS} | {f"average/{name}": size}
+        sizes |= {f"weights/{k}": _bytes([v]) for k, v in (weights or {}).items() if not v.is_meta}
+        self._aside.prepare(sizes, pinned=any(master.is_cuda for _, master in masters))
+
+    @property
+    def status(self) -> float:
+        """This rank's number for `advance`; goes into what ranks exchange every step."""
+        if self._save is None:
+            return float(_IDLE)
+        self._save.look()
+        return float(self._save.state)
+
+    def save(
+        self,
+        position: Position,
+        state: EngineState | None,
+        weights: Mapping[str, Tensor] | None,
+        average: Mapping[str, Tensor],
+        documents: Documents,
+        *,
+        background: bool = True,
+        waited_s: float = 0.0,
+    ) -> list[Saved]:
+        """Begin a checkpoint; returns those that were complete by now.
+
+        `state` and `average` (the EMA under the model's names) are this rank's parts, `weights` rank
+        0's, of which those on the meta device are made of masters. None may change before `hold` has
+        returned. `background=False` waits until all is written, which needs no copy. `waited_s` is what
+        it took to get at them. Raises `CheckpointError` on all ranks when there is no room.
+        """
+        done = self.finish()
+        began = time.perf_counter()
+        part = self._part(position)
+        if state is None:
+            average = {}
+        own = _bytes([*(state.tensors.values() if state else ()), *average.values()])
+        own += _bytes(average.values())  # for a while the whole of it lies beside its parts
+        own += _bytes((weights or {}).values())
+        need = int(sum(row[0] for row in self._engine.gather([float(own)]))) + _ROOM
+        notes = self._begin(part, need)
+        save = _Save(position, documents, state.shapes if state else {}, weights or {}, began)
+        save.notes += notes
+        tensors = {f"state/{key}": value for key, value in (state.tensors if state else {}).items()}
+        tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
+        tensors |= {f"weights/{k}": v for k, v in save.weights.items() if not v.is_meta}
+        background = background and self._background
+        ready = Ready(tensors)
+        self._save = save
+
+        def work() -> None:
+            held = self._aside.copy(ready) if background else tensors
+            save.copied.set()
+            self._write_part(save, part, state, held)
+
+        self._start(work)
+        save.stall_s = waited_s + time.perf_counter() - began
+        if not background:
+            done += self.finish()
+        return done
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the state must not change yet."""
+        return self._save is not None and not self._save.copied.is_set()
+
+    def hold(self) -> None:
+        """Wait until the state may change again: call before each update. Not collective.
+
+        A failure to copy ends the wait, too, as does the limit; `advance` raises it on all ranks.
+        """
+        save, began = self._save, time.perf_counter()
+        if save is None or save.copied.is_set():
+            return
+        while not save.copied.wait(_LOOK_S):
+            save.look()
+            if time.perf_counter() - began > self._wait_s:
+                save.fail(f"{save.position.name} was not copied aside in {self._wait_s:g} s")
+        save.stall_s += time.perf_counter() - began
+
+    def advance(self, statuses: Iterable[float]) -> list[Saved]:
+        """Given every rank's `status` of one moment: the checkpoint that became complete, if one did.
+
+        Raises `CheckpointError` on all ranks when one of them failed; nothing half is left.
+        """
+        save, states = self._save, [int(status) for status in statuses]
+        if save is None:
+            return []
+        if _FAILED in states:
+            failures = self._engine.agree(save.failure)
+            self._abandon(save)
+            raise checkpoint.refusal(failures)
+        if not save.is_sealing and min(states) >= _WRITTEN:
+            save.is_sealing = True
+            every = self._engine.gather_objects(save.entries or {})
+            if self._engine.rank == 0:
+                files = {name: entry for entries in every for name, entry in entries.items()}
+                save.state = _WORKING
+                self._start(lambda: self._seal(save, files))
+        elif save.is_sealing and states[0] == _SEALED:
+            self._save = None
+            path = self._run_dir / save.position.name
+            seconds = time.perf_counter() - save.began
+            notes = tuple(note for note in dict.fromkeys(save.notes) if note not in self._told)
+            self._told.update(notes)
+            return [Saved(path, save.position.global_step, seconds, save.stall_s, notes)]
+        return []
+
+    def finish(self) -> list[Saved]:
+        """Wait for the checkpoint under way, if there is one, and return it."""
+        began, done = time.perf_counter(), []
+        while (save := self._save) is not None:
+            late = self._engine.agree(_late(began, save))
+            if late:
+                self._save = None
+                raise checkpoint.refusal(late)
+            if save.thread is not None:
+                save.thread.join(_LOOK_S)
+            done += self.advance(row[0] for row in self._engine.gather([self.status]))
+        waited = time.perf_counter() - began
+        return [replace(saved, stall_s=saved.stall_s + waited) for saved in done]
+
+    # --- on threads ---
+
+    def _start(self, work: Callable[[], None]) -> None:
+        save = self._save
+        assert save is not None
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - thread boundary: raised by `advance` on all ranks
+                save.fail(str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}")  # fmt: skip
+            finally:
+                save.copied.set()
+
+        # No daemon: the interpreter waits for what is being written.
+        save.thread = threading.Thread(target=guarded, name="checkpoint")
+        try:
+            save.thread.start()
+        except RuntimeError as error:  # no thread can be started
+            save.fail(str(error))
+            save.thread = None
+
+    def _write_part(
+        self, save: _Save, part: Path, state: EngineState | None, held: Mapping[str, Tensor]
+    ) -> None:
+        def of(kind: str) -> dict[str, Tensor]:
+            return {k.partition("/")[2]: v for k, v in held.items() if k.startswith(kind)}
+
+        written = []
+        if state is not None:
+            place = (state.rank, state.world)
+            written.append(write(part / checkpoint.OPTIMIZER, *place, of("state/"), state.facts))
+            write(part / checkpoint.AVERAGE_PARTS, *place, of("average/"), {})
+        if self._engine.rank == 0:
+            save.weights = {**save.weights, **of("weights/")}
+            if not any(value.is_meta for value in save.weights.values()):
+                written += checkpoint.write_weights(part / MODEL, save.weights)
+        save.entries = checkpoint.entries(part, written)
+        save.reach(_WRITTEN)
+
+    def _seal(self, save: _Save, files: Entries) -> None:
+        part = self._part(save.position)
+        written = self._write_average(save, part)
+        if not (part / MODEL).is_dir():
+            written += self._write_model(save, part)
+        # No file of them is open any more: NFS would keep it under another name, and the folder with it.
+        shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
+        written += checkpoint.write_documents(part, save.documents())
+        final = self._run_dir / save.position.name
+        save.notes += checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
+        save.notes += checkpoint.forget_old(final, self._keep, self._keep_every)
+        save.reach(_SEALED)
+
+    def _write_average(self, save: _Save, part: Path) -> list[Path]:
+        parts = Shards(part / checkpoint.AVERAGE_PARTS)
+        shapes = {name: shape for name, shape in save.shapes.items() if parts.has(name)}
+
+        def whole(name: str) -> Tensor:  # one at a time: rank 0 never holds the whole average
+            return parts.read(name, shapes[name].numel(), 0, 1).view(shapes[name])
+
+        average = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        return checkpoint.write_weights(part / EMA, average, whole)
+
+    def _write_model(self, save: _Save, part: Path) -> list[Path]:
+        parts, own = Shards(part / checkpoint.OPTIMIZER), save.weights
+
+        def whole(name: str) -> Tensor:
+            if not own[name].is_meta:
+                return own[name]
+            shape = own[name].shape
+            return parts.read(f"{name}/master", shape.numel(), 0, 1).view(shape).to(own[name].dtype)
+
+        return checkpoint.write_weights(part / MODEL, own, whole)
+
+    # --- small things ---
+
+    def _part(self, position: Position) -> Path:
+        return checkpoint.part_of(self._run_dir, position)
+
+    def _begin(self, part: Path, need: int) -> list[str]:
+        """Rank 0 makes the folder; what hinders it is raised on all ranks (collective)."""
+        notes, failure = None, None
+        if self._engine.rank == 0:
+            notes, failure = attempt(lambda: checkpoint.begin(part, need))
+        failures = self._engine.agree(str(failure) if failure is not None else None)
+        if failures:
+            if self._engine.rank == 0:
+                shutil.rmtree(part, ignore_errors=True)  # gives a full disk its room back
+            raise checkpoint.refusal(failures)
+        return notes or []
+
+    def _abandon(self, save: _Save) -> None:
+        """Give the room back; no thread writes any more when the folder goes."""
+        if save.thread is not None:
+            save.thread.join(self._wait_s)
+        writing = save.thread is not None and save.thread.is_alive()  # in a filesystem that hangs
+        if (
+            not self._engine.agree("it writes still" if writing else None)
+            and self._engine.rank == 0
+        ):
+            shutil.rmtree(self._part(save.position), ignore_errors=True)
+        self._save = None
+
+
+def _late(began: float, save: _Save) -> str | None:
+    if time.perf_counter() - began < LIMIT_S:
+        return None
+    return f"{save.position.name} is not written after {LIMIT_S / 60:.0f} minutes"
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

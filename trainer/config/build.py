@@ -1,0 +1,223 @@
+"""Plain data to the dataclasses of a config: names, types and values checked, each with its place."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from trainer.config.file import Key, Tree
+from trainer.config.values import require_allowed
+from trainer.errors import ConfigError
+
+
+class Section:
+    """Base of the dataclasses a config is made of. Subclasses may narrow these tables."""
+
+    harmless: typing.ClassVar[Mapping[str, str]] = {}  # upstream keys we need not: key -> why
+    refused: typing.ClassVar[Mapping[str, str]] = {}  # upstream keys we cannot: key -> sentence
+    aliases: typing.ClassVar[Mapping[str, str]] = {}  # other spelling -> field
+
+    @classmethod
+    def further(cls, data: Mapping[str, Any]) -> Any:
+        """A dataclass whose fields end in the field `options`, or None; `data` is the section's own."""
+        return None
+
+
+S = TypeVar("S", bound=Section)
+
+
+_types: dict[Any, dict[str, Any]] = {}
+
+
+def field_types(cls: Any) -> dict[str, Any]:
+    """Field name -> type, without fields that no file may set."""
+    if cls not in _types:  # evaluating the annotations takes 2 ms
+        hints = typing.get_type_hints(cls)
+        fields = [f for f in dataclasses.fields(cls) if f.metadata.get("settable", True)]
+        _types[cls] = {f.name: hints[f.name] for f in fields}
+    return _types[cls]
+
+
+def build(cls: type[S], tree: Tree, notes: list[str], key: Key = ()) -> S:
+    """The dataclass for the dict at `key`. Harmless keys are dropped with a note.
+
+    Raises `ConfigError` for unknown and refused keys and for values of another type.
+    """
+    data: Any = tree.data
+    for name in key:
+        data = data[name]
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{tree.place(key)}: {'.'.join(key)} must be a dict, not {data!r}")
+    known, further = field_types(cls), cls.further(data)
+    options = field_types(further) if further else {}
+    values: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for name, value in data.items():
+        here = (*key, str(name))
+        field_name = resolve_name(cls, str(name), options, here, tree.place(here), notes)
+        if field_name is None:
+            continue
+        kind = known.get(field_name) or options[field_name]
+        section = _section_of(kind)
+        if section and isinstance(value, Mapping):
+            value = build(section, tree, notes, here)
+        else:
+            value = coerce(value, kind, here, tree.place(here))
+        (values if field_name in known else extra)[field_name] = value
+
+    def named(name: str) -> str:
+        return f"{tree.place((*key, name))}: {'.'.join((*key, name))}"
+
+    require_allowed(cls, values, named)
+    if extra:
+        require_allowed(further, extra, named)
+        values["options"] = extra
+    return cls(**values)
+
+
+def resolve_name(
+    cls: type[Section],
+    name: str,
+    options: Mapping[str, Any],
+    key: Key,
+    place: str,
+    notes: list[str],
+) -> str | None:
+    """The field a key means; None for a harmless one. Raises `ConfigError` for any other."""
+    name = cls.aliases.get(name, name)
+    known = field_types(cls)
+    if name in known or name in options:
+        return name
+    shown = ".".join(key)
+    if name in cls.harmless:
+        note = f"{shown} is not needed here: {cls.harmless[name]}"
+        if note not in notes:
+            notes.append(note)
+        return None
+    if name in cls.refused:
+        raise ConfigError(f"{place}: {shown} is not supported: {cls.refused[name]}")
+    names = [*known, *options, *cls.aliases, *cls.harmless, *cls.refused]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {'.'.join((*key[:-1], near[0]))}?" if near else None
+    raise ConfigError(f"{place}: there is no key {shown}", hint=hint)
+
+
+def _section_of(kind: Any) -> type[Section] | None:
+    for part in typing.get_args(kind) or (kind,):
+        if isinstance(part, type) and issubclass(part, Section):
+            return part
+    return None
+
+
+def coerce(value: Any, kind: Any, key: Key, place: str) -> Any:
+    """A value of a file as the field's type: an int may stand for a float, a list for a tuple."""
+    for part in _alternatives(kind):
+        origin = typing.get_origin(part) or part
+        if part is Any or (value is None and part is type(None)):
+            return value
+        if origin is bool or origin is int or origin is str:
+            if type(value) is origin:
+                return value
+        elif origin is float:
+            if type(value) in (int, float):
+                if not math.isfinite(value):
+                    raise ConfigError(
+                        f"{place}: {'.'.join(key)} must be a finite number; not {value}"
+                    )
+                return float(value)
+        elif origin in (tuple, list):
+            if isinstance(value, (list, tuple)):
+                return _coerce_items(value, part, key, place)
+        elif origin is dict and isinstance(value, Mapping):
+            return dict(value)
+    raise ConfigError(
+        f"{place}: {'.'.join(key)} must be {type_name(kind)}, not {value!r} ({type(value).__name__})"
+    )
+
+
+def _coerce_items(value: Any, kind: Any, key: Key, place: str) -> Any:
+    origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if not args:
+        return origin(value)
+    if origin is tuple and Ellipsis not in args:
+        if len(value) != len(args):
+            raise ConfigError(
+                f"{place}: {'.'.join(key)} must have {len(args)} values, not {value!r}"
+            )
+        return tuple(coerce(v, k, key, place) for v, k in zip(value, args, strict=True))
+    return origin(coerce(v, args[0], key, place) for v in value)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return typing.get_args(kind)
+    return (kind,)
+
+
+def type_name(kind: Any) -> str:
+    """A type in words for people."""
+    names = []
+    for part in _alternatives(kind):
+        names.append("None" if part is type(None) else getattr(part, "__name__", str(part)))
+    return " or ".join(names)
+
+
+# --- overrides -------------------------------------------------------------------------------
+
+
+def parse_text(text: str, kind: Any, flag: str) -> Any:
+    """A word of the command line as the field's type; `none` is None where that is allowed."""
+    parts = _alternatives(kind)
+    if type(None) in parts and text.lower() == "none":
+        return None
+    for part in parts:
+        origin = typing.get_origin(part) or part
+        if origin is bool and text.lower() in ("true", "1", "yes", "on"):
+            return True
+        if origin is bool and text.lower() in ("false", "0", "no", "off"):
+            return False
+        if origin in (int, float):
+            try:
+                return origin(text)
+            except ValueError:
+                continue
+        if origin is str:
+            return text
+        if origin in (list, tuple, dict) or part is Any:
+            try:
+                return ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                if part is Any:
+                    return text
+    raise ConfigError(f"{flag} must be {type_name(kind)}, not {text!r}")
+
+
+def type_at(
+    cls: type[Section], key: Key, tree: Tree, flag: str, notes: list[str]
+) -> tuple[Key, Any] | None:
+    """Full key and type of a dotted name; None when the key is harmless. Raises `ConfigError`."""
+    data: Any = tree.data
+    found: Key = ()
+    kind: Any = cls
+    for index, name in enumerate(key):
+        section = _section_of(kind)
+        if section is None:
+            if dict in [typing.get_origin(p) or p for p in _alternatives(kind)]:
+                return (*found, *key[index:]), Any  # inside a free table such as bucket_config
+            raise ConfigError(f"{flag}: {'.'.join(found)} is no section, it has no {name}")
+        own = data if isinstance(data, Mapping) else {}
+        further = section.further(own)
+        options = field_types(further) if further else {}
+        resolved = resolve_name(section, name, options, (*found, name), flag, notes)
+        if resolved is None:
+            return None
+        found = (*found, resolved)
+        kind = field_types(section).get(resolved) or options[resolved]
+        data = own.get(resolved)
+    return found, kind

@@ -1,0 +1,319 @@
+"""Every key of a training config: a dataclass field with its default and the reason.
+
+Names are those of Open-Sora 1.2 and 2.0 configs, so that the published stage files load. Keys of
+theirs that change nothing here are `harmless`, keys that cannot be honoured are `refused` with a
+sentence. docs/configs.md is made from this file (`python -m trainer.config.docs`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from trainer.config.build import Section
+from trainer.config.values import choice, number
+from trainer.errors import ConfigError
+
+# The model's own dataclass is the home of its fields; reading a config imports it when one is set.
+_MODELS = {"STDiT3": "trainer.models.stdit_config:STDiT3Config"}
+
+_FEATURES = "make features with trainer.data encode and say dataset.features = FOLDER"
+_ATTENTION = "there is one attention and one norm path, chosen by torch"
+
+
+@dataclass(frozen=True)
+class DatasetConfig(Section):
+    """Which clips, and how a clip becomes a tensor."""
+
+    type: str = "VariableVideoTextDataset"  # upstream's name for bucketed clips with captions
+    data_path: str | None = None  # manifest, csv or parquet
+    transform_name: str = "resize_crop"  # scale to cover the bucket's size, crop the centre
+    frame_interval: int = number(1, least=1)  # every n-th frame
+    features: str | None = None  # cache made by trainer.data encode: no VAE, no text encoder
+    memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
+    root: str | None = None  # folder that relative paths start from; default the manifest's
+    # "area": sharper; "torch": upstream's pixels, see docs/data.md
+    resize: str = choice("bilinear", "area", "torch")
+    # a clip that takes longer is bad; another stands in for it
+    clip_timeout_s: float = number(30.0, above=0)
+    batch_timeout_s: float = number(300.0, above=0)  # a batch that takes longer stops the run
+    # of a decoding process; a clip that wants more is bad
+    worker_memory_mb: int = number(2048, least=1)
+    # decoded clips each worker keeps; for data sets of a few MB
+    cache_decoded_mb: int = number(0, least=0)
+    # steps over which microbatches of one cost are put together; 0 is off
+    balance_window: int = number(8, least=0)
+    # "timed": measured at the start, three forward passes a bucket
+    balance_costs: str = choice("flops", "timed")
+
+    aliases: ClassVar[Mapping[str, str]] = {"sampling_interval": "frame_interval"}
+    harmless: ClassVar[Mapping[str, str]] = {
+        "num_frames": "buckets state the length",
+        "image_size": "buckets state the size",
+        "fps_max": "fps is read from the manifest",
+        "vmaf": "scores are columns of the manifest",
+    }
+    refused: ClassVar[Mapping[str, str]] = {
+        "tokenize_fn": "captions are tokenised by the text encoder",
+    }
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    """Which network. Keys beyond these are fields of the model's own dataclass."""
+
+    type: str = "STDiT3-XL/2"  # STDiT3 with its own numbers, or a named size of it
+    from_pretrained: str | None = None  # file, folder, checkpoint or hub id; --ckpt-path sets it
+    allow_partial: bool = False  # start although the weights give less than 99 % of the tensors
+    options: dict[str, Any] = field(default_factory=dict, metadata={"settable": False})
+
+    harmless: ClassVar[Mapping[str, str]] = {
+        "force_huggingface": "weights are told apart by content"
+    }
+    refused: ClassVar[Mapping[str, str]] = {
+        "qk_norm_legacy": "norms stand before the rotation, as in the published weights",
+        "grad_ckpt_setting": "say grad_checkpoint, for a memory budget too",
+        "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
+    }
+    nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"qk_norm_legacy": (False,)}
+
+    @classmethod
+    def further(cls, data: Mapping[str, Any]) -> Any:
+        name = str(data.get("type", cls.type))
+        home = _MODELS.get(name.split("-")[0])
+        if home is None:
+            raise ConfigError(f"model.type {name!r} is not known; there is {', '.join(_MODELS)}")
+        module, _, attribute = home.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class VaeConfig(Section):
+    """How pixels become latents."""
+
+    type: str = "OpenSoraVAE_V1_2"  # or "identity": pixels are the latents
+    from_pretrained: str | None = None  # weights: a file, a folder or a hub id
+    channels: int = 3  # identity only: 3, or 1 for luma
+    micro_frame_size: int | None = number(17, least=1)  # frames of a chunk, which sees no other
+    # for encoding and decoding; default 1/8 of the accelerator's
+    memory_gb: float | None = number(None, above=0)
+    # latents are divided by this, per channel
+    scale: tuple[float, ...] | None = number(None, above=0)
+    shift: tuple[float, ...] | None = None  # and before that moved by this
+
+    harmless: ClassVar[Mapping[str, str]] = {
+        "micro_batch_size": "as many frames as fit into memory go through at once; see vae.memory_gb",
+        "vae_2d": "the weights say what they are",
+        "vae_temporal": "the weights say what they are",
+        "force_huggingface": "weights come from a file or folder",
+        "local_files_only": "nothing is downloaded while training",
+        "freeze_vae_2d": "the VAE is not trained here",
+        "cal_loss": "the VAE is not trained here",
+    }
+
+
+@dataclass(frozen=True)
+class TextEncoderConfig(Section):
+    """How captions become vectors."""
+
+    type: str = "t5"  # or "tiny_t5": built offline from the dataset's captions into the run
+    from_pretrained: str | None = None  # folder with tokenizer and weights
+    model_max_length: int = number(300, least=1)  # tokens; longer captions are cut
+    d_model: int = number(128, least=1)  # tiny_t5 only: width of its output
+    num_layers: int = number(2, least=1)  # tiny_t5 only
+    # tiny_t5 only: small keeps the word in the residual stream
+    initializer_factor: float = number(1.0, above=0)
+
+    harmless: ClassVar[Mapping[str, str]] = {
+        "shardformer": "T5 runs as it is",
+        "local_files_only": "nothing is downloaded while training",
+        "cache_dir": "nothing is downloaded while training",
+    }
+
+
+@dataclass(frozen=True)
+class SchedulerConfig(Section):
+    """Rectified flow: how time is drawn in training, how it is walked in sampling."""
+
+    type: str = "rflow"  # rectified flow, the only one
+    num_timesteps: int = number(1000, least=1)  # t runs from 0 (clean) to this (noise)
+    num_sampling_steps: int = number(30, least=1)  # from noise to a latent
+    cfg_scale: float = 7.0  # guidance while sampling
+    use_discrete_timesteps: bool = False  # whole numbers only
+    sample_method: str = choice("uniform", "logit-normal")  # of the times trained on
+    loc: float = 0.0  # of logit-normal
+    scale: float = number(1.0, above=0)  # of logit-normal
+    use_timestep_transform: bool = False  # more noise for larger and longer clips
+    transform_scale: float = number(1.0, above=0)  # factor on how much more
+    # of the latent; "upstream": t = 0 for 2 to 16 frames
+    timestep_transform: str = choice("true-length", "upstream")
+
+
+@dataclass(frozen=True)
+class SampleConfig(Section):
+    """Videos made from prompts: size, length and how."""
+
+    prompts: str | None = None  # file, one prompt a line
+    num_frames: int | None = number(None, least=1)  # of a video; 1 is an image
+    image_size: tuple[int, int] | None = number(None, least=1)  # height, width in pixels
+    resolution: str | None = None  # or an area by name ...
+    aspect_ratio: str | None = None  # ... at a ratio height:width
+    fps: float = number(24.0, above=0)  # told to the model
+    # of the videos trained on; the file plays at fps / this
+    frame_interval: int = number(1, least=1)
+    # written into the file; default fps / frame_interval
+    save_fps: float | None = number(None, above=0)
+    num_sampling_steps: int | None = number(None, least=1)  # default scheduler.num_sampling_steps
+    cfg_scale: float | None = number(None)  # default scheduler.cfg_scale
+    negative_prompt: str | None = None  # steered away from; default the learned null text
+    aes: float | None = number(None)  # scores appended to prompts that state none
+    flow: float | None = number(None)  # motion score
+    camera_motion: str | None = None  # in words
+    num_sample: int = number(1, least=1)  # videos of each prompt
+    loop: int = number(1, least=1)  # clips joined to one video, each continuing the one before
+    # latent frames of a clip that the next one continues
+    condition_frame_length: int = number(5, least=1)
+    condition_frame_edit: float = number(0.0, least=0, most=1)  # how far those may change
+    # conditions start at multiples of it; default the VAE's chunk
+    align: int | None = number(None, least=1)
+    batch_size: int = number(8, least=1)  # videos at once; does not change them
+    seed: int = 1024  # of the noise; every video has its own
+
+    aliases: ClassVar[Mapping[str, str]] = {"prompt_path": "prompts"}
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """A training run."""
+
+    # data
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    bucket_config: dict[str, Any] = field(
+        default_factory=dict
+    )  # resolution -> {frames: (p, batch)}
+    # what the probabilities mean, see trainer.data.plan.buckets
+    bucket_semantics: str = choice("open-sora-1.2", "open-sora-2")
+    # decoding processes per rank; 0 decodes in a single process beside
+    num_workers: int = number(4, least=0)
+    # batches ahead per worker; default torch's 2
+    prefetch_factor: int | None = number(None, least=1)
+    max_bad_samples: int = number(1000, least=0)  # clips that may fail before the run stops
+
+    # model
+    model: ModelConfig = field(default_factory=ModelConfig)
+    vae: VaeConfig = field(default_factory=VaeConfig)
+    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
+    # microbatches of a rank that make one optimizer step
+    accumulation_steps: int = number(1, least=1)
+    grad_checkpoint: bool | int | str = False  # recompute: off, all, every 2, or keep "24000 MB"
+    offload_activations: bool = False  # what the backward pass keeps waits in host memory
+    compile: bool = False  # torch.compile of each block: slow first steps, faster ones after
+    # bf16-compat: as Open-Sora's own runs saw them
+    positions: str = choice("fp32-exact", "bf16-compat")
+    dtype: str = choice("bf16", "fp32")  # fp32 master weights either way
+
+    # optimisation
+    lr: float = number(1e-4, least=0)  # after the warmup; where 1cycle ends
+    weight_decay: float = number(0.0, least=0)  # of AdamW
+    adam_eps: float = number(1e-8, above=0)  # of AdamW
+    adam_betas: tuple[float, float] = number((0.9, 0.999), least=0, below=1)  # of AdamW
+    grad_clip: float = number(0.0, least=0)  # largest gradient norm; 0 is no clipping
+    warmup_steps: int | None = number(None, least=0)  # linear from 0; None is a constant rate
+    # "1cycle" or "cosine"; None is linear warmup, then constant
+    lr_schedule: str | None = choice(None, "linear", "1cycle", "cosine")
+    min_lr: float = number(0.0, least=0)  # 1cycle starts here, cosine ends here
+    max_lr: float | None = number(None, least=0)  # 1cycle's peak
+    cooldown_steps: int | None = number(None, least=0)  # 1cycle: from the peak down to lr
+    anneal_strategy: str = choice("cos", "linear")  # 1cycle's shape
+    ema_decay: float = number(0.9999, least=0, below=1)  # per step
+    ema_warmup: bool = False  # decay grows as (1 + n) / (10 + n) first, for short runs
+    epochs: int = number(1000, least=1)  # passes over the data; max_steps may end the run before
+    max_steps: int | None = number(None, least=1)  # stop after this many optimizer steps
+
+    # the run
+    seed: int = number(
+        1024, least=0, most=2**32 - 1
+    )  # of fresh weights, the data's order, times and noise
+    outputs: str = "outputs"  # run directories are made here
+    ckpt_every: int = number(0, least=0)  # steps between checkpoints; 0 is only at the end
+    keep_checkpoints: int = number(-1, least=-1)  # newest ones to keep; -1 is all
+    keep_every: int = number(0, least=0)  # beside them, those of every n-th step; 0 is none
+    async_io: bool = True  # training goes on while a checkpoint is written, from a copy in memory
+    # steps between lines on the terminal; telemetry has every step
+    log_every: int = number(1, least=1)
+    load: str | None = None  # checkpoint to resume from
+    start_from_scratch: bool = False  # with load: not the position in the data
+    # first is 0; the data begin here, not where the checkpoint was
+    start_epoch: int | None = number(None, least=0)
+    start_step: int | None = number(None, least=0)  # of that epoch, first is 0
+    wandb: str = choice("off", "offline", "online")  # Weights & Biases
+    wandb_project: str = "clusterctl"  # where trackers put the run
+    exp_name: str | None = None  # name of the run in trackers; default the run directory's
+    sample: SampleConfig = field(default_factory=SampleConfig)
+
+    # the machine
+    engine: str = choice("colossal", "native")  # library that spreads a step over ranks
+    plugin: str = choice("zero2", "zero1", "ddp")  # what ranks share of the state
+    reduce_bucket_size_in_m: int = number(20, least=1)  # million gradient elements per collective
+    # per rank; default OMP_NUM_THREADS, else 1 where ranks share a CPU
+    threads: int | None = number(None, least=1)
+    # a collective that waits longer is an error
+    process_group_timeout_s: float = number(600.0, above=0)
+
+    notes: tuple[str, ...] = field(default=(), metadata={"settable": False})  # for the log
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "keep_n_latest": "keep_checkpoints",
+        "data_path": "dataset.data_path",
+        "ckpt_path": "model.from_pretrained",
+        "allow_partial": "model.allow_partial",
+        "grad_ckpt": "grad_checkpoint",
+    }
+    harmless: ClassVar[Mapping[str, str]] = {
+        "num_bucket_build_workers": "buckets are assigned vectorised in one process",
+        "record_time": "every step's phases are always recorded",
+        "record_barrier": "timing needs no barriers",
+        "pin_memory_cache_pre_alloc_numels": "torch manages pinned memory",
+        "flash_attn": _ATTENTION,
+        "layernorm_kernel": _ATTENTION,
+        "enable_flash_attn": _ATTENTION,
+        "enable_layernorm_kernel": _ATTENTION,
+        "verbose": "the log says what is done",
+        "text_encoder_output_dim": "the text encoder says its width",
+        "text_encoder_model_max_length": "text_encoder.model_max_length says it",
+        "vae_out_channels": "the VAE says its channels",
+        "debug": "the log says what is done",
+    }
+    refused: ClassVar[Mapping[str, str]] = {
+        "batch_size": "bucket_config holds one batch size per bucket",
+        "optim": "the optimizer is AdamW; its keys are lr, adam_eps, adam_betas, weight_decay",
+        "lora_config": "there is no LoRA training",
+        "lora_checkpoint": "there is no LoRA training",
+        "load_video_features": _FEATURES,
+        "load_text_features": _FEATURES,
+        "cached_video": _FEATURES,
+        "cached_text": _FEATURES,
+        "sp_size": "there is no sequence parallelism",
+        "plugin_config": "the engines take no free arguments",
+        "use_cosine_scheduler": 'say lr_schedule = "cosine"',
+        "condition_config": "image and video conditions are not built yet",
+        "discriminator": "adversarial training is not built",
+        "resolution": "bucket_config names the resolutions",
+        "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
+        "grad_ckpt_buffer_size": "say offload_activations = True",
+    }
+    # Values of refused keys that ask for nothing, as the published files write them.
+    nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "batch_size": (None,),
+        "load_video_features": (False,),
+        "load_text_features": (False,),
+        "cached_video": (False,),
+        "cached_text": (False,),
+        "sp_size": (1,),
+        "lora_config": (None,),
+        "grad_ckpt_buffer_size": (0,),
+    }

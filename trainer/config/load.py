@@ -1,0 +1,208 @@
+"""What a training run is told, read from a file and the command line; keys are in trainer.config.keys.
+
+    config = load("demo", ["--lr", "1e-4", "--dataset.data-path=clips.csv"])
+    python -m trainer.config show demo --lr 1e-4
+
+A key that nothing knows is an error with its place and the nearest name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.config.build import build, coerce, field_types, parse_text, type_at
+from trainer.config.file import Tree, is_whole, read
+from trainer.config.keys import (
+    Config,
+    DatasetConfig,
+    ModelConfig,
+    SampleConfig,
+    SchedulerConfig,
+    TextEncoderConfig,
+    VaeConfig,
+)
+from trainer.config.type_names import TYPES, our_type
+from trainer.config.upstream_sample_file import move_into_section
+from trainer.errors import ConfigError
+from trainer.optim.lr_schedules import ScheduleConfig, rate_of
+
+__all__ = [
+    "CONFIGS",
+    "Config",
+    "DatasetConfig",
+    "ModelConfig",
+    "SampleConfig",
+    "SchedulerConfig",
+    "TextEncoderConfig",
+    "VaeConfig",
+    "as_python",
+    "find",
+    "from_dict",
+    "load",
+    "to_dict",
+]
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def find(name: str | Path) -> Path:
+    """The file of a path or of a short name (`demo`). Raises `ConfigError` with what there is."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    short = CONFIGS / f"{name}.py"
+    if path.suffix != ".py" and short.is_file():
+        return short
+    have = sorted(p.stem for p in CONFIGS.glob("[!_]*.py"))
+    near = difflib.get_close_matches(str(name), have, n=1)
+    raise ConfigError(
+        f"there is no config {name}; short names are {', '.join(have) or 'none'}",
+        hint=f"did you mean {near[0]}?" if near else None,
+    )
+
+
+def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a file with command-line overrides laid over it. Raises `ConfigError`.
+
+    `overrides` are words as typed: `--a.b-c VALUE`, `--a.b=VALUE`, `--flag` for a bool field.
+    """
+    tree = read(find(path_or_name))
+    notes: list[str] = []
+    for flag, value in _pairs(overrides):
+        _override(tree, flag, value, notes)
+    return _finish(tree, notes)
+
+
+def from_dict(data: Mapping[str, Any]) -> Config:
+    """The config of `to_dict`, as a run directory's config.json keeps it."""
+    plain = json.loads(json.dumps(dict(data)))
+    plain.pop("notes", None)
+    return _finish(Tree(_with_number_keys(plain)), [])
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain data, with a model's options beside its type, as a file would hold them."""
+    data = dataclasses.asdict(config)
+    data["model"].update(data["model"].pop("options"))
+    return data
+
+
+def _finish(tree: Tree, notes: list[str]) -> Config:
+    move_into_section(tree, field_types(SampleConfig), notes)
+    _drop_nothing(tree.data, Config)
+    _drop_nothing(tree.data.get("model"), ModelConfig)
+    for name in ("wandb",):
+        if isinstance(tree.data.get(name), bool):  # upstream's type
+            tree.data[name] = "online" if tree.data[name] else "off"
+    for name in ("vae", "text_encoder"):
+        if name in tree.data and tree.data[name] is None:
+            raise ConfigError(
+                f"{tree.place((name,))}: {name} = None means cached features; name theirs by "
+                f"dataset.features = FOLDER and leave {name} as they were made with"
+            )
+    word = tree.data.get("grad_checkpoint")
+    if isinstance(word, str):
+        tree.data["grad_checkpoint"] = {"off": False, "none": False, "all": True}.get(word, word)
+    times = tree.data.get("scheduler")
+    if isinstance(times, dict) and times.get("timestep_transform") == "latent":  # its older name
+        times["timestep_transform"] = "true-length"
+    for section in TYPES:
+        own = tree.data.get(section)
+        if isinstance(own, dict) and isinstance(own.get("type"), str):
+            ours = our_type(section, own["type"], tree.place((section, "type")))
+            if ours != own["type"]:
+                notes.append(f"{section}.type {own['type']} is {ours} here")
+                own["type"] = ours
+    for name, target in Config.aliases.items():
+        if "." in target and name in tree.data:
+            tree.set(tuple(target.split(".")), tree.data.pop(name), tree.place((name,)))
+    config = build(Config, tree, notes)
+    _check(config, tree)
+    return dataclasses.replace(config, notes=tuple(notes))
+
+
+def _drop_nothing(data: Any, section: type[Config] | type[ModelConfig]) -> None:
+    """Refused keys whose value asks for nothing."""
+    for name in list(data) if isinstance(data, dict) else ():
+        if data[name] in section.nothing.get(name, ()):
+            del data[name]
+
+
+def _check(config: Config, tree: Tree) -> None:
+    if not isinstance(config.grad_checkpoint, bool):
+        from trainer.models.checkpointing import GradCheckpoint
+
+        try:
+            GradCheckpoint.parse(config.grad_checkpoint)
+        except ConfigError as error:
+            raise ConfigError(f"{tree.place(('grad_checkpoint',))}: {error}") from None
+    schedule = {f.name: getattr(config, f.name) for f in dataclasses.fields(ScheduleConfig)}
+    try:
+        rate_of(ScheduleConfig(**schedule))
+    except ConfigError as error:
+        raise ConfigError(f"{tree.place(('lr_schedule',))}: {error}") from None
+    if config.keep_checkpoints == 0:
+        raise ConfigError(
+            f"{tree.place(('keep_checkpoints',))}: keep_checkpoints is -1 (all) or at least 1"
+        )
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
+    """(flag, value) of a command line's overrides; value None for a flag that stands alone."""
+    pairs: list[tuple[str, str | None]] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise ConfigError(f"{word!r} is neither a flag nor the value of one")
+        flag, equals, value = word.partition("=")
+        if equals:
+            pairs.append((flag, value))
+        elif rest and not rest[0].startswith("--"):
+            pairs.append((flag, rest.pop(0)))
+        else:
+            pairs.append((flag, None))
+    return pairs
+
+
+def _override(tree: Tree, flag: str, text: str | None, notes: list[str]) -> None:
+    name = flag[2:].replace("-", "_")
+    name = Config.aliases.get(name, name)
+    if name == "wandb" and text is not None:  # upstream's type
+        text = {"true": "online", "false": "off"}.get(text.lower(), text)
+    found = type_at(Config, tuple(name.split(".")), tree, flag, notes)
+    if found is None:
+        return
+    key, kind = found
+    if text is None and bool in (kind, *typing.get_args(kind)):
+        text = "true"
+    if text is None:
+        raise ConfigError(f"{flag} needs a value")
+    value = parse_text(text, kind, flag)
+    tree.set(key, coerce(value, kind, key, flag), flag)
+
+
+def _with_number_keys(data: Any) -> Any:
+    """JSON turns the frame counts of bucket tables into strings; turn them back."""
+    if isinstance(data, dict):
+        return {int(k) if is_whole(k) else k: _with_number_keys(v) for k, v in data.items()}
+    return data
+
+
+def as_python(config: Config) -> str:
+    """The resolved config as a file that loads to the same config."""
+    lines = []
+    for name, value in to_dict(config).items():
+        if name == "notes":
+            lines += [f"# {note}" for note in value]
+        elif isinstance(value, dict):
+            lines += [f"{name} = {{", *(f"    {k!r}: {v!r}," for k, v in value.items()), "}"]
+        else:
+            lines.append(f"{name} = {value!r}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,264 @@
+"""A feature cache as training reads it: latents and captions that were encoded once.
+
+    features = Features(Path("features"))
+    shards = features.shards()                       # one for each thread
+    found = shards.latents(place, first=3, count=2)  # two chunks of a clip, checked
+
+`python -m trainer.data encode` makes the folder (trainer.data.features.encode). No VAE and no text encoder is
+built here, and neither transformers nor diffusers is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, damaged
+from trainer.data.features.index import read_document, read_index, text_key
+from trainer.data.features.units import Grid, Keys, find_units, frames_of, keys_of
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.content import content_ids
+
+# K chunks · P 1, or 2: mean and log-variance · C channels · Z,h,w latent frames, height, width
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NETWORK_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # of a config's dtype
+POSTERIOR, SAMPLE, EXACT = "posterior", "sample", "exact"  # what a latent is
+_OPEN_FILES = 64
+_MAKE = "python -m trainer.data encode CONFIG {folder} --data-path MANIFEST"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a clip's chunks lie."""
+
+    place: int  # in the index
+    frames: int  # of the clip that are there
+    fps: float  # of the file
+
+
+class Features:
+    """A finished cache. Raises FeaturesError for what is not there, damaged or of another version."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        document = read_document(folder)
+        if document is None:
+            there = folder.is_dir() and any(folder.glob("*.safetensors"))
+            raise FeaturesError(
+                f"{folder} is a feature cache that is not finished"
+                if there
+                else f"there is no feature cache at {folder}",
+                hint=_MAKE.format(folder=folder) + (" goes on where it stopped" if there else ""),
+            )
+        self.document = document
+        self.key: dict[str, Any] = document["key"]
+        self.grid = Grid.of(document["grid"])
+        self.files: list[tuple[str, int]] = [(str(n), int(b)) for n, b, _ in document["shards"]]
+        tables = read_index(folder, document)
+        self.clips, self.captions = tables[LATENTS], tables[TEXTS]
+        self.bad = {
+            (int(row["id"], 16), row["height"], row["width"]): str(row["reason"])
+            for row in document["bad"]
+        }
+
+    @property
+    def kind(self) -> str:
+        """`posterior` (mean and log-variance), `sample`, or `exact` where a VAE has no spread."""
+        return str(self.key["latents"]["kind"])
+
+    @property
+    def text_channels(self) -> int:
+        return int(self.document["text_channels"])
+
+    @property
+    def encoder_channels(self) -> int:
+        """Of the text encoder; captions that were projected (see features_captions) have fewer."""
+        return int(self.document["encoder_channels"])
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest caption; features are padded to it."""
+        return int(self.key["text"]["model_max_length"])
+
+    @cached_property
+    def _latent_dtype(self) -> torch.dtype:
+        return DTYPES[self.key["latents"]["dtype"]]
+
+    @cached_property
+    def _text_dtype(self) -> torch.dtype:
+        return DTYPES[self.document["text_dtype"]]
+
+    def check_files(self) -> None:
+        """Raise FeaturesError naming the first shard that is missing or of another size."""
+        for name, size in self.files:
+            path = self.folder / name
+            try:
+                actual = path.stat().st_size
+            except OSError as error:
+                raise damaged(path, error.strerror or str(error)) from None
+            if actual != size:
+                raise damaged(path, f"it has {actual:,} bytes instead of {size:,}")
+
+    def check_rows(self, manifest: Manifest, buckets: Buckets) -> None:
+        """Raise FeaturesError naming the first clip or caption that training may want and is not here."""
+        interval, most = self.key["frames"]["frame_interval"], self.key["latents"]["max_frames"]
+        units = find_units(manifest, buckets, interval, self.grid)
+        ids, frames = content_ids(manifest), frames_of(manifest.num_frames, interval, most)
+        missing: list[tuple[int, str]] = []
+        for _, length, places in units.each_stream():
+            rows, height, width = units.rows[places], units.height[places], units.width[places]
+            found = self.clips.find(keys_of(ids[rows], height, width, length))
+            there = np.where(found >= 0, self.clips.columns["frames"][found], -1)
+            for place in np.flatnonzero(
+                (there != frames[rows]) & (frames[rows] >= length)
+            ).tolist():
+                row, size = int(rows[place]), (int(height[place]), int(width[place]))
+                if (int(ids[row]), *size) in self.bad:
+                    continue
+                what = f"{manifest.locate(row)} at {size[0]}x{size[1]}"
+                if there[place] >= 0:
+                    what += f" with {frames[row]} frames ({there[place]} are there)"
+                missing.append((row, what))
+        if missing:
+            first = min(missing)[1]
+            raise FeaturesError(
+                f"{self.folder} lacks {len({row for row, _ in missing}):,} of {len(manifest):,} clips, "
+                f"first {first}",
+                hint=_MAKE.format(folder=self.folder) + " adds them",
+            )
+        used = np.unique(units.rows)
+        keys = np.fromiter(
+            (text_key(manifest.texts[row]) for row in used.tolist()), np.uint64, len(used)
+        )
+        absent = used[self.captions.find(keys) < 0]
+        if len(absent):
+            row = int(absent[0])
+            raise FeaturesError(
+                f"{self.folder} lacks the captions of {len(absent):,} clips, first that of "
+                f"{manifest.locate(row)} ({manifest.texts[row][:60]!r})",
+                hint=_MAKE.format(folder=self.folder) + " adds them",
+            )
+
+    def entries(self, clip_id: int, height: int, width: int, window: int) -> list[Entry]:
+        """Of the chunks that a window of frames is made of, whole ones first; empty: not there."""
+        lengths = self.grid.lengths(window)
+        ids: Keys = np.full(len(lengths), clip_id, np.uint64)
+        found = self.clips.find(keys_of(ids, height, width, np.array(lengths)))
+        if (found < 0).any():
+            return []
+        columns = self.clips.columns
+        return [
+            Entry(place, int(columns["frames"][place]), float(columns["fps"][place]))
+            for place in found.tolist()
+        ]
+
+    def shards(self) -> Shards:
+        """Open files of one thread."""
+        return Shards(self)
+
+
+class Shards:
+    """Reads chunks and captions and compares their checksums. For one thread."""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def window(
+        self, clip_id: int, height: int, width: int, window: int, start: int, interval: int
+    ) -> tuple[Tensor, float] | None:
+        """Latent [P, C, Z, h, w] of `window` frames, as stored, and the file's frame rate.
+
+        It begins at the grid's place for `start` (see Grid.window). None when the clip is not there.
+        Raises FeaturesError naming a damaged shard.
+        """
+        features, grid = self._features, self._features.grid
+        entries = features.entries(clip_id, height, width, window)
+        if not entries or min(entry.frames for entry in entries) < window:
+            return None
+        first = grid.window(start, interval, window, entries[0].frames)
+        whole, rest = grid.pieces(window)
+        parts = []
+        if whole:
+            parts.append(self.latents(entries[0].place, first, whole))
+        if rest:
+            parts.append(self.latents(entries[-1].place, first + whole, 1))
+        # K chunks of Z frames one after another: [P, C, K Z, h, w]
+        joined = [part.permute(1, 3, 0, 2, 4, 5).flatten(2, 3) for part in parts]
+        return joined[0] if len(joined) == 1 else torch.cat(joined, 2), entries[0].fps
+
+    def latents(self, place: int, first: int, count: int) -> Tensor:
+        """Chunks [K, P, Z, C, h, w] of an entry, in the stored dtype."""
+        features, grid = self._features, self._features.grid
+        columns = features.clips.columns
+        length = int(columns["length"][place])
+        copies = 2 if features.kind == POSTERIOR else 1
+        height, width = (int(columns[name][place]) // grid.edge for name in ("height", "width"))
+        shape = (copies, grid.latents(length), grid.channels, height, width)
+        size = int(np.prod(shape)) * features._latent_dtype.itemsize
+        at = int(columns["offset"][place]) + first * size
+        crcs = features.clips.crcs(place, first, count)
+        data = self._read(int(columns["shard"][place]), at, size, crcs)
+        return torch.frombuffer(data, dtype=features._latent_dtype).view(count, *shape)
+
+    def text(self, text: str) -> Tensor | None:
+        """Features [tokens, C] of a caption; None when it is not there."""
+        features = self._features
+        keys: Keys = np.array([text_key(text)], np.uint64)
+        place = int(features.captions.find(keys)[0])
+        if place < 0:
+            return None
+        columns = features.captions.columns
+        tokens = int(columns["count"][place])
+        size = tokens * features.text_channels * features._text_dtype.itemsize
+        crcs = features.captions.crcs(place, 0, 1)
+        data = self._read(int(columns["shard"][place]), int(columns["offset"][place]), size, crcs)
+        return torch.frombuffer(data, dtype=features._text_dtype).view(tokens, -1)
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _read(self, shard: int, at: int, size: int, crcs: list[int]) -> bytearray:
+        """`len(crcs)` neighbours of `size` bytes each."""
+        name, whole = self._features.files[shard]
+        path = self._features.folder / name
+        if not 0 <= at < at + size * len(crcs) <= whole:
+            raise damaged(path, f"the index has bytes from {at:,} on there, it has {whole:,}")
+        try:
+            data = bytearray(size * len(crcs))
+            view, got = memoryview(data), 0
+            while got < len(data):  # a network's file system may give less than asked for
+                more = os.preadv(self._descriptor(shard, path), [view[got:]], at + got)
+                if not more:
+                    raise damaged(path, f"it ends before byte {at + len(data):,}")
+                got += more
+        except OSError as error:
+            raise damaged(path, error.strerror or str(error)) from None
+        for number, crc in enumerate(crcs):
+            if zlib.crc32(view[number * size : (number + 1) * size]) != crc:
+                raise damaged(path, f"bytes from {at + number * size:,} on are not those written")
+        return data
+
+    def _descriptor(self, shard: int, path: Path) -> int:
+        if shard in self._open:
+            self._open.move_to_end(shard)
+            return self._open[shard]
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._open[shard] = descriptor
+        actual, size = os.fstat(descriptor).st_size, self._features.files[shard][1]
+        if actual != size:
+            raise damaged(path, f"it has {actual:,} bytes instead of {size:,}")
+        if len(self._open) > _OPEN_FILES:
+            os.close(self._open.popitem(last=False)[1])
+        return descriptor

@@ -1,0 +1,227 @@
+"""`encode`: latents and captions, made once for all epochs.
+
+python -m trainer.data encode stage1 features --data-path good.csv
+torchrun --nproc-per-node 8 -m trainer.data encode stage1 features --data-path good.csv
+python -m trainer.train stage1 --data-path good.csv --dataset.features features
+
+CONFIG is the training config; every key of it is an option too (--vae.from-pretrained X). OUT is a
+folder that all ranks see. Every clip is encoded at every size that a bucket may ask for, whole, so
+that windows stay random. Killed at any moment the same command, on any number of ranks, goes on and
+makes the same bytes; with more clips or other buckets it adds what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.arguments import whole
+from trainer.data.features.files import DOCUMENT, JOB, FeaturesError
+from trainer.errors import ConfigError, TrainerError
+
+T = TypeVar("T")
+OVERRIDES = True  # further words of the command line are keys of the config
+SHARD_MB = 128
+_AGREE_S = 1800.0  # rank 0 reads all weights through meanwhile
+_DTYPES = {"fp16": "F16", "bf16": "BF16", "fp32": "F32"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="training config, a file or a short name")
+    parser.add_argument("out", type=Path, help="folder of the cache, seen by all ranks")
+    parser.add_argument(
+        "--sample", action="store_true",
+        help="keep one draw of each latent instead of mean and log-variance: half the bytes, no "
+        "fresh noise in training",
+    )  # fmt: skip
+    parser.add_argument(
+        "--latent-dtype", choices=sorted(_DTYPES), default=None,
+        help="of latents as stored (fp16; fp32 where pixels are the latents). Captions keep the encoder's",
+    )  # fmt: skip
+    parser.add_argument(
+        "--caption-embedder", action="store_true",
+        help="keep captions behind the frozen caption embedder of --ckpt-path: 1,152 numbers a token "
+        "instead of 4,096",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-frames", type=whole(1), metavar="N", help="encode only the first N frames of a clip"
+    )
+    parser.add_argument(
+        "--shard-mb", type=whole(1), default=SHARD_MB, metavar="MB",
+        help="size of a shard, which a kill costs at most for each rank (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--workers", type=whole(), help="decoding processes a rank (num_workers)")
+    parser.add_argument(
+        "--max-bad", type=whole(), metavar="N",
+        help="stop above this many clips that cannot be read (max_bad_samples)",
+    )  # fmt: skip
+    parser.add_argument("--retry-bad", action="store_true", help="try those again that could not")
+    parser.add_argument(
+        "--force", action="store_true", help="throw away what OUT holds and begin anew"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be made, make nothing"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 when clips could not be read, or rows of the manifest had to be left out."""
+    from trainer.config import load as configuration
+    from trainer.data.features import encode_job as jobs
+    from trainer.data.features.encode_plan import Options, foresee
+    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.manifest.shared_manifest import read_once
+    from trainer.data.tools.left_out import tell_left_out
+
+    config = configuration.load(args.config, args.overrides)
+    if config.dataset.data_path is None:
+        raise ConfigError("there is no dataset", hint="--data-path FILE.csv")
+    if config.dataset.features is not None:
+        raise ConfigError("dataset.features is what encode makes: leave it out here")
+    if args.sample and config.vae.type == "identity":
+        raise FeaturesError("--sample is for a VAE that has a spread; identity has none")
+    rank, world, local_rank = _ranks()
+    data_path = Path(config.dataset.data_path)
+    root = Path(config.dataset.root) if config.dataset.root else None
+    by_shards = config.dataset.memory_efficient
+    options = Options(
+        kind="exact" if config.vae.type == "identity" else "sample" if args.sample else "posterior",
+        dtype=_DTYPES[args.latent_dtype or ("fp32" if config.vae.type == "identity" else "fp16")],
+        max_frames=args.max_frames,
+        caption_embedder=args.caption_embedder,
+        shard_bytes=args.shard_mb << 20,
+        workers=args.workers if args.workers is not None else config.num_workers,
+        max_bad=args.max_bad if args.max_bad is not None else config.max_bad_samples,
+        retry_bad=args.retry_bad,
+        force=args.force,
+        quiet=args.quiet or rank > 0,
+    )
+    out = args.out.absolute()
+    if args.dry_run:
+        manifest = read_manifest(data_path, root, memory_efficient=by_shards)
+        print(foresee(config, manifest, out, options))
+        tell_left_out(manifest.wrong)
+        return 1 if manifest.wrong else 0
+    with _Together(rank, world, local_rank) as ranks:
+        manifest, notes = read_once(ranks, data_path, root, by_shards)
+        document = ranks.alone(lambda: jobs.prepare(config, manifest, out, options))
+    if not rank:
+        for note in notes:
+            print(note, file=sys.stderr)
+        tell_left_out(manifest.wrong)
+    if document is not None:
+        if not (out / JOB).is_file() and not (out / DOCUMENT).is_file():
+            raise FeaturesError(
+                f"{out} of rank 0 is not seen by rank {rank}; a cache needs a folder that all see"
+            )
+        jobs.work(config, manifest, out, document, options, rank, world)
+        if not jobs.finish(out, document):
+            print(
+                f"rank {rank} of {world}: done; the last rank finishes the cache", file=sys.stderr
+            )
+            return 0
+    elif rank:
+        return 0
+    return 1 if _tell(out) or manifest.wrong else 0
+
+
+def _tell(out: Path) -> int:
+    """Say what was made; returns how many times a clip could not be read."""
+    from trainer.data.features.check import describe
+    from trainer.data.features.index import read_document
+
+    document = read_document(out)
+    assert document is not None
+    print(describe(out, document))
+    print(f"train from it with --dataset.features {out}")
+    if bad := document["bad"]:
+        print(f"{len(bad):,} times a clip could not be read:", file=sys.stderr)
+        for row in bad[:10]:
+            size = f"{row['height']}x{row['width']}"
+            print(f"  {row['path']} at {size}: {row['reason']}", file=sys.stderr)
+        print("training takes others in their place; --retry-bad tries again", file=sys.stderr)
+    return len(document["bad"])
+
+
+def _ranks() -> tuple[int, int, int]:
+    """Rank, world, local rank."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    try:
+        rank, world, local_rank = (int(os.environ.get(n, n == "WORLD_SIZE")) for n in names)
+    except ValueError:
+        raise FeaturesError(f"{', '.join(names)} must be numbers; torchrun sets them") from None
+    if not 0 <= rank < world:
+        raise FeaturesError(f"rank {rank} of {world}")
+    if world > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+        raise FeaturesError("WORLD_SIZE is set but not MASTER_ADDR and MASTER_PORT; use torchrun")
+    return rank, world, local_rank
+
+
+class _Together:
+    """The ranks while they talk: at the start, and never again however long their shards take.
+
+    Entering it raises EngineError when a rank never comes, leaving it FeaturesError when one has gone.
+    """
+
+    def __init__(self, rank: int, world: int, local_rank: int) -> None:
+        self.rank, self.world, self.local_rank = rank, world, local_rank
+
+    def __enter__(self) -> _Together:
+        if self.world > 1:
+            from datetime import timedelta
+
+            import torch.distributed as dist
+
+            from trainer.engine.joining import joining
+
+            with joining(_AGREE_S):
+                dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.world == 1:
+            return
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if isinstance(error, RuntimeError):  # gloo's
+            raise self._apart(error) from None
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """See `Engine.gather_objects`."""
+        if self.world == 1:
+            return [value]  # without importing torch
+        from trainer.engine.base import gathered
+
+        return gathered(value, self.world)
+
+    def alone(self, work: Callable[[], T]) -> T:
+        """What rank 0's `work` gives, or its failure, on every rank."""
+        if self.world == 1:
+            return work()
+        value, failure = None, None
+        if self.rank == 0:
+            try:
+                value = work()
+            except TrainerError as error:
+                failure = error
+            except OSError as error:
+                failure = FeaturesError(f"rank 0: {error}")
+        value, failure = self.gather_objects((value, failure))[0]
+        if failure is not None:
+            failure.on_all_ranks = True
+            raise failure
+        return value
+
+    def _apart(self, error: RuntimeError) -> FeaturesError:
+        first = str(error).strip().splitlines()[0]
+        return FeaturesError(
+            f"rank {self.rank}: the ranks did not come together: {first}",
+            hint="what is done is kept: the same command goes on where this one stopped",
+        )

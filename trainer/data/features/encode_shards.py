@@ -1,0 +1,228 @@
+"""Shards of a job, one after another: clips are decoded ahead over their borders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.config.load import Config
+from trainer.data.features.cache import DTYPES, NETWORK_DTYPES
+from trainer.data.features.encode_plan import Options, Work
+from trainer.data.features.encode_work import (
+    SEGMENT_BYTES,
+    Ahead,
+    LatentMaker,
+    Segment,
+    TextMaker,
+    piece_of,
+)
+from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, Piece, write
+from trainer.data.features.index import COLUMNS, table_pieces, text_key
+from trainer.data.features.units import keys_of, segments
+from trainer.data.video.decode import Reply, Window
+from trainer.engine.base import set_threads
+from trainer.runlog.progress import RowProgress
+
+Shard = tuple[Path, str, int]
+_AT_A_SIZE = " (a row is a clip at one size)"
+
+
+@dataclass
+class _Clip:
+    """A clip at one size, as far as it is encoded."""
+
+    unit: int
+    reply: Reply = field(default_factory=Reply)
+    parts: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    error: str = ""
+
+
+class Maker:
+    """Makes shards; VAE and text encoder are built when the first shard needs them."""
+
+    def __init__(
+        self, config: Config, work: Work, document: Mapping[str, Any], options: Options, out: Path
+    ) -> None:
+        self._config, self._work, self._document = config, work, document
+        self._options, self._out = options, out
+        self._device = _device()
+        self._bad = 0
+        self._progress = RowProgress(f"encode {out.name}", options.quiet)
+
+    def make(self, shards: Sequence[Shard]) -> None:
+        """Write each. Raises FeaturesError above the limit of bad clips; what is done stays."""
+        on_gpu = self._device.type == "cuda"
+        set_threads(self._config.threads, _ranks_here(), on_gpu)
+        latents = [shard for shard in shards if shard[1] == LATENTS]
+        texts = [shard for shard in shards if shard[1] == TEXTS]
+        try:
+            # One after the other, so that a T5-XXL finds the memory that the VAE had.
+            if latents:
+                self._latents(latents)
+            if texts:
+                self._texts(texts)
+        except OSError as error:  # a full disk, a folder that may not be written
+            raise FeaturesError(
+                f"{error.filename or self._out}: {error.strerror or error}",
+                hint="what is done is kept: the same command goes on where this one stopped",
+            ) from None
+        finally:
+            self._progress.clear()
+
+    # --- latents ---
+
+    def _latents(self, shards: Sequence[Shard]) -> None:
+        from trainer.models.vae.build import build_vae
+
+        vae = build_vae(self._config.vae, NETWORK_DTYPES[self._config.dtype])
+        vae.to(self._device)
+        own = self._document["key"]["latents"]
+        maker = LatentMaker(vae, self._work.grid, own["kind"], DTYPES[own["dtype"]], self._device)
+        sizes = self._work.sizes  # what a clip takes of the time goes with its bytes
+        total = sum(int(sizes[slice(*self._units(shard[2]))].sum()) for shard in shards)
+        done = clips = 0
+        with Ahead(self._options.workers, self._config.dataset.clip_timeout_s) as ahead:
+            held: list[_Clip] = []
+            at = 0
+            for segment, pixels, reply in ahead.run(self._segments(shards)):
+                while segment.shard > at:  # the first one of another shard
+                    self._write_latents(shards[at], held)
+                    held, at = [], at + 1
+                if not held or held[-1].unit != segment.unit:
+                    held.append(_Clip(segment.unit))
+                    self._progress.at(done / total, clips, _AT_A_SIZE)
+                    done, clips = done + int(sizes[segment.unit]), clips + 1
+                clip = held[-1]
+                clip.reply = reply
+                clip.error = clip.error or reply.error
+                if not clip.error:
+                    self._encode(maker, clip, segment, pixels)
+            for shard in shards[at:]:
+                self._write_latents(shard, held)
+                held = []
+
+    def _encode(self, maker: LatentMaker, clip: _Clip, segment: Segment, pixels: Any) -> None:
+        for length in segment.lengths:
+            if maker.grid.count(length, pixels.shape[1]) == 0:
+                continue
+            made = maker.chunks(pixels, segment.first, length, self._key(clip.unit, length))
+            if not bool(torch.isfinite(made.float()).all()):
+                clip.error = "its latents are not finite"
+                return
+            clip.parts.setdefault(length, []).append(made)
+
+    def _units(self, number: int) -> tuple[int, int]:
+        return self._work.latent_shards[number]
+
+    def _key(self, unit: int, length: int) -> int:
+        work, units = self._work, self._work.units
+        ids = work.ids[units.rows[unit : unit + 1]]
+        return int(keys_of(ids, units.height[unit], units.width[unit], length)[0])
+
+    def _segments(self, shards: Sequence[Shard]) -> Iterator[Segment]:
+        work, units, manifest = self._work, self._work.units, self._work.manifest
+        interval, resize = self._config.dataset.frame_interval, self._config.dataset.resize
+        for place, (_, _, number) in enumerate(shards):
+            for unit in range(*self._units(number)):
+                row = int(units.rows[unit])
+                height, width = int(units.height[unit]), int(units.width[unit])
+                each = 3 * height * width * (4 if resize == "torch" else 1)
+                cuts = segments(
+                    work.grid, units.wanted(unit), int(work.frames[row]), each, SEGMENT_BYTES
+                )
+                for lengths, first, stop in cuts:
+                    window = Window(
+                        first * interval, stop - first, interval, height, width,
+                        int(manifest.num_frames[row]), resize,
+                    )  # fmt: skip
+                    yield Segment(place, unit, manifest.locate(row), lengths, first, window)
+
+    def _write_latents(self, shard: Shard, clips: Sequence[_Clip]) -> None:
+        work, units = self._work, self._work.units
+        columns: dict[str, list[Any]] = {name: [] for name in COLUMNS[LATENTS]}
+        pieces: list[Piece] = []
+        crcs: list[int] = []
+        bad = []
+        for clip in clips:
+            row = int(units.rows[clip.unit])
+            name = f"{int(work.ids[row]):016x}"
+            size = {"height": int(units.height[clip.unit]), "width": int(units.width[clip.unit])}
+            if clip.error:
+                bad.append(
+                    {"id": name, **size, "path": work.manifest.paths[row], "reason": clip.error}
+                )
+                continue
+            for length, parts in clip.parts.items():
+                values = torch.cat(parts)
+                piece, own = piece_of(
+                    f"{name}.{size['height']}x{size['width']}.{length}", values, len(values)
+                )
+                pieces.append(piece)
+                entry = {
+                    **size, "key": self._key(clip.unit, length), "length": length,
+                    "frames": int(work.frames[row]), "count": len(values), "fps": clip.reply.fps,
+                    "crc_at": len(crcs),
+                }  # fmt: skip
+                for column, value in entry.items():
+                    columns[column].append(value)
+                crcs += own
+        self._bad += len(bad)
+        tables = table_pieces(LATENTS, columns, crcs)
+        write(shard[0], [*tables, *pieces], {"kind": LATENTS, "bad": bad})
+        if self._bad > self._options.max_bad:
+            shown = "".join(f"\n  {row['path']}: {row['reason']}" for row in bad[-10:])
+            raise FeaturesError(
+                f"{self._bad:,} times a clip could not be read, {self._options.max_bad:,} are allowed{shown}",
+                hint="--max-bad allows more; the same command goes on where this one stopped",
+            )
+
+    # --- captions ---
+
+    def _texts(self, shards: Sequence[Shard]) -> None:
+        from trainer.components import build_text_encoder
+
+        dtype = NETWORK_DTYPES[self._config.dtype]
+        text = build_text_encoder(self._config, self._out, dtype)
+        if self._document["key"]["captions"]["embedder"] is not None:
+            from trainer.data.features.captions import ProjectingEncoder, load_embedder
+
+            embedder = load_embedder(self._config, text.channels, dtype)
+            maker = TextMaker(ProjectingEncoder(text, embedder).to(self._device))
+        else:
+            maker = TextMaker(text.to(self._device))
+        manifest, rows = self._work.manifest, self._work.text_rows
+        spans = [self._work.text_shards[number] for _, _, number in shards]
+        total, done = sum(stop - start for start, stop in spans), 0
+        for (path, _, _), span in zip(shards, spans, strict=True):
+            captions = [manifest.texts[row] for row in rows[slice(*span)].tolist()]
+            columns: dict[str, list[Any]] = {name: [] for name in COLUMNS[TEXTS]}
+            made: dict[int, torch.Tensor] = {}
+            for place, values in maker.features(captions):
+                made[place] = values
+                done += 1
+                self._progress.at(done / total, done, ", captions")
+            pieces: list[Piece] = []
+            crcs: list[int] = []
+            for place, caption in enumerate(captions):
+                key = text_key(caption)
+                piece, own = piece_of(f"{key:016x}", made[place], 1)
+                pieces.append(piece)
+                for column, value in (("key", key), ("count", len(made[place])), ("crc_at", place)):
+                    columns[column].append(value)
+                crcs += own
+            write(path, [*table_pieces(TEXTS, columns, crcs), *pieces], {"kind": TEXTS})
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _ranks_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))

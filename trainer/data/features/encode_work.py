@@ -1,0 +1,168 @@
+"""The work of encoding: clips decoded ahead by processes of their own, latents and captions made of them."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.data.features.cache import DTYPES, EXACT, POSTERIOR
+from trainer.data.features.files import Piece
+from trainer.data.features.units import Grid
+from trainer.data.video.decode import Decoder, Reply, Window
+from trainer.data.video.pixels import to_signed
+
+# K chunks · P 1, or 2: mean and log-variance · C channels · T,H,W frames, height, width in pixels
+# Z,h,w latent frames, height, width
+SEGMENT_BYTES = 48 << 20  # of pixels that one decoding gives
+_VALUES_AT_ONCE = 1 << 26  # fp32 values of pixels that the VAE is given at once: 256 MB
+_CAPTIONS_AT_ONCE = 16
+_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Frames of a clip that are decoded at once."""
+
+    shard: int
+    unit: int
+    path: str
+    lengths: list[int]  # of the chunks to make of them
+    first: int  # frame, a multiple of the chunks' step
+    window: Window
+
+
+Decoded = tuple[Segment, NDArray[Any], Reply]
+
+
+class Ahead:
+    """Decodes segments in order, some of them before they are asked for. A context manager."""
+
+    def __init__(self, workers: int, clip_timeout_s: float) -> None:
+        self._workers = max(1, workers)
+        self._timeout_s = clip_timeout_s
+        self._pool = ThreadPoolExecutor(self._workers, "encode")
+        self._mine = threading.local()
+        self._all: list[Decoder] = []
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for decoder in self._all:
+            decoder.abort()
+        self._pool.shutdown(wait=True)
+        for decoder in self._all:
+            decoder.close()
+
+    def run(self, segments: Iterable[Segment]) -> Iterator[Decoded]:
+        """Pixels [3, T, H, W] of each segment, as the decoder gives them. Raises DecoderBroken."""
+        waiting: deque[Future[Decoded]] = deque()
+        for segment in segments:
+            waiting.append(self._pool.submit(self._decode, segment))
+            if len(waiting) > 2 * self._workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def _decode(self, segment: Segment) -> Decoded:
+        if not hasattr(self._mine, "decoder"):
+            self._mine.decoder = Decoder(self._timeout_s, role="encode")
+            self._all.append(self._mine.decoder)
+        window = segment.window
+        shape = (3, window.frames, window.height, window.width)
+        for _ in range(2):  # a disk that was busy once must not leave a clip out of all epochs
+            pixels, replies = self._mine.decoder.decode([(segment.path, window)], shape)
+            if not replies[0].error:
+                break
+        return segment, np.array(pixels[0]), replies[0]  # the next decoding overwrites it
+
+
+@dataclass(frozen=True)
+class LatentMaker:
+    """Chunks of frames to what is stored."""
+
+    vae: Any
+    grid: Grid
+    kind: str
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def copies(self) -> int:
+        return 2 if self.kind == POSTERIOR else 1
+
+    def chunks(self, pixels_CTHW: NDArray[Any], first: int, length: int, key: int) -> Tensor:
+        """All chunks of `length` frames, [K, P, Z, C, h, w] on the CPU; `first` is frame 0's number."""
+        step = self.grid.step(length)
+        count = self.grid.count(length, pixels_CTHW.shape[1])
+        clip = torch.from_numpy(pixels_CTHW)
+        each = max(1, _VALUES_AT_ONCE // (clip[:, 0].numel() * length))
+        made = []
+        for begin in range(0, count, each):
+            places = range(begin, min(count, begin + each))
+            video = torch.stack([clip[:, step * n : step * n + length] for n in places])
+            made.append(self._stored(video, [first // step + n for n in places], key))
+        return torch.cat(made)
+
+    @torch.no_grad()
+    def _stored(self, video_KCTHW: Tensor, places: list[int], key: int) -> Tensor:
+        video = to_signed(video_KCTHW.to(self.device))
+        if self.kind == POSTERIOR:
+            mean, logvar = self.vae.encode_posterior(video)
+            values = torch.stack([mean, logvar], 1)
+        elif self.kind == EXACT:
+            values = self.vae.encode(video)[:, None]
+        else:
+            values = self.vae.encode(video, noises=self._noises(video, places, key))[:, None]
+        return values.to("cpu", self.dtype).permute(0, 1, 3, 2, 4, 5).contiguous()
+
+    def _noises(self, video: Tensor, places: list[int], key: int) -> tuple[Tensor, Tensor]:
+        """Of each chunk its own, whatever is encoded beside it: a resumed job draws the same."""
+        _, _, frames, height, width = video.shape
+        latent, rows, columns = self.grid.latent_size((frames, height, width))
+        own = self.vae.settings.spatial.latent_channels
+        of_frames, of_latent = [], []
+        for place in places:
+            digest = blake2b(f"{key} {frames} {place}".encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+            of_frames.append(torch.randn(frames, own, rows, columns, generator=generator))
+            size = (self.grid.channels, latent, rows, columns)
+            of_latent.append(torch.randn(size, generator=generator))
+        return torch.cat(of_frames).to(self.device), torch.stack(of_latent).to(self.device)
+
+
+@dataclass(frozen=True)
+class TextMaker:
+    """Captions to what is stored: features of their real tokens."""
+
+    text: Any  # TextEncoder
+
+    def features(self, captions: Sequence[str]) -> Iterator[tuple[int, Tensor]]:
+        """(place in `captions`, [tokens, C] on the CPU); short ones first, so little is padding."""
+        order = sorted(range(len(captions)), key=lambda place: (len(captions[place]), place))
+        for start in range(0, len(order), _CAPTIONS_AT_ONCE):
+            places = order[start : start + _CAPTIONS_AT_ONCE]
+            y_B1LC, mask_BL = self.text.encode([captions[place] for place in places])
+            counts = mask_BL.sum(1).tolist()
+            for row, place in enumerate(places):
+                yield place, y_B1LC[row, 0, : counts[row]].cpu().contiguous()
+
+
+def piece_of(name: str, values: Tensor, chunks: int) -> tuple[Piece, list[int]]:
+    """A tensor as it is written, and the CRC-32 of each of its `chunks` equal parts."""
+    data = values.flatten().view(torch.uint8).numpy().data
+    size = len(data) // chunks
+    crcs = [zlib.crc32(data[n * size : (n + 1) * size]) for n in range(chunks)]
+    return Piece(name, _KINDS[values.dtype], tuple(values.shape), data), crcs

@@ -1,0 +1,252 @@
+"""The index of a feature cache: where every latent and caption lies, from the shards' own tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.features.files import (
+    DOCUMENT,
+    LATENTS,
+    TEXTS,
+    FeaturesError,
+    Header,
+    Piece,
+    damaged,
+    digest_of,
+    read_header,
+    read_json,
+    write,
+    write_json,
+)
+from trainer.data.features.units import Grid, Keys, is_count
+
+SCHEMA = 1
+_LATENT_KINDS, _STORED = ("posterior", "sample", "exact"), ("F32", "F16", "BF16")
+_COUNTS = ("job", "latents", "captions", "bytes", "text_channels", "encoder_channels")
+# Columns of a shard's own table; the index adds shard and offset. `crc_at` points into `crc`.
+COLUMNS = {
+    LATENTS: {
+        "key": "U64", "height": "I32", "width": "I32", "length": "I32", "frames": "I32",
+        "count": "I32", "fps": "F32", "crc_at": "I64",
+    },
+    TEXTS: {"key": "U64", "count": "I32", "crc_at": "I64"},
+}  # fmt: skip
+_OWN_FILE = re.compile(r"[\w-]+\.safetensors")
+_PLACES = {"shard": "I32", "offset": "I64"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Entries of one kind, sorted by key; columns [N], mapped from the index file."""
+
+    columns: Mapping[str, NDArray[Any]]
+    crc: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.columns["key"])
+
+    def find(self, keys: Keys) -> NDArray[np.int64]:
+        """Place of each key, -1 for one that is not there."""
+        own = self.columns["key"]
+        if not len(own):
+            return np.full(len(keys), -1, np.int64)
+        places = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+        return np.where(own[places] == keys, places, -1)
+
+    def crcs(self, place: int, first: int, count: int) -> list[int]:
+        """Checksums of an entry's chunks."""
+        start = int(self.columns["crc_at"][place]) + first
+        return self.crc[start : start + count].tolist()
+
+
+EMPTY = {
+    kind: Table(
+        {name: np.empty(0, np.uint64 if name == "key" else np.int64) for name in names},
+        np.empty(0, np.uint32),
+    )
+    for kind, names in COLUMNS.items()
+}
+
+
+def text_key(text: str) -> int:
+    """64 bits of a caption."""
+    digest = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def table_pieces(
+    kind: str, columns: Mapping[str, Sequence[Any]], crc: Sequence[int]
+) -> list[Piece]:
+    """A shard's own table; columns of eight bytes first, so that all are aligned."""
+    wide = sorted(COLUMNS[kind].items(), key=lambda item: "64" not in item[1])
+    pieces = [Piece.of(f"index.{name}", columns[name], dtype) for name, dtype in wide]
+    return [*pieces, Piece.of("index.crc", crc, "U32")]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the shards of a cache say together."""
+
+    tables: Mapping[str, tuple[dict[str, NDArray[Any]], NDArray[Any]]]
+    shards: list[tuple[str, int, str]]  # name, bytes, hash of the header
+    bad: list[dict[str, Any]]
+
+
+def gather(folder: Path, shards: Sequence[Path]) -> Gathered:
+    """Read the tables of all shards. Raises FeaturesError naming a damaged one."""
+    parts: dict[str, list[dict[str, NDArray[Any]]]] = {LATENTS: [], TEXTS: []}
+    crcs: dict[str, list[NDArray[Any]]] = {LATENTS: [], TEXTS: []}
+    sums = {LATENTS: 0, TEXTS: 0}
+    listed: list[tuple[str, int, str]] = []
+    bad: dict[str, dict[str, Any]] = {}
+    good: list[str] = []
+    for number, path in enumerate(shards):
+        header = read_header(path)
+        kind = str(header.meta.get("kind"))
+        if kind not in COLUMNS:
+            raise damaged(path, f"it holds {kind}")
+        columns = {n: np.array(header.array(path, f"index.{n}")) for n in COLUMNS[kind]}
+        crc = np.array(header.array(path, "index.crc"))
+        columns["crc_at"] = columns["crc_at"] + sums[kind]
+        sums[kind] += len(crc)
+        columns["shard"] = np.full(len(columns["key"]), number, np.int32)
+        columns["offset"] = _offsets(header, path, len(columns["key"]))
+        parts[kind].append(columns)
+        crcs[kind].append(crc)
+        bad |= {f"{r['id']}.{r['height']}x{r['width']}": r for r in header.meta.get("bad", [])}
+        if bad:  # some may have been encoded since
+            entries = (name for name in header.tensors if not name.startswith("index."))
+            good += [name.rpartition(".")[0] for name in entries]
+        listed.append((path.name, header.size, header.digest))
+    tables = {}
+    for kind, own in parts.items():
+        names = {**COLUMNS[kind], **_PLACES}
+        joined = {
+            name: np.concatenate([part[name] for part in own]) if own else np.empty(0)
+            for name in names
+        }
+        order = np.argsort(joined["key"], kind="stable")
+        keys = joined["key"][order]
+        order = order[np.append(keys[1:] != keys[:-1], True)[: len(keys)]]  # the newest of each
+        joined = {name: column[order] for name, column in joined.items()}
+        tables[kind] = (
+            joined,
+            np.concatenate(crcs[kind]) if own else np.empty(0),
+        )
+    for name in good:
+        bad.pop(name, None)
+    return Gathered(tables, listed, list(bad.values()))
+
+
+def _offsets(header: Header, path: Path, count: int) -> NDArray[np.int64]:
+    """First bytes of a shard's entries: its tensors that are no table, in order."""
+    found = [at for name, (_, _, at, _) in header.tensors.items() if not name.startswith("index.")]
+    if len(found) != count:
+        raise damaged(path, f"it has {len(found)} tensors for {count} entries")
+    return np.array(found, np.int64)
+
+
+def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path]) -> None:
+    """Make the cache usable: the index file, then `features.json` that names it."""
+    gathered = gather(folder, shards)
+    pieces = []
+    for wide in (True, False):
+        for kind, (columns, crc) in gathered.tables.items():
+            for name, dtype in {**COLUMNS[kind], **_PLACES}.items():
+                if ("64" in dtype) == wide:
+                    pieces.append(Piece.of(f"{kind}.{name}", columns[name], dtype))
+            if not wide:
+                pieces.append(Piece.of(f"{kind}.crc", crc, "U32"))
+    index = folder / f"index-{document['job']:02d}.safetensors"
+    write(index, pieces, {"kind": "index"})
+    write_json(
+        folder / DOCUMENT,
+        {
+            "schema": SCHEMA,
+            **document,
+            "index": index.name,
+            "index_sha256": digest_of(index),
+            "latents": len(gathered.tables[LATENTS][0]["key"]),
+            "captions": len(gathered.tables[TEXTS][0]["key"]),
+            "bytes": sum(size for _, size, _ in gathered.shards),
+            "shards": [list(shard) for shard in gathered.shards],
+            "bad": gathered.bad,
+        },
+    )
+    for old in folder.glob("index-*.safetensors"):
+        if old != index:
+            old.unlink()
+
+
+def read_document(folder: Path) -> dict[str, Any] | None:
+    """features.json; None when no cache is finished there. Raises FeaturesError for another version."""
+    document = read_json(folder / DOCUMENT)
+    if document is None:
+        return None
+    if document.get("schema") != SCHEMA:
+        raise FeaturesError(
+            f"{folder / DOCUMENT} is of version {document.get('schema')}, this reads {SCHEMA}",
+            hint="encode anew into another folder",
+        )
+    whole = is_own_file(document.get("index"))
+    try:
+        for name, size, header in document["shards"]:
+            whole &= is_own_file(name) and int(size) >= 0 and isinstance(header, str)
+        for row in document["bad"]:
+            int(row["id"], 16), int(row["height"]), int(row["width"]), str(row["reason"])
+        Grid.of(document["grid"])
+        whole &= _is_key(document["key"]) and document["text_dtype"] in _STORED
+        whole &= all(type(document[n]) is int and document[n] >= 0 for n in _COUNTS)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        whole = False
+    if not whole:
+        raise FeaturesError(
+            f"{folder / DOCUMENT} is damaged", hint="encode anew into another folder"
+        )
+    return document
+
+
+def _is_key(key: Mapping[str, Any]) -> bool:
+    """Whether a key says what a run reads of it (key.py makes it). Raises KeyError, TypeError."""
+    text, latents, most = key["text"], key["latents"], key["latents"]["max_frames"]
+    parts = (key["vae"], text)
+    return (
+        all(isinstance(part["type"], str) for part in parts)
+        and all(isinstance(part.get("weights"), str | None) for part in parts)
+        and isinstance(key["dtype"], str)
+        and all(map(is_count, (text["model_max_length"], key["frames"]["frame_interval"])))
+        and latents["kind"] in _LATENT_KINDS
+        and latents["dtype"] in _STORED
+        and (most is None or is_count(most))
+        and isinstance(key["captions"]["embedder"], str | None)
+    )
+
+
+def is_own_file(name: Any) -> bool:
+    """Whether a name in features.json is that of a file beside it, never one elsewhere."""
+    return isinstance(name, str) and _OWN_FILE.fullmatch(name) is not None
+
+
+def read_index(folder: Path, document: Mapping[str, Any]) -> dict[str, Table]:
+    """Both tables. Raises FeaturesError when the file is not the one that was written."""
+    path, count = folder / str(document["index"]), len(document["shards"])
+    header = read_header(path)
+    if digest_of(path) != document["index_sha256"]:
+        raise damaged(path, "its bytes are not those that were written")
+    tables = {}
+    for kind, names in COLUMNS.items():
+        columns = {n: header.array(path, f"{kind}.{n}") for n in {**names, **_PLACES}}
+        tables[kind] = Table(columns, header.array(path, f"{kind}.crc"))
+        shards = columns["shard"]
+        fits = {column.shape for column in columns.values()} == {(len(shards),)}
+        if not fits or (len(shards) and not 0 <= shards.min() <= shards.max() < count):
+            raise damaged(path, f"its columns of {kind} do not fit together")
+    return tables

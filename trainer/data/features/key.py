@@ -1,0 +1,201 @@
+"""What features were made with: weights by their hash, and every setting that changes a number.
+
+A cache is used only by a run whose own key is the same; what differs is said in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.config.load import Config
+from trainer.data.features.files import FeaturesError, digest_of
+from trainer.runlog.json_file import read_object
+from trainer.weights.source import find_source
+
+_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+# What a T5 folder is read from; .bin only where there is no safetensors.
+_TEXT_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "spiece.model")
+_WORDS = {"vae": "VAE", "text": "text encoder"}
+# Config keys as a user writes them.
+_KEYS = {
+    ("vae", "type"): "vae.type",
+    ("vae", "channels"): "vae.channels",
+    ("vae", "micro_frame_size"): "vae.micro_frame_size",
+    ("vae", "scale"): "vae.scale",
+    ("vae", "shift"): "vae.shift",
+    ("text", "type"): "text_encoder.type",
+    ("text", "model_max_length"): "text_encoder.model_max_length",
+    ("text", "d_model"): "text_encoder.d_model",
+    ("text", "num_layers"): "text_encoder.num_layers",
+    ("text", "initializer_factor"): "text_encoder.initializer_factor",
+    ("frames", "frame_interval"): "dataset.frame_interval",
+    ("frames", "resize"): "dataset.resize",
+    ("frames", "transform_name"): "dataset.transform_name",
+}
+
+
+@dataclass
+class Hashes:
+    """SHA-256 of weight files; those whose size and time have not changed are not read again."""
+
+    known: Mapping[str, Any] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, files: Sequence[Path]) -> str:
+        """One hash of all files and their order."""
+        whole = hashlib.sha256()
+        for path in files:
+            facts = path.stat()
+            name = str(path.resolve())
+            entry = self.known.get(name)
+            if not entry or [facts.st_size, facts.st_mtime_ns] != entry[:2]:
+                entry = [facts.st_size, facts.st_mtime_ns, digest_of(path)]
+            self.seen[name] = list(entry)
+            whole.update(str(entry[2]).encode())
+        return whole.hexdigest()
+
+
+def key_of(config: Config, text_folder: Path | None, hashes: Hashes) -> dict[str, Any]:
+    """The key of a config's features, without how latents are stored (`latents`).
+
+    `text_folder` is that of a tiny_t5, which is no path of the config; None where there is none yet.
+    The hash of weights that are not on this machine is None.
+    """
+    vae, text, data = config.vae, config.text_encoder, config.dataset
+    own: dict[str, Any] = {"type": vae.type}
+    if vae.type == "identity":
+        own["channels"] = vae.channels
+    else:
+        own |= {
+            "from_pretrained": vae.from_pretrained,
+            "weights": _hash(hashes, _vae_files(vae.from_pretrained)),
+            "micro_frame_size": vae.micro_frame_size,
+            "scale": None if vae.scale is None else list(vae.scale),
+            "shift": None if vae.shift is None else list(vae.shift),
+        }
+    words: dict[str, Any] = {"type": text.type, "model_max_length": text.model_max_length}
+    if text.type == "tiny_t5":
+        words |= {
+            "d_model": text.d_model,
+            "num_layers": text.num_layers,
+            "initializer_factor": text.initializer_factor,
+            "weights": _hash(hashes, _text_files(text_folder)),
+        }
+    else:
+        words |= {
+            "from_pretrained": text.from_pretrained,
+            "weights": _hash(hashes, _text_files(_local(text.from_pretrained))),
+        }
+    return {
+        "vae": own,
+        "text": words,
+        "dtype": config.dtype,
+        "frames": {
+            "frame_interval": data.frame_interval,
+            "resize": data.resize,
+            "transform_name": data.transform_name,
+        },
+    }
+
+
+def difference(cache: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
+    """The first thing that a cache and a run do not share, as words; None when they agree."""
+    if cache["dtype"] != run["dtype"]:
+        return f"dtype {cache['dtype']}, this run has {run['dtype']}"
+    for part in ("vae", "text", "frames"):
+        before, now = cache[part], run[part]
+        for name in dict.fromkeys([*before, *now]):
+            was, has = before.get(name), now.get(name)
+            if name == "from_pretrained" or was == has:
+                continue  # the same weights may lie elsewhere
+            if name != "weights":
+                return f"{_KEYS.get((part, name), f'{part}.{name}')} {was}, this run has {has}"
+            if has is not None:
+                where = now.get("from_pretrained") or "its own"
+                return (
+                    f"other weights of the {_WORDS[part]} ({_short(was)}; those of this run, "
+                    f"{where}, are {_short(has)})"
+                )
+            if before.get("from_pretrained") != now.get("from_pretrained"):
+                return (
+                    f"the {_WORDS[part]} {before.get('from_pretrained')}, this run has "
+                    f"{now.get('from_pretrained')}, which is not on this machine to be compared"
+                )
+    return None
+
+
+def unseen(cache: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
+    """Weights that could be compared by their name only, for people."""
+    return [
+        f"the weights of the {_WORDS[part]} ({run[part]['from_pretrained']}) are not on this machine: "
+        "they were compared with those of the features by name only"
+        for part in ("vae", "text")
+        if cache[part].get("weights") and "from_pretrained" in run[part]
+        if run[part].get("weights") is None
+    ]
+
+
+def refuse_other(folder: Path, cache: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Raise FeaturesError when features of one key cannot serve a run of another."""
+    if different := difference(cache, run):
+        raise FeaturesError(
+            f"the features in {folder} were made with {different}",
+            hint="python -m trainer.data encode CONFIG OTHER-FOLDER --data-path MANIFEST makes those of "
+            "this config; or set the config as the features were made",
+        )
+
+
+def encoder_width(place: str | None) -> int:
+    """Channels of a T5's features, from its config.json. Raises FeaturesError when it is not here."""
+    folder = _local(place)
+    try:
+        return int(read_object(folder / "config.json")["d_model"]) if folder else 0
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise FeaturesError(f"{place} is no folder of a T5 encoder: {error}") from None
+
+
+def _short(digest: Any) -> str:
+    return str(digest)[:12]
+
+
+def _hash(hashes: Hashes, files: Sequence[Path]) -> str | None:
+    return hashes.of(files) if files else None
+
+
+def _vae_files(place: str | None) -> list[Path]:
+    local = _local(place)
+    if local is None:
+        return []
+    source = find_source(local)
+    settings = source.path / "config.json"
+    return [*sorted(source.files), *([settings] if settings.is_file() else [])]
+
+
+def _text_files(folder: Path | None) -> list[Path]:
+    if folder is None or not folder.is_dir():
+        return []
+    found = {path for pattern in _TEXT_FILES for path in folder.glob(pattern)}
+    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    return [*sorted(found), *weights]
+
+
+def _local(place: str | None) -> Path | None:
+    """The path itself, or a hub id's copy on this machine; nothing is downloaded."""
+    if place is None:
+        return None
+    path = Path(place).expanduser()
+    if path.exists():
+        return path
+    if not _HUB.fullmatch(place):
+        return None
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(place, local_files_only=True))
+    except Exception:  # noqa: BLE001 - a copy that is not there is reported in many ways
+        return None

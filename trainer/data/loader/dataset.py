@@ -1,0 +1,346 @@
+"""From the plan to batches: what a rank trains on, step by step, decoded ahead of need.
+
+A worker is a decoding process (decode.py) and the thread of the rank that waits for it and fills the
+batch; PyAV runs in no rank. torch's DataLoader is not used: its workers cost 190 MB of torch each,
+hand tensors over by a socket without a deadline (a stopped worker hangs the rank for ever, whatever
+`timeout` says), and as children of a fork server outlive a killed rank. Here every wait has a
+deadline and the kernel ends the processes with their rank.
+"""
+
+# B clips · C channels · T frames · H,W pixels
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.data.loader.microbatch import Batch, Task, assemble, make_task
+from trainer.data.plan.data_plan import Cursor, DataPlan
+from trainer.data.video.decode import MEMORY_BYTES, START_TIMEOUT_S, Decoder, DecoderBroken
+from trainer.errors import ConfigError, TrainerError
+
+if TYPE_CHECKING:
+    from trainer.data.features.cache import Features
+
+
+_EMPTY = 100  # epochs without a step, one after another: chance leaves out one, hardly so many
+
+
+class LoaderError(TrainerError):
+    """Batches cannot be made at all; the message says why."""
+
+
+class TooFewClips(LoaderError):
+    """No epoch holds a step of these ranks."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How clips are read."""
+
+    clip_timeout_s: float = 30.0  # after that a clip is bad and its decoding process replaced
+    batch_timeout_s: float = 300.0  # after that the run stops
+    cache_decoded_mb: int = 0  # decoded clips each worker keeps; for small data sets
+    prefetch_factor: int | None = None  # batches ahead per worker; default 2
+    resize: str = "bilinear"  # libswscale's, or "area"; "torch": upstream's, float32, see scale.py
+    worker_memory_mb: int = MEMORY_BYTES >> 20  # of a decoding process, beside its cache
+
+    @property
+    def longest_wait_s(self) -> float:
+        """After it a worker has answered, or the fault is ours: the batch's own limit, then its last clip."""
+        return self.batch_timeout_s + 2 * self.clip_timeout_s + START_TIMEOUT_S
+
+    def require_below(self, group_s: float) -> None:
+        """Raise ConfigError when the other ranks give up (`process_group_timeout_s`) before a worker does."""
+        if self.longest_wait_s >= group_s:
+            raise ConfigError(
+                f"a rank may wait {self.longest_wait_s:g} s for a batch (dataset.batch_timeout_s = "
+                f"{self.batch_timeout_s:g}, twice dataset.clip_timeout_s, {START_TIMEOUT_S:g} s to start), "
+                f"and the others wait for it only process_group_timeout_s = {group_s:g} s",
+                hint=f"--process-group-timeout-s {self.longest_wait_s + 60:g}, or shorter limits for data",
+            )
+
+    @classmethod
+    def of(cls, config: Any) -> LoaderOptions:
+        """From a training configuration, which may also be None or options already."""
+        if config is None:
+            return cls()
+        if isinstance(config, cls):
+            return config
+        return cls(
+            config.dataset.clip_timeout_s,
+            config.dataset.batch_timeout_s,
+            config.dataset.cache_decoded_mb,
+            config.prefetch_factor,
+            config.dataset.resize,
+            config.dataset.worker_memory_mb,
+        )
+
+
+class Worker:
+    """Makes batches on a thread, in the order asked for. Subclasses say of what."""
+
+    def __init__(self, options: LoaderOptions, role: str) -> None:
+        self._options = options
+        self._asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        # A daemon: a thread that waits for a late clip must not hold up the end of the program.
+        self._thread = threading.Thread(target=self._work, name=role, daemon=True)
+        self._thread.start()
+        # Python ends daemon threads on their way back from a torch operation, and C++ answers that
+        # with abort(): a finished rank would look killed. So the thread ends before the interpreter.
+        atexit.register(self.close)
+
+    def ask(self, task: Task) -> None:
+        self._asked.put(task)
+
+    def take(self) -> Batch:
+        """The batch of the oldest task; raises what went wrong with it."""
+        limit_s = self._options.longest_wait_s
+        made, until = None, time.monotonic() + limit_s
+        while made is None:
+            working = self._thread.is_alive()
+            try:
+                made = self._made.get(timeout=1.0 if working else 0.0)
+            except queue.Empty:
+                if not working:
+                    raise LoaderError("the thread that makes batches has ended") from None
+                if time.monotonic() > until:
+                    raise LoaderError(f"no batch within {limit_s:g} s") from None
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def close(self) -> None:
+        """End thread and process, also in the middle of a batch."""
+        atexit.unregister(self.close)
+        self._asked.put(None)
+        self._abort()
+        self._thread.join(timeout=5)
+
+    def _work(self) -> None:
+        pin = torch.cuda.is_available()
+        while True:
+            task = self._asked.get()
+            if task is None:
+                self._end()
+                return
+            try:
+                self._made.put(self._make(task, pin))
+            except BaseException as error:  # noqa: BLE001 - thread boundary: raised by take()
+                self._made.put(error)
+
+    def _make(self, task: Task, pin: bool) -> Batch:
+        """The batch of a task, on the worker's thread."""
+        raise NotImplementedError
+
+    def _abort(self) -> None:
+        """From another thread: end what `_make` waits for."""
+
+    def _end(self) -> None:
+        """Let go of what `_make` used, on the worker's thread."""
+
+
+class DecodingWorker(Worker):
+    """Of clips, with a decoding process of its own."""
+
+    def __init__(self, options: LoaderOptions, role: str) -> None:
+        self._decoder = Decoder(
+            options.clip_timeout_s,
+            options.cache_decoded_mb << 20,
+            role,
+            memory_bytes=options.worker_memory_mb << 20,
+            resize=options.resize,
+        )
+        super().__init__(options, role)
+
+    def _make(self, task: Task, pin: bool) -> Batch:
+        return assemble(task, self._decoder, self._options.batch_timeout_s, pin)
+
+    def _abort(self) -> None:
+        self._decoder.abort()
+
+    def _end(self) -> None:
+        self._decoder.close()
+
+
+class Loader:
+    """Batches of one rank. Iterating gives the rest of the cursor's epoch; again, the next epoch.
+
+    Workers and what they decoded ahead live on between epochs. `cursor` stands after the last batch
+    given out: prefetched ones do not count. `len()` is the number of batches left in the epoch.
+    """
+
+    def __init__(
+        self,
+        plan: DataPlan,
+        cursor: Cursor,
+        rank: int,
+        world: int,
+        workers: int,
+        options: LoaderOptions,
+        each: int = 1,
+    ) -> None:
+        if not 0 <= rank < world:
+            raise LoaderError(f"rank {rank} of {world}")
+        self.plan, self.cursor, self.rank, self.world = plan, cursor, rank, world
+        self._options, self._count, self._each = options, max(1, workers), each
+        self._left = self._batches(cursor)
+        self._workers: list[Worker] = []
+        self._turns: Iterator[Worker] = iter(())
+        self._ahead: Iterator[Task] = iter(())
+
+    def __len__(self) -> int:
+        return self._left
+
+    def _batches(self, cursor: Cursor) -> int:
+        """This rank's batches in the rest of the cursor's epoch, whole steps only."""
+        return self.plan.steps(cursor, self.world * self._each) * self._each
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self._workers:
+            self._start()
+        while self._left:
+            worker = next(self._turns)
+            try:
+                batch = worker.take()
+            except DecoderBroken as error:
+                self.close()
+                raise LoaderError(f"rank {self.rank}: {error}", hint=error.hint) from None
+            except BaseException:
+                self.close()
+                raise
+            self._ask(worker)
+            self.cursor = self.cursor.after_step(self.world)
+            self._left -= 1
+            yield batch
+        place = self.next_place()
+        assert place is not None  # there is no last epoch to this
+        self.cursor = place
+        self._left = self._batches(place)
+
+    def next_place(self, epochs: int | None = None) -> Cursor | None:
+        """Where the next step begins; None when no epoch before number `epochs` has one.
+
+        Chance may leave an epoch without a step, and so may more ranks than it has microbatches left.
+        Raises TooFewClips when it is not chance, on all ranks alike.
+        """
+        cursor = self.cursor
+        for _ in range(_EMPTY):
+            if epochs is not None and cursor.epoch >= epochs:
+                return None
+            if self._left if cursor == self.cursor else self._batches(cursor):
+                return cursor
+            cursor = cursor.next_epoch()
+        here, need = self.cursor, self.world * self._each
+        count = max(0, len(self.plan.epoch(here.epoch)) - here.consumed)
+        error = TooFewClips(
+            f"epoch {here.epoch} has {count} microbatches{' left' if here.consumed else ''}, {self.world} "
+            f"ranks need {need} for a step, and none of the next {_EMPTY} epochs has as many",
+            hint="smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, or more clips",
+        )
+        error.on_all_ranks = True
+        raise error
+
+    def stand_in(self) -> Batch:
+        """A batch of one black clip, shaped as the next batch would be: a rank that has no data can go
+        through the collectives of its last step with it. Nothing is read for it."""
+        cursor = self.next_place() or self.cursor
+        cells = self.plan.epoch(cursor.epoch).cells
+        index = min(cursor.consumed + self.rank, len(cells) - 1)
+        bucket = self.plan.buckets.cells[int(cells[index])]
+        sizes = {"height": bucket.height, "width": bucket.width, "num_frames": bucket.frames}
+        return {
+            "video": torch.zeros(
+                (1, 3, bucket.frames, bucket.height, bucket.width), dtype=torch.uint8
+            ),
+            "text": [""],
+            "fps": torch.full((1,), 24.0),
+            **{name: torch.full((1,), float(size)) for name, size in sizes.items()},
+            "rows": [],
+            "microbatch": (cursor.epoch, index),
+            "bucket": bucket.name,
+            "decode_s": 0.0,
+            "decoder_bytes": 0,
+            "bad": [],
+        }
+
+    def close(self) -> None:
+        """End the workers; iterating again starts new ones at the cursor."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close()
+
+    def _start(self) -> None:
+        self._ahead = self._tasks()
+        self._workers = [
+            self._worker(f"loader {self.rank}.{number}") for number in range(self._count)
+        ]
+        self._turns = itertools.cycle(self._workers)
+        for _ in range(self._options.prefetch_factor or 2):
+            for worker in self._workers:
+                self._ask(worker)
+
+    def _worker(self, role: str) -> Worker:
+        return DecodingWorker(self._options, role)
+
+    def _ask(self, worker: Worker) -> None:
+        task = next(self._ahead, None)
+        if task is not None:
+            worker.ask(task)
+
+    def _tasks(self) -> Iterator[Task]:
+        """This rank's tasks from the cursor on, epoch after epoch without end."""
+        cursor, empty = self.cursor, 0
+        while empty < _EMPTY:
+            batches = self._batches(cursor)
+            empty = 0 if batches else empty + 1
+            for number in range(batches):
+                index = cursor.consumed + number * self.world + self.rank
+                yield make_task(self.plan, cursor.epoch, index, self._options.resize)
+            cursor = cursor.next_epoch()
+
+
+def build_loader(
+    plan: DataPlan,
+    cursor: Cursor,
+    rank: int,
+    world: int,
+    workers: int,
+    config: Any = None,
+    *,
+    each: int = 1,
+    features: Features | None = None,
+) -> Loader:
+    """Batches for one rank from `cursor` on; `each` for each step, none short, none skipped.
+
+    A batch has "video" [B, 3, T, H, W] (uint8; with resize="torch" float32 from -1 to 1), "text",
+    "fps", "height", "width", "num_frames" (float32 [B]; the bucket's size), "rows", "microbatch"
+    (epoch, index in its plan), "bucket", "decode_s" (CPU seconds of decoding), "decoder_bytes" (peak
+    resident memory of its decoding process) and "bad": (row, path, reason) of clips that another stood
+    in for. `workers` decoding processes, at least one; `config` is a training configuration or
+    `LoaderOptions`; with `features` nothing is decoded, see `features_loader.read_batch`. Raises
+    TooFewClips when no epoch holds even one step; iterating raises TooManyBadSamples and
+    LoaderError.
+    """
+    options = LoaderOptions.of(config)
+    if features is None:
+        loader = Loader(plan, cursor, rank, world, workers, options, each)
+    else:
+        from trainer.data.loader.features_loader import (
+            FeatureLoader,  # here: it stands on this module
+        )
+
+        loader = FeatureLoader(features, plan, cursor, rank, world, workers, options, each)
+    loader.next_place()
+    return loader

@@ -1,0 +1,173 @@
+"""One microbatch: what is asked of a worker, and the batch it makes of it."""
+
+# B clips · C channels · T frames · H,W pixels
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.data.manifest.manifest import SUFFIXES
+from trainer.data.plan.buckets import Bucket
+from trainer.data.plan.counter_rng import bits
+from trainer.data.plan.data_plan import DataPlan
+from trainer.data.video.decode import IMAGE_FPS, Decoder, Reply, Window
+from trainer.errors import TooManyBadSamples
+
+Batch = dict[str, Any]
+_WINDOW = 3  # word that keeps this draw apart from the plan's
+_SPARES = 8  # substitutes beyond one for each clip
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One row as a worker needs it."""
+
+    row: int
+    path: str
+    text: str
+    start: int  # first frame of the window
+    expected: int  # frames the manifest says
+    fps: float  # of the manifest, NaN: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One microbatch: its clips and, in order, what stands in for those that cannot be read."""
+
+    epoch: int
+    index: int  # in the epoch's plan
+    bucket: Bucket
+    interval: int
+    resize: str
+    clips: tuple[Clip, ...]
+    spares: tuple[Clip, ...]
+    source: Path | None = None  # the manifest, for what to do about bad clips
+
+
+def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") -> Task:
+    """Microbatch `index` of an epoch; the same for every rank, worker and moment."""
+    epoch_plan = plan.epoch(epoch)
+    batch = epoch_plan[index]
+    bucket, interval, manifest = plan.bucket(batch), plan.frame_interval, plan.manifest
+
+    spares = epoch_plan.substitutes(index, len(batch.rows) + _SPARES)
+    rows = np.concatenate([batch.rows, spares])
+    lengths = manifest.num_frames[rows].astype(np.int64)
+    # upstream's choice of starts: it never takes the last possible one
+    choices = np.maximum(1, lengths - bucket.frames * interval).astype(np.uint64)
+    starts = bits(rows, plan.seed, epoch, _WINDOW) % choices
+    columns = (rows, starts, lengths, manifest.fps[rows])
+    clips = [
+        Clip(row, manifest.locate(row), manifest.texts[row], start, length, fps)
+        for row, start, length, fps in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    count = len(batch.rows)
+    wanted, spare = tuple(clips[:count]), tuple(clips[count:])
+    return Task(epoch, index, bucket, interval, resize, wanted, spare, manifest.source)
+
+
+def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) -> Batch:
+    """Decode a task. Clips that fail are replaced from the spares, in their order.
+
+    `pin` puts the pixels into page-locked memory. Raises TooManyBadSamples with the list when
+    nothing is left to stand in or `timeout_s` is over, and DecoderBroken.
+    """
+    bucket = task.bucket
+    shape = (3, bucket.frames, bucket.height, bucket.width)
+    kind = torch.float32 if task.resize == "torch" else torch.uint8
+    video = torch.empty((len(task.clips), *shape), dtype=kind, pin_memory=pin)
+    video_BCTHW = video.numpy()  # the same memory
+    chosen: list[Clip | None] = [None] * len(task.clips)
+    rates = np.zeros(len(task.clips), np.float32)
+    bad: list[tuple[int, str, str]] = []
+    spares = deque(task.spares)
+    decoder.start()  # its time is nobody's clip's
+    deadline, decode_s, decoder_bytes = time.monotonic() + timeout_s, 0.0, 0
+    places = list(range(len(task.clips)))
+    clips = list(task.clips)
+    while places:
+        windows = [
+            Window(
+                clip.start,
+                bucket.frames,
+                task.interval,
+                bucket.height,
+                bucket.width,
+                clip.expected,
+                task.resize,
+            )
+            for clip in clips
+        ]
+        asked = [(clip.path, window) for clip, window in zip(clips, windows, strict=True)]
+        into = [video_BCTHW[place] for place in places]
+        _, replies = decoder.decode(asked, shape, deadline, into)
+        failed: list[int] = []
+        for place, clip, reply in zip(places, clips, replies, strict=True):
+            decode_s += reply.cpu_s
+            decoder_bytes = max(decoder_bytes, reply.memory_bytes)
+            rate = _rate(clip, reply, task)
+            if reply.error or not rate:
+                bad.append((clip.row, clip.path, reply.error or "frame rate unknown"))
+                failed.append(place)
+                continue
+            chosen[place], rates[place] = clip, rate
+        if failed and time.monotonic() > deadline:
+            raise _too_many(f"a batch took more than {timeout_s:g} s", bad, task)
+        if len(failed) > len(spares):
+            what = f"no clip of bucket {bucket.name} is left to stand in"
+            raise _too_many(what, bad, task)
+        places, clips = failed, [spares.popleft() for _ in failed]
+    done = [clip for clip in chosen if clip is not None]
+    count = len(done)
+    return {
+        "video": video,
+        "text": [clip.text for clip in done],
+        "fps": torch.from_numpy(rates),
+        "height": torch.full((count,), float(bucket.height)),
+        "width": torch.full((count,), float(bucket.width)),
+        "num_frames": torch.full((count,), float(bucket.frames)),
+        "rows": [clip.row for clip in done],
+        "microbatch": (task.epoch, task.index),
+        "bucket": bucket.name,
+        "decode_s": decode_s,
+        "decoder_bytes": decoder_bytes,
+        "bad": bad,
+    }
+
+
+def _rate(clip: Clip, reply: Reply, task: Task) -> float:
+    """Frames a second as the model sees them; 0 when neither manifest nor file knows."""
+    if task.bucket.frames == 1:
+        return IMAGE_FPS
+    fps = clip.fps if clip.fps > 0 else reply.fps
+    return fps / task.interval
+
+
+def leave_out_bad(source: Path) -> str:
+    """The commands that make a manifest without clips that cannot be read."""
+    name = source.name if source.suffix in SUFFIXES else f"{source.stem}.csv"
+    names = (source, source.with_name(f"checked-{name}"), source.with_name(f"good-{name}"))
+    source_, checked, good = (shlex.quote(str(path)) for path in names)
+    return (
+        f"python -m trainer.data check {source_} {checked}; "
+        f"python -m trainer.data filter {checked} {good} --checked"
+    )
+
+
+def _too_many(what: str, bad: list[tuple[int, str, str]], task: Task) -> TooManyBadSamples:
+    shown = "".join(f"\n  {path}: {reason}" for _, path, reason in bad[:10])
+    more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
+    hint = "is the folder of the clips there, on this node? If they are bad, leave them out: "
+    error = TooManyBadSamples(
+        f"{what}{shown}{more}", hint=hint + leave_out_bad(task.source) if task.source else None
+    )
+    error.bad = bad
+    return error

@@ -1,0 +1,262 @@
+"""The table of clips: csv or parquet, one row a clip, checked before anything else is done with it.
+
+Columns every manifest has: path, text, num_frames, height, width. fps is used when it is there, all
+other columns are kept. Row order is part of the identity of a data set: `fingerprint` is a SHA-256
+over the rows in order, and `marks` narrows a difference between two data sets to a few rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import TrainerError
+
+NUMBERS = ("num_frames", "height", "width")
+PROBED = (*NUMBERS, "aspect_ratio", "fps", "resolution")  # what `probe` adds
+REQUIRED = ("path", "text", *NUMBERS)
+COLUMNS = (*REQUIRED, "aspect_ratio", "fps", "resolution")  # as `probe` writes them
+_MADE_BY = dict.fromkeys(PROBED, "probe") | {"file_size": "probe --file-size", "check": "check"}
+SUFFIXES = (".csv", ".parquet")
+MAX_WRONG_ROWS = 100
+FIELD_LIMIT = 1 << 24  # characters of a cell: a quote that is never closed must not eat the memory
+_MARKS = 512
+_LARGEST = 2**31 - 1
+_FASTEST = 10_000  # frames a second; above is a wrong cell, not a fast camera
+
+
+class ManifestError(TrainerError):
+    """A manifest that cannot be used; names file, column or line, and what makes it right."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WrongRow:
+    """A row that was left out."""
+
+    line: int  # of the file, first is 1; in parquet the row, first is 1
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """N clips. Arrays are [N]; numbers are frames, pixels and frames a second (NaN: not stated)."""
+
+    source: Path
+    root: Path  # relative paths start here
+    paths: Sequence[str]
+    texts: Sequence[str]
+    num_frames: NDArray[np.int32]
+    height: NDArray[np.int32]
+    width: NDArray[np.int32]
+    fps: NDArray[np.float32]
+    extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    wrong: tuple[WrongRow, ...] = ()  # rows that were left out
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def locate(self, row: int) -> str:
+        """Path of a row's file."""
+        path = self.paths[row]
+        return path if path.startswith("/") else f"{self.root}/{path}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over path, num_frames, height, width and text of all rows, and their count.
+
+        Paths count as they are written, so that a data set that moved as a whole stays the same.
+        """
+        return _digest_to(self, 1 << 14)[-1] if len(self) else hashlib.sha256(b"0").hexdigest()
+
+    def marks(self, stride: int | None = None) -> tuple[int, list[str]]:
+        """Short hashes of the first stride, 2 x stride, … rows: where two data sets part.
+
+        Without `stride` one is chosen that gives at most 512 marks (4 KB in a state file).
+        """
+        if stride is None:
+            return self._own_marks
+        return stride, [mark[:8] for mark in _digest_to(self, stride)]
+
+    @cached_property
+    def _own_marks(self) -> tuple[int, list[str]]:
+        """Kept: every checkpoint states them, and they take a pass over all rows."""
+        return self.marks(max(1, math.ceil(len(self) / _MARKS)))
+
+
+def _digest_to(manifest: Manifest, stride: int) -> list[str]:
+    """SHA-256 of rows 0..stride, 0..2 stride, …, 0..N; the content of a row is unambiguous."""
+    digest = hashlib.sha256()
+    found = []
+    for start in range(0, len(manifest), stride):
+        rows = slice(start, start + stride)
+        for strings in (manifest.paths[rows], manifest.texts[rows]):
+            encoded = [text.encode("utf-8", "surrogateescape") for text in strings]
+            digest.update(np.fromiter(map(len, encoded), "<i4", len(encoded)).tobytes())
+            digest.update(b"".join(encoded))
+        for numbers in (manifest.num_frames, manifest.height, manifest.width):
+            digest.update(numbers[rows].astype("<i4").tobytes())
+        found.append(digest.copy().hexdigest())
+    return found
+
+
+def read_manifest(
+    path: Path | str,
+    root: Path | str | None = None,
+    max_wrong_rows: int = MAX_WRONG_ROWS,
+    memory_efficient: bool = False,
+) -> Manifest:
+    """Read a manifest; wrong rows are left out and listed in `wrong`.
+
+    `root` is where relative paths start, by default the manifest's own folder. A folder made by
+    `python -m trainer.data shard`, or with `memory_efficient` the one beside the file, keeps captions
+    and paths on disk: three numbers a row are in memory. Raises ManifestError
+    for a file that is missing or of another kind, a missing column (naming the verb that makes it),
+    no usable row, and more than `max_wrong_rows` wrong rows (listing the first of them).
+    """
+    source = Path(path)
+    if memory_efficient or source.is_dir():
+        from trainer.data.manifest.shards import find_shards, read_shards  # here: it needs pyarrow
+
+        return read_shards(find_shards(source), root)
+    from trainer.data.manifest.reader import read_file
+
+    return read_file(source, Path(root) if root is not None else None, max_wrong_rows)
+
+
+def refuse_too_many(source: Path, wrong: list[WrongRow], limit: int) -> None:
+    """Sort wrong rows by line; raise ManifestError with the first when there are more than `limit`."""
+    wrong.sort(key=lambda row: row.line)
+    if len(wrong) > limit:
+        shown = "".join(f"\n  {source.name}:{row}" for row in wrong[:20])
+        more = f"\n  and {len(wrong) - 20:,} more" if len(wrong) > 20 else ""
+        raise ManifestError(f"{source}: {len(wrong):,} wrong rows{shown}{more}")
+
+
+def check_suffix(path: Path) -> None:
+    """Raise ManifestError for a name that is neither csv nor parquet."""
+    if path.suffix not in SUFFIXES:
+        raise ManifestError(
+            f"{path}: a manifest is {' or '.join(SUFFIXES)}, not {path.suffix or 'this'}"
+        )
+
+
+def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None:
+    """Raise ManifestError for the first missing or doubled column."""
+    for name in required:
+        if name in names:
+            continue
+        if name in _MADE_BY:
+            raise ManifestError(
+                f"{source}: no column {name!r}; make it with python -m trainer.data {_MADE_BY[name]}"
+            )
+        yours = "path and text are yours to give" if name in ("path", "text") else ""
+        raise ManifestError(
+            f"{source}: no column {name!r}; {yours or 'it has ' + ', '.join(names)[:300]}"
+        )
+    for name in names:
+        if list(names).count(name) > 1:
+            raise ManifestError(f"{source}: column {name!r} stands there twice")
+
+
+class RowCheck:
+    """Marks wrong rows; the first reason of a row is the one that is told."""
+
+    def __init__(self, lines: Sequence[int], wrong: list[WrongRow]) -> None:
+        self.keep = np.ones(len(lines), bool)
+        self._lines, self._wrong = lines, wrong
+
+    def refuse(self, index: int, reason: str) -> None:
+        if self.keep[index]:
+            self.keep[index] = False
+            self._wrong.append(WrongRow(self._lines[index], reason))
+
+    def whole(self, name: str, values: Any) -> NDArray[np.int32]:
+        """Whole numbers from 1; `51.0` is one, because table programs write integers that way."""
+        numbers = _floats(values)
+        good = (numbers >= 1) & (numbers <= _LARGEST) & (numbers == np.floor(numbers))
+        for index in np.flatnonzero(~good).tolist():
+            self.refuse(index, f"{name} is {_shown(values[index])}, not a whole number from 1")
+        return np.where(good, numbers, 1).astype(np.int32)
+
+    def rates(self, values: Any) -> NDArray[np.float32]:
+        """Frames a second; an empty cell is NaN: the file itself is asked when it is decoded."""
+        if values is None:
+            return np.full(len(self.keep), np.nan, np.float32)
+        numbers = _floats(values)
+        odd = ~((numbers > 0) & (numbers <= _FASTEST))
+        if _holds_numbers(values):  # NaN and null are not stated; a csv may have words there
+            odd &= ~np.isnan(numbers)
+        for index in np.flatnonzero(odd).tolist():
+            shown = _shown(values[index])
+            if shown.strip("'").lower() not in ("", "nan", "none"):
+                self.refuse(index, f"fps is {shown}, not between 0 and {_FASTEST}")
+        return np.clip(numbers, 0, _FASTEST).astype(np.float32)
+
+    def paths(self, values: Sequence[str]) -> None:
+        for index, path in enumerate(values):
+            if not path or "\0" in path:
+                self.path(index, path)
+
+    def path(self, index: int, path: str | None) -> None:
+        """Refuse a path that is none."""
+        self.refuse(index, "path holds a NUL character" if path else "path is empty")
+
+    def texts(self, values: Sequence[str]) -> None:
+        for index, text in enumerate(values):
+            if text and not text.isascii() and not _is_utf8(text):  # None: a null is no text
+                self.refuse(index, "text is not UTF-8")
+
+
+def _shown(value: Any) -> str:
+    value = value.as_py() if hasattr(value, "as_py") else value
+    value = value.item() if isinstance(value, np.generic) else value
+    return repr(value)[:60]
+
+
+def _holds_numbers(values: Any) -> bool:
+    """Whether it is an array of numbers, numpy's or a parquet column."""
+    kind = getattr(values, "dtype", None) or getattr(values, "type", None)
+    return str(kind).startswith(("int", "uint", "float", "double", "halffloat"))
+
+
+def _floats(values: Any) -> NDArray[np.float64]:
+    """Each value as a float, NaN where it is none."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":  # of shards
+        return values.astype(np.float64)
+    if hasattr(values, "to_numpy"):  # a parquet column of numbers
+        try:
+            return np.asarray(values.to_numpy(), np.float64)
+        except (TypeError, ValueError):
+            values = values.to_pylist()
+    try:
+        return np.fromiter(map(float, values), np.float64, len(values))  # 0.1 s a million
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_float(value) for value in values], np.float64)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,312 @@
+"""Which clips train together: buckets of one resolution, length and aspect ratio.
+
+A configuration maps resolution -> {frames: (probability, batch size)}. In the semantics of
+Open-Sora 1.2 resolutions are tried from large to small; a clip qualifies with at least 0.8 of the
+area. Within one, lengths are tried from long to short; a clip must be STRICTLY longer than frames x
+frame_interval. A probability is p, or (p, q): q is the chance to take this length (else a shorter
+one is tried), p the chance to keep the clip here (else the next smaller resolution is tried). Clips
+that find no place are left out of this epoch, so every epoch sees another choice.
+
+Open-Sora 2's semantics look alike and mean the opposite: q is the chance to SKIP this length and try
+a shorter one, and a clip of exactly `frames` frames is long enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.plan.aspect import Resolution, resolution
+from trainer.data.plan.counter_rng import uniform
+from trainer.errors import ConfigError
+
+AREA_SHARE = 0.8  # of a resolution's area that a clip must have
+SEMANTICS = ("open-sora-1.2", "open-sora-2")
+DRAWS = ("hash", "upstream")
+_BLOCK = 1 << 18  # rows placed at once: what a processor's cache holds
+
+Draw = Callable[[NDArray[np.int64], int], tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
+class Bucket(NamedTuple):
+    """Clips of one shape: `frames` x `height` x `width` pixels, `batch_size` of them a microbatch."""
+
+    resolution: str
+    frames: int
+    ratio: str
+    height: int
+    width: int
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        """What logs and telemetry call it: 360p 51f 0.56."""
+        return f"{self.resolution} {self.frames}f {self.ratio}"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One line of the configuration: a resolution at one length."""
+
+    resolution: Resolution
+    frames: int
+    keep: float  # p: chance to keep the clip
+    take: float | None  # q: chance to take this length; None takes it always
+    batch_size: int  # 0: no clip ever gets here (p is 0)
+    first_cell: int  # of its ratios, in the order of the resolution's table
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """A parsed configuration. `cells[i]` is the bucket that `assign` calls i."""
+
+    slots: tuple[Slot, ...]  # area falling, then frames falling: the order they are tried in
+    cells: tuple[Bucket, ...]
+    semantics: str = "open-sora-1.2"
+    draw: str = "hash"
+
+    @classmethod
+    def parse(
+        cls,
+        bucket_config: Mapping[Any, Any],
+        semantics: str = "open-sora-1.2",
+        draw: str = "hash",
+    ) -> Buckets:
+        """Check a configuration. Raises ConfigError naming the resolution and length at fault.
+
+        `draw` "hash" decides all clips at once from a counter-based hash; "upstream" repeats
+        Open-Sora's decisions exactly, with one numpy generator a clip and length (100x slower).
+        """
+        if semantics not in SEMANTICS:
+            raise ConfigError(f"bucket_semantics {semantics!r}: {' or '.join(SEMANTICS)}")
+        if semantics != SEMANTICS[0] and draw == "upstream":
+            raise ConfigError(f"the upstream draw is that of {SEMANTICS[0]}, not of {semantics}")
+        if draw not in DRAWS:
+            raise ConfigError(f"bucket draw {draw!r}: {' or '.join(DRAWS)}")
+        if not isinstance(bucket_config, Mapping) or not bucket_config:
+            raise ConfigError("bucket_config is empty: which resolutions and lengths to train on?")
+        slots: list[Slot] = []
+        cells: list[Bucket] = []
+        shapes = [(resolution(str(name)), lengths) for name, lengths in bucket_config.items()]
+        for shape, lengths in sorted(shapes, key=lambda item: -item[0].pixels):
+            if not isinstance(lengths, Mapping) or not lengths:
+                raise ConfigError(f"bucket_config[{shape.name!r}] is not {{frames: (p, batch)}}")
+            by_frames = {_frames(shape.name, key): value for key, value in lengths.items()}
+            if len(by_frames) < len(lengths):
+                raise ConfigError(f"bucket_config[{shape.name!r}] states a length twice")
+            for frames in sorted(by_frames, reverse=True):
+                where = f"bucket_config[{shape.name!r}][{frames}]"
+                keep, take, batch_size = _entry(where, by_frames[frames])
+                slots.append(Slot(shape, frames, keep, take, batch_size, len(cells)))
+                for ratio, (height, width) in shape.sizes.items():
+                    cells.append(Bucket(shape.name, frames, ratio, height, width, batch_size))
+        return cls(tuple(slots), tuple(cells), semantics, draw)
+
+    @cached_property
+    def canonical(self) -> dict[str, Any]:
+        """The configuration as plain data, equal for equal meaning."""
+        lines: dict[str, dict[str, list[float | None]]] = {}
+        for slot in self.slots:
+            line: list[float | None] = [slot.keep, slot.take, slot.batch_size]
+            lines.setdefault(slot.resolution.name, {})[str(slot.frames)] = line
+        return {"semantics": self.semantics, "draw": self.draw, "slots": lines}
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 (hex) of `canonical`."""
+        return hashlib.sha256(json.dumps(self.canonical, sort_keys=True).encode()).hexdigest()
+
+    def assign(
+        self, manifest: Manifest, seed: int, epoch: int, frame_interval: int = 1
+    ) -> NDArray[np.int32]:
+        """Cell of each row [N], -1 for a clip that is left out this epoch.
+
+        A pure function of the manifest's num_frames, height and width, of seed and epoch.
+        """
+        draw = (
+            self._hash_draw(seed, epoch)
+            if self.draw == "hash"
+            else self._upstream_draw(seed + epoch)
+        )
+        columns = (manifest.num_frames, manifest.height, manifest.width)
+        chosen = np.empty(len(manifest), np.int32)
+        for start in range(0, len(manifest), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            length, height, width = (column[part].astype(np.int64) for column in columns)
+            chosen[part] = self._place(length, height, width, start, draw, frame_interval)
+        return chosen
+
+    def reachable(
+        self, manifest: Manifest, frame_interval: int = 1
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """(rows, cells) of every place that a clip may have in some epoch, under any seed."""
+        length, height, width = (
+            column.astype(np.int64)
+            for column in (manifest.num_frames, manifest.height, manifest.width)
+        )
+        area, looking = height * width, np.ones(len(length), bool)
+        rows: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        cells: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
+        for first, last in self._by_resolution():
+            shape = self.slots[first].resolution
+            here = looking & (area >= shape.pixels * AREA_SHARE)
+            refused = np.zeros(len(length), bool)  # took a length and may not be kept
+            for slot in self.slots[first:last]:
+                fits = here & self._is_long_enough(length, slot.frames, frame_interval)
+                take = 1.0 if slot.take is None else slot.take
+                if slot.take is not None and self.semantics == "open-sora-2":
+                    take = 1 - slot.take
+                if take <= 0:
+                    continue
+                if slot.keep > 0:
+                    found = np.flatnonzero(fits)
+                    rows.append(found)
+                    ratio = _ratio_index(height[found], width[found], shape)
+                    cells.append(slot.first_cell + ratio)
+                if slot.keep < 1:
+                    refused |= fits
+                if take >= 1:
+                    here &= ~fits
+            looking &= (area < shape.pixels * AREA_SHARE) | here | refused
+        return np.concatenate(rows), np.concatenate(cells)
+
+    def _place(
+        self,
+        length: NDArray[np.int64],
+        height: NDArray[np.int64],
+        width: NDArray[np.int64],
+        first_row: int,
+        draw: Draw,
+        frame_interval: int,
+    ) -> NDArray[np.int32]:
+        """Of rows from `first_row` on."""
+        rows, area = len(length), height * width
+        chosen = np.full(rows, -1, np.int32)
+        looking: NDArray[np.int64] = np.arange(rows)  # rows without a place
+        for first, last in self._by_resolution():
+            shape = self.slots[first].resolution
+            here = looking[area[looking] >= shape.pixels * AREA_SHARE]
+            placed: list[NDArray[np.int64]] = []
+            for index in range(first, last):
+                slot = self.slots[index]
+                fits = here[self._is_long_enough(length[here], slot.frames, frame_interval)]
+                if slot.take is None and slot.keep >= 1:
+                    taken = kept = fits
+                else:
+                    one, two = draw(fits + first_row, index)
+                    take = self._takes(one, slot.take)
+                    keep = (one if slot.take is None else two) < slot.keep
+                    taken, kept = fits[take], fits[take & (keep | (slot.keep >= 1))]
+                chosen[kept] = slot.first_cell
+                placed.append(kept)
+                here = _without(here, taken, rows)
+            found = np.concatenate(placed)
+            chosen[found] += _ratio_index(height[found], width[found], shape)
+            looking = _without(looking, found, rows)
+        return chosen
+
+    def _is_long_enough(
+        self, length: NDArray[np.int64], frames: int, interval: int
+    ) -> NDArray[np.bool_]:
+        if frames == 1:
+            return length == 1
+        if self.semantics == "open-sora-2":
+            return length // interval >= frames
+        return length > frames * interval
+
+    def _takes(self, drawn: NDArray[np.float64], q: float | None) -> NDArray[np.bool_]:
+        if q is None:
+            return np.ones(len(drawn), bool)
+        return drawn >= q if self.semantics == "open-sora-2" else drawn <= q
+
+    def _by_resolution(self) -> list[tuple[int, int]]:
+        starts = [
+            index
+            for index, slot in enumerate(self.slots)
+            if index == 0 or slot.resolution is not self.slots[index - 1].resolution
+        ]
+        return list(zip(starts, [*starts[1:], len(self.slots)], strict=True))
+
+    def _hash_draw(self, seed: int, epoch: int) -> Draw:
+        def draw(rows: NDArray[np.int64], slot: int) -> tuple[NDArray[np.float64], ...]:
+            return (
+                uniform(rows, seed, epoch, slot, 0),
+                uniform(rows, seed, epoch, slot, 1),
+            )
+
+        return draw  # type: ignore[return-value]
+
+    def _upstream_draw(self, seed: int) -> Draw:
+        """Open-Sora's: a generator for every clip and slot, seeded with their number."""
+        cells = len(self.cells)
+
+        def draw(
+            rows: NDArray[np.int64], slot: int
+        ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+            pairs = [
+                np.random.default_rng(seed + row * cells + slot).random(2) for row in rows.tolist()
+            ]
+            table = np.array(pairs, np.float64).reshape(-1, 2)
+            return table[:, 0], table[:, 1]
+
+        return draw
+
+
+def _ratio_index(
+    height: NDArray[np.int64], width: NDArray[np.int64], shape: Resolution
+) -> NDArray[np.int32]:
+    """Place of the nearest ratio in the resolution's table; ties go to the first."""
+    ratios = np.array([float(ratio) for ratio in shape.sizes])
+    # Few clips have a size of their own, so each size is looked up once.
+    sizes, place = np.unique(height << 32 | width, return_inverse=True)
+    nearest = np.empty(len(sizes), np.int32)
+    for start in range(0, len(sizes), 1 << 14):  # bounds the table of distances to 5 MB
+        part = sizes[start : start + (1 << 14)]
+        value = (part >> 32) / (part & 0xFFFFFFFF)
+        nearest[start : start + len(part)] = np.abs(value[:, None] - ratios).argmin(1)
+    return nearest[place]
+
+
+def _without(rows: NDArray[np.int64], gone: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    if not len(gone):
+        return rows
+    mask = np.zeros(total, bool)
+    mask[gone] = True
+    return rows[~mask[rows]]
+
+
+def _frames(name: str, key: Any) -> int:
+    text = str(key)
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"bucket_config[{name!r}]: {key!r} is not a number of frames")
+    return int(text)
+
+
+def _entry(where: str, value: Any) -> tuple[float, float | None, int]:
+    """(keep, take, batch size) of one entry."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ConfigError(f"{where} is {value!r}, not (probability, batch size)")
+    chance, batch_size = value
+    pair = list(chance) if isinstance(chance, (tuple, list)) else [chance, None]
+    if len(pair) != 2:
+        raise ConfigError(f"{where}: a probability is p or (p, q), not {chance!r}")
+    keep, take = pair
+    for number in (keep, 1 if take is None else take):
+        if not isinstance(number, numbers.Real) or not 0 <= float(number) <= 1:
+            raise ConfigError(f"{where}: probability {number!r} is not from 0 to 1")
+    if batch_size is None and keep == 0:
+        batch_size = 0
+    elif not isinstance(batch_size, numbers.Integral) or isinstance(batch_size, bool):
+        raise ConfigError(f"{where}: batch size {batch_size!r} is not a whole number")
+    elif int(batch_size) < 1:
+        raise ConfigError(f"{where}: batch size {batch_size} is below 1")
+    return float(keep), None if take is None else float(take), int(batch_size)

@@ -1,0 +1,172 @@
+"""What a microbatch of a bucket costs, so that those which share a step cost alike.
+
+By arithmetic: matrix products of the text encoder, the VAE and the transformer (three forward passes'
+worth, four with recomputation), each at the share of an accelerator's peak that it is known to reach.
+`trainer.data.plan.calibrate` times them instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from trainer.components import Parts
+from trainer.data.plan.buckets import Bucket
+from trainer.models.flops import forward_flops
+from trainer.models.stdit_config import STDiT3Config
+
+# B clips · C channels · T,H,W frames, height, width
+# Shares of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio orders microbatches.
+TEXT_SHARE, VAE_SHARE, MODEL_SHARE = 0.5, 0.3, 0.4
+COSTS = "costs.json"  # in the run directory
+T5_XXL = 4_617_000_000  # weights of its encoder that every token is multiplied with
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """FLOP of one microbatch by part; the transformer's with backward pass and recomputation."""
+
+    text: float
+    vae: float
+    model: float
+
+    @property
+    def peak_seconds(self) -> float:
+        """Seconds of an accelerator of 1 FLOP/s peak."""
+        return self.text / TEXT_SHARE + self.vae / VAE_SHARE + self.model / MODEL_SHARE
+
+
+def step_cost(
+    bucket: Bucket,
+    model: STDiT3Config,
+    latent_size: Callable[[tuple[int, int, int]], tuple[int, int, int]],
+    vae_flops: Callable[[int, int, int], float],
+    text_weights: int,
+    *,
+    recompute: bool,
+) -> StepCost:
+    """Of one microbatch; a batch size of 0, a bucket that takes no clip, costs 0."""
+    size = (bucket.frames, bucket.height, bucket.width)
+    tokens = model.model_max_length
+    passes = 4 if recompute else 3
+    return StepCost(
+        text=2.0 * text_weights * tokens * bucket.batch_size,
+        vae=vae_flops(*size) * bucket.batch_size,
+        model=float(
+            passes * forward_flops(model, bucket.batch_size, *latent_size(size), tokens)
+            if bucket.batch_size
+            else 0
+        ),
+    )
+
+
+def costs_by_arithmetic(buckets: Iterable[Bucket], parts: Parts, recompute: bool) -> list[float]:
+    """Relative costs, one of each bucket."""
+    vae_flops = no_flops if not has_weights(parts.vae) else open_sora_vae_flops
+    weights = matrix_weights(parts.text)
+    config = parts.model.config
+    return [
+        step_cost(
+            bucket, config, parts.vae.latent_size, vae_flops, weights, recompute=recompute
+        ).peak_seconds
+        for bucket in buckets
+    ]
+
+
+def has_weights(vae: object) -> bool:
+    return isinstance(vae, nn.Module)
+
+
+def matrix_weights(text: object) -> int:
+    """Weights of a text encoder that each token is multiplied with: its matrices but the embeddings."""
+    encoder = getattr(text, "model", text)
+    if not isinstance(encoder, nn.Module):
+        return 0
+    tables = {id(part.weight) for part in encoder.modules() if isinstance(part, nn.Embedding)}
+    return sum(p.numel() for p in encoder.parameters() if p.dim() == 2 and id(p) not in tables)
+
+
+def no_flops(_frames: int, _height: int, _width: int) -> float:
+    """Of a VAE that only passes pixels on."""
+    return 0.0
+
+
+def latent_size(vae_type: str, size: tuple[int, int, int]) -> tuple[int, int, int]:
+    """(T, H, W) of a video's latent under the VAE of a config, which is not built for it."""
+    return size if vae_type == "identity" else open_sora_latent_size(size)
+
+
+def write_costs(
+    run_dir: Path,
+    cells: Sequence[Bucket],
+    how: str,
+    found: Sequence[int],
+    costs: Sequence[float] | None = None,
+) -> None:
+    """costs.json: what a microbatch of each bucket was taken to cost, and which count as alike.
+
+    `how` is flops (relative numbers), timed (seconds) or checkpoint (its classes are kept, no numbers).
+    """
+    table = [
+        {
+            "bucket": cell.name,
+            "height": cell.height,
+            "width": cell.width,
+            "batch_size": cell.batch_size,
+            "cost": costs[place] if costs is not None else None,
+            "class": found[place],
+        }
+        for place, cell in enumerate(cells)
+    ]
+    document = {"schema": 1, "how": how, "unit": "s" if how == "timed" else None, "buckets": table}
+    (run_dir / COSTS).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def open_sora_latent_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
+    """(T, H, W) of the latent of a video under Open-Sora 1.2's VAE, without building one."""
+    chunks, rest = divmod(size[0], 17)
+    return 5 * chunks + -(-rest // 4), size[1] // 8, size[2] // 8
+
+
+def open_sora_vae_flops(frames: int, height: int, width: int) -> float:
+    """FLOP of encoding one clip by Open-Sora 1.2's VAE: each frame by SDXL's, then 17-frame chunks."""
+    places = (height // 8) * (width // 8)
+    temporal = sum(_temporal_products(min(17, frames - start)) for start in range(0, frames, 17))
+    return 2.0 * (frames * _spatial_products(height, width) + temporal * places)
+
+
+def _spatial_products(height: int, width: int) -> float:
+    """SDXL's encoder: 3x3 convolutions in four levels of two residual blocks, a middle, 8 channels out."""
+    area, before = float(height * width), 128
+    products = area * 9 * 3 * 128
+    for level, channels in enumerate((128, 256, 512, 512)):
+        products += area * 9 * (before * channels + 3 * channels * channels)
+        products += area * before * channels * (before != channels)
+        before = channels
+        if level < 3:
+            area /= 4
+            products += area * 9 * channels * channels
+    attention = area * 4 * 512 * 512 + 2 * area * area * 512
+    return products + area * 9 * 4 * 512 * 512 + attention + area * 9 * 512 * 8
+
+
+def _temporal_products(frames: int) -> float:
+    """Products for each latent place: 3x3x3 convolutions, time halved behind the second and third stage."""
+    length, before = float(frames + -frames % 4), 4
+    products = 0.0
+    for stage, channels in enumerate((128, 128, 256, 256, 512, 512)):
+        if stage == 0:
+            products += length * 27 * before * channels  # conv_in
+        else:
+            first = length * (27 * (before * channels + channels * channels))
+            first += length * before * channels * (before != channels)
+            products += first + length * 3 * 54 * channels * channels
+        if stage in (2, 3):
+            length /= 2
+            products += length * 27 * channels * channels
+        before = channels
+    return products + length * 512 * 8

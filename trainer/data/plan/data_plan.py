@@ -1,0 +1,254 @@
+"""The order of an epoch, and where a run stands in it.
+
+An epoch is one global list of microbatches: a pure function of (dataset fingerprint, bucket
+configuration, seed, epoch), the same for every number of ranks. A step of W ranks takes the next W
+of them, rank r the r-th. So a position is one number, and a run may stop anywhere and go on with
+another W: nothing is repeated and nothing is missed.
+
+Tail policy "drop": what does not fill a last step of W microbatches is left out of this epoch, as is
+what does not fill a bucket's last microbatch. The next epoch shuffles anew, so other clips are left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.plan.balance import Balance
+from trainer.data.plan.buckets import Bucket, Buckets
+from trainer.data.plan.content import content_ids
+from trainer.data.plan.counter_rng import bits
+
+SCHEMA = 2  # goes up when the same inputs give another order
+TAIL = "drop"
+Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # cells, firsts, sizes [M]
+_CLIPS, _ORDER = 1, 2  # words that keep the two shuffles of an epoch apart
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """What one rank trains on in one step: rows of the manifest, all of one bucket."""
+
+    cell: int  # index into `Buckets.cells`
+    rows: NDArray[np.int64]
+    first: int  # place of rows[0] in the cell's order of this epoch
+
+
+class EpochPlan(Sequence[Microbatch]):
+    """All microbatches of an epoch in order; they are cut from the arrays when asked for."""
+
+    def __init__(self, epoch: int, orders: Mapping[int, NDArray[np.int64]], places: Places) -> None:
+        """`orders` has all rows of each cell in this epoch's order."""
+        self.epoch = epoch
+        self.cell_orders = orders
+        self.cells, self.firsts, self.sizes = places
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @overload
+    def __getitem__(self, index: int) -> Microbatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Microbatch]: ...
+    def __getitem__(self, index: int | slice) -> Microbatch | list[Microbatch]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        cell, first = int(self.cells[index]), int(self.firsts[index])
+        rows = self.cell_orders[cell][first : first + int(self.sizes[index])]
+        return Microbatch(cell, rows, first)
+
+    def rows(self, count: int | None = None) -> NDArray[np.int64]:
+        """Rows of the first `count` microbatches, or of all, one after another [N]."""
+        if not len(self.cells[:count]):
+            return np.empty(0, np.int64)
+        present = list(self.cell_orders)
+        lengths = [len(order) for order in self.cell_orders.values()]
+        begin = np.zeros(max(present) + 1, np.int64)
+        begin[present] = np.cumsum([0, *lengths[:-1]])
+        sizes = self.sizes[:count]
+        starts = begin[self.cells[:count]] + self.firsts[:count]
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        every = np.concatenate(list(self.cell_orders.values()))
+        return every[np.repeat(starts, sizes) + within]
+
+    def left_out(self, clips: int, each: int) -> dict[str, int]:
+        """How many of a data set's `clips` this epoch does not train on, by reason.
+
+        `each` is the number of microbatches in an optimizer step.
+        """
+        in_buckets = sum(len(order) for order in self.cell_orders.values())
+        in_batches = int(self.sizes.sum())
+        in_last = int(self.sizes[len(self) - len(self) % each :].sum())
+        return {
+            "in no bucket of this epoch": clips - in_buckets,
+            "fill no microbatch": in_buckets - in_batches,
+            "fill no step": in_last,
+        }
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 (hex) of cells, sizes and rows in order."""
+        digest = hashlib.sha256(str(len(self)).encode())
+        for array, kind in ((self.cells, "<i4"), (self.sizes, "<i4"), (self.rows(), "<i8")):
+            digest.update(np.ascontiguousarray(array, kind).tobytes())
+        return digest.hexdigest()
+
+    def substitutes(self, index: int, count: int) -> NDArray[np.int64]:
+        """Up to `count` rows to train on in place of bad ones of microbatch `index`, best first.
+
+        They follow the microbatch in its bucket's order, around the end and up to its own rows.
+        """
+        batch = self[index]
+        order = self.cell_orders[batch.cell]
+        after = batch.first + len(batch.rows) + np.arange(min(count, len(order)))
+        return order[after % len(order)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a run stands: `consumed` microbatches of `epoch`, counted over all ranks."""
+
+    epoch: int = 0
+    consumed: int = 0
+
+    def after_step(self, world: int) -> Cursor:
+        """One optimizer step of `world` ranks later."""
+        return replace(self, consumed=self.consumed + world)
+
+    def next_epoch(self) -> Cursor:
+        return Cursor(self.epoch + 1, 0)
+
+
+class DataPlan:
+    """The order of every epoch of a data set under a bucket configuration and a seed."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        buckets: Buckets,
+        seed: int,
+        drop_last: bool = True,
+        frame_interval: int = 1,
+        balance: Balance | None = None,
+    ) -> None:
+        """`drop_last=False` keeps a bucket's last, smaller microbatch."""
+        self.manifest, self.buckets, self.seed = manifest, buckets, seed
+        self.drop_last, self.frame_interval, self.balance = drop_last, frame_interval, balance
+        self.left_out: tuple[int, NDArray[np.uint64]] | None = None
+        self._recent: list[EpochPlan] = []
+
+    def epoch(self, epoch: int) -> EpochPlan:
+        """The plan of an epoch, first is 0. Two are kept: prefetching reaches into the next one."""
+        for plan in self._recent:
+            if plan.epoch == epoch:
+                return plan
+        self._recent = [*self._recent[-1:], self._make(epoch)]
+        return self._recent[-1]
+
+    def steps(self, cursor: Cursor, world: int) -> int:
+        """Exact number of steps left in the cursor's epoch for `world` ranks."""
+        return max(0, len(self.epoch(cursor.epoch)) - cursor.consumed) // world
+
+    def take_over(self, made: EpochPlan) -> None:
+        """This epoch's plan was made elsewhere, from the same."""
+        others = [plan for plan in self._recent if plan.epoch != made.epoch]
+        self._recent = [*others[-1:], made]
+
+    def put_into_steps(self, balance: Balance | None) -> None:
+        """From now on order epochs so, or at random."""
+        if balance != self.balance:
+            self.balance, self._recent = balance, []
+
+    def leave_out(self, epoch: int, ids: NDArray[np.uint64]) -> None:
+        """In this epoch only, do without the clips of these content ids: it had them before."""
+        if self.left_out is None and not len(ids):
+            return  # plans that were made stay good
+        self.left_out = (epoch, ids) if len(ids) else None
+        self._recent = []
+
+    @cached_property
+    def content_ids(self) -> NDArray[np.uint64]:
+        """See `trainer.data.plan.content`; made once, when they are first asked for."""
+        return content_ids(self.manifest)
+
+    def bucket(self, batch: Microbatch) -> Bucket:
+        return self.buckets.cells[batch.cell]
+
+    def _make(self, epoch: int) -> EpochPlan:
+        cells = self.buckets.assign(self.manifest, self.seed, epoch, self.frame_interval)
+        if self.left_out is not None and self.left_out[0] == epoch:
+            cells[np.isin(self.content_ids, self.left_out[1])] = -1
+        sizes = np.array([bucket.batch_size for bucket in self.buckets.cells], np.int64)
+        if self.buckets.draw == "upstream":
+            from trainer.data.plan.upstream_order import order_epoch  # here: it needs torch
+
+            wanted = dict(enumerate(sizes.tolist()))
+            orders, pairs = order_epoch(cells, wanted, self.seed, epoch, self.drop_last)
+            kinds, firsts = np.array(pairs, np.int64).reshape(-1, 2).T
+        else:
+            orders = self._shuffled(cells, epoch)
+            kinds, firsts = self._cut(orders, sizes, epoch)
+        if self.balance is not None:
+            order = self.balance.order(kinds, self.seed, epoch)
+            kinds, firsts = kinds[order], firsts[order]
+        lengths = np.zeros(len(sizes), np.int64)
+        lengths[list(orders)] = [len(order) for order in orders.values()]
+        places = (kinds, firsts, np.minimum(sizes[kinds], lengths[kinds] - firsts))
+        return EpochPlan(epoch, orders, places)
+
+    def _shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, NDArray[np.int64]]:
+        """Rows of each cell in the order of their hashes; where those agree, in order of rows."""
+        rows = np.flatnonzero(cells >= 0)
+        # Cell, hash and row in one number: sorting numbers is many times faster than sorting by keys.
+        row_bits = max(1, len(cells) - 1).bit_length()
+        cell_bits = max(1, len(self.buckets.cells) - 1).bit_length()
+        keys = bits(rows, self.seed, epoch, _CLIPS) >> np.uint64(cell_bits + row_bits)
+        keys = keys << np.uint64(row_bits) | rows.astype(np.uint64)
+        keys |= cells[rows].astype(np.uint64) << np.uint64(64 - cell_bits)
+        keys.sort()
+        rows = (keys & np.uint64((1 << row_bits) - 1)).astype(np.int64)
+        present, starts = np.unique(keys >> np.uint64(64 - cell_bits), return_index=True)
+        return dict(zip(present.tolist(), np.split(rows, starts[1:]), strict=False))
+
+    def _cut(
+        self, orders: Mapping[int, NDArray[np.int64]], sizes: NDArray[np.int64], epoch: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Microbatches in random order: their cells, and places of their first rows."""
+        kinds, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for cell, rows in orders.items():
+            size = int(sizes[cell])
+            stop = len(rows) - len(rows) % size if self.drop_last else len(rows)
+            firsts.append(np.arange(0, stop, size))
+            kinds.append(np.full(len(firsts[-1]), cell))
+        keys = bits(np.arange(sum(map(len, firsts))), self.seed, epoch, _ORDER)
+        order = np.argsort(keys, kind="stable")
+        return np.concatenate(kinds)[order], np.concatenate(firsts)[order]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUse:
+    """What an epoch makes of one bucket."""
+
+    bucket: Bucket
+    clips: int
+    microbatches: int
+    left_out: int  # clips that do not fill a microbatch
+
+
+def uses(plan: EpochPlan, buckets: Buckets) -> list[BucketUse]:
+    """Every bucket that has clips in this epoch, in the order of the configuration."""
+    batches = np.bincount(plan.cells, minlength=len(buckets.cells))
+    clips = np.bincount(plan.cells, plan.sizes, minlength=len(buckets.cells)).astype(np.int64)
+    return [
+        BucketUse(
+            buckets.cells[cell], len(order), int(batches[cell]), len(order) - int(clips[cell])
+        )
+        for cell, order in sorted(plan.cell_orders.items())
+    ]

@@ -1,0 +1,270 @@
+"""What a checkpoint keeps of the data, and how a run goes on from it: exactly, or not at all.
+
+The state names everything that decides the order. A run whose data differ is refused with the first
+difference; three ways on exist: `reset` begins the next epoch with the new data, `remap` goes on in
+this epoch with the clips that it has not seen, known by content, `force` keeps the number regardless.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.plan.balance import Balance
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.data_plan import SCHEMA, TAIL, Cursor, DataPlan
+from trainer.errors import TrainerError
+
+ON_MISMATCH = ("fail", "reset", "remap", "force")
+Ids = NDArray[np.uint64]
+
+
+class DataStateError(TrainerError):
+    """The data of a checkpoint and of this run differ; the message names the first difference."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Where to go on. `left_out` goes to `plan.leave_out(cursor.epoch, left_out)` on every rank."""
+
+    cursor: Cursor
+    left_out: Ids
+    note: str = ""  # what became of data that differ, for people
+
+
+def take(plan: DataPlan, cursor: Cursor, world: int) -> dict[str, Any]:
+    """What a checkpoint keeps; `world` is for people, any other may continue."""
+    left_out = _left_out(plan, cursor.epoch)
+    return {
+        **identity(plan),
+        "plan_hash": plan.epoch(cursor.epoch).hash,
+        "epoch": cursor.epoch,
+        "microbatches_consumed": cursor.consumed,
+        "left_out": {"count": len(left_out), "hash": _hash(left_out)} if len(left_out) else None,
+        "world": world,
+    }
+
+
+def seen(plan: DataPlan, cursor: Cursor) -> Ids:
+    """Content ids of this epoch's clips so far [N]; first those that the state calls left out."""
+    rows = plan.epoch(cursor.epoch).rows(cursor.consumed)
+    return np.concatenate([_left_out(plan, cursor.epoch), plan.content_ids[rows]])
+
+
+def identity(plan: DataPlan) -> dict[str, Any]:
+    """What decides the order of every epoch, as plain data."""
+    stride, marks = plan.manifest.marks()
+    return {
+        "schema": SCHEMA,
+        "rows": len(plan.manifest),
+        "fingerprint": plan.manifest.fingerprint,
+        "marks": {"stride": stride, "hashes": marks},
+        "buckets": plan.buckets.canonical,
+        "buckets_hash": plan.buckets.hash,
+        "seed": plan.seed,
+        "frame_interval": plan.frame_interval,
+        "drop_last": plan.drop_last,
+        "tail": TAIL,
+        "balance": plan.balance.state() if plan.balance is not None else None,
+    }
+
+
+def restore(
+    plan: DataPlan, state: Mapping[str, Any], before: Ids, on_mismatch: str = "fail"
+) -> Restored:
+    """The position that a checkpoint's state and its `seen` ids stand for.
+
+    Raises DataStateError when the state is damaged, and on "fail" naming the first difference.
+    """
+    if on_mismatch not in ON_MISMATCH:
+        raise DataStateError(f"--data-state {on_mismatch!r}: {', '.join(ON_MISMATCH)}")
+    _check_types(state)
+    epoch, consumed = int(state["epoch"]), int(state["microbatches_consumed"])
+    left_out = _stored_left_out(state, before)
+    plan.leave_out(epoch, left_out)  # what follows compares the epoch's order
+    different = difference(plan, state)
+    if different is None or on_mismatch == "force":
+        return Restored(Cursor(epoch, consumed), left_out, different or "")
+    nothing = np.empty(0, np.uint64)
+    if on_mismatch == "reset":
+        plan.leave_out(epoch, nothing)
+        return Restored(
+            Cursor(epoch + 1), nothing, f"{different}; epoch {epoch + 1} begins with the new data"
+        )
+    if on_mismatch == "remap":
+        plan.leave_out(epoch, before)
+        present = int(np.isin(plan.content_ids, before).sum())
+        gone = len(before) - present
+        return Restored(
+            Cursor(epoch),
+            before,
+            f"{different}; epoch {epoch} goes on without the {present:,} clips it had before"
+            + (f" ({gone:,} more of them are not in the data now)" if gone else ""),
+        )
+    raise DataStateError(
+        f"the data of the checkpoint and of this run differ: {different}",
+        hint="--data-state remap goes on in this epoch with the clips it has not seen; reset starts "
+        "a new epoch with the new data; both keep the optimizer. force goes on at the same number, "
+        "so clips may repeat or be missed",
+    )
+
+
+def difference(plan: DataPlan, state: Mapping[str, Any]) -> str | None:
+    """The first difference between a checkpoint's data and this run's, as a sentence."""
+    mine = identity(plan)
+    if state["schema"] != SCHEMA:
+        return f"the order was made by version {state['schema']} of the plan, this is {SCHEMA}"
+    if state["fingerprint"] != mine["fingerprint"]:
+        return _row_difference(plan, state)
+    if state["buckets"] != mine["buckets"]:
+        return _bucket_difference(state["buckets"], mine["buckets"])
+    for name in ("seed", "frame_interval", "drop_last", "tail"):
+        if state[name] != mine[name]:
+            return f"{name} was {state[name]}, is {mine[name]}"
+    epoch, consumed = state["epoch"], state["microbatches_consumed"]
+    if unlike := _balance_difference(plan, state.get("balance"), epoch, consumed):
+        return unlike
+    if consumed and state["plan_hash"] != plan.epoch(epoch).hash:
+        return f"the order of epoch {epoch} is another although its inputs are equal"
+    return None
+
+
+def balance_before(
+    state: Mapping[str, Any], buckets: Buckets, window: int, ranks: int, each: int
+) -> Balance | None:
+    """The balance that a checkpoint's data go on with; None when there is none for this run."""
+    _check_types(state)
+    if not state.get("balance") or state["buckets"] != buckets.canonical:
+        return None
+    before = Balance.of(state["balance"])
+    if before.window != window or len(before.costs) != len(buckets.cells):
+        return None
+    return before.continued(state["epoch"], state["microbatches_consumed"], ranks, each)
+
+
+def _left_out(plan: DataPlan, epoch: int) -> Ids:
+    here = plan.left_out is not None and plan.left_out[0] == epoch
+    return plan.left_out[1] if here and plan.left_out is not None else np.empty(0, np.uint64)
+
+
+def _stored_left_out(state: Mapping[str, Any], before: Ids) -> Ids:
+    stored = state.get("left_out")
+    ids = before[: stored["count"]] if stored else before[:0]
+    if stored and _hash(ids) != stored["hash"]:
+        raise DataStateError("the sampler's state is damaged: the clips that it leaves out")
+    return ids
+
+
+def _hash(ids: Ids) -> str:
+    return hashlib.sha256(ids.astype("<u8").tobytes()).hexdigest()
+
+
+def _row_difference(plan: DataPlan, state: Mapping[str, Any]) -> str:
+    before, now = state["rows"], len(plan.manifest)
+    stride, old = int(state["marks"]["stride"]), list(state["marks"]["hashes"])
+    new = plan.manifest.marks(stride)[1]
+    same = 0
+    while same < min(len(old), len(new)) and old[same] == new[same]:
+        same += 1
+    first = min(same * stride, before, now)
+    count = f"{before:,} rows then, {now:,} now" if before != now else f"{now:,} rows each"
+    if first >= now:
+        return f"{count}; the first {now:,} are equal"
+    last = min(first + stride, now)
+    where = f"row {last:,}" if last == first + 1 else f"rows {first + 1:,} to {last:,}"
+    path = plan.manifest.paths[first]
+    return f"{count}; the first difference is in {where} ({path} …)"
+
+
+def _bucket_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    for name in ("semantics", "draw"):
+        if before.get(name) != now[name]:
+            return f"bucket {name} was {before.get(name)}, is {now[name]}"
+    old, new = before.get("slots", {}), now["slots"]
+    for resolution in dict.fromkeys([*old, *new]):
+        was, has = old.get(resolution, {}), new.get(resolution, {})
+        for frames in dict.fromkeys([*was, *has]):
+            if was.get(frames) != has.get(frames):
+                return (
+                    f"bucket_config[{resolution!r}][{frames}] was {_entry(was.get(frames))}, "
+                    f"is {_entry(has.get(frames))}"
+                )
+    return "the order of bucket_config"
+
+
+def _entry(line: Any) -> str:
+    if line is None:
+        return "absent"
+    keep, take, batch_size = line
+    chance = keep if take is None else (keep, take)
+    return f"({chance}, {batch_size})"
+
+
+def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) -> str | None:
+    was, now = Balance.of(before) if before else None, plan.balance
+    windows = was.window if was else 0, now.window if now else 0
+    if windows[0] != windows[1]:
+        return f"dataset.balance_window was {windows[0]}, is {windows[1]}"
+    if was is None or now is None:
+        return None
+    if was.costs != now.costs:
+        return "the costs that put microbatches into steps are others"
+    before_s, now_s = was.step(epoch), now.step(epoch)
+    if consumed and before_s != now_s:
+        made = "{} ranks with {} microbatches each".format
+        return f"steps of epoch {epoch} were made of {made(*before_s)}, now of {made(*now_s)}"
+    return None
+
+
+_TYPES: dict[str, type] = {
+    "schema": int,
+    "rows": int,
+    "fingerprint": str,
+    "marks": dict,
+    "buckets": dict,
+    "seed": int,
+    "frame_interval": int,
+    "drop_last": bool,
+    "tail": str,
+    "plan_hash": str,
+    "epoch": int,
+    "microbatches_consumed": int,
+}
+
+
+def _check_types(state: Mapping[str, Any]) -> None:
+    """A state file that was cut or edited is refused by the name of its first wrong entry."""
+    if not isinstance(state, Mapping):
+        raise DataStateError("the sampler's state is damaged: not an object")
+    for name, kind in _TYPES.items():
+        value = state.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise DataStateError(f"the sampler's state is damaged: {name} is {value!r}"[:200])
+    marks = state["marks"]
+    stride, hashes = marks.get("stride"), marks.get("hashes")
+    if not isinstance(stride, int) or stride < 1 or not isinstance(hashes, list):
+        raise DataStateError("the sampler's state is damaged: marks")
+    if min(state["epoch"], state["microbatches_consumed"], state["rows"]) < 0:
+        raise DataStateError("the sampler's state is damaged: a count is below 0")
+    left_out, balance = state.get("left_out"), state.get("balance")
+    if left_out is not None and not (
+        isinstance(left_out, dict)
+        and isinstance(left_out.get("count"), int)
+        and isinstance(left_out.get("hash"), str)
+    ):
+        raise DataStateError("the sampler's state is damaged: left_out")
+    if balance is not None:
+        try:
+            Balance.of(balance)
+        except ValueError as error:
+            raise DataStateError(f"the sampler's state is damaged: {error}") from None
+    slots = state["buckets"].get("slots")
+    if not isinstance(slots, dict) or not all(isinstance(line, dict) for line in slots.values()):
+        raise DataStateError("the sampler's state is damaged: buckets")

@@ -1,0 +1,303 @@
+"""Ask about many files at once, each with a deadline: here in processes, or on the nodes of a cluster.
+
+`python -m trainer.data examine` is the node's side: questions as JSON lines on stdin, answers in any
+order on stdout. `clusterctl data` starts it on every node and carries the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from trainer.arguments import above_0, whole
+from trainer.data.video import helper_process
+from trainer.errors import TrainerError
+from trainer.runlog.json_file import parse
+
+Question = dict[str, Any]
+Answer = dict[str, Any]
+
+START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
+_ENDS_S = 2.0  # after SIGKILL; what still lives then sleeps in the kernel and is left behind
+
+
+class ExamineBroken(TrainerError):
+    """Files cannot be looked into at all (not one clip's fault); the text says why."""
+
+
+class Pool(Protocol):
+    """Somebody who answers questions."""
+
+    def ask(self, question: Question) -> Future[Answer]:
+        """An answer has what was asked for, or "error" with the reason."""
+
+    def close(self) -> None: ...
+
+
+class Examiner:
+    """One examining process, started when first needed, replaced when it is late or dies."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._text = b""
+        self._closed = False
+
+    def ask(self, question: Question) -> Answer:
+        """Raises ExamineBroken when the process cannot be started."""
+        self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+        except OSError:  # it died while nobody asked: no clip's fault
+            self._end()
+            if not question.get("again"):
+                return self.ask({**question, "again": True})
+            raise ExamineBroken("the examining process dies as soon as it is started") from None
+        answer = self._line(self._timeout_s)
+        if answer is None:
+            self._end()
+            return {"error": f"no answer within {self._timeout_s:g} s", "late": True}
+        if not answer:
+            code = self._end()
+            ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            return {"error": f"the examining process died of it: {ending}"}
+        return answer
+
+    def close(self) -> None:
+        """End the process, also from another thread and in the middle of a clip."""
+        self._closed = True
+        self._end()
+
+    def _start(self) -> None:
+        if self._closed:
+            raise ExamineBroken("examining was ended")
+        if self._process is not None:
+            return
+        home = str(Path(__file__).resolve().parents[3])
+        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+        with helper_process.signals_held():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer.data.tools.examiner", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                bufsize=0,
+            )
+        self._text = b""
+        ready = self._line(START_TIMEOUT_S)
+        if not ready or "ready" not in ready:
+            self._end()
+            why = ready.get("failed") if ready else f"no word within {START_TIMEOUT_S:g} s"
+            raise ExamineBroken(
+                f"the examining process does not start: {why or 'it ended'}",
+                hint="it needs PyAV, see docs/install.md",
+            )
+
+    def _line(self, timeout_s: float) -> Answer | None:
+        """The next answer; {} when the process has ended, None when it says nothing in time."""
+        process = self._process
+        if process is None or process.stdout is None:
+            return {}
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._text:
+            try:
+                ready, _, _ = select.select(
+                    [process.stdout], [], [], max(0.0, deadline - time.monotonic())
+                )
+                data = os.read(process.stdout.fileno(), 1 << 16) if ready else None
+            except (OSError, ValueError):
+                return {}  # closed by another thread
+            if data is None:
+                return None
+            if not data:
+                return {}
+            self._text += data
+        text, self._text = self._text.split(b"\n", 1)
+        answer: Answer = json.loads(text)
+        return answer
+
+    def _end(self) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        process.kill()
+        try:
+            process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            pass  # it sleeps in a dead mount; killed, it goes when the kernel lets it
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        return process.returncode
+
+
+class LocalPool:
+    """`workers` examining processes of this machine."""
+
+    def __init__(self, workers: int, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._mine = threading.local()
+        self._all: list[Examiner] = []
+        self._threads = ThreadPoolExecutor(max(1, workers), "examine")
+
+    def ask(self, question: Question) -> Future[Answer]:
+        return self._threads.submit(self._answer, question)
+
+    def _answer(self, question: Question) -> Answer:
+        if not hasattr(self._mine, "examiner"):
+            self._mine.examiner = Examiner(self._timeout_s)
+            self._all.append(self._mine.examiner)
+        answer: Answer = self._mine.examiner.ask(question)
+        return answer
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for examiner in self._all:
+            examiner.close()
+        self._threads.shutdown(wait=True)
+
+
+class ElsewherePool:
+    """Questions go out on one stream and answers come in on another; `clusterctl data` stands behind."""
+
+    def __init__(self, questions: IO[bytes], answers: IO[bytes]) -> None:
+        self._questions = questions
+        self._lock = threading.Lock()
+        self._open: dict[int, Future[Answer]] = {}
+        self._number = 0
+        self._ended = False
+        threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
+
+    def ask(self, question: Question) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._open[number] = future
+            ended = self._ended
+        if ended:
+            future.set_exception(_gone())
+            return future
+        try:
+            self._questions.write(json.dumps({"id": number, **question}).encode() + b"\n")
+            self._questions.flush()
+        except OSError:
+            pass  # the other side has gone; the listener says so
+        return future
+
+    def _listen(self, answers: IO[bytes]) -> None:
+        try:
+            for line in answers:
+                answer = parse(line)
+                with self._lock:
+                    future = self._open.pop(answer.pop("id"), None)
+                if future is not None:
+                    future.set_result(answer)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # what stands behind speaks no more sense: it counts as gone
+        finally:  # whoever waits for an answer must not wait for ever
+            with self._lock:
+                self._ended = True
+                left, self._open = self._open, {}
+            for future in left.values():
+                future.set_exception(_gone())
+
+    def close(self) -> None:
+        pass  # the other side sees our end
+
+
+def _gone() -> ExamineBroken:
+    return ExamineBroken(
+        "nobody is left who could look into the files",
+        hint="what is done is kept: the same command goes on where this one stopped",
+    )
+
+
+def add_pool_options(parser: argparse.ArgumentParser, clip_timeout_s: float) -> None:
+    """Options of verbs that look into files."""
+    parser.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--root", type=Path, help="folder that relative paths start from")
+    parser.add_argument(
+        "--clip-timeout-s", type=above_0, default=clip_timeout_s, metavar="S",
+        help="seconds until a clip is given up and its process replaced (%(default)s)",
+    )  # fmt: skip
+    # For clusterctl data: descriptors for questions and answers, and how many to ask ahead.
+    parser.add_argument("--elsewhere", type=int, nargs=3, help=argparse.SUPPRESS)
+
+
+def make_pool(args: argparse.Namespace) -> tuple[Pool, int]:
+    """Who answers, and how many questions should be under way."""
+    if args.elsewhere:
+        out, back, ahead = args.elsewhere
+        return ElsewherePool(os.fdopen(out, "wb"), os.fdopen(back, "rb")), ahead
+    return LocalPool(args.workers, args.clip_timeout_s), max(256, 8 * args.workers)
+
+
+def questions(what: str, paths: Sequence[str], folder: Path) -> list[Question]:
+    """One question a path; relative ones start in `folder`."""
+    return [
+        {"what": what, "path": path if path[:1] == "/" else f"{folder}/{path}"} for path in paths
+    ]
+
+
+def answers(futures: Sequence[Future[Answer]]) -> list[Mapping[str, Any]]:
+    """Wait for all; raises what went wrong with the pool, never for one clip."""
+    return [future.result() for future in futures]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers", type=whole(), default=0, help="processes; 0: one for each core"
+    )
+    parser.add_argument("--clip-timeout-s", type=above_0, default=30.0)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the questions on stdin until it ends."""
+    workers = args.workers or len(os.sched_getaffinity(0))
+    lock = threading.Lock()
+    broken: list[BaseException] = []
+
+    def say(message: Mapping[str, Any]) -> None:
+        with lock:
+            sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+            sys.stdout.buffer.flush()
+
+    pool = LocalPool(workers, args.clip_timeout_s)
+
+    def tell(number: int, future: Future[Answer]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            broken.append(error)
+            say({"failed": str(error)})
+        else:
+            say({"id": number, **future.result()})
+
+    try:
+        say({"ready": True, "workers": workers})
+        for line in sys.stdin.buffer:
+            question = json.loads(line)
+            number = question.pop("id")
+            pool.ask(question).add_done_callback(partial(tell, number))
+            if broken:
+                break
+    except BrokenPipeError:
+        pass  # nobody listens any more
+    finally:
+        pool.close()
+    return 1 if broken else 0

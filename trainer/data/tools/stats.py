@@ -1,0 +1,223 @@
+"""`stats`: what is in a manifest, and what a training config makes of it.
+
+python -m trainer.data stats manifest.csv
+python -m trainer.data stats manifest.csv stage1 --world 192 --epochs 3 --picture stats.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.arguments import whole
+from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestError
+
+if TYPE_CHECKING:
+    from trainer.data.plan.buckets import Buckets
+    from trainer.data.plan.data_plan import BucketUse
+
+SIZES_SHOWN = 12
+WARNINGS_SHOWN = 30
+_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Least, 5 %, quarter, half, three quarters, 95 % and greatest of a column."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch makes of the clips."""
+
+    epoch: int
+    clips: int  # that are in a bucket
+    microbatches: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """All that is said and drawn."""
+
+    rows: int
+    left_out: int
+    sizes: dict[str, int]  # height x width -> clips, most frequent first
+    spreads: tuple[Spread, ...]
+    unknown_fps: int
+    epochs: tuple[Epoch, ...] = ()
+    buckets: tuple[dict[str, Any], ...] = ()  # of the first epoch
+    warnings: tuple[str, ...] = field(default=())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", type=Path, help="csv, parquet or a folder of shards")
+    parser.add_argument("config", nargs="?", help="training config, a file or a short name")
+    parser.add_argument("--world", type=whole(1), default=1, help="ranks (%(default)s)")
+    parser.add_argument("--epoch", type=whole(), default=0, help="first epoch (%(default)s)")
+    parser.add_argument("--epochs", type=whole(1), default=1, help="how many (%(default)s)")
+    parser.add_argument("--picture", type=Path, metavar="PNG", help="draw histograms")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--max-wrong-rows", type=whole(), default=MAX_WRONG_ROWS, metavar="N")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 when rows would be left out of training."""
+    from trainer.data.manifest.reader import read_numbers
+    from trainer.data.tools.left_out import tell_left_out
+    from trainer.runlog.progress import RowProgress
+
+    if args.picture is not None and args.picture.suffix != ".png":
+        raise ManifestError(f"--picture {args.picture}: pictures are .png")
+    with RowProgress(f"stats {args.manifest.name}", args.quiet) as progress:
+        manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.at)
+    stats = _with_config(manifest, args) if args.config else describe(manifest)
+    print(json.dumps(document(stats)) if args.json else text(stats, args.world))
+    tell_left_out(manifest.wrong)
+    for warning in stats.warnings[:WARNINGS_SHOWN]:
+        print(f"warning: {warning}", file=sys.stderr)
+    if len(stats.warnings) > WARNINGS_SHOWN:
+        more = len(stats.warnings) - WARNINGS_SHOWN
+        print(f"warning: {more:,} more buckets train nothing (--json lists them)", file=sys.stderr)
+    if args.picture is not None:
+        from trainer.data.tools.stats_picture import draw
+
+        draw(args.picture, manifest, stats)
+        print(f"picture: {args.picture}", file=sys.stderr)
+    return 1 if manifest.wrong else 0
+
+
+def describe(manifest: Manifest) -> Stats:
+    """What can be said without a config."""
+    height, width = manifest.height.astype(np.int64), manifest.width.astype(np.int64)
+    sizes, counts = np.unique(height << 32 | width, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    fps = manifest.fps[~np.isnan(manifest.fps)]
+    columns = [
+        ("frames", "frames", manifest.num_frames),
+        ("resolution", "pixels", height * width),
+        ("aspect ratio", "height / width", height / width),
+        ("rate", "frames/s", fps),
+    ]
+    return Stats(
+        rows=len(manifest),
+        left_out=len(manifest.wrong),
+        sizes={f"{s >> 32}x{s & 0xFFFFFFFF}": int(n) for s, n in zip(sizes[order].tolist(), counts[order].tolist(), strict=True)},
+        spreads=tuple(
+            Spread(name, unit, tuple(np.quantile(values, _SHARES, method="nearest").tolist()))
+            for name, unit, values in columns
+            if len(values)
+        ),
+        unknown_fps=len(manifest) - len(fps),
+    )  # fmt: skip
+
+
+def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
+    from dataclasses import replace
+
+    from trainer.config.load import load
+    from trainer.data.plan.buckets import Buckets
+    from trainer.data.plan.data_plan import Cursor, DataPlan, uses
+
+    config = load(args.config)
+    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
+    plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
+    epochs: list[Epoch] = []
+    lines: list[BucketUse] = []
+    for number in range(args.epoch, args.epoch + args.epochs):
+        epoch = plan.epoch(number)
+        used = uses(epoch, buckets)
+        lines = lines or used
+        clips = sum(use.clips for use in used)
+        epochs.append(Epoch(number, clips, len(epoch), plan.steps(Cursor(number, 0), args.world)))
+    return replace(
+        describe(manifest),
+        epochs=tuple(epochs),
+        buckets=tuple(
+            {**use.bucket._asdict(), "name": use.bucket.name, "clips": use.clips,
+             "microbatches": use.microbatches, "left_out": use.left_out}
+            for use in lines
+        ),
+        warnings=tuple(warnings_of(lines, buckets, epochs)),
+    )  # fmt: skip
+
+
+def warnings_of(lines: Sequence[BucketUse], buckets: Buckets, epochs: Sequence[Epoch]) -> list[str]:
+    """Buckets and lines of the configuration that train nothing, and epochs without a step."""
+    said = []
+    trained = {(use.bucket.resolution, use.bucket.frames) for use in lines if use.microbatches}
+    for use in lines:
+        if not use.microbatches:
+            said.append(
+                f"{use.bucket.name} has {use.clips} clips, a batch is {use.bucket.batch_size}"
+            )
+    seen = {(use.bucket.resolution, use.bucket.frames) for use in lines}
+    for slot in buckets.slots:
+        where = (slot.resolution.name, slot.frames)
+        if slot.batch_size and slot.keep > 0 and where not in trained and where not in seen:
+            said.append(f"{slot.resolution.name} {slot.frames}f has no clip at all")
+    return said + [f"epoch {one.epoch} has no whole step" for one in epochs if not one.steps]
+
+
+def text(stats: Stats, world: int) -> str:
+    """What is printed."""
+    lines = [f"{stats.rows:,} clips" + (f", {stats.left_out:,} left out" if stats.left_out else "")]
+    lines.append(f"{'':<14}{'least':>12}{'5 %':>12}{'25 %':>12}{'50 %':>12}{'75 %':>12}{'95 %':>12}{'most':>12}")  # fmt: skip
+    for spread in stats.spreads:
+        cells = "".join(f"{_short(value):>12}" for value in spread.values)
+        lines.append(f"{spread.name:<14}{cells}  {spread.unit}")
+    if stats.unknown_fps:
+        lines.append(f"rate unknown of {stats.unknown_fps:,}")
+    shown = list(stats.sizes.items())[:SIZES_SHOWN]
+    lines += ["", *(f"{size:<14}{count:>12,}{count / stats.rows:>8.1%}" for size, count in shown)]
+    if len(stats.sizes) > len(shown):
+        rest = sum(stats.sizes.values()) - sum(count for _, count in shown)
+        lines.append(
+            f"{len(stats.sizes) - len(shown):,} other sizes{rest:>12,}{rest / stats.rows:>8.1%}"
+        )
+    if not stats.epochs:
+        return "\n".join(lines)
+    first = stats.epochs[0]
+    lines += ["", f"{first.clips:,} clips in a bucket of epoch {first.epoch}"]
+    lines.append(
+        f"{'bucket':<20}{'size':>12}{'batch':>7}{'clips':>10}{'batches':>9}{'left out':>10}"
+    )
+    for use in stats.buckets:
+        size = f"{use['height']}x{use['width']}"
+        lines.append(
+            f"{use['name']:<20}{size:>12}{use['batch_size']:>7}{use['clips']:>10,}"
+            f"{use['microbatches']:>9,}{use['left_out']:>10,}"
+        )
+    for one in stats.epochs:
+        ranks = f"{world} ranks" if world > 1 else "1 rank"
+        lines.append(
+            f"epoch {one.epoch}: {one.clips:,} clips, {one.microbatches:,} microbatches, "
+            f"{one.steps:,} steps on {ranks}"
+        )
+    return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
+
+
+def document(stats: Stats) -> dict[str, Any]:
+    """As JSON; quantiles stand under their shares."""
+    plain = asdict(stats)
+    plain["spreads"] = {
+        spread.name: dict(zip(map(str, _SHARES), spread.values, strict=True))
+        for spread in stats.spreads
+    }
+    return {"schema": 1, "command": "stats", **plain}

@@ -1,0 +1,329 @@
+"""From a file to the frames of one window at one size, on one thread.
+
+Seek to the keyframe before the window, decode no frame that neither the window nor a frame of it
+needs, and scale while converting to RGB (scale.py).
+
+No FFmpeg threads anywhere: a decoder with threads that the garbage collector frees in a forked child
+hangs forever (PyAV 18 and 19, every time).
+
+This file and decode.py run in processes without torch: they import nothing of it, unless upstream's
+own resize is asked for.
+"""
+
+# C channels · T frames · H,W height, width in pixels
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.video.decode import Window
+from trainer.data.video.scale import Put, scaler
+
+__all__ = [
+    "ClipError",
+    "ClipFacts",
+    "check_regular",
+    "open_clip",
+    "probe",
+    "read_window",
+    "scaler",
+    "video_stream",
+]
+
+# In its streams' first frames libavformat looks for what an mp4's header says already: 15 of the 17 CPU
+# ms that opening a 720p clip takes. These options let it look at nothing.
+_UNPROBED = {"skip_frame": "all", "probesize": "32"}
+# x%d.jpg is that file, not x1.jpg, x2.jpg, … Not for every name: PyAV 17.0.0 dies of it at .flv.
+_ONE_FILE = {"pattern_type": "none"}
+# Its demuxer guesses the time of most frames: two may get the same, and after a seek others.
+_GUESSED_TIMES = ("mpeg",)
+_LISTS = (
+    "hls",
+    "concat",
+    "dash",
+    "imf",
+    "sdp",
+)  # local files only: FFmpeg refuses the others itself
+_INDEXED = (".mp4", ".m4v", ".mov")
+_PYAV = int(av.__version__.split(".")[0])
+if _PYAV < 17:  # a stream has no index_entries there
+    raise ImportError(f"PyAV {av.__version__} is too old to read clips: 17 or newer is needed")
+# Nobody reads titles here, so bytes that are not UTF-8 must not refuse a clip. PyAV 19 decodes
+# them leniently by itself and no longer takes the argument.
+_ANY_TITLE: Any = {"metadata_errors": "ignore"} if _PYAV < 19 else {}
+
+
+class ClipError(Exception):
+    """This clip cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipFacts:
+    """What a manifest says about a file; size after rotation, length by the packet index."""
+
+    num_frames: int
+    height: int
+    width: int
+    fps: float
+
+
+class _SeekMissed(Exception):
+    """The first frame after the seek lies behind the window."""
+
+
+class _NeedsProbing(Exception):
+    """The header alone does not say enough."""
+
+
+def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
+    """Fill `out_CTHW` [3, frames, height, width] of `window.dtype` with RGB; returns frames a second
+    (0: unknown).
+
+    Raises ClipError for a file that cannot be opened, has no video, has damaged frames in the window
+    or fewer frames than expected.
+    """
+    check_regular(path)
+    put = scaler(window.resize)
+    try:
+        if window.resize == "torch" and _is_still_of_upstream(path):
+            return _read_still(path, window, out_CTHW)
+        if path.lower().endswith(_INDEXED):
+            try:
+                return _read(path, window, out_CTHW, put, seek=True, quick=True)
+            except (_NeedsProbing, _SeekMissed, ClipError, av.FFmpegError):
+                pass  # whatever it is, it is said by the careful way
+        try:
+            return _read(path, window, out_CTHW, put, seek=window.start > 0)
+        except _SeekMissed:  # its index is wrong; counting from the first frame is always right
+            return _read(path, window, out_CTHW, put, seek=False)
+    except MemoryError:
+        raise ClipError("needs more memory than dataset.worker_memory_mb allows") from None
+    except (av.FFmpegError, OSError) as error:
+        raise ClipError(_why(error)) from None
+
+
+def probe(path: str) -> ClipFacts:
+    """Length, size and rate from container and packet index; decodes the first frame only."""
+    check_regular(path)
+    try:
+        with open_clip(path) as container:
+            stream = video_stream(container)
+            fps = float(stream.average_rate or 0)
+            index = _index(stream)
+            # One pass: after a seek image2 (.jpg) gives no packet, and raw streams have no seek.
+            first, packets = None, 0
+            for packet in container.demux(stream):
+                packets += bool(packet.size and not packet.is_discard)
+                if first is None:
+                    first = next(iter(packet.decode()), None)
+                elif index is not None:
+                    break
+            if first is None:
+                raise ClipError("no frame")
+            height, width = first.height, first.width
+            if first.rotation % 180:
+                height, width = width, height
+            return ClipFacts(packets if index is None else index.shown, height, width, fps)
+    except (av.FFmpegError, OSError) as error:
+        raise ClipError(_why(error)) from None
+
+
+def check_regular(path: str) -> os.stat_result:
+    """Refuse what is no file: a FIFO would block in open until somebody writes to it, for ever."""
+    try:
+        facts = Path(path).stat()
+    except OSError as error:
+        raise ClipError(_why(error)) from None
+    if not stat.S_ISREG(facts.st_mode):
+        raise ClipError("not a regular file")
+    if facts.st_size == 0:
+        raise ClipError("empty file")
+    return facts
+
+
+def _why(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).strip()
+
+
+def open_clip(path: str, quick: bool = False) -> Any:
+    """The container of a clip, whatever bytes its title has. `quick` reads the header only.
+
+    Raises av.FFmpegError and OSError.
+    """
+    options = (_ONE_FILE if "%" in path else {}) | (_UNPROBED if quick else {})
+    # Absolute: FFmpeg takes what stands before a colon for a protocol (http:, concat:).
+    return av.open(str(Path(path).absolute()), options=options, **_ANY_TITLE)
+
+
+def video_stream(container: Any) -> Any:
+    """The stream to decode, on one thread. Raises ClipError where there is none."""
+    if container.format.name in _LISTS:
+        raise ClipError("a playlist of other files, not a clip")
+    if not container.streams.video:
+        raise ClipError("no video stream")
+    stream = container.streams.video[0]
+    stream.codec_context.thread_type = "NONE"
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+class _Index(NamedTuple):
+    """What a container says about its frames without being read."""
+
+    times: NDArray[np.int64]  # in the order of decoding
+    shown: int  # frames; `ffmpeg -ss -c copy` keeps some before the cut, hidden by an edit list
+
+
+def _index(stream: Any) -> _Index | None:
+    """None where the container has no complete index (mkv, ts)."""
+    entries = stream.index_entries
+    if not stream.frames or len(entries) != stream.frames:
+        return None
+    pairs = np.array([(entry.timestamp, entry.is_discard) for entry in entries], np.int64)
+    return _Index(pairs[:, 0], len(pairs) - int(pairs[:, 1].sum()))
+
+
+def _is_still_of_upstream(path: str) -> bool:
+    from trainer.data.video.upstream_resize import is_still  # torch is there by now
+
+    return is_still(path)
+
+
+def _read_still(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
+    from trainer.data.video.upstream_resize import read_still
+
+    if max(window.frames, window.expected) > 1:
+        raise ClipError(f"has 1 frames, the manifest says {window.expected}")
+    read_still(path, window, out_CTHW[:, 0])
+    return 0.0
+
+
+def _regular_times(stream: Any, index: _Index | None) -> tuple[NDArray[np.int64], int] | None:
+    """Presentation times by a whole index of frames that stand equally far apart."""
+    if index is None or stream.start_time is None:
+        return None
+    steps = np.diff(index.times)
+    regular = len(steps) > 0 and (steps == steps[0]).all() and steps[0] > 0
+    if not regular or index.shown < len(index.times):
+        return None
+    times = stream.start_time + steps[0] * np.arange(index.shown)
+    return times, int(steps[0]) // 2
+
+
+def _times(
+    container: Any, stream: Any, index: _Index | None
+) -> tuple[NDArray[np.int64], int] | None:
+    """Presentation time of each frame in order, and how far a frame's may be off; None: unknown."""
+    times = _regular_times(stream, index)
+    if times is not None:
+        return times
+    if container.format.name in _GUESSED_TIMES:
+        return None
+    # Variable rate or no index: the packets are read once, not decoded.
+    packets = [
+        packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard
+    ]
+    if not packets or any(pts is None for pts in packets) or len({*packets}) < len(packets):
+        return None  # raw streams carry no times, and one time for two frames names neither
+    return np.sort(np.array(packets, np.int64)), 0
+
+
+def _read(
+    path: str, window: Window, out_CTHW: NDArray[Any], put: Put, seek: bool, quick: bool = False
+) -> float:
+    with open_clip(path, quick) as container:
+        stream = video_stream(container)
+        fps = float(stream.average_rate or 0)
+        index = _index(stream)
+        if index is not None and index.shown < window.expected:
+            raise ClipError(f"has {index.shown} frames, the manifest says {window.expected}")
+        wanted = range(
+            window.start, window.start + window.frames * window.interval, window.interval
+        )
+        if quick:
+            times = _regular_times(stream, index)
+            if times is None or not fps:
+                raise _NeedsProbing
+        else:
+            times = _times(container, stream, index) if seek else None
+            if seek and times is None:
+                raise _SeekMissed
+        if times is not None:
+            pts, slack = times
+            if len(pts) <= wanted[-1]:
+                raise ClipError(f"has {len(pts)} frames, the manifest says {window.expected}")
+            if window.start or not quick:
+                container.seek(int(pts[window.start]), stream=stream, backward=True)
+            frames = _at_times(container, stream, pts[list(wanted)], slack)
+        else:
+            frames = _at_places(container.decode(stream), wanted)
+        found = 0
+        for frame in frames:
+            if frame.is_corrupt:
+                raise ClipError(f"frame {wanted[found]} is damaged")
+            put(frame, window, out_CTHW[:, found])
+            found += 1
+        if times is not None and found == 0:
+            raise _SeekMissed  # in a transport stream a seek lands behind the keyframe
+        if found < window.frames:
+            raise ClipError(
+                f"ends before frame {wanted[found]}, window {window.start} to {wanted[-1]}"
+            )
+        return fps
+
+
+def _at_places(frames: Iterator[Any], wanted: range) -> Iterator[Any]:
+    """The frames of these numbers, counted from the first of the file."""
+    for index, frame in enumerate(frames):
+        if index in wanted:
+            yield frame
+        if index >= wanted[-1]:
+            return
+
+
+def _at_times(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:
+    """The frames of these presentation times, in order."""
+    place = 0
+    for frame in _decoded(container, stream, wanted, slack):
+        if frame.pts is None or (place == 0 and frame.pts > wanted[0] + slack):
+            raise _SeekMissed
+        if frame.pts < wanted[place] - slack:
+            continue
+        if frame.pts > wanted[place] + slack:
+            raise ClipError("a frame inside the window is missing")
+        yield frame
+        place += 1
+        if place == len(wanted):
+            return
+
+
+def _decoded(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:
+    """Frames in order; of h264 only those that are wanted or that others refer to.
+
+    h264 marks each frame that no other refers to (nal_ref_idc 0), and half of x264's are such: with
+    one keyframe in 10 s a window near the end costs a third less. HEVC's mark means something else
+    (the same temporal layer does not refer to it), other decoders have none.
+    """
+    context = stream.codec_context
+    context.skip_frame = "DEFAULT"  # opening may have left it at "all"
+    if context.name != "h264":
+        yield from container.decode(stream)
+        return
+    near = np.concatenate([wanted - slack, wanted + slack])
+    for packet in container.demux(stream):
+        pts = packet.pts
+        if pts is not None and packet.size:
+            place = int(np.searchsorted(near[: len(wanted)], pts, "right")) - 1
+            is_wanted = place >= 0 and pts <= near[len(wanted) + place]
+            context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
+        yield from packet.decode()

@@ -1,0 +1,419 @@
+"""Decoding with a deadline: a process of its own for PyAV, and the handle that loader code holds.
+
+An FFmpeg call cannot be interrupted from Python, and a dead network mount stops it for ever. So each
+loader worker has one helper process (`python -m trainer.data.video.decode`, PyAV and numpy only, no torch)
+and gives it one clip at a time; a helper that misses the deadline or dies is killed and replaced, and
+only the clip it was at is refused. Requests and replies are JSON lines over two pipes; pixels go
+through a shared memory file of a few clips, so a clip costs no copy through a pipe and a batch no
+second time its memory. The kernel holds a helper to `memory_bytes` of its own.
+
+What sleeps in a file system that never answers (FUSE) cannot be killed: such helpers are left behind,
+and when there are many of them the decoder gives up with a sentence about the file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import math
+import mmap
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.video import helper_process
+from trainer.data.video.clip_cache import ClipCache
+from trainer.errors import TrainerError
+from trainer.runlog.telemetry import CurrentClip
+
+_AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pipe of 64 KiB
+_LONGEST_PATH = 4096  # bytes; Linux's own limit
+_PAGE = 1 << 20
+IMAGE_FPS = 120.0  # what the model is told for a still, as upstream has it
+START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
+MEMORY_BYTES = 2 << 30  # 8K video with 16 reference frames takes 0.8 GB
+_ENDS_S = 2.0  # after SIGKILL; what still lives then sleeps in the kernel and is left behind
+_LEFT_BEHIND = 16  # helpers at once: each keeps its memory until its file system answers
+
+
+class DecoderBroken(TrainerError):
+    """The helper cannot run at all (not one clip's fault); the text holds its last words."""
+
+
+class Window(NamedTuple):
+    """Frames `start`, `start` + `interval`, … of a file of at least `expected` frames, and their size."""
+
+    start: int
+    frames: int
+    interval: int
+    height: int
+    width: int
+    expected: int
+    resize: str = "bilinear"  # "area": mean of what a pixel covers; "torch": upstream's, float32
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its pixels: uint8 in 0..255, or with "torch" float32 in -1..1."""
+        return np.dtype(np.float32 if self.resize == "torch" else np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What became of one clip; `error` empty means its pixels are there."""
+
+    error: str = ""
+    fps: float = 0.0
+    cpu_s: float = 0.0  # in the helper
+    memory_bytes: int = 0  # the helper's peak resident memory so far
+    late: bool = False  # the helper was killed over it
+
+
+class Decoder:
+    """One helper process, started when first needed. Not for use by two threads at once."""
+
+    def __init__(
+        self,
+        clip_timeout_s: float = 30.0,
+        cache_bytes: int = 0,
+        role: str = "decode",
+        start_timeout_s: float = START_TIMEOUT_S,
+        memory_bytes: int = MEMORY_BYTES,
+        resize: str = "bilinear",
+    ) -> None:
+        """`cache_bytes` of decoded clips are kept in the helper; `role` names it in `ps`.
+
+        A clip that makes the helper want more than `memory_bytes` beside the cache is refused. What
+        `resize` needs is loaded before the first clip's time begins.
+        """
+        self.clip_timeout_s, self.start_timeout_s = clip_timeout_s, start_timeout_s
+        self.replaced = 0  # helpers killed or found dead
+        self._left_behind: list[subprocess.Popen[bytes]] = []
+        self._role, self._resize = role, resize
+        self._cache_bytes, self._memory_bytes = cache_bytes, memory_bytes
+        self._memory = os.memfd_create("clips", os.MFD_CLOEXEC)
+        self._map: mmap.mmap | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines = b""
+        self._owner, self._aborted = os.getpid(), False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def decode(
+        self,
+        clips: Sequence[tuple[str, Window]],
+        shape_CTHW: tuple[int, int, int, int],
+        deadline: float = math.inf,
+        out: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
+    ) -> tuple[Any, list[Reply]]:
+        """Pixels [N, C, T, H, W] and a reply for each (path, Window), in order.
+
+        `out` says where each clip's pixels go. The pixels of a clip with an error are undefined.
+        Clips not done by `deadline` (time.monotonic) have errors. Raises DecoderBroken when no helper
+        runs, when too many hang in a dead file system, or after `abort`.
+        """
+        kind = clips[0][1].dtype if clips else np.dtype(np.uint8)
+        clip_bytes = math.prod(shape_CTHW) * kind.itemsize
+        shared = self._room(_AHEAD * clip_bytes)
+        if out is None:
+            out = np.empty((len(clips), *shape_CTHW), kind)
+        replies: list[Reply | None] = [None] * len(clips)
+        todo = deque(range(len(clips)))
+        sent: deque[int] = deque()
+        turn = idle_deaths = 0  # a request's slot is its turn's: at most _AHEAD are on their way
+        while todo or sent:
+            self.start()
+            if time.monotonic() > deadline:
+                for place in (*sent, *todo):
+                    replies[place] = Reply("no time was left for it")
+                self._stop()  # what it was told to do is not wanted any more
+                break
+            try:
+                while todo and len(sent) < _AHEAD:
+                    path, window = clips[todo[0]]
+                    if len(os.fsencode(path)) > _LONGEST_PATH:
+                        replies[todo.popleft()] = Reply("path too long")
+                        continue
+                    at = (turn + len(sent)) % _AHEAD * clip_bytes
+                    self._ask({"path": path, "window": window, "at": at})
+                    sent.append(todo.popleft())
+                if not sent:
+                    continue
+                reply = self._answer(time.monotonic() + self.clip_timeout_s)
+            except (_Late, _Dead) as error:
+                # Only the clip at the head was being worked on; the others are asked for again.
+                if sent:
+                    replies[sent.popleft()] = Reply(str(error), late=isinstance(error, _Late))
+                else:  # it died before it saw a clip: no clip's fault, so not again and again
+                    idle_deaths += 1
+                    if idle_deaths > 2:
+                        raise DecoderBroken(str(error)) from None
+                todo.extendleft(reversed(sent))
+                sent.clear()
+                self._stop()
+                self.replaced += 1
+            else:
+                place = sent.popleft()
+                replies[place] = reply
+                if not reply.error:
+                    at = turn % _AHEAD * clip_bytes
+                    pixels = np.frombuffer(shared, kind, math.prod(shape_CTHW), at)
+                    out[place][...] = pixels.reshape(shape_CTHW)
+                turn += 1
+        return out, [reply for reply in replies if reply is not None]
+
+    def probe(self, path: str) -> dict[str, Any]:
+        """Facts of a file for a manifest, or {"error": why}."""
+        self.start()
+        try:
+            self._ask({"path": path, "probe": True})
+            return self._answer_line(time.monotonic() + self.clip_timeout_s)
+        except (_Late, _Dead) as error:
+            self._stop()
+            self.replaced += 1
+            return {"error": str(error)}
+
+    def close(self) -> None:
+        """End the helper. The decoder may be used again afterwards."""
+        self._stop()
+
+    def abort(self) -> None:
+        """From another thread: make a `decode` that is under way raise DecoderBroken, for good."""
+        self._aborted = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def __del__(self) -> None:
+        try:
+            self._stop()
+            os.close(self._memory)
+        except (OSError, AttributeError):
+            pass  # interpreter shutdown
+
+    def _room(self, size: int) -> mmap.mmap:
+        if self._map is None or len(self._map) < size:
+            size = -(-size // _PAGE) * _PAGE
+            os.ftruncate(self._memory, size)
+            self._map = mmap.mmap(self._memory, size)  # an older one lives while arrays use it
+        return self._map
+
+    def start(self) -> None:
+        """Start the helper if none runs. Raises DecoderBroken when it cannot, or after `abort`."""
+        if self._aborted:
+            raise DecoderBroken("decoding was ended")
+        if self._process is not None:
+            return
+        self._left_behind = [process for process in self._left_behind if process.poll() is None]
+        if len(self._left_behind) >= _LEFT_BEHIND:
+            raise DecoderBroken(
+                f"{len(self._left_behind)} decoding processes were killed and cannot end: they sleep "
+                "in a file system that does not answer",
+                hint="look at the mounts that hold the clips; bad_samples.jsonl names those that were late",
+            )
+        home = str(Path(__file__).resolve().parents[3])
+        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "CLUSTERCTL_ROLE": self._role,
+            "OMP_NUM_THREADS": "1",
+        }
+        memory, cache, parent = str(self._memory), str(self._cache_bytes), str(os.getpid())
+        limit = str(self._memory_bytes + self._cache_bytes)
+        with helper_process.signals_held():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, memory, cache, parent, limit, self._resize],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[self._memory],
+                env=environment,
+                bufsize=0,
+            )
+        self._lines = b""
+        try:
+            ready = self._answer_line(time.monotonic() + self.start_timeout_s)
+        except (_Late, _Dead) as error:
+            self._stop()
+            raise DecoderBroken(f"the decoding process does not start: {error}") from None
+        if "ready" not in ready:
+            self._stop()
+            raise DecoderBroken(f"the decoding process does not start: {ready.get('error')}")
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            raise _Dead(self._process) from None
+
+    def _answer(self, deadline: float) -> Reply:
+        line = self._answer_line(deadline)
+        return Reply(
+            str(line.get("error", "")),
+            float(line.get("fps", 0)),
+            float(line.get("cpu_s", 0)),
+            int(line.get("memory_bytes", 0)),
+        )
+
+    def _answer_line(self, deadline: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        while b"\n" not in self._lines:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise _Late(f"no answer within {self.clip_timeout_s:g} s")
+            data = os.read(fd, 1 << 16)
+            if not data:
+                raise _Dead(self._process)
+            self._lines += data
+        line, self._lines = self._lines.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None or os.getpid() != self._owner:  # a fork's copy ends nobody's helper
+            return
+        process.kill()  # nothing of it needs saving, and it may be beyond asking
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._left_behind.append(process)
+
+
+class _Late(Exception):
+    pass
+
+
+class _Dead(Exception):
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            code = process.wait(timeout=5)
+        except subprocess.TimeoutExpired:  # it closed its pipe but lives on; it is killed next
+            code = None
+        ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        super().__init__(f"the decoding process died: {ending}")
+
+
+# Below: the helper's side.
+
+
+def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize: str) -> None:
+    """Answer requests from stdin until it ends."""
+    helper_process.begin(parent, os.environ.get("CLUSTERCTL_ROLE", "decode"))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most != resource.RLIM_INFINITY:
+        memory_bytes = min(memory_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, most))
+    faulthandler.register(
+        signal.SIGUSR1, all_threads=True
+    )  # as the rank does: clusterctl dump-stacks
+    replies = os.dup(1)
+    os.dup2(2, 1)  # whatever a codec prints must not stand between the replies
+    try:
+        from trainer.data.video import clip as video
+
+        video.scaler(resize)
+    except ImportError as error:
+        _write(replies, {"error": str(error)})
+        return
+    _write(replies, {"ready": True})
+    cache = ClipCache(cache_bytes)
+    shared = _SharedPixels(memory)
+    current = CurrentClip.from_environment()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        if current:
+            current.write(request["path"])
+        began = time.process_time()
+        try:
+            answer = _answer_to(request, shared, cache, video)
+        except video.ClipError as error:
+            answer = {"error": str(error) or "cannot be read"}
+        except Exception as error:  # noqa: BLE001 - process boundary: becomes this clip's result
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answer["cpu_s"] = round(time.process_time() - began, 6)
+        answer["memory_bytes"] = peak_bytes()
+        if "error" in answer and answer["memory_bytes"] > memory_bytes / 2:
+            # a decoder that gets no memory calls the data invalid
+            answer["error"] += (
+                f" (or too little memory: {answer['memory_bytes'] >> 20} of "
+                f"{memory_bytes >> 20} MB of dataset.worker_memory_mb were in use)"
+            )
+        if current:
+            current.write("")
+        _write(replies, answer)
+
+
+class _SharedPixels:
+    """The memory both sides see; mapped anew when the other side made it larger."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._map: mmap.mmap | None = None
+
+    def view(self, start: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
+        if self._map is None or len(self._map) < start + count * kind.itemsize:
+            self._map = mmap.mmap(self._memory, os.fstat(self._memory).st_size)
+        return np.frombuffer(self._map, kind, count, start)
+
+
+def _answer_to(
+    request: dict[str, Any], shared: _SharedPixels, cache: ClipCache, video: Any
+) -> dict[str, Any]:
+    path = request["path"]
+    if request.get("probe"):
+        return asdict(video.probe(path))
+    window = Window(*request["window"])
+    shape = (3, window.frames, window.height, window.width)
+    pixels = shared.view(request["at"], math.prod(shape), window.dtype).reshape(shape)
+    if not cache.limit_bytes:
+        return {"fps": video.read_window(path, window, pixels)}
+    facts = video.check_regular(path)
+    key = (path, facts.st_mtime_ns, facts.st_size, window)
+    found = cache.get(key)
+    if found is not None:
+        pixels[...] = found[0]
+        return {"fps": found[1]}
+    fps = video.read_window(path, window, pixels)
+    cache.put(key, pixels, fps)
+    return {"fps": fps}
+
+
+def peak_bytes() -> int:
+    """Most memory that was resident at once; getrusage would count the parent's before exec."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+    return 0
+
+
+def _write(fd: int, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode() + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+if __name__ == "__main__":
+    _memory, _cache, _parent, _limit = map(int, sys.argv[1:5])
+    serve(_memory, _cache, _parent, _limit, sys.argv[5])

@@ -1,0 +1,268 @@
+"""Open-Sora 1.2's video VAE: frames to spatial latents, chunks of 17 of those to 5 latents.
+
+Numbers and keys equal upstream's (spatial_vae.module.*, temporal_vae.*, scale, shift). A latent is
+(z - shift) / scale, so that the diffusion model sees values of about one size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from trainer.errors import ConfigError
+from trainer.models.memory_budget import Room, in_batches
+from trainer.models.vae.posterior import Posterior, draw
+from trainer.models.vae.spatial import FACTOR, SpatialSettings, SpatialVAE, modern_names
+from trainer.models.vae.temporal import TemporalSettings, TemporalVAE
+from trainer.weights.load import load_weights
+from trainer.weights.source import find_source
+
+# B batch · C channels · T frames · H,W pixels · Z,h,w latent frames, height, width
+SHIFT, SCALE = (-0.10, 0.34, 0.27, 0.98), (3.85, 2.32, 2.33, 3.06)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoVAESettings:
+    """Sizes of both parts; the defaults are those of the published weights."""
+
+    spatial: SpatialSettings = field(default_factory=SpatialSettings)
+    temporal: TemporalSettings = field(default_factory=TemporalSettings)
+    micro_frame_size: int | None = 17  # frames of a chunk; chunks do not see each other. None: one
+    shift: tuple[float, ...] = SHIFT  # per latent channel
+    scale: tuple[float, ...] = SCALE
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> VideoVAESettings:
+        """From `spatial`, `temporal` and the rest as plain data; other keys are not read."""
+        own = {name: data[name] for name in ("micro_frame_size", "shift", "scale") if name in data}
+        return cls(
+            spatial=_settings(SpatialSettings, data.get("spatial", {})),
+            temporal=_settings(TemporalSettings, data.get("temporal", {})),
+            **_with_tuples(own),
+        )
+
+
+S = TypeVar("S", SpatialSettings, TemporalSettings)
+
+
+def _settings(cls: type[S], data: Mapping[str, Any]) -> S:
+    known = {item.name for item in fields(cls)}
+    return cls(**_with_tuples({name: data[name] for name in data if name in known}))
+
+
+def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+
+
+class OpenSoraVAE(nn.Module):
+    """Frozen: nothing here is differentiated. Inputs may have any dtype, weights give the compute's.
+
+    How many images or chunks go through at once is decided by memory (`room`) and changes nothing
+    but rounding.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, settings: VideoVAESettings, room: Room | None = None) -> None:
+        super().__init__()
+        self.settings, self.room = settings, room or Room()
+        self.spatial_vae = SpatialVAE(settings.spatial)
+        self.temporal_vae = TemporalVAE(settings.temporal)
+        for name, values in (("scale", settings.scale), ("shift", settings.shift)):
+            if len(values) != self.out_channels:
+                raise ConfigError(
+                    f"vae.{name} has {len(values)} values for {self.out_channels} latent channels"
+                )
+            self.register_buffer(name, torch.tensor(values)[None, :, None, None, None])
+        self.eval().requires_grad_(False)
+
+    @property
+    def out_channels(self) -> int:
+        return self.settings.temporal.embed_dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the computation; shift and scale may be wider."""
+        return self.temporal_vae.quant_conv.conv.weight.dtype
+
+    @property
+    def micro_frame_size(self) -> int | None:
+        return self.settings.micro_frame_size
+
+    def latent_size(self, video_size: tuple[int, int, int]) -> tuple[int, int, int]:
+        """(T, H, W) of a video's latent: 5 per whole chunk of 17, a quarter of the rest rounded up.
+
+        Edges are an eighth, rounded down (854 pixels: 106, which decode to 848).
+        """
+        frames, height, width = video_size
+        edge = self.settings.spatial.factor
+        return self._latent_frames(frames), height // edge, width // edge
+
+    def _latent_frames(self, frames: int) -> int:
+        chunk = self.micro_frame_size or frames
+        whole, rest = divmod(frames, chunk)
+        return whole * self.temporal_vae.length(chunk) + self.temporal_vae.length(rest)
+
+    @torch.no_grad()
+    def encode(
+        self,
+        video_BCTHW: Tensor,
+        generator: torch.Generator | None = None,
+        noises: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Latent fp32 [B, 4, Z, h, w] of pixels in -1..1, both posteriors sampled as upstream does.
+
+        Noise comes from `generator` (on its device; None: torch's own generator of the video's
+        device), the whole batch's for the frames first, then for the latent. `noises` gives it:
+        [B*T, 4, h, w] and [B, 4, Z, h, w]. Raises ValueError for a video of another kind or too
+        small, OutOfMemory when even one frame in strips does not fit.
+        """
+        self._check(video_BCTHW)
+        of_frames, of_latent = noises or (None, None)
+        spatial = self._frame_posterior(video_BCTHW)
+        if of_frames is None:
+            of_frames = draw(spatial.mean, generator)
+        posterior = self._chunk_posterior(spatial.at(of_frames), len(video_BCTHW))
+        if of_latent is None:
+            of_latent = draw(posterior.mean, generator)
+        return posterior.at(of_latent)
+
+    @torch.no_grad()
+    def encode_posterior(self, video_BCTHW: Tensor) -> Posterior:
+        """Mean and log-variance of the latent, fp32 [B, 4, Z, h, w]: what a cache keeps.
+
+        Of the frames' posterior the mean is taken: its spread (a standard deviation near 1e-3 in a
+        trained VAE) would need the network once more. Raises as `encode`.
+        """
+        self._check(video_BCTHW)
+        frames = self._frame_posterior(video_BCTHW).mean
+        return self._chunk_posterior(frames, len(video_BCTHW))
+
+    def encode_mean(self, video_BCTHW: Tensor) -> Tensor:
+        """The posterior's mean alone: no chance in it."""
+        return self.encode_posterior(video_BCTHW).mean
+
+    @torch.no_grad()
+    def decode(self, z_BCZHW: Tensor, num_frames: int) -> Tensor:
+        """Pixels [B, 3, num_frames, 8 h, 8 w], about -1..1, in the weights' dtype.
+
+        Raises ValueError when the latent is not one of that many frames.
+        """
+        if z_BCZHW.ndim != 5 or z_BCZHW.shape[1] != self.out_channels:
+            raise ValueError(
+                f"a latent is [B, {self.out_channels}, T, H, W], not {list(z_BCZHW.shape)}"
+            )
+        if num_frames < 1 or z_BCZHW.shape[2] != self._latent_frames(num_frames):
+            raise ValueError(
+                f"a latent of {z_BCZHW.shape[2]} frames cannot give {num_frames}: "
+                f"those need {self._latent_frames(max(num_frames, 1))}"
+            )
+        z = (z_BCZHW.float() * self.scale.float() + self.shift.float()).to(self.dtype)
+        frames = self._in_chunks(z, num_frames, encoding=False)
+        images = rearrange(frames, "b c t h w -> (b t) c h w")
+        video = self.spatial_vae.decode(images / FACTOR, self.room)
+        return rearrange(video, "(b t) c h w -> b c t h w", b=len(z_BCZHW))
+
+    def _check(self, video: Tensor) -> None:
+        channels, edge = self.settings.spatial.in_channels, self.settings.spatial.factor
+        if video.ndim != 5 or video.shape[1] != channels or not video.is_floating_point():
+            kind = str(video.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"a video is [B, {channels}, T, H, W] of floats in -1..1, not {kind} {list(video.shape)}"
+            )
+        if video.shape[2] < 1 or min(video.shape[3:]) < edge:
+            raise ValueError(
+                f"a video needs 1 frame of {edge} x {edge} pixels at least, not {list(video.shape[2:])}"
+            )
+
+    def _frame_posterior(self, video_BCTHW: Tensor) -> Posterior:
+        images = rearrange(video_BCTHW, "b c t h w -> (b t) c h w")
+        posterior = Posterior.of(self.spatial_vae.moments(images, self.room))
+        return posterior.scaled(FACTOR)
+
+    def _chunk_posterior(self, frames_NCHW: Tensor, batch: int) -> Posterior:
+        frames = rearrange(frames_NCHW, "(b t) c h w -> b c t h w", b=batch)
+        moments = self._in_chunks(frames.to(self.dtype), frames.shape[2], encoding=True)
+        posterior = Posterior.of(moments)
+        return posterior.moved(-self.shift.float()).scaled(1 / self.scale.float())
+
+    def _in_chunks(self, x_BCTHW: Tensor, frames: int, *, encoding: bool) -> Tensor:
+        """Through the temporal network; all whole chunks at once as far as memory allows."""
+        chunk = self.micro_frame_size or frames
+        whole, rest = divmod(frames, chunk)
+        latents = self.temporal_vae.length(chunk)
+        split = whole * (chunk if encoding else latents)
+        parts = []
+        for piece, count, length in (
+            (x_BCTHW[:, :, :split], whole, chunk),
+            (x_BCTHW[:, :, split:], min(rest, 1), rest),
+        ):
+            if count == 0:
+                continue
+            chunks = rearrange(piece, "b c (n t) h w -> (b n) c t h w", n=count)
+            sizes = self.temporal_vae.frame_bytes(length, x_BCTHW.element_size())
+            each = sizes[0 if encoding else 1] * piece.shape[3] * piece.shape[4]
+            decode = partial(self.temporal_vae.decode, frames=length)
+            network = self.temporal_vae.moments if encoding else decode
+            out = in_batches(network, chunks, each, self.room)
+            parts.append(rearrange(out, "(b n) c t h w -> b c (n t) h w", n=count))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def load_vae(
+    place: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    room: Room | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> OpenSoraVAE:
+    """The VAE of a file, a folder or (online) a hub id, on the CPU.
+
+    Sizes are the published ones unless a config.json beside the weights has `spatial` and
+    `temporal`. `overrides` (micro_frame_size, shift, scale) win over what the weights say. Raises
+    CheckpointError for weights that are missing, damaged or another model's.
+    """
+    source = find_source(place)
+    settings = VideoVAESettings.from_dict(source.config)
+    chosen = {k: v for k, v in (overrides or {}).items() if v is not None}
+    with torch.device("meta"):  # no time spent on numbers that are overwritten
+        vae = OpenSoraVAE(settings, room)
+    vae.to_empty(device="cpu")
+    # shift and scale stay fp32: bf16 rounds 3.85 to 3.84375
+    vae.spatial_vae.to(dtype)
+    vae.temporal_vae.to(dtype)
+    load_weights(vae, modern_names(source.read()), place)
+    if chosen:
+        vae.settings = replace(settings, **_with_tuples(chosen))
+        for name in ("scale", "shift"):
+            if name in chosen:
+                _set_channels(vae, name, chosen[name])
+    return vae
+
+
+def _set_channels(vae: OpenSoraVAE, name: str, values: Sequence[float]) -> None:
+    if len(values) != vae.out_channels:
+        raise ConfigError(f"vae.{name} has {len(values)} values for {vae.out_channels} channels")
+    buffer = vae.get_buffer(name)
+    buffer.copy_(torch.tensor(values).view_as(buffer))
+
+
+def save_vae(vae: OpenSoraVAE, folder: Path) -> None:
+    """Weights and sizes as `load_vae` reads them; the folder is made."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {k: v.contiguous() for k, v in vae.state_dict().items()}, folder / "model.safetensors"
+    )
+    document = {"model_type": "VideoAutoencoderPipeline", **asdict(vae.settings)}
+    (folder / "config.json").write_text(json.dumps(document, indent=1) + "\n")
