@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Resolve setup.cfg anew into lock-cuda.txt, lock-cpu.txt and lock-sources.txt, with the hash of every file.
 
+refresh.py            # every package at its newest version
+refresh.py --keep     # versions of the present lock where they still fit
+
 Needs uv (pip install uv) and a package index. One resolution serves Python 3.10 to 3.13; the CPU lock is
 the same without torch's CUDA libraries. lock-sources.txt has what is published as source only: it is
 built, so it comes after all else and with the locked setuptools.
@@ -11,6 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -28,10 +32,11 @@ HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
 
 def main() -> None:
     uv = shutil.which("uv") or str(HERE.parent / ".venv/bin/uv")
-    extras = [f"--extra={name}" for name in ("train", "wandb", "web", "dev")]
+    extras = [f"--extra={name}" for name in ("train", "wandb", "web", "docs", "dev")]
+    kept = ["--constraint=requirements/lock-cuda.txt"] if "--keep" in sys.argv[1:] else []
     resolved = compiled(
         uv, "setup.cfg", "requirements/engine.txt", *extras,
-        "--override=requirements/overrides.txt", "--universal", "--python-version=3.10",
+        "--override=requirements/overrides.txt", "--universal", "--python-version=3.10", *kept,
     )  # fmt: skip
     entries = [entry for entry in entries_of(resolved) if not NEVER.search(entry)]
     sources = [entry for entry in entries if entry.startswith(SOURCES)]
