@@ -6,10 +6,18 @@ from checks.runner import Check, all_checks
 
 SUBJECTS = {
     "active": "Nodes made to work (only with `--active`)",
-    "fleet": "GPUs of all nodes", "gpu": "GPUs", "host": "The machine", "ib": "InfiniBand and RoCE",
-    "launch": "The launch line", "net": "Network", "shell": "Shell", "software": "Software",
-    "ssh": "The way in", "storage": "Storage", "time": "Time",
-}  # fmt: skip
+    "fleet": "GPUs of all nodes",
+    "gpu": "GPUs",
+    "host": "The machine",
+    "ib": "InfiniBand and RoCE",
+    "launch": "The launch line",
+    "net": "Network",
+    "shell": "Shell",
+    "software": "Software",
+    "ssh": "The way in",
+    "storage": "Storage",
+    "time": "Time",
+}
 
 
 def render() -> str:

@@ -238,8 +238,10 @@ def compare(
         peers = f"all {len(nodes)} nodes" if len(nodes) > 1 else "one node, no peer"
         yield passed(
             f"{what} {groups[0][0]} ({peers})",
-            nodes=nodes, value=str(groups[0][0]), source="majority",
-        )  # fmt: skip
+            nodes=nodes,
+            value=str(groups[0][0]),
+            source="majority",
+        )
         return
     if most.value is None:
         seen = ", ".join(f"{value} on {len(nodes)}" for value, nodes in groups)

@@ -103,9 +103,13 @@ Examples:
   clusterctl gpus nodes.txt""",
 )
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version,
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
     help="Print the version and exit.",
-)  # fmt: skip
+)
 def group() -> None:
     """Operate GPU machines and train on them over plain ssh: a hostfile is all it needs."""
 
@@ -177,7 +181,11 @@ def _prepare_streams() -> None:
 
     A closed stdout is opened so that writing fails: its lines are data, and would be lost in silence.
     """
-    for descriptor, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):  # fmt: skip
+    for descriptor, name, flags in (
+        (0, "stdin", os.O_RDONLY),
+        (1, "stdout", os.O_RDONLY),
+        (2, "stderr", os.O_WRONLY),
+    ):
         if getattr(sys, name) is None:
             os.open(os.devnull, flags)  # takes the lowest free number: this one
             setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115

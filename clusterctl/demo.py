@@ -250,9 +250,17 @@ def _train(
 def _sample(run: _Trained, data: Path, say: Callable[[str], None]) -> None:
     """A video for every prompt, the sheet of them and the loss curve."""
     _python(
-        "trainer.infer", run.run_dir / "config.json", "--ckpt-path", run.run_dir,
-        "--prompt-path", data / "prompts.txt", "--save-dir", run.samples, "--upscale", 8,
-    )  # fmt: skip
+        "trainer.infer",
+        run.run_dir / "config.json",
+        "--ckpt-path",
+        run.run_dir,
+        "--prompt-path",
+        data / "prompts.txt",
+        "--save-dir",
+        run.samples,
+        "--upscale",
+        8,
+    )
     _python("trainer.pictures", run.run_dir)
     say(f"samples    40 videos and {run.contact_sheet}")
 

@@ -85,10 +85,23 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SOURCE_OPTIONS = (
-    click.option("--run", "--run-dir", "run_dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory. Default: the one below outputs/ that was written last."),
+    click.option(
+        "--run",
+        "--run-dir",
+        "run_dir",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Run directory. Default: the one below outputs/ that was written last.",
+    ),
     click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes."),
-    click.option("--interval", type=Duration(0.2, 60), default=1.0, show_default=True, help="Seconds between readings."),
-)  # fmt: skip
+    click.option(
+        "--interval",
+        type=Duration(0.2, 60),
+        default=1.0,
+        show_default=True,
+        help="Seconds between readings.",
+    ),
+)
 
 
 def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,8 +137,16 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         return function(*args, **kwargs)
 
-    wrapped = click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", envvar="CLUSTERCTL_COLOR", help="Colour on a terminal (auto), always or never.")(wrapped)  # fmt: skip
-    wrapped = click.option("-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases.")(wrapped)  # fmt: skip
+    wrapped = click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        envvar="CLUSTERCTL_COLOR",
+        help="Colour on a terminal (auto), always or never.",
+    )(wrapped)
+    wrapped = click.option(
+        "-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases."
+    )(wrapped)
     wrapped = click.option("-q", "--quiet", is_flag=True, help="Only the verdict.")(wrapped)
     return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(
         wrapped

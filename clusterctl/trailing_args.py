@@ -68,6 +68,8 @@ class PassingCommand(click.Command):
 
 def _is_cluster_of_flags(word: str, takes_value: dict[str, bool]) -> bool:
     """`-vv`, `-qv`."""
-    return len(word) > 2 and word[0] == "-" != word[1] and all(
-        takes_value.get(f"-{letter}") is False for letter in word[1:]
-    )  # fmt: skip
+    return (
+        len(word) > 2
+        and word[0] == "-" != word[1]
+        and all(takes_value.get(f"-{letter}") is False for letter in word[1:])
+    )

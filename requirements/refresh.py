@@ -35,9 +35,15 @@ def main() -> None:
     extras = [f"--extra={name}" for name in ("train", "wandb", "web", "docs", "dev")]
     kept = ["--constraint=requirements/lock-cuda.txt"] if "--keep" in sys.argv[1:] else []
     resolved = compiled(
-        uv, "setup.cfg", "requirements/engine.txt", *extras,
-        "--override=requirements/overrides.txt", "--universal", "--python-version=3.10", *kept,
-    )  # fmt: skip
+        uv,
+        "setup.cfg",
+        "requirements/engine.txt",
+        *extras,
+        "--override=requirements/overrides.txt",
+        "--universal",
+        "--python-version=3.10",
+        *kept,
+    )
     entries = [entry for entry in entries_of(resolved) if not NEVER.search(entry)]
     sources = [entry for entry in entries if entry.startswith(SOURCES)]
     wheels = [entry for entry in entries if entry not in sources]
@@ -51,9 +57,22 @@ def main() -> None:
 
 def compiled(uv: str, *words: str, text: str | None = None) -> str:
     done = subprocess.run(
-        [uv, "pip", "compile", *words, "--generate-hashes", "--no-header", "--no-annotate", "--quiet"],
-        cwd=HERE.parent, input=text, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            uv,
+            "pip",
+            "compile",
+            *words,
+            "--generate-hashes",
+            "--no-header",
+            "--no-annotate",
+            "--quiet",
+        ],
+        cwd=HERE.parent,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(f"error: uv could not resolve it\n{done.stderr.strip()}")
     return done.stdout
@@ -68,7 +87,9 @@ def cpu_hashes(uv: str, torch: str) -> list[str]:
     """Of torch's CPU builds; those of the old lock where their index cannot be reached."""
     version = torch.split()[0]
     try:
-        return HASH.findall(compiled(uv, "-", "--no-deps", f"--default-index={CPU_INDEX}", text=f"{version}+cpu\n"))  # fmt: skip
+        return HASH.findall(
+            compiled(uv, "-", "--no-deps", f"--default-index={CPU_INDEX}", text=f"{version}+cpu\n")
+        )
     except SystemExit as error:
         print(
             f"{CPU_INDEX} could not be read, the hashes of CPU builds stay as they are\n  {error}"

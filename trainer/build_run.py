@@ -120,14 +120,21 @@ def assemble(
         journal.event("data", note)
     loader = engine.together(
         lambda: build_loader(
-            plan, cursor, engine.rank, engine.world, config.num_workers, config,
-            each=config.accumulation_steps, features=features,
+            plan,
+            cursor,
+            engine.rank,
+            engine.world,
+            config.num_workers,
+            config,
+            each=config.accumulation_steps,
+            features=features,
         )
-    )  # fmt: skip
+    )
     if not len(loader) and (begin := loader.next_place(config.epochs)) is not None:
         journal.event(
-            "data", f"less than a step is left of epoch {cursor.epoch}: the data go on in epoch {begin.epoch}"
-        )  # fmt: skip
+            "data",
+            f"less than a step is left of epoch {cursor.epoch}: the data go on in epoch {begin.epoch}",
+        )
     journal.event("loss", LOSS_WEIGHTING)
     for note in config.notes:
         journal.event("note", note)
@@ -143,13 +150,25 @@ def assemble(
         saver.prepare(engine.weights_to_save())
     fresh = config.start_from_scratch
     return Run(
-        config=config, engine=engine, parts=parts, plan=plan, loader=loader, ema=ema,
-        schedule=schedule, journal=journal, saver=saver, run_dir=run_dir, clock=Clock(heartbeat), model=model,
+        config=config,
+        engine=engine,
+        parts=parts,
+        plan=plan,
+        loader=loader,
+        ema=ema,
+        schedule=schedule,
+        journal=journal,
+        saver=saver,
+        run_dir=run_dir,
+        clock=Clock(heartbeat),
+        model=model,
         step=0 if fresh else running.get("global_step", 0),
         samples=0 if fresh else running.get("samples", 0),
         bad_clips=set() if taken is None or fresh else set(taken.bad_clips),
-        saved_at=taken.running["global_step"] if taken is not None and taken.path.parent == run_dir and not fresh else -1,
-    )  # fmt: skip
+        saved_at=taken.running["global_step"]
+        if taken is not None and taken.path.parent == run_dir and not fresh
+        else -1,
+    )
 
 
 def _left_out(manifest: Manifest) -> str:

@@ -88,7 +88,11 @@ class Run:
         each = self.config.accumulation_steps
         whole = len(self.plan.epoch(self.loader.cursor.epoch)) // (self.engine.world * each)
         left = len(self.loader) // each + later * whole
-        return self.step + left if self.config.max_steps is None else min(self.config.max_steps, self.step + left)  # fmt: skip
+        return (
+            self.step + left
+            if self.config.max_steps is None
+            else min(self.config.max_steps, self.step + left)
+        )
 
     @property
     def is_over(self) -> bool:
@@ -263,10 +267,12 @@ def _require_numbers(number: int, told: Mapping[str, Sequence[float]]) -> None:
         ranks = [rank for rank, value in enumerate(told[name]) if not math.isfinite(value)]
         if ranks:
             said = words.format(number, told[name][ranks[0]])
-            raise agreed(Diverged(
-                f"{said} on rank {', '.join(map(str, ranks))}; all ranks stop, and nothing of this step is saved",
-                hint="resume from the newest checkpoint with a smaller lr or grad_clip",
-            ))  # fmt: skip
+            raise agreed(
+                Diverged(
+                    f"{said} on rank {', '.join(map(str, ranks))}; all ranks stop, and nothing of this step is saved",
+                    hint="resume from the newest checkpoint with a smaller lr or grad_clip",
+                )
+            )
 
 
 def _count_bad(run: Run, share: Share) -> None:
@@ -274,11 +280,13 @@ def _count_bad(run: Run, share: Share) -> None:
     for paths in run.engine.gather_objects([path for _, path, _ in share.bad]):
         run.bad_clips.update(paths)
     if len(run.bad_clips) > run.config.max_bad_samples:
-        raise agreed(TooManyBadSamples(
-            f"{len(run.bad_clips)} clips could not be read, more than max_bad_samples = {run.config.max_bad_samples}",
-            hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them with their reasons; make a manifest without "
-            f"them: {leave_out_bad(run.plan.manifest.source)}",
-        ))  # fmt: skip
+        raise agreed(
+            TooManyBadSamples(
+                f"{len(run.bad_clips)} clips could not be read, more than max_bad_samples = {run.config.max_bad_samples}",
+                hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them with their reasons; make a manifest without "
+                f"them: {leave_out_bad(run.plan.manifest.source)}",
+            )
+        )
 
 
 def _next(run: Run, batches: Iterator[dict[str, Any]], share: Share) -> dict[str, Any]:
@@ -431,8 +439,12 @@ def _tell(run: Run, done: Iterable[Saved]) -> None:
             f"{saved.path.name} in {saved.seconds:.1f} s, {saved.stall_s:.2f} s of them waited for"
         )
         run.journal.event(
-            "checkpoint", text, step=saved.step, path=str(saved.path),
-            seconds=saved.seconds, stall_s=saved.stall_s,
-        )  # fmt: skip
+            "checkpoint",
+            text,
+            step=saved.step,
+            path=str(saved.path),
+            seconds=saved.seconds,
+            stall_s=saved.stall_s,
+        )
         for note in saved.notes:
             run.journal.event("note", note, step=saved.step)

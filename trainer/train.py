@@ -83,13 +83,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("config", help="config file, or a short name of trainer/configs")
     parser.add_argument("--run-dir", type=Path, help="default: the next free outputs/NNN-<model>")
     parser.add_argument(
-        "--data-state", choices=("fail", "reset", "force", "remap"), default="fail",
+        "--data-state",
+        choices=("fail", "reset", "force", "remap"),
+        default="fail",
         help="with --load, when the data are not the checkpoint's",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--allow-partial", action="store_true",
+        "--allow-partial",
+        action="store_true",
         help="with --ckpt-path, start although less than 99 %% of the tensors are there",
-    )  # fmt: skip
+    )
     return parser
 
 
@@ -265,9 +268,21 @@ def _commit() -> str | None:
     home = Path(__file__).resolve().parent
     try:
         done = subprocess.run(
-            ["git", "-C", str(home), "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+            [
+                "git",
+                "-C",
+                str(home),
+                "describe",
+                "--always",
+                "--dirty=+",
+                "--abbrev=40",
+                "--exclude=*",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

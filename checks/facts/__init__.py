@@ -5,14 +5,7 @@ The lowest vocabulary of the house, not only of the checks. A value that could n
 This is the one door: everybody imports from `checks.facts`, the files are sorted by subject.
 """
 
-from checks.facts.active import (
-    Active,
-    BadLink,
-    Collectives,
-    DeviceSpeed,
-    DoorSeen,
-    SharedSeen,
-)
+from checks.facts.active import Active, BadLink, Collectives, DeviceSpeed, DoorSeen, SharedSeen
 from checks.facts.clock import ChronyTracking, Clock, Exchange, TimeSource
 from checks.facts.fleet import Fleet, LaunchNeeds
 from checks.facts.gpu import Gpu, GpuFacts, GpuHealth, GpuProcess, GpuState, NvLinks

@@ -35,8 +35,13 @@ class Mount:
     def is_network(self) -> bool:
         kind = self.kind.lower()
         return kind.startswith(("nfs", "fuse", "cifs", "smb", "ceph", "9p")) or kind in (
-            "lustre", "beegfs", "gpfs", "wekafs", "glusterfs", "virtiofs",
-        )  # fmt: skip
+            "lustre",
+            "beegfs",
+            "gpfs",
+            "wekafs",
+            "glusterfs",
+            "virtiofs",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,10 @@ def _cards(fleet: Fleet) -> Iterator[Suggestion]:
     if chosen.name == "NCCL_IB_HCA" and chosen.value is not None:
         yield _gdr_level(fleet)
         yield Suggestion(
-            "NCCL_IB_PCI_RELAXED_ORDERING", "1", "PCIe writes of the cards need not wait for each other"
-        )  # fmt: skip
+            "NCCL_IB_PCI_RELAXED_ORDERING",
+            "1",
+            "PCIe writes of the cards need not wait for each other",
+        )
         yield from _gid_index(fleet, chosen.value)
 
 
@@ -216,8 +218,10 @@ def _gloo(chosen: Suggestion) -> Iterator[Suggestion]:
     """gloo takes one exact name, without `=`."""
     if chosen.value is not None and "," not in chosen.value:
         yield Suggestion(
-            "GLOO_SOCKET_IFNAME", chosen.value.removeprefix("="), "the same for gloo, which takes one name"
-        )  # fmt: skip
+            "GLOO_SOCKET_IFNAME",
+            chosen.value.removeprefix("="),
+            "the same for gloo, which takes one name",
+        )
 
 
 def _p2p_level(fleet: Fleet) -> Suggestion:

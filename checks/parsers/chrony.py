@@ -16,9 +16,13 @@ from checks.facts import ChronyTracking, Maybe, Section, TimeSource, Unknown
 from checks.parsers.section import text_of
 
 STATES = {
-    "*": "selected", "+": "combined", "-": "excluded", "x": "falseticker", "?": "unreachable",
+    "*": "selected",
+    "+": "combined",
+    "-": "excluded",
+    "x": "falseticker",
+    "?": "unreachable",
     "~": "jittery",
-}  # fmt: skip
+}
 NEVER = 4294967295  # LastRx of a server that has not answered yet
 _SCALE = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 

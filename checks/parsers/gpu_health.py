@@ -9,24 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from checks.facts import (
-    NOT_ASKED,
-    GpuHealth,
-    Maybe,
-    NvLinks,
-    Section,
-    Unknown,
-)
+from checks.facts import NOT_ASKED, GpuHealth, Maybe, NvLinks, Section, Unknown
 from checks.parsers.nvidia_smi import is_no_value, no_value, parse_quantity
 from checks.parsers.section import text_of
 
 REASONS = {
-    "Idle": "idle", "Applications Clocks Setting": "applications clocks", "SW Power Cap": "power cap",
-    "HW Slowdown": "hw slowdown", "HW Thermal Slowdown": "hw thermal",
-    "HW Power Brake Slowdown": "power brake", "HW Power Braking": "power brake",
-    "Sync Boost": "sync boost", "SW Thermal Slowdown": "sw thermal",
+    "Idle": "idle",
+    "Applications Clocks Setting": "applications clocks",
+    "SW Power Cap": "power cap",
+    "HW Slowdown": "hw slowdown",
+    "HW Thermal Slowdown": "hw thermal",
+    "HW Power Brake Slowdown": "power brake",
+    "HW Power Braking": "power brake",
+    "Sync Boost": "sync boost",
+    "SW Thermal Slowdown": "sw thermal",
     "Display Clock Setting": "display clock",
-}  # fmt: skip
+}
 """Names of nvidia-smi for the bits of clocks_event_reasons, and ours."""
 
 
@@ -149,19 +147,25 @@ def _health(words: Mapping[str, str], failed: str) -> GpuHealth:
         ecc=get.flag("enabled", "disabled", "ECC Mode/Current", "Ecc Mode/Current"),
         corrected_volatile=get.total(volatile + "SRAM Correctable", volatile + "DRAM Correctable"),
         uncorrected_volatile=get.total(
-            volatile + "DRAM Uncorrectable", volatile + "SRAM Uncorrectable",
-            volatile + "SRAM Uncorrectable Parity", volatile + "SRAM Uncorrectable SEC-DED",
+            volatile + "DRAM Uncorrectable",
+            volatile + "SRAM Uncorrectable",
+            volatile + "SRAM Uncorrectable Parity",
+            volatile + "SRAM Uncorrectable SEC-DED",
         ),
         sram_uncorrected_aggregate=get.total(
             aggregate + "SRAM Uncorrectable",
-            aggregate + "SRAM Uncorrectable Parity", aggregate + "SRAM Uncorrectable SEC-DED",
+            aggregate + "SRAM Uncorrectable Parity",
+            aggregate + "SRAM Uncorrectable SEC-DED",
         ),
         sram_threshold_exceeded=get.flag("yes", "no", aggregate + "SRAM Threshold Exceeded"),
         remapped_uncorrectable=get.whole("Remapped Rows/Uncorrectable Error"),
         remap_pending=get.flag("yes", "no", "Remapped Rows/Pending"),
         remap_failure=get.flag("yes", "no", "Remapped Rows/Remapping Failure Occurred"),
         pages_pending=get.flag(
-            "yes", "no", "Retired Pages/Pending Page Blacklist", "Retired Pages/Pending Page Retirement"
+            "yes",
+            "no",
+            "Retired Pages/Pending Page Blacklist",
+            "Retired Pages/Pending Page Retirement",
         ),
         recovery_action=get.text("GPU Recovery Action"),
         reset_required=get.flag("yes", "no", "GPU Reset Status/Reset Required"),
@@ -177,7 +181,7 @@ def _health(words: Mapping[str, str], failed: str) -> GpuHealth:
         max_sm_mhz=get.number("Max Clocks/SM"),
         fabric_state=get.text("Fabric/State"),
         fabric_status=get.text("Fabric/Status"),
-    )  # fmt: skip
+    )
 
 
 def _margin(get: _Words) -> Maybe[float]:

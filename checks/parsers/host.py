@@ -23,12 +23,7 @@ from checks.facts import (
     Section,
     Unknown,
 )
-from checks.parsers.gpu_health import (
-    bus_key,
-    parse_details,
-    parse_nvlinks,
-    parse_topology,
-)
+from checks.parsers.gpu_health import bus_key, parse_details, parse_nvlinks, parse_topology
 from checks.parsers.infiniband import parse_fabric
 from checks.parsers.kernel_log import parse_kernel_log
 from checks.parsers.machine import (

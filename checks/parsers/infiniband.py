@@ -15,20 +15,35 @@ from checks.facts import NOT_ASKED, Fabric, Gid, IbPort, Maybe, Section, Unknown
 from checks.parsers.section import text_of
 
 ERROR_COUNTERS = (
-    "link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors",
-    "excessive_buffer_overrun_errors", "local_link_integrity_errors", "port_rcv_constraint_errors",
-    "port_xmit_constraint_errors", "out_of_sequence", "packet_seq_err", "local_ack_timeout_err",
-    "rnr_nak_retry_err", "roce_adp_retrans_to", "req_remote_access_errors",
-)  # fmt: skip
+    "link_downed",
+    "link_error_recovery",
+    "symbol_error",
+    "port_rcv_errors",
+    "excessive_buffer_overrun_errors",
+    "local_link_integrity_errors",
+    "port_rcv_constraint_errors",
+    "port_xmit_constraint_errors",
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans_to",
+    "req_remote_access_errors",
+)
 """Counters whose growth says something; their values say nothing (a healthy capture holds 14)."""
 
 _LINE = re.compile(r"^(?:/sys/class/infiniband/)?([\w.-]+)/(\S+)(?:\t| {2,})(.*)$")
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)\b(?:\s*(Gb|Mb)/sec)?")
 _STATES = {"initializing": "INIT", "initialize": "INIT", "active_defer": "ACTIVE"}
 _PHYSICAL = {
-    "link_up": "LinkUp", "linkup": "LinkUp", "disabled": "Disabled", "polling": "Polling",
-    "nop": "NOP", "sleep": "Sleep", "linkerrorrecovery": "LinkErrorRecovery",
-}  # fmt: skip
+    "link_up": "LinkUp",
+    "linkup": "LinkUp",
+    "disabled": "Disabled",
+    "polling": "Polling",
+    "nop": "NOP",
+    "sleep": "Sleep",
+    "linkerrorrecovery": "LinkErrorRecovery",
+}
 
 
 def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[Fabric]:

@@ -10,9 +10,15 @@ from checks.facts import Exchange, Maybe, Section, TimeSource, Unknown
 from checks.parsers.section import text_of
 
 _TALLY = {
-    "*": "selected", "o": "pps", "+": "combined", "#": "excluded", "-": "excluded", ".": "excluded",
-    "x": "falseticker", " ": "unreachable",
-}  # fmt: skip
+    "*": "selected",
+    "o": "pps",
+    "+": "combined",
+    "#": "excluded",
+    "-": "excluded",
+    ".": "excluded",
+    "x": "falseticker",
+    " ": "unreachable",
+}
 STA_UNSYNC = 0x40
 
 

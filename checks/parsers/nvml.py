@@ -13,10 +13,16 @@ from checks.parsers.nvidia_smi import Owner, parse_owners
 from checks.parsers.section import text_of, unreadable
 
 REASON_BITS = {
-    0x1: "idle", 0x2: "applications clocks", 0x4: "power cap", 0x8: "hw slowdown",
-    0x10: "sync boost", 0x20: "sw thermal", 0x40: "hw thermal", 0x80: "power brake",
+    0x1: "idle",
+    0x2: "applications clocks",
+    0x4: "power cap",
+    0x8: "hw slowdown",
+    0x10: "sync boost",
+    0x20: "sw thermal",
+    0x40: "hw thermal",
+    0x80: "power brake",
     0x100: "display clock",
-}  # fmt: skip
+}
 
 
 def parse_nvml(section: Section | None, owners: Section | None = None) -> GpuFacts | None:
@@ -90,9 +96,15 @@ class _Values:
 
 _COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
 _RECOVERY_WORDS = (
-    "None", "Reset", "Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain", "Bus Reset",
+    "None",
+    "Reset",
+    "Reboot",
+    "Drain P2P",
+    "Drain and Reset",
+    "Recover IMEX Domain",
+    "Bus Reset",
     "System Reboot",
-)  # fmt: skip
+)
 _RECOVERY = dict(enumerate(_RECOVERY_WORDS))
 
 

@@ -22,11 +22,12 @@ def _middle(values: list[float]) -> float:
 
 
 @check(
-    "active.matmul", scope="active",
+    "active.matmul",
+    scope="active",
     bad="GPU: WARN 5 %, FAIL 10 % under the median of its model, FAIL under 0.65 of what the model reaches; CPU: FAIL under half of the median",
     how="torch multiplies matrices for 2 s on all devices at once, bf16 on a GPU, fp32 on a CPU; slow ones again, the better try counts",
     fix="nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE there; another load? leave the node out: -x",
-)  # fmt: skip
+)
 def matmul(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every device multiplies matrices as fast as the others of its model.
 
@@ -53,9 +54,12 @@ def matmul(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             is_fail, evidence, expected, source = worst
             more = f", and {len(found) - 1} more" if len(found) > 1 else ""
             yield (fail if is_fail else warn)(
-                evidence + more, nodes=(node,), expected=expected, source=source,
+                evidence + more,
+                nodes=(node,),
+                expected=expected,
+                source=source,
                 fix="its power limit, clocks, heat and other load there; leave it out: -x " + node,
-            )  # fmt: skip
+            )
 
 
 def _slow(
@@ -105,11 +109,12 @@ def _env_fix(reason: str) -> str | None:
 
 
 @check(
-    "active.allreduce", scope="active",
+    "active.allreduce",
+    scope="active",
     bad="FAIL: fails, hangs, or under half (on a CPU a tenth) of the median node's best pair, and again; UNKNOWN where nobody can tell which one",
     how="torch.distributed (nccl, or gloo on a CPU) sums over pairs along the ring of nodes, then over all, then over halves of what fails",
     fix="leave one node out: -x; its cable, NIC counters, MTU, firewall to the other",
-)  # fmt: skip
+)
 def allreduce(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The nodes sum numbers together: no node and no link between two of them fails, hangs or is slow.
 
@@ -124,19 +129,24 @@ def allreduce(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     for node, why in seen.bad_nodes.items():
         told.add(node)
         yield fail(
-            f"the node is bad in all-reduce: {why}", nodes=(node,), action=Action.SERVICE,
+            f"the node is bad in all-reduce: {why}",
+            nodes=(node,),
+            action=Action.SERVICE,
             fix=f"leave it out: -x {node}; then look at its processes, NIC and cable",
-        )  # fmt: skip
+        )
     for link in seen.bad_links:
         told |= {link.first, link.second}
         yield fail(
             f"the link {link.first} - {link.second} is bad in all-reduce: {link.why}",
             nodes=(link.first, link.second),
             fix=f"one of them is enough to leave out: -x {link.second}; route, firewall and cable between them",
-        )  # fmt: skip
+        )
     for group, why in seen.unclear:
         told |= set(group)
-        yield unknown(f"all-reduce is bad among these, and it cannot be told whose fault it is: {why}", nodes=group)  # fmt: skip
+        yield unknown(
+            f"all-reduce is bad among these, and it cannot be told whose fault it is: {why}",
+            nodes=group,
+        )
     for node, why in seen.unknown.items():
         if node not in told:
             told.add(node)
@@ -149,11 +159,12 @@ def allreduce(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "active.port", scope="active",
+    "active.port",
+    scope="active",
     bad="FAIL if the port is held, or closed to everybody who tried, or to one node; UNKNOWN where no node could try",
     how="each node listens on the rendezvous port and says a secret word; the next in the ring, all for the first node, connect; two more where that fails",
     fix="the firewall's line on that node; or another --master-port",
-)  # fmt: skip
+)
 def port(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """The port where ranks meet can be reached on every node from the next, on the first one from all.
 
@@ -170,17 +181,25 @@ def port(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         why = next(iter(door.deaf.values()), "")
         fix = f"sudo iptables -S on {node}; the line that lets the nodes reach port {door.port}"
         if door.port is None:
-            yield fail(f"the port cannot be listened on: {door.holder}", nodes=(node,),
-                       fix="end its holder, or another --master-port")  # fmt: skip
+            yield fail(
+                f"the port cannot be listened on: {door.holder}",
+                nodes=(node,),
+                fix="end its holder, or another --master-port",
+            )
         elif door.deaf and not door.heard:
             names = ", ".join(door.deaf)
-            yield fail(f"port {door.port} is closed to all who tried, {names}: {why}", nodes=(node,), fix=fix)  # fmt: skip
+            yield fail(
+                f"port {door.port} is closed to all who tried, {names}: {why}",
+                nodes=(node,),
+                fix=fix,
+            )
         elif door.deaf:
             for other, reason in door.deaf.items():
                 yield fail(
                     f"{other} cannot reach port {door.port} of {node}, others can: {reason}",
-                    nodes=(other,), fix=f"routes and firewall from {other} to {node}",
-                )  # fmt: skip
+                    nodes=(other,),
+                    fix=f"routes and firewall from {other} to {node}",
+                )
         elif door.heard:
             yield passed(f"port {door.port} answers", nodes=(node,))
         else:
@@ -188,10 +207,12 @@ def port(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "active.token", scope="active", bad="WARN over 2 s; FAIL not seen within 10 s, another content, or hanging",
+    "active.token",
+    scope="active",
+    bad="WARN over 2 s; FAIL not seen within 10 s, another content, or hanging",
     how="one node writes a token into the folder of --shared, all others look for it; then it is removed",
     fix="mount on that node: is it the same server, and how long may it remember (actimeo)?",
-)  # fmt: skip
+)
 def token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """What one node writes into the shared folder is there for all others within seconds.
 
@@ -203,36 +224,47 @@ def token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         yield skip("no --shared folder was named")
         return
     if active.write_error:
-        yield fail(f"cannot write into the shared folder: {active.write_error}",
-                   nodes=(active.writer,), fix="its permissions, its room: df -h there")  # fmt: skip
+        yield fail(
+            f"cannot write into the shared folder: {active.write_error}",
+            nodes=(active.writer,),
+            fix="its permissions, its room: df -h there",
+        )
     for node, seen in active.shared.items():
         names, fix = (node,), "mount there, and the server's name in it"
         if seen.hung:
             yield fail("the shared folder hangs", nodes=names, fix=fix)
         elif isinstance(seen.seen_s, Unknown) and active.write_error:
-            yield unknown(f"nothing was written: {seen.seen_s.reason}", nodes=names, because="active.token")  # fmt: skip
+            yield unknown(
+                f"nothing was written: {seen.seen_s.reason}", nodes=names, because="active.token"
+            )
         elif isinstance(seen.seen_s, Unknown):
             lost = "could not be asked" in seen.seen_s.reason
             words = f"the token of {active.writer}: {seen.seen_s.reason}"
             yield unknown(words, nodes=names) if lost else fail(words, nodes=names, fix=fix)
         elif seen.seen_s > limits.active_token_warn_s:
-            yield warn(f"the token of {active.writer} came after {seen.seen_s:.1f} s", nodes=names, fix=fix)  # fmt: skip
+            yield warn(
+                f"the token of {active.writer} came after {seen.seen_s:.1f} s", nodes=names, fix=fix
+            )
         else:
             yield passed("sees what the others write", nodes=names)
 
 
 @check(
-    "active.read", scope="active", bad="WARN under half of the median; FAIL what is read is not what was written; UNKNOWN without an answer",
+    "active.read",
+    scope="active",
+    bad="WARN under half of the median; FAIL what is read is not what was written; UNKNOWN without an answer",
     how="all nodes at once read 64 MiB that one has written into the folder of --shared, past their own page cache",
     fix="its mount options, its link to the server, other load",
-)  # fmt: skip
+)
 def read(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every node reads the shared folder, all at once, about as fast as the others, and reads it right."""
     active = _of(fleet)
     if not active.writer:
         yield skip("no --shared folder was named")
         return
-    known = [one.read_bytes_s for one in active.shared.values() if isinstance(one.read_bytes_s, float)]  # fmt: skip
+    known = [
+        one.read_bytes_s for one in active.shared.values() if isinstance(one.read_bytes_s, float)
+    ]
     for node, seen in active.shared.items():
         speed = seen.read_bytes_s
         if isinstance(speed, Unknown):
@@ -242,9 +274,12 @@ def read(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
                 yield unknown(speed.reason, nodes=(node,), because="active.token")
         elif len(known) > 2 and speed < limits.active_read_share * _middle(known):
             yield warn(
-                f"reads {rate(speed)}, the median is {rate(_middle(known))}", nodes=(node,),
-                value=rate(speed), expected=rate(_middle(known)), source="majority",
+                f"reads {rate(speed)}, the median is {rate(_middle(known))}",
+                nodes=(node,),
+                value=rate(speed),
+                expected=rate(_middle(known)),
+                source="majority",
                 fix="its mount options and its link to the server",
-            )  # fmt: skip
+            )
         else:
             yield passed(f"reads {rate(speed)}", nodes=(node,))

@@ -34,12 +34,14 @@ def _fabrics(fleet: Fleet) -> Iterator[tuple[NodeFacts, Fabric] | Finding]:
 
 
 @check(
-    "ib.ports", scope="fleet", advisory=True,
+    "ib.ports",
+    scope="fleet",
+    advisory=True,
     bad="WARN a port is down here that is not down on most nodes, or no port is active anywhere; FAIL fewer active ports than most nodes, a port "
-        "down that is active on most",
+    "down that is active on most",
     how="sysfs state, phys_state and link_layer; never ibdev2netdev, whose (Down) is the IP side",
     fix="cable and transceiver of that port, then the switch's port",
-)  # fmt: skip
+)
 def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every port that is active on the other nodes is active here.
 
@@ -66,9 +68,10 @@ def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             if 2 * active[port.name] > len(fabrics) - 1 > 0 and active[port.name]
         ]
         gone = sorted(
-            name for name, times in active.items()
+            name
+            for name, times in active.items()
             if 2 * times > len(fabrics) and name not in {port.name for port in fabric.ports}
-        )  # fmt: skip
+        )
         fix = "cable and transceiver, then the switch's port; ibstat; mlxlink -d DEVICE"
         more: dict[str, Any] = {
             "value": str(count),
@@ -114,11 +117,14 @@ def _odd(down: list[IbPort], fabrics: list[tuple[NodeFacts, Fabric]]) -> bool:
 
 
 @check(
-    "ib.rate", scope="fleet", advisory=True,
+    "ib.rate",
+    scope="fleet",
+    advisory=True,
     bad="FAIL under 0.9 of the rate that the same port has on most nodes (of one node alone: that "
-        "most of its ports of the same card have)",
-    how="sysfs rate, 400 Gb/sec (4X NDR)", fix="cable, transceiver, or the switch's port speed",
-)  # fmt: skip
+    "most of its ports of the same card have)",
+    how="sysfs rate, 400 Gb/sec (4X NDR)",
+    fix="cable, transceiver, or the switch's port speed",
+)
 def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every active port runs at full speed.
 
@@ -141,10 +147,12 @@ def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             continue
         node, fabric = one
         slow = [
-            port for port in fabric.ports
-            if port.is_active and isinstance(port.rate_gbps, float)
+            port
+            for port in fabric.ports
+            if port.is_active
+            and isinstance(port.rate_gbps, float)
             and port.rate_gbps < limits.ib_rate_share * common[_kind(port, alone)]
-        ]  # fmt: skip
+        ]
         blind = [
             port.name
             for port in fabric.ports
@@ -155,10 +163,13 @@ def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             others = "its other ports have" if alone else "most nodes have there"
             yield fail(
                 f"{', '.join(port.name for port in slow)}: {slow[0].rate_gbps:g} Gb/s, {others} {best:g}",
-                nodes=(node.name,), value=f"{slow[0].rate_gbps}", expected=f"{best:g}",
-                source="majority", fix="cable, transceiver, the switch's port; mlxlink -d DEVICE",
+                nodes=(node.name,),
+                value=f"{slow[0].rate_gbps}",
+                expected=f"{best:g}",
+                source="majority",
+                fix="cable, transceiver, the switch's port; mlxlink -d DEVICE",
                 action=Action.SERVICE,
-            )  # fmt: skip
+            )
         elif blind:
             yield unknown(f"{', '.join(blind)}: rate cannot be read", nodes=(node.name,))
         elif not fabric.ports:
@@ -174,11 +185,13 @@ def _kind(port: IbPort, alone: bool) -> tuple[str, ...]:
 
 
 @check(
-    "ib.subnet_manager", scope="fleet", advisory=True,
+    "ib.subnet_manager",
+    scope="fleet",
+    advisory=True,
     bad="FAIL on INIT or ARMED, or without a lid, on an InfiniBand port whose link is up",
     how="sysfs state, lid and sm_lid; RoCE has none of them and needs none",
     fix="sudo systemctl restart opensm on the node that runs it, or the switch's subnet manager",
-)  # fmt: skip
+)
 def subnet_manager(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """A subnet manager has taken every InfiniBand port.
 
@@ -194,15 +207,18 @@ def subnet_manager(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         ]
         lost = [p for p in band if p.state in ("INIT", "ARMED") or p.lid in (0, 65535)]
         blind = [
-            p.name for p in fabric.ports
-            if isinstance(p.link_layer, Unknown) or isinstance(p.phys_state, Unknown)
+            p.name
+            for p in fabric.ports
+            if isinstance(p.link_layer, Unknown)
+            or isinstance(p.phys_state, Unknown)
             or (p in band and (isinstance(p.state, Unknown) or isinstance(p.lid, Unknown)))
-        ]  # fmt: skip
+        ]
         if lost:
             yield fail(
                 f"{', '.join(p.name for p in lost)}: {_said(lost[0])}, no subnet manager",
-                nodes=(node.name,), fix="is opensm, or the switch's subnet manager, running?",
-            )  # fmt: skip
+                nodes=(node.name,),
+                fix="is opensm, or the switch's subnet manager, running?",
+            )
         elif blind:
             yield unknown(f"{', '.join(blind)}: state or lid cannot be read", nodes=(node.name,))
         elif band:
@@ -224,12 +240,14 @@ def _not_counted(port: IbPort, before: Mapping[str, int] | None) -> Unknown | No
 
 
 @check(
-    "ib.errors", scope="fleet", advisory=True,
+    "ib.errors",
+    scope="fleet",
+    advisory=True,
     bad="WARN if an error counter grew since the last look or while we looked, FAIL if link_downed did",
     how="counters and hw_counters read twice, and against the last look's record; their values alone "
-        "say nothing, a healthy port shows 14",
+    "say nothing, a healthy port shows 14",
     fix="the port's cable and transceiver; mlxlink -d DEVICE -c",
-)  # fmt: skip
+)
 def errors(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """No error counter grows."""
     for one in _fabrics(fleet):
@@ -279,17 +297,22 @@ def errors(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
             port_name, counter, by, when = (down or grown)[0]
             rest = f", and {len(grown) - 1} more" if len(grown) > 1 else ""
             yield (fail if down else warn)(
-                f"{port_name}: {counter} +{by} {when}{rest}", nodes=(node.name,), value=str(by),
-                expected="0", fix=f"cable and transceiver of {port_name}",
-            )  # fmt: skip
+                f"{port_name}: {counter} +{by} {when}{rest}",
+                nodes=(node.name,),
+                value=str(by),
+                expected="0",
+                fix=f"cable and transceiver of {port_name}",
+            )
 
 
 @check(
-    "ib.flaps", needs=("kernel_log",), advisory=True,
+    "ib.flaps",
+    needs=("kernel_log",),
+    advisory=True,
     bad="WARN one lost link in 24 h, FAIL three",
     how="`lost carrier` and `Link down` in the kernel's log, by interface",
     fix="cable and transceiver of that port",
-)  # fmt: skip
+)
 def flaps(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     """No link goes down and comes back.
 
@@ -313,15 +336,22 @@ def flaps(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
         return
     name, times = worst[0]
     yield (fail if times >= limits.ib_flaps_fail else warn)(
-        f"{name} lost its link {times} times in 24 h", value=str(times), expected="0",
-        fix=f"cable and transceiver of {name}", action=Action.SERVICE,
-    )  # fmt: skip
+        f"{name} lost its link {times} times in 24 h",
+        value=str(times),
+        expected="0",
+        fix=f"cable and transceiver of {name}",
+        action=Action.SERVICE,
+    )
 
 
 @check(
-    "ib.firmware_equal", scope="fleet", advisory=True, bad="WARN if it is not the majority's",
-    how="fw_ver of each card, by model", fix="mlxfwmanager, in the next maintenance",
-)  # fmt: skip
+    "ib.firmware_equal",
+    scope="fleet",
+    advisory=True,
+    bad="WARN if it is not the majority's",
+    how="fw_ver of each card, by model",
+    fix="mlxfwmanager, in the next maintenance",
+)
 def firmware_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same card firmware on all nodes."""
 
@@ -340,17 +370,23 @@ def firmware_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         return ", ".join(sorted(found)) or None
 
     yield from compare(
-        fleet, read, "firmware", bad=warn, fix="mlxfwmanager -u, in the next maintenance",
+        fleet,
+        read,
+        "firmware",
+        bad=warn,
+        fix="mlxfwmanager -u, in the next maintenance",
         expected=limits.expected.get("ib.firmware_equal"),
-    )  # fmt: skip
+    )
 
 
 @check(
-    "ib.gdr", scope="fleet", advisory=True,
+    "ib.gdr",
+    scope="fleet",
+    advisory=True,
     bad="WARN if the module is missing on a node with GPUs and InfiniBand, or the kernel complains",
     how="nvidia_peermem in /proc/modules, `detected invalid context` in the kernel's log",
     fix="sudo modprobe nvidia-peermem",
-)  # fmt: skip
+)
 def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """GPUDirect RDMA can work.
 
@@ -369,13 +405,19 @@ def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         elif isinstance(fabric.peermem, Unknown):
             yield unknown(f"modules: {fabric.peermem.reason}", nodes=(node.name,))
         elif not fabric.peermem:
-            yield warn("module nvidia_peermem is not loaded", nodes=(node.name,),
-                       fix="sudo modprobe nvidia-peermem")  # fmt: skip
+            yield warn(
+                "module nvidia_peermem is not loaded",
+                nodes=(node.name,),
+                fix="sudo modprobe nvidia-peermem",
+            )
         elif isinstance(node.kernel_log, KernelLog) and any(
             event.kind == "peermem" for event in node.kernel_log.events
         ):
-            yield warn("nvidia-peermem: detected invalid context", nodes=(node.name,),
-                       fix="driver and MLNX_OFED of one generation; reload nvidia-peermem")  # fmt: skip
+            yield warn(
+                "nvidia-peermem: detected invalid context",
+                nodes=(node.name,),
+                fix="driver and MLNX_OFED of one generation; reload nvidia-peermem",
+            )
         elif node.kernel_log == NOT_ASKED:  # as the runner does for a node's own checks
             yield skip(
                 "nvidia_peermem is loaded, complaints about it: not asked", nodes=(node.name,)
@@ -388,11 +430,13 @@ def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "ib.pcie_limited", needs=("kernel_log",), advisory=True,
+    "ib.pcie_limited",
+    needs=("kernel_log",),
+    advisory=True,
     bad="WARN if the kernel says that a network card's PCIe link is narrower or slower than the card",
     how="`available PCIe bandwidth, limited by` of mlx5 in the kernel's log",
     fix="reseat the card, another slot, BIOS; then service",
-)  # fmt: skip
+)
 def pcie_limited(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """Network cards have all their PCIe lanes.
 
@@ -407,7 +451,12 @@ def pcie_limited(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     if slow:
         words = slow[-1].line.partition(": ")[2][:110]
         cards = sorted({event.subject for event in slow})
-        yield warn(f"{', '.join(cards)}: {words}", value=str(len(cards)), expected="0",
-                   fix="reseat the card, another slot; lspci -vv | grep LnkSta", action=Action.SERVICE)  # fmt: skip
+        yield warn(
+            f"{', '.join(cards)}: {words}",
+            value=str(len(cards)),
+            expected="0",
+            fix="reseat the card, another slot; lspci -vv | grep LnkSta",
+            action=Action.SERVICE,
+        )
     else:
         yield nothing_logged(node.kernel_log, "the kernel complains of no slow slot")

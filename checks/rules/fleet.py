@@ -13,9 +13,12 @@ from checks.runner import check, compare, majority
 
 
 @check(
-    "fleet.driver_equal", scope="fleet", bad="FAIL if it is not the majority's",
-    how="driver version of NVML or nvidia-smi", fix="install the driver of the others, then reboot",
-)  # fmt: skip
+    "fleet.driver_equal",
+    scope="fleet",
+    bad="FAIL if it is not the majority's",
+    how="driver version of NVML or nvidia-smi",
+    fix="install the driver of the others, then reboot",
+)
 def driver_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same NVIDIA driver: NCCL and CUDA behave by it."""
     yield from compare(
@@ -29,31 +32,45 @@ def driver_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.model_equal", scope="fleet", bad="FAIL if it is not the majority's",
-    how="product name", fix="leave the node out: -x; or launch on equal nodes only",
-)  # fmt: skip
+    "gpu.model_equal",
+    scope="fleet",
+    bad="FAIL if it is not the majority's",
+    how="product name",
+    fix="leave the node out: -x; or launch on equal nodes only",
+)
 def model_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same GPU model: the slowest sets the pace, the smallest the batch."""
     yield from compare(
-        fleet, _common(lambda gpu: gpu.name, "no GPU names its model"), "GPU model",
-        fix="leave the node out: -x", because="gpu.driver",
+        fleet,
+        _common(lambda gpu: gpu.name, "no GPU names its model"),
+        "GPU model",
+        fix="leave the node out: -x",
+        because="gpu.driver",
         expected=limits.expected.get("gpu.model_equal"),
-    )  # fmt: skip
+    )
 
 
 @check(
-    "gpu.vbios_equal", scope="fleet", advisory=True, bad="WARN if it is not the majority's",
-    how="VBIOS version", fix="the vendor's firmware update",
-)  # fmt: skip
+    "gpu.vbios_equal",
+    scope="fleet",
+    advisory=True,
+    bad="WARN if it is not the majority's",
+    how="VBIOS version",
+    fix="the vendor's firmware update",
+)
 def vbios_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same VBIOS: clocks and power limits come from it."""
     yield from _firmware(fleet, limits, "gpu.vbios_equal", "VBIOS", lambda health: health.vbios)
 
 
 @check(
-    "gpu.inforom_equal", scope="fleet", advisory=True, bad="WARN if it is not the majority's",
-    how="InfoROM image version", fix="the vendor's firmware update",
-)  # fmt: skip
+    "gpu.inforom_equal",
+    scope="fleet",
+    advisory=True,
+    bad="WARN if it is not the majority's",
+    how="InfoROM image version",
+    fix="the vendor's firmware update",
+)
 def inforom_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same InfoROM image: a card that was replaced shows here."""
     yield from _firmware(
@@ -62,10 +79,13 @@ def inforom_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.power_limit", scope="fleet", advisory=True,
+    "gpu.power_limit",
+    scope="fleet",
+    advisory=True,
     bad="WARN if it is not the fleet's most common, FAIL under 0.8 of it",
-    how="power limit of each GPU", fix="sudo nvidia-smi -pl WATTS",
-)  # fmt: skip
+    how="power limit of each GPU",
+    fix="sudo nvidia-smi -pl WATTS",
+)
 def power_limit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same power limit: a capped GPU is a slow one."""
     by_gpu = {
@@ -108,9 +128,12 @@ def power_limit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             bad = fail if low < limits.gpu_power_limit_fail_share * most else warn
             yield bad(
                 f"GPU {which}: power limit {low:g} W, most GPUs have {most:g} W",
-                nodes=names, value=f"{low:g}", expected=f"{most:g}", source="majority",
+                nodes=names,
+                value=f"{low:g}",
+                expected=f"{most:g}",
+                source="majority",
                 fix=f"sudo nvidia-smi -pl {most:g}",
-            )  # fmt: skip
+            )
 
 
 def _firmware(
@@ -120,10 +143,14 @@ def _firmware(
         return gpu.health if isinstance(gpu.health, Unknown) else read(gpu.health)
 
     yield from compare(
-        fleet, _common(of, f"no GPU names its {what}", absent_is_none=True), what, bad=warn,
-        fix="the vendor's firmware update, in the next maintenance", because="gpu.driver",
+        fleet,
+        _common(of, f"no GPU names its {what}", absent_is_none=True),
+        what,
+        bad=warn,
+        fix="the vendor's firmware update, in the next maintenance",
+        because="gpu.driver",
         expected=limits.expected.get(id),
-    )  # fmt: skip
+    )
 
 
 def _common(

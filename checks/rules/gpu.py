@@ -36,9 +36,11 @@ def no_gpu(gpus: GpuFacts) -> Finding | None:
 
 
 @check(
-    "gpu.driver", bad="FAIL if it does not answer for a GPU that PCI shows; UNKNOWN if it hangs",
-    how="NVML in a child, else nvidia-smi, with a deadline", fix="dmesg | grep -i nvrm; reboot",
-)  # fmt: skip
+    "gpu.driver",
+    bad="FAIL if it does not answer for a GPU that PCI shows; UNKNOWN if it hangs",
+    how="NVML in a child, else nvidia-smi, with a deadline",
+    fix="dmesg | grep -i nvrm; reboot",
+)
 def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The driver answers for every GPU, within its deadline."""
     gpus = node.gpus
@@ -70,10 +72,12 @@ def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.count_majority", scope="fleet", bad="WARN more than most nodes, FAIL fewer",
+    "gpu.count_majority",
+    scope="fleet",
+    bad="WARN more than most nodes, FAIL fewer",
     how="GPUs that answer, against most nodes or the profile, and against PCI",
     fix="lspci | grep -i nvidia; reboot; service",
-)  # fmt: skip
+)
 def count_majority(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """As many GPUs on each node as on most."""
     recorded = limits.expected.get("gpu.count_majority", "")
@@ -91,8 +95,11 @@ def count_majority(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         elif count > expected:
             yield warn(
                 f"{count} GPUs, most nodes have {expected}",
-                nodes=(node.name,), value=str(count), expected=str(expected), source="majority",
-            )  # fmt: skip
+                nodes=(node.name,),
+                value=str(count),
+                expected=str(expected),
+                source="majority",
+            )
         elif node.gpus.state == "partial":
             why = f"{count} GPUs answer, and: {node.gpus.summary}"
             yield unknown(why, nodes=(node.name,), because="gpu.driver")
@@ -110,15 +117,23 @@ def _missing(name: str, count: int, expected: int, gpus: GpuFacts) -> Finding:
         if on_pci < expected:
             fix, action = "power cycle; if PCI still shows fewer, service", Action.SERVICE
     return fail(
-        evidence, nodes=(name,), value=str(count), expected=str(expected), source="majority",
-        fix=fix, action=action,
-    )  # fmt: skip
+        evidence,
+        nodes=(name,),
+        value=str(count),
+        expected=str(expected),
+        source="majority",
+        fix=fix,
+        action=action,
+    )
 
 
 @check(
-    "gpu.busy", scope="fleet", bad="WARN; FAIL for a launch on GPUs",
-    how="compute processes of the driver with owner and age from /proc", fix="clusterctl kill, or its owner",
-)  # fmt: skip
+    "gpu.busy",
+    scope="fleet",
+    bad="WARN; FAIL for a launch on GPUs",
+    how="compute processes of the driver with owner and age from /proc",
+    fix="clusterctl kill, or its owner",
+)
 def busy(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """No process holds a GPU: a launch on GPUs fails on one, else it is a warning."""
     wanted = fleet.launch is not None and fleet.device == "cuda"
@@ -134,7 +149,9 @@ def _judge_busy(gpus: GpuFacts, nodes: tuple[str, ...], wanted: bool) -> Finding
     if isinstance(gpus.processes, Unknown):
         return unknown(f"processes on the GPUs: {gpus.processes.reason}", nodes=nodes)
     if not gpus.processes and gpus.state == "partial":
-        return unknown(f"processes on the other GPUs: {gpus.summary}", nodes=nodes, because="gpu.driver")  # fmt: skip
+        return unknown(
+            f"processes on the other GPUs: {gpus.summary}", nodes=nodes, because="gpu.driver"
+        )
     if not gpus.processes:
         return passed("no process on the GPUs", nodes=nodes)
     pids = " ".join(str(pid) for pid in dict.fromkeys(one.pid for one in gpus.processes))

@@ -77,9 +77,12 @@ def first_unknown(*values: Maybe[object]) -> Unknown | None:
 
 
 @check(
-    "gpu.details", advisory=True, bad="UNKNOWN if the driver does not tell the state of a GPU",
-    how="NVML, else nvidia-smi -q", fix="nvidia-smi -q on that node",
-)  # fmt: skip
+    "gpu.details",
+    advisory=True,
+    bad="UNKNOWN if the driver does not tell the state of a GPU",
+    how="NVML, else nvidia-smi -q",
+    fix="nvidia-smi -q on that node",
+)
 def gpu_details(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The driver tells the state of every GPU: all other checks of GPUs read it."""
     gpus = node.gpus
@@ -103,9 +106,12 @@ def gpu_details(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.ecc_mode", advisory=True, bad="FAIL if ECC is off",
-    how="ECC mode of NVML or nvidia-smi -q", fix="sudo nvidia-smi -e 1, then reboot",
-)  # fmt: skip
+    "gpu.ecc_mode",
+    advisory=True,
+    bad="FAIL if ECC is off",
+    how="ECC mode of NVML or nvidia-smi -q",
+    fix="sudo nvidia-smi -e 1, then reboot",
+)
 def ecc_mode(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """ECC is on.
 
@@ -122,12 +128,13 @@ def ecc_mode(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.ecc_errors", advisory=True,
+    "gpu.ecc_errors",
+    advisory=True,
     bad="WARN over 20 million corrected; FAIL on any uncorrected since the driver was loaded, on "
-        "more than 4 in SRAM in the card's life",
+    "more than 4 in SRAM in the card's life",
     how="ECC counters of NVML or nvidia-smi -q",
     fix="sudo nvidia-smi --gpu-reset -i N on an idle GPU; service if they come back",
-)  # fmt: skip
+)
 def ecc_errors(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     """No memory error that ECC could not correct.
 
@@ -136,38 +143,47 @@ def ecc_errors(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
 
     def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
         now, sram, mild = (
-            health.uncorrected_volatile, health.sram_uncorrected_aggregate, health.corrected_volatile,
-        )  # fmt: skip
+            health.uncorrected_volatile,
+            health.sram_uncorrected_aggregate,
+            health.corrected_volatile,
+        )
         fix = "sudo nvidia-smi --gpu-reset -i N  (idle GPU)"
         if isinstance(now, int) and now > 0:
             return fail(
-                f"{now} uncorrected memory errors", value=str(now), expected="0", fix=fix,
+                f"{now} uncorrected memory errors",
+                value=str(now),
+                expected="0",
+                fix=fix,
                 action=Action.RESET_GPU,
-            )  # fmt: skip
+            )
         if isinstance(sram, int) and sram > limits.ecc_sram_aggregate_fail:
             return fail(
-                f"{sram} uncorrected SRAM errors in its life", value=str(sram),
-                expected=f"at most {limits.ecc_sram_aggregate_fail:g}", fix="service: replace the card",
+                f"{sram} uncorrected SRAM errors in its life",
+                value=str(sram),
+                expected=f"at most {limits.ecc_sram_aggregate_fail:g}",
+                fix="service: replace the card",
                 action=Action.SERVICE,
-            )  # fmt: skip
+            )
         if health.sram_threshold_exceeded is True:
             return fail("SRAM error threshold exceeded", fix="service", action=Action.SERVICE)
         if isinstance(mild, int) and mild > limits.ecc_corrected_warn:
             return warn(
-                f"{mild} corrected memory errors", value=str(mild),
+                f"{mild} corrected memory errors",
+                value=str(mild),
                 expected=f"{limits.ecc_corrected_warn:g}",
-            )  # fmt: skip
+            )
         return first_unknown(now, sram) or unread(health.sram_threshold_exceeded, mild)
 
     yield from per_gpu(node, judge, "no uncorrected error")
 
 
 @check(
-    "gpu.remap", advisory=True,
+    "gpu.remap",
+    advisory=True,
     bad="WARN if rows were remapped for uncorrected errors; FAIL if a remap is pending or failed",
     how="remapped rows (retired pages on older cards)",
     fix="reset the GPU when pending; service when failed",
-)  # fmt: skip
+)
 def remap(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """No memory row waits for its replacement.
 
@@ -179,9 +195,10 @@ def remap(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
             return fail("a row could not be remapped", fix="service", action=Action.SERVICE)
         if health.remap_pending is True or health.pages_pending is True:
             return fail(
-                "a row waits to be remapped", fix="sudo nvidia-smi --gpu-reset -i N  (idle GPU)",
+                "a row waits to be remapped",
+                fix="sudo nvidia-smi --gpu-reset -i N  (idle GPU)",
                 action=Action.RESET_GPU,
-            )  # fmt: skip
+            )
         rows = health.remapped_uncorrectable
         if isinstance(rows, int) and rows > 0:
             return warn(f"{rows} rows were remapped for uncorrected errors", value=str(rows))
@@ -192,10 +209,12 @@ def remap(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.recovery", advisory=True, bad="FAIL unless the action is None",
+    "gpu.recovery",
+    advisory=True,
+    bad="FAIL unless the action is None",
     how="GPU recovery action and reset status of the driver (from 565 on)",
     fix="what the driver names: reset, reboot, drain",
-)  # fmt: skip
+)
 def recovery(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The driver asks for no reset or reboot."""
 
@@ -203,22 +222,31 @@ def recovery(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
         action = health.recovery_action
         if isinstance(action, str) and action != "None":
             what = Action.REBOOT if "reboot" in action.lower() else Action.RESET_GPU
-            return fail(f"the driver asks for: {action}", value=action, expected="None",
-                        fix=f"{action.lower()} the GPU", action=what)  # fmt: skip
+            return fail(
+                f"the driver asks for: {action}",
+                value=action,
+                expected="None",
+                fix=f"{action.lower()} the GPU",
+                action=what,
+            )
         if health.reset_required is True:
-            return fail("a reset is required", fix="sudo nvidia-smi --gpu-reset -i N",
-                        action=Action.RESET_GPU)  # fmt: skip
+            return fail(
+                "a reset is required",
+                fix="sudo nvidia-smi --gpu-reset -i N",
+                action=Action.RESET_GPU,
+            )
         return first_unknown(action, health.reset_required)
 
     yield from per_gpu(node, judge, "no recovery is asked for")
 
 
 @check(
-    "gpu.throttle", advisory=True,
+    "gpu.throttle",
+    advisory=True,
     bad="WARN on software thermal slowdown, FAIL on hardware slowdown, hardware thermal, power brake",
     how="clocks event reasons, bit by bit: idle and power cap are harmless",
     fix="airflow, power supply; nvidia-smi -q -d PERFORMANCE",
-)  # fmt: skip
+)
 def throttle(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """No GPU is slowed down by heat or power.
 
@@ -232,8 +260,12 @@ def throttle(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
             return reasons
         fix = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; airflow, power supply"
         if found := [one for one in reasons if one in hard]:
-            return fail(f"slowed down: {', '.join(found)}", value=",".join(found), fix=fix,
-                        action=Action.SERVICE)  # fmt: skip
+            return fail(
+                f"slowed down: {', '.join(found)}",
+                value=",".join(found),
+                fix=fix,
+                action=Action.SERVICE,
+            )
         if "sw thermal" in reasons:
             return warn("slowed down by the driver for heat", value="sw thermal", fix=fix)
         return None
@@ -242,11 +274,13 @@ def throttle(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.temperature", scope="fleet", advisory=True,
+    "gpu.temperature",
+    scope="fleet",
+    advisory=True,
     bad="WARN at 5 degrees or less to the slowdown, or 15 above the fleet's median; FAIL at 0",
     how="margin to the slowdown (Hopper prints the degrees left, not a limit)",
     fix="fans, filters, the coolant's flow",
-)  # fmt: skip
+)
 def temperature(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """No GPU is near its limit or much hotter than its peers."""
     warm = sorted(
@@ -261,13 +295,21 @@ def temperature(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         left, now = health.margin_c, gpu.temperature_c
         if not isinstance(left, Unknown) and left <= limits.gpu_margin_warn_c:
             bad = fail if left <= 0 else warn
-            return bad(f"{left:.0f} °C left to the slowdown", value=f"{left:.0f}",
-                       expected=f"over {limits.gpu_margin_warn_c:g}", fix="cooling")  # fmt: skip
+            return bad(
+                f"{left:.0f} °C left to the slowdown",
+                value=f"{left:.0f}",
+                expected=f"over {limits.gpu_margin_warn_c:g}",
+                fix="cooling",
+            )
         known = middle is not None and not isinstance(now, Unknown)
         if known and now > middle + limits.gpu_hotter_warn_c:  # type: ignore[operator]
-            return warn(f"{now:.0f} °C, the fleet's median is {middle:.0f} °C",
-                        value=f"{now:.0f}", expected=f"{middle:.0f}", source="majority",
-                        fix="cooling; is somebody computing on it?")  # fmt: skip
+            return warn(
+                f"{now:.0f} °C, the fleet's median is {middle:.0f} °C",
+                value=f"{now:.0f}",
+                expected=f"{middle:.0f}",
+                source="majority",
+                fix="cooling; is somebody computing on it?",
+            )
         return first_unknown(left) if middle is None else first_unknown(left, now)
 
     for node in fleet.reached:

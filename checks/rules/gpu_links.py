@@ -12,11 +12,12 @@ from checks.runner import check
 
 
 @check(
-    "gpu.pcie", advisory=True,
+    "gpu.pcie",
+    advisory=True,
     bad="FAIL if the link is narrower than it can be; WARN if its generation is lower under load",
     how="PCIe width and generation, current against maximum; an idle GPU may lower the generation",
     fix="reseat the card, then service",
-)  # fmt: skip
+)
 def pcie(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """Every GPU has all its PCIe lanes.
 
@@ -26,24 +27,35 @@ def pcie(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     def judge(gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:
         now, most = health.pcie_width, health.pcie_width_max
         if isinstance(now, int) and isinstance(most, int) and now < most:
-            return fail(f"PCIe x{now} of x{most}", value=f"x{now}", expected=f"x{most}",
-                        fix="reseat the card; service", action=Action.SERVICE)  # fmt: skip
+            return fail(
+                f"PCIe x{now} of x{most}",
+                value=f"x{now}",
+                expected=f"x{most}",
+                fix="reseat the card; service",
+                action=Action.SERVICE,
+            )
         gen, best, load = health.pcie_gen, health.pcie_gen_max, gpu.utilization_percent
         busy = not isinstance(load, Unknown) and load > 50
         if busy and isinstance(gen, int) and isinstance(best, int) and gen < best:
-            return warn(f"PCIe generation {gen} of {best} under load", value=str(gen),
-                        expected=str(best), fix="lspci -vv; BIOS")  # fmt: skip
+            return warn(
+                f"PCIe generation {gen} of {best} under load",
+                value=str(gen),
+                expected=str(best),
+                fix="lspci -vv; BIOS",
+            )
         return first_unknown(now) or first_unknown(most) or unread(gen, best, load)
 
     yield from per_gpu(node, judge, "all PCIe lanes")
 
 
 @check(
-    "gpu.nvlink", scope="fleet", advisory=True,
+    "gpu.nvlink",
+    scope="fleet",
+    advisory=True,
     bad="FAIL on any inactive link, fewer links than the majority's GPUs, a pair without NVLink",
     how="NVML link states or nvidia-smi nvlink -s, and topo -m",
     fix="sudo systemctl restart nvidia-fabricmanager, then reboot, then service",
-)  # fmt: skip
+)
 def nvlink(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """All NVLinks are up.
 
@@ -73,25 +85,45 @@ def nvlink(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
             blind = [label for label, _, one in seen if one is None]
             off = [one for _, _, one in seen if one is not None and one.inactive]
             few = [
-                (one, best[str(gpu.name)]) for _, gpu, one in seen
+                (one, best[str(gpu.name)])
+                for _, gpu, one in seen
                 if one is not None and not one.inactive and one.active < best[str(gpu.name)]
-            ]  # fmt: skip
-            slow = [] if isinstance(pairs, Unknown) else [
-                pair for pair, way in pairs.items() if pair.replace("-", "").isdecimal() and not way.startswith("NV")
-            ]  # fmt: skip
+            ]
+            slow = (
+                []
+                if isinstance(pairs, Unknown)
+                else [
+                    pair
+                    for pair, way in pairs.items()
+                    if pair.replace("-", "").isdecimal() and not way.startswith("NV")
+                ]
+            )
             evidence = [
-                f"GPU {one.gpu}: " + ("all links are inactive" if -1 in one.inactive or not one.active
-                else f"link {','.join(map(str, one.inactive))} inactive") for one in off
-            ] + [f"GPU {one.gpu}: {one.active} links, others have {most}" for one, most in few]  # fmt: skip
+                f"GPU {one.gpu}: "
+                + (
+                    "all links are inactive"
+                    if -1 in one.inactive or not one.active
+                    else f"link {','.join(map(str, one.inactive))} inactive"
+                )
+                for one in off
+            ] + [f"GPU {one.gpu}: {one.active} links, others have {most}" for one, most in few]
             if slow and not evidence:
                 evidence = [f"no NVLink between GPUs {', '.join(slow[:4])}"]
             if evidence:
-                yield fail("; ".join(evidence[:4]), nodes=names, value=str(len(off) + len(few)),
-                           expected="0", fix=fix, action=Action.REBOOT)  # fmt: skip
+                yield fail(
+                    "; ".join(evidence[:4]),
+                    nodes=names,
+                    value=str(len(off) + len(few)),
+                    expected="0",
+                    fix=fix,
+                    action=Action.REBOOT,
+                )
             elif blind:
                 yield unknown(f"links of GPU {','.join(blind)} were not told", nodes=names)
             elif node.gpus.state == "partial":
-                yield unknown(f"the other GPUs: {node.gpus.summary}", nodes=names, because="gpu.driver")  # fmt: skip
+                yield unknown(
+                    f"the other GPUs: {node.gpus.summary}", nodes=names, because="gpu.driver"
+                )
             elif isinstance(pairs, Unknown) and not pairs.is_absence:
                 yield unknown(f"the links are up, topology: {pairs.reason}", nodes=names)
             else:
@@ -107,11 +139,12 @@ def _linked(gpus: GpuFacts) -> Iterator[tuple[str, Gpu, NvLinks | None]]:
 
 
 @check(
-    "gpu.fabric", advisory=True,
+    "gpu.fabric",
+    advisory=True,
     bad="FAIL with NVSwitch and a manager that is not active or a fabric that is not Completed",
     how="NVSwitch chips on PCI, systemctl is-active nvidia-fabricmanager, fabric state of the driver",
     fix="sudo systemctl restart nvidia-fabricmanager",
-)  # fmt: skip
+)
 def fabric(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """With NVSwitch the fabric manager has done its work.
 
@@ -121,8 +154,12 @@ def fabric(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     switches, manager = node.gpus.nvswitches, node.gpus.fabric_manager
     has_switches = isinstance(switches, int) and switches > 0
     if has_switches and manager in ("inactive", "failed"):
-        yield fail(f"{switches} NVSwitch chips, and the fabric manager is {manager}",
-                   value=str(manager), expected="active", fix=fix)  # fmt: skip
+        yield fail(
+            f"{switches} NVSwitch chips, and the fabric manager is {manager}",
+            value=str(manager),
+            expected="active",
+            fix=fix,
+        )
         return
 
     def judge(_gpu: Gpu, health: GpuHealth) -> Finding | Unknown | None:

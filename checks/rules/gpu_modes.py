@@ -12,9 +12,12 @@ from checks.runner import check
 
 
 @check(
-    "gpu.persistence", advisory=True, bad="WARN if it is off",
-    how="persistence mode", fix="sudo nvidia-smi -pm 1",
-)  # fmt: skip
+    "gpu.persistence",
+    advisory=True,
+    bad="WARN if it is off",
+    how="persistence mode",
+    fix="sudo nvidia-smi -pm 1",
+)
 def persistence(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The driver stays loaded while no program runs.
 
@@ -32,9 +35,8 @@ def persistence(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.mig", advisory=True, bad="FAIL if MIG is on",
-    how="MIG mode", fix="sudo nvidia-smi -mig 0",
-)  # fmt: skip
+    "gpu.mig", advisory=True, bad="FAIL if MIG is on", how="MIG mode", fix="sudo nvidia-smi -mig 0"
+)
 def mig(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """No GPU is cut into instances: a rank wants a whole one."""
 
@@ -47,9 +49,12 @@ def mig(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.compute_mode", advisory=True, bad="FAIL if it is exclusive or prohibited",
-    how="compute mode", fix="sudo nvidia-smi -c 0",
-)  # fmt: skip
+    "gpu.compute_mode",
+    advisory=True,
+    bad="FAIL if it is exclusive or prohibited",
+    how="compute mode",
+    fix="sudo nvidia-smi -c 0",
+)
 def compute_mode(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """More than one process may use a GPU: data loaders and NCCL's proxies do."""
 
@@ -67,9 +72,12 @@ def compute_mode(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "gpu.memory_held", advisory=True, bad="WARN over 1 GiB without a process",
-    how="used memory of a GPU on which no process is seen", fix="reset the GPU, or reboot",
-)  # fmt: skip
+    "gpu.memory_held",
+    advisory=True,
+    bad="WARN over 1 GiB without a process",
+    how="used memory of a GPU on which no process is seen",
+    fix="reset the GPU, or reboot",
+)
 def memory_held(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     """No memory is held on a GPU that nobody uses."""
     processes = node.gpus.processes
@@ -86,8 +94,12 @@ def memory_held(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
             return None
         if isinstance(processes, Unknown):
             return Unknown(f"{gib:.1f} GiB in use, and by whom: {processes.reason}")
-        return warn(f"{gib:.1f} GiB in use and no process", value=f"{gib:.2f}",
-                    expected=f"{limits.gpu_memory_held_warn_gib:g}",
-                    fix="another container's process? else reset the GPU", action=Action.RESET_GPU)  # fmt: skip
+        return warn(
+            f"{gib:.1f} GiB in use and no process",
+            value=f"{gib:.2f}",
+            expected=f"{limits.gpu_memory_held_warn_gib:g}",
+            fix="another container's process? else reset the GPU",
+            action=Action.RESET_GPU,
+        )
 
     yield from per_gpu(node, judge, "memory is free")

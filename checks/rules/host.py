@@ -11,9 +11,11 @@ from checks.runner import check
 
 
 @check(
-    "ssh.reachable", bad="UNKNOWN with the phase it stopped in",
-    how="connects and logs in without a question", fix="ssh -v NODE true",
-)  # fmt: skip
+    "ssh.reachable",
+    bad="UNKNOWN with the phase it stopped in",
+    how="connects and logs in without a question",
+    fix="ssh -v NODE true",
+)
 def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The node answers over ssh without a question."""
     why = node.unreached
@@ -25,9 +27,11 @@ def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "shell.noise", bad="WARN if anything is printed", how="bytes before the payload's marker line",
+    "shell.noise",
+    bad="WARN if anything is printed",
+    how="bytes before the payload's marker line",
     fix="a guard at the top of ~/.bashrc",
-)  # fmt: skip
+)
 def noise(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """A shell that prints at its start breaks scp, rsync and every parser but ours."""
     if node.noise:
@@ -41,18 +45,24 @@ def noise(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "host.python", needs=("python",), bad="UNKNOWN if it is not said", how="the interpreter's own version",
+    "host.python",
+    needs=("python",),
+    bad="UNKNOWN if it is not said",
+    how="the interpreter's own version",
     fix="install python3, 3.8 or newer",
-)  # fmt: skip
+)
 def python(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The python3 that our scripts run on; one that is missing or too old is no answer at all."""
     yield passed(f"python3 is {node.python}", value=str(node.python))
 
 
 @check(
-    "host.same_machine", scope="fleet", bad="WARN for containers of one machine, FAIL for one machine twice",
-    how="boot id and namespaces", fix="keep one of the names in the hostfile",
-)  # fmt: skip
+    "host.same_machine",
+    scope="fleet",
+    bad="WARN for containers of one machine, FAIL for one machine twice",
+    how="boot id and namespaces",
+    fix="keep one of the names in the hostfile",
+)
 def same_machine(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """Two names for one machine put two ranks on one GPU."""
     groups: dict[str, list[NodeFacts]] = {}
@@ -73,13 +83,15 @@ def same_machine(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         elif len({_namespaces(node) for node in members}) == len(members):
             yield warn(
                 "containers of one machine: they share its GPUs, disks and network",
-                nodes=names, fix="give each machine one line in the hostfile",
-            )  # fmt: skip
+                nodes=names,
+                fix="give each machine one line in the hostfile",
+            )
         else:
             yield fail(
                 "one machine under several names (same boot id)",
-                nodes=names, fix="keep one of the names in the hostfile",
-            )  # fmt: skip
+                nodes=names,
+                fix="keep one of the names in the hostfile",
+            )
 
 
 def _namespaces(node: NodeFacts) -> str:

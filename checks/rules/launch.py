@@ -11,9 +11,12 @@ from checks.runner import check, majority
 
 
 @check(
-    "launch.port_free", scope="launch", bad="FAIL if the port is held",
-    how="bind and listen on the first node, on all its addresses", fix="another --master-port",
-)  # fmt: skip
+    "launch.port_free",
+    scope="launch",
+    bad="FAIL if the port is held",
+    how="bind and listen on the first node, on all its addresses",
+    fix="another --master-port",
+)
 def port_free(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """The rendezvous port can be listened on, on the master."""
     assert fleet.launch is not None
@@ -32,9 +35,12 @@ def port_free(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Findi
 
 
 @check(
-    "launch.gpus", scope="launch", bad="FAIL with fewer GPUs than ranks",
-    how="GPUs that answer against slots= or --nproc-per-node", fix="slots=N in the hostfile, or -x NODE",
-)  # fmt: skip
+    "launch.gpus",
+    scope="launch",
+    bad="FAIL with fewer GPUs than ranks",
+    how="GPUs that answer against slots= or --nproc-per-node",
+    fix="slots=N in the hostfile, or -x NODE",
+)
 def gpus(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """A GPU for each rank of the node."""
     assert fleet.launch is not None
@@ -48,9 +54,10 @@ def gpus(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
         have = node.gpus.message if count == 0 and node.gpus.message else f"{count} GPUs"
         yield fail(
             f"{have}, the launch wants {_ranks(ranks)} here",
-            value=str(count), expected=str(ranks),
+            value=str(count),
+            expected=str(ranks),
             fix=f"slots={count} in its line of the hostfile" if count else "leave the node out: -x",
-        )  # fmt: skip
+        )
     else:
         yield passed(f"{count} GPUs for {_ranks(ranks)}", value=str(count))
 
@@ -60,9 +67,12 @@ def _ranks(count: int) -> str:
 
 
 @check(
-    "launch.port_range", scope="launch", bad="WARN in the kernel's ephemeral range, FAIL below 1024",
-    how="the number alone", fix="--master-port between 1024 and 32767",
-)  # fmt: skip
+    "launch.port_range",
+    scope="launch",
+    bad="WARN in the kernel's ephemeral range, FAIL below 1024",
+    how="the number alone",
+    fix="--master-port between 1024 and 32767",
+)
 def port_range(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """The rendezvous port is one that nothing else takes meanwhile.
 
@@ -84,9 +94,12 @@ def port_range(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Find
 
 
 @check(
-    "launch.order", scope="launch", bad="WARN if a node calls itself by another line's name",
-    how="hostname of each node against the names of the hostfile", fix="exchange the two lines' addresses",
-)  # fmt: skip
+    "launch.order",
+    scope="launch",
+    bad="WARN if a node calls itself by another line's name",
+    how="hostname of each node against the names of the hostfile",
+    fix="exchange the two lines' addresses",
+)
 def order(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """Every line of the hostfile leads to the machine that it names.
 
@@ -103,18 +116,23 @@ def order(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
         and (said in others or short in others)
         and short != node.name.split(".")[0]
     ):
-        yield warn(f"it calls itself {said}, which is another line of the hostfile", value=said,
-                   expected=node.name, fix=f"host= of the lines {node.name} and {said}")  # fmt: skip
+        yield warn(
+            f"it calls itself {said}, which is another line of the hostfile",
+            value=said,
+            expected=node.name,
+            fix=f"host= of the lines {node.name} and {said}",
+        )
     else:
         yield passed(f"calls itself {said}")
 
 
 @check(
-    "launch.files", scope="launch",
+    "launch.files",
+    scope="launch",
     bad="FAIL if a file is missing, or has another size than on most nodes",
     how="size of data, checkpoint and model cache on each node; of a folder all files together",
     fix="clusterctl push FILE, or mount the shared folder",
-)  # fmt: skip
+)
 def files(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """Data, checkpoint and model cache are on every node, and the same.
 
@@ -156,17 +174,22 @@ def _judge_file(path: str, seen: FileSeen, fleet: Fleet) -> Finding:
             "no two nodes agree" if most.value is None else f"{most.value} bytes on most nodes"
         )
         return fail(
-            f"{path} has {seen.size_bytes} bytes, {expected}", value=str(seen.size_bytes),
-            expected=None if most.value is None else str(most.value), source="majority", fix=fix,
-        )  # fmt: skip
+            f"{path} has {seen.size_bytes} bytes, {expected}",
+            value=str(seen.size_bytes),
+            expected=None if most.value is None else str(most.value),
+            source="majority",
+            fix=fix,
+        )
     return passed(f"{path} is there", value=str(seen.size_bytes))
 
 
 @check(
-    "launch.wandb", scope="launch", bad="WARN if the run reports to W&B and no login is found",
+    "launch.wandb",
+    scope="launch",
+    bad="WARN if the run reports to W&B and no login is found",
     how="WANDB_API_KEY, or api.wandb.ai in ~/.netrc: yes or no, never the key",
     fix="wandb login on that node, or WANDB_MODE=offline",
-)  # fmt: skip
+)
 def wandb(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """The run can report to Weights & Biases, if it is to: rank 0 does, on the first node."""
     assert fleet.launch is not None

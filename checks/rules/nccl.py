@@ -32,12 +32,13 @@ def _ports(node: NodeFacts) -> tuple[IbPort, ...] | Finding:
 
 
 @check(
-    "launch.ib_hca", scope="launch",
+    "launch.ib_hca",
+    scope="launch",
     bad="WARN if the list leaves active ports out, or a prefix takes more than its name; FAIL if a "
-        "name is not there or not active, or InfiniBand and Ethernet are mixed",
+    "name is not there or not active, or InfiniBand and Ethernet are mixed",
     how="NCCL_IB_HCA (=exact, ^exclude, name:port, else prefix) against sysfs",
     fix="the printed NCCL_IB_HCA value",
-)  # fmt: skip
+)
 def ib_hca(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """NCCL_IB_HCA names the node's active ports and no others.
 
@@ -60,14 +61,19 @@ def ib_hca(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]
     taken = [port for port in ports if chosen.takes(port.device, port.port)]
     devices = {port.device for port in ports}
     lost = [
-        name for name, _ in chosen.entries
+        name
+        for name, _ in chosen.entries
         if not any(one == name if chosen.exact else one.startswith(name) for one in devices)
-    ]  # fmt: skip
+    ]
     down = [port.name for port in taken if not port.is_active]
     layers = {str(port.link_layer) for port in taken if port.is_active}
     if lost and not chosen.exclude:
-        yield fail(f"{', '.join(lost)} of NCCL_IB_HCA is not on the node", value=value,
-                   expected=better, fix=fix)  # fmt: skip
+        yield fail(
+            f"{', '.join(lost)} of NCCL_IB_HCA is not on the node",
+            value=value,
+            expected=better,
+            fix=fix,
+        )
     elif not taken:
         yield fail("NCCL_IB_HCA takes no port of the node", value=value, expected=better, fix=fix)
     elif down and not chosen.exclude:
@@ -85,9 +91,10 @@ def ib_hca(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]
         )
     else:
         left = [
-            port.name for port in ports
+            port.name
+            for port in ports
             if port.is_active and str(port.link_layer) in layers and port not in taken
-        ]  # fmt: skip
+        ]
         if left and layers == {"InfiniBand"}:
             yield warn(
                 f"NCCL_IB_HCA leaves out {', '.join(left)}", value=value, expected=better, fix=fix
@@ -97,11 +104,12 @@ def ib_hca(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]
 
 
 @check(
-    "launch.roce_gid", scope="launch",
+    "launch.roce_gid",
+    scope="launch",
     bad="FAIL if the index is not in a chosen RoCE port's GID table, or is no RoCE v2",
     how="NCCL_IB_GID_INDEX against gids and gid_attrs/types of sysfs",
     fix="the printed index, which may differ between nodes",
-)  # fmt: skip
+)
 def roce_gid(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """NCCL_IB_GID_INDEX is a RoCE v2 entry on every port that NCCL takes."""
     value, names = _env(fleet, "NCCL_IB_GID_INDEX"), _env(fleet, "NCCL_IB_HCA")
@@ -114,10 +122,12 @@ def roce_gid(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Findin
         return
     chosen = parse_list(names) if names else None
     roce = [
-        port for port in ports
-        if port.is_active and port.link_layer == "Ethernet"
+        port
+        for port in ports
+        if port.is_active
+        and port.link_layer == "Ethernet"
         and (chosen is None or chosen.takes(port.device, port.port))
-    ]  # fmt: skip
+    ]
     if not roce:
         yield skip("no active RoCE port is taken")
         return
@@ -135,19 +145,22 @@ def roce_gid(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Findin
         elif at is None or at.type != "RoCE v2":
             have = "nothing" if at is None else str(at.type)
             yield fail(
-                f"{port.name}: GID {value} is {have}", value=value, expected=expected,
+                f"{port.name}: GID {value} is {have}",
+                value=value,
+                expected=expected,
                 fix=f"NCCL_IB_GID_INDEX={expected}" if expected else f"an address on {port.netdev}",
-            )  # fmt: skip
+            )
         else:
             yield passed(f"GID {value} of {port.name} is RoCE v2")
 
 
 @check(
-    "launch.socket_ifname", scope="launch",
+    "launch.socket_ifname",
+    scope="launch",
     bad="WARN if two interfaces match; FAIL if none does, or its subnet is not the majority's",
     how="NCCL_SOCKET_IFNAME (prefix, =, ^) against up interfaces with an address",
     fix="the interface that carries the nodes' own network",
-)  # fmt: skip
+)
 def socket_ifname(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """NCCL_SOCKET_IFNAME means one routable interface on every node.
 
@@ -177,11 +190,20 @@ def socket_ifname(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[F
     if node.network.unlisted is not None and not mine:
         yield unknown(f"the addresses of its interfaces: {node.network.unlisted.reason}")
     elif not mine:
-        yield fail(f"{name}={value}: no such interface is up (there are {', '.join(there) or 'none'})",
-                   value=value, expected=", ".join(right) or None, fix=fix)  # fmt: skip
+        yield fail(
+            f"{name}={value}: no such interface is up (there are {', '.join(there) or 'none'})",
+            value=value,
+            expected=", ".join(right) or None,
+            fix=fix,
+        )
     elif common is not None and subnet_of(mine[0]) != common:
-        yield fail(f"{name}={value}: {mine[0].name} is in {subnet_of(mine[0])}, most nodes use {common}",
-                   value=mine[0].name, expected=", ".join(right) or None, source="majority", fix=fix)  # fmt: skip
+        yield fail(
+            f"{name}={value}: {mine[0].name} is in {subnet_of(mine[0])}, most nodes use {common}",
+            value=mine[0].name,
+            expected=", ".join(right) or None,
+            source="majority",
+            fix=fix,
+        )
     elif len(mine) > 1 and not parse_list(value).exclude:
         names = ", ".join(one.name for one in mine)
         yield warn(f"{name}={value} means {names}", value=value, fix=fix)
@@ -190,10 +212,12 @@ def socket_ifname(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[F
 
 
 @check(
-    "launch.ib_present", scope="launch",
+    "launch.ib_present",
+    scope="launch",
     bad="WARN if NCCL_IB_DISABLE is set although the node has active InfiniBand ports",
-    how="NCCL_IB_DISABLE and NCCL_NET against sysfs", fix="leave NCCL_IB_DISABLE out, or --nccl h100-ib",
-)  # fmt: skip
+    how="NCCL_IB_DISABLE and NCCL_NET against sysfs",
+    fix="leave NCCL_IB_DISABLE out, or --nccl h100-ib",
+)
 def ib_present(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """InfiniBand is not switched off where it is there.
 
@@ -211,26 +235,34 @@ def ib_present(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Find
         _env(fleet, "NCCL_IB_DISABLE") == "1" or (_env(fleet, "NCCL_NET") or "").lower() == "socket"
     )
     if off and active:
-        yield warn(f"NCCL uses TCP although {len(active)} InfiniBand ports are active",
-                   fix="leave NCCL_IB_DISABLE out")  # fmt: skip
+        yield warn(
+            f"NCCL uses TCP although {len(active)} InfiniBand ports are active",
+            fix="leave NCCL_IB_DISABLE out",
+        )
     else:
         yield passed("NCCL may use what is there")
 
 
 _SLOW = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel waits", "CUDA_PROFILE": "profiling",
-    "CUDA_INJECTION64_PATH": "a profiler is injected", "NSIGHT_CUDA_DEBUGGER": "a debugger",
-    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "core dumps of GPU memory", "COMPUTE_PROFILE": "profiling",
+    "CUDA_LAUNCH_BLOCKING": "every kernel waits",
+    "CUDA_PROFILE": "profiling",
+    "CUDA_INJECTION64_PATH": "a profiler is injected",
+    "NSIGHT_CUDA_DEBUGGER": "a debugger",
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "core dumps of GPU memory",
+    "COMPUTE_PROFILE": "profiling",
     "CUDA_DEVICE_WAITS_ON_EXCEPTION": "GPUs wait for a debugger",
-    "NCCL_P2P_DISABLE": "no NVLink", "NCCL_SHM_DISABLE": "no shared memory",
-}  # fmt: skip
+    "NCCL_P2P_DISABLE": "no NVLink",
+    "NCCL_SHM_DISABLE": "no shared memory",
+}
 
 
 @check(
-    "launch.debug_env", scope="launch", bad="WARN if one is set",
+    "launch.debug_env",
+    scope="launch",
+    bad="WARN if one is set",
     how="the launch's environment and that of a login without a terminal",
     fix="unset it; NCCL_DEBUG=WARN",
-)  # fmt: skip
+)
 def debug_env(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """No variable of yesterday's debugging slows the run down."""
     assert fleet.launch is not None

@@ -13,12 +13,14 @@ from checks.runner import check, compare
 
 
 @check(
-    "net.names", scope="fleet", advisory=True,
+    "net.names",
+    scope="fleet",
+    advisory=True,
     bad="WARN if the node's own name is a loopback address, FAIL if a name has other addresses than "
-        "on most nodes",
+    "on most nodes",
     how="getaddrinfo on each node for its own name and for the first node's",
     fix="one line ADDRESS NAME in /etc/hosts of that node",
-)  # fmt: skip
+)
 def names(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """Names mean the same machine everywhere.
 
@@ -39,13 +41,20 @@ def names(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
             and all(_is_loopback(one) for one in own)
             and not node.loopback
         ):
-            yield warn(f"its own name is {own[0]}", nodes=(node.name,), value=own[0],
-                       fix="in its /etc/hosts: ADDRESS NAME instead of 127.0.1.1 NAME")  # fmt: skip
+            yield warn(
+                f"its own name is {own[0]}",
+                nodes=(node.name,),
+                value=own[0],
+                fix="in its /etc/hosts: ADDRESS NAME instead of 127.0.1.1 NAME",
+            )
         elif own == NOT_ASKED:
             yield skip(f"its own name: {NOT_ASKED.reason}", nodes=(node.name,))
         elif isinstance(own, Unknown) and own.is_absence:
-            yield warn(f"its own name has no address: {own.reason}", nodes=(node.name,),
-                       fix="in its /etc/hosts: ADDRESS NAME")  # fmt: skip
+            yield warn(
+                f"its own name has no address: {own.reason}",
+                nodes=(node.name,),
+                fix="in its /etc/hosts: ADDRESS NAME",
+            )
         elif isinstance(own, Unknown):
             yield unknown(f"its own name: {own.reason}", nodes=(node.name,))
         else:
@@ -67,10 +76,12 @@ def names(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "net.reachable", needs=("network",), bad="FAIL if no packet comes back from the first node",
+    "net.reachable",
+    needs=("network",),
+    bad="FAIL if no packet comes back from the first node",
     how="a TCP connection from each node to the rendezvous port of the first; a refusal is an answer too",
     fix="firewall, routes: ping from that node; --master_addr for launch",
-)  # fmt: skip
+)
 def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """Every node can talk to the first one, where the ranks meet.
 
@@ -87,8 +98,10 @@ def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     elif not said.startswith("error\t"):
         yield unknown(f"connection to the first node: {said[:80]!r} was said")
     else:
-        yield fail(f"cannot reach the first node: {said.partition(chr(9))[2] or said}",
-                   fix="firewall or route between them: ping the first node from there")  # fmt: skip
+        yield fail(
+            f"cannot reach the first node: {said.partition(chr(9))[2] or said}",
+            fix="firewall or route between them: ping the first node from there",
+        )
 
 
 def _is_loopback(address: str) -> bool:
@@ -99,24 +112,43 @@ def _is_loopback(address: str) -> bool:
 
 
 @check(
-    "net.mtu", scope="fleet", advisory=True, bad="WARN if it is not the majority's",
-    how="/sys/class/net/*/mtu of interfaces with a device and an address", fix="sudo ip link set dev NAME mtu N",
-)  # fmt: skip
+    "net.mtu",
+    scope="fleet",
+    advisory=True,
+    bad="WARN if it is not the majority's",
+    how="/sys/class/net/*/mtu of interfaces with a device and an address",
+    fix="sudo ip link set dev NAME mtu N",
+)
 def mtu(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same MTU: large packets to a node with a smaller one vanish, small ones arrive."""
-    yield from compare(fleet, _of_interfaces("mtu"), "MTU", bad=warn, fix="sudo ip link set dev NAME mtu N",
-                       expected=limits.expected.get("net.mtu"))  # fmt: skip
+    yield from compare(
+        fleet,
+        _of_interfaces("mtu"),
+        "MTU",
+        bad=warn,
+        fix="sudo ip link set dev NAME mtu N",
+        expected=limits.expected.get("net.mtu"),
+    )
 
 
 @check(
-    "net.speed", scope="fleet", advisory=True, bad="WARN if it is not the majority's",
-    how="/sys/class/net/*/speed of interfaces with a device and an address", fix="cable, or the switch's port",
-)  # fmt: skip
+    "net.speed",
+    scope="fleet",
+    advisory=True,
+    bad="WARN if it is not the majority's",
+    how="/sys/class/net/*/speed of interfaces with a device and an address",
+    fix="cable, or the switch's port",
+)
 def speed(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same link speed: a card that came up at 1 Gb/s carries data and checkpoints."""
-    yield from compare(fleet, _of_interfaces("speed_mbps"), "Mb/s of", bad=warn,
-                       fix="cable, or the switch's port; ethtool NAME",
-                       expected=limits.expected.get("net.speed"))  # fmt: skip
+    yield from compare(
+        fleet,
+        _of_interfaces("speed_mbps"),
+        "Mb/s of",
+        bad=warn,
+        fix="cable, or the switch's port; ethtool NAME",
+        expected=limits.expected.get("net.speed"),
+    )
 
 
 def _of_interfaces(field: str) -> Any:

@@ -16,11 +16,12 @@ _SAME_ENV = "make the environments equal: one shared folder, or the same lock fi
 
 
 @check(
-    "software.interpreter_exists", scope="launch",
+    "software.interpreter_exists",
+    scope="launch",
     bad="FAIL if it is missing, does not run, or is older than 3.10",
     how="runs it and asks for its versions",
     fix="put the environment under the same path, or --python PATH",
-)  # fmt: skip
+)
 def interpreter_exists(node: NodeFacts, limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """The interpreter that the launch will start is on the node, runs, and is new enough."""
     assert fleet.launch is not None
@@ -43,11 +44,12 @@ def interpreter_exists(node: NodeFacts, limits: Profile, fleet: Fleet) -> Iterat
 
 
 @check(
-    "software.python_equal", scope="fleet",
+    "software.python_equal",
+    scope="fleet",
     bad="WARN if the patch number differs, FAIL if the minor one does",
     how="sys.version_info of the interpreter",
     fix="one shared environment, or one lock file",
-)  # fmt: skip
+)
 def python_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """The same Python: pickles and wheels depend on the minor number, the rest is a warning."""
     if (reason := _no_software(fleet)) is not None:
@@ -59,33 +61,36 @@ def python_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "software.torch_equal", scope="fleet",
+    "software.torch_equal",
+    scope="fleet",
     bad="FAIL if version or CUDA differ from the majority's",
     how="torch's dist-info and version.py, without importing it",
     fix="one shared environment, or one lock file",
-)  # fmt: skip
+)
 def torch_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """The same torch with the same CUDA: ranks of two versions hang or differ silently."""
     yield from _package(fleet, "torch", missing=fail)
 
 
 @check(
-    "software.colossalai_equal", scope="fleet",
+    "software.colossalai_equal",
+    scope="fleet",
     bad="WARN if it is nowhere, FAIL if it differs",
     how="its dist-info",
     fix="pip install colossalai, the same version everywhere",
-)  # fmt: skip
+)
 def colossalai_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """The same ColossalAI; without it only the engine of torch itself can run."""
     yield from _package(fleet, "colossalai", missing=warn)
 
 
 @check(
-    "software.av_known_bad", scope="launch",
+    "software.av_known_bad",
+    scope="launch",
     bad="WARN for PyAV 14.0 to 14.2, below 17 and where it is missing",
     how="its dist-info",
     fix="pip install 'av>=17'",
-)  # fmt: skip
+)
 def av_known_bad(node: NodeFacts, limits: Profile, _fleet: Fleet) -> Iterator[Finding]:
     """PyAV is none of the versions whose decoder threads freeze, and can read clips for the trainer."""
     env = node.software
@@ -99,21 +104,28 @@ def av_known_bad(node: NodeFacts, limits: Profile, _fleet: Fleet) -> Iterator[Fi
     elif limits.av_bad_from <= _numbers(version) <= limits.av_bad_to:
         yield warn(
             f"PyAV {version} freezes in the slice threads of HEVC",
-            value=version, expected="17 or newer", fix="pip install 'av>=17'",
-        )  # fmt: skip
+            value=version,
+            expected="17 or newer",
+            fix="pip install 'av>=17'",
+        )
     elif _numbers(version) < limits.av_min:
         yield warn(
             f"PyAV {version} is too old to read clips for the trainer",
-            value=version, expected="17 or newer", fix="pip install 'av>=17'",
-        )  # fmt: skip
+            value=version,
+            expected="17 or newer",
+            fix="pip install 'av>=17'",
+        )
     else:
         yield passed(f"PyAV {version}", value=version)
 
 
 @check(
-    "software.nccl_equal", scope="fleet", bad="FAIL if it is not the majority's",
-    how="dist-info of nvidia-nccl-cu*", fix="one shared environment, or one lock file",
-)  # fmt: skip
+    "software.nccl_equal",
+    scope="fleet",
+    bad="FAIL if it is not the majority's",
+    how="dist-info of nvidia-nccl-cu*",
+    fix="one shared environment, or one lock file",
+)
 def nccl_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same NCCL: two versions hang in their first collective, without a word."""
 
@@ -137,10 +149,12 @@ def _nccl_of(env: PythonEnv) -> str:
 
 
 @check(
-    "software.packages_equal", scope="fleet", bad="WARN if any package or version differs",
+    "software.packages_equal",
+    scope="fleet",
+    bad="WARN if any package or version differs",
     how="hash over the sorted name==version of all distributions",
     fix="the printed difference; one shared environment, or one lock file",
-)  # fmt: skip
+)
 def packages_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same packages down to the last one."""
     if (reason := _no_software(fleet)) is not None:
@@ -173,9 +187,13 @@ def packages_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             )
         else:
             yield warn(
-                f"packages differ: {_difference(envs[name], model)}", nodes=(name,), value=value,
-                expected=most, source="majority", fix=_SAME_ENV,
-            )  # fmt: skip
+                f"packages differ: {_difference(envs[name], model)}",
+                nodes=(name,),
+                value=value,
+                expected=most,
+                source="majority",
+                fix=_SAME_ENV,
+            )
 
 
 def packages_hash(env: PythonEnv) -> str:
@@ -186,9 +204,10 @@ def packages_hash(env: PythonEnv) -> str:
 
 def _difference(mine: PythonEnv, others: PythonEnv) -> str:
     names = sorted(
-        name for name in {*mine.installed, *others.installed}
+        name
+        for name in {*mine.installed, *others.installed}
         if mine.installed.get(name) != others.installed.get(name)
-    )  # fmt: skip
+    )
     words = [
         f"{name} {mine.installed.get(name, 'missing')} (others {others.installed.get(name, 'without')})"
         for name in names[:3]
@@ -197,23 +216,30 @@ def _difference(mine: PythonEnv, others: PythonEnv) -> str:
 
 
 @check(
-    "software.git_commit", scope="fleet", bad="FAIL if it is not the majority's",
+    "software.git_commit",
+    scope="fleet",
+    bad="FAIL if it is not the majority's",
     how="git rev-parse HEAD in the folder that the launch starts in",
     fix="git -C DIR checkout COMMIT on that node, or one shared folder",
-)  # fmt: skip
+)
 def git_commit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The same commit of the code."""
     yield from compare(
-        fleet, _of_git(lambda git: git.commit[:12]), "commit",
+        fleet,
+        _of_git(lambda git: git.commit[:12]),
+        "commit",
         fix="git checkout the others' commit there, or one shared folder",
         expected=limits.expected.get("software.git_commit"),
-    )  # fmt: skip
+    )
 
 
 @check(
-    "software.git_dirty", scope="fleet", bad="WARN if files are changed and not committed",
-    how="git status --porcelain in the folder that the launch starts in", fix="git stash, or commit",
-)  # fmt: skip
+    "software.git_dirty",
+    scope="fleet",
+    bad="WARN if files are changed and not committed",
+    how="git status --porcelain in the folder that the launch starts in",
+    fix="git stash, or commit",
+)
 def git_dirty(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """No change that no commit knows: the run could not be repeated."""
     read = _of_git(lambda git: git)
@@ -226,8 +252,13 @@ def git_dirty(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         elif git.changed:
             count = len(git.changed)
             shown = ", ".join(git.changed[:2]) + (", ..." if count > 2 else "")
-            yield warn(f"{count} changed file{'s' * (count != 1)}: {shown}", nodes=(node.name,),
-                       value=str(count), expected="0", fix="git diff; commit or git stash")  # fmt: skip
+            yield warn(
+                f"{count} changed file{'s' * (count != 1)}: {shown}",
+                nodes=(node.name,),
+                value=str(count),
+                expected="0",
+                fix="git diff; commit or git stash",
+            )
         else:
             yield passed("nothing is changed", nodes=(node.name,))
 

@@ -11,10 +11,12 @@ from checks.runner import check, majority
 
 
 @check(
-    "storage.free_space", scope="launch",
+    "storage.free_space",
+    scope="launch",
     bad="WARN over 90 % full or out of inodes; FAIL without right to write, or less than --min-free",
-    how="statfs in a child that can be abandoned", fix="du -xh --max-depth=1 DIR | sort -h",
-)  # fmt: skip
+    how="statfs in a child that can be abandoned",
+    fix="du -xh --max-depth=1 DIR | sort -h",
+)
 def free_space(node: NodeFacts, limits: Profile, fleet: Fleet) -> Iterator[Finding]:
     """Room for checkpoints and logs where the run directory will be, and the right to write there."""
     assert fleet.launch is not None
@@ -48,42 +50,62 @@ def _judge_use(disk: Disk, limits: Profile) -> Finding:
         if share > limit:
             return warn(
                 f"{disk.path} is {share:.0%} {what}, {size(disk.free_bytes)} free",
-                value=f"{share:.3f}", expected=f"{limit}", source="profile",
+                value=f"{share:.3f}",
+                expected=f"{limit}",
+                source="profile",
                 fix=f"du -xh --max-depth=1 {disk.path} | sort -h",
-            )  # fmt: skip
+            )
     return passed(f"room in {disk.path}", value=str(disk.free_bytes))
 
 
 @check(
-    "storage.disks", needs=("mounts",), advisory=True,
+    "storage.disks",
+    needs=("mounts",),
+    advisory=True,
     bad="WARN over 90 % full; FAIL over 95 % with less than 10 GiB left",
-    how="statfs of every local file system", fix="du -xh --max-depth=1 DIR | sort -h",
-)  # fmt: skip
+    how="statfs of every local file system",
+    fix="du -xh --max-depth=1 DIR | sort -h",
+)
 def disks(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     """No local disk is full: /tmp, /var and the caches fill up in the middle of a run."""
     yield from _fullness(
-        node, lambda disk: 1 - disk.free_bytes / disk.total_bytes if disk.total_bytes else 0.0,
-        limits.disk_used_warn, limits.disk_used_fail, limits.disk_left_fail_gib, "full",
-    )  # fmt: skip
+        node,
+        lambda disk: 1 - disk.free_bytes / disk.total_bytes if disk.total_bytes else 0.0,
+        limits.disk_used_warn,
+        limits.disk_used_fail,
+        limits.disk_left_fail_gib,
+        "full",
+    )
 
 
 @check(
-    "storage.inodes", needs=("mounts",), advisory=True,
+    "storage.inodes",
+    needs=("mounts",),
+    advisory=True,
     bad="WARN over 90 % of the inodes used, FAIL over 95 %",
-    how="statfs of every local file system", fix="du --inodes -x --max-depth=1 DIR | sort -n",
-)  # fmt: skip
+    how="statfs of every local file system",
+    fix="du --inodes -x --max-depth=1 DIR | sort -n",
+)
 def inodes(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     """No local disk is out of inodes: it says `No space left` with half of it free."""
     yield from _fullness(
-        node, lambda disk: 1 - disk.inodes_free / disk.inodes_total if disk.inodes_total else 0.0,
-        limits.inodes_used_warn, limits.inodes_used_fail, None, "out of inodes",
-    )  # fmt: skip
+        node,
+        lambda disk: 1 - disk.inodes_free / disk.inodes_total if disk.inodes_total else 0.0,
+        limits.inodes_used_warn,
+        limits.inodes_used_fail,
+        None,
+        "out of inodes",
+    )
 
 
 def _fullness(
-    node: NodeFacts, share: Callable[[Disk], float], warn_at: float, fail_at: float,
-    left_gib: float | None, what: str,
-) -> Iterator[Finding]:  # fmt: skip
+    node: NodeFacts,
+    share: Callable[[Disk], float],
+    warn_at: float,
+    fail_at: float,
+    left_gib: float | None,
+    what: str,
+) -> Iterator[Finding]:
     assert isinstance(node.mounts, tuple)
     bad, blind = False, ""
     for mount in node.mounts:
@@ -99,9 +121,10 @@ def _fullness(
             bad = True
             yield (fail if used > fail_at and little else warn)(
                 f"{mount.path} is {used:.0%} {what}, {size(disk.free_bytes)} free",
-                value=f"{used:.3f}", expected=f"{warn_at}",
+                value=f"{used:.3f}",
+                expected=f"{warn_at}",
                 fix=f"du -xh --max-depth=1 {mount.path} | sort -h",
-            )  # fmt: skip
+            )
     if not bad and blind:
         yield unknown(blind, because="storage.mounts")
     elif not bad:
@@ -109,11 +132,13 @@ def _fullness(
 
 
 @check(
-    "storage.mounts", needs=("mounts",), advisory=True,
+    "storage.mounts",
+    needs=("mounts",),
+    advisory=True,
     bad="FAIL if statfs gives no answer in 4 s, or a stale handle, or no connection",
     how="statfs of every mount, each in a child of its own that can be abandoned",
     fix="is its server up? sudo umount -l PATH, then mount it again",
-)  # fmt: skip
+)
 def mounts(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """Every mounted file system answers.
 
@@ -153,10 +178,13 @@ def _is_dead(reason: str) -> bool:
 
 
 @check(
-    "storage.mounts_equal", scope="fleet", advisory=True,
+    "storage.mounts_equal",
+    scope="fleet",
+    advisory=True,
     bad="WARN if a network file system of most nodes is not mounted",
-    how="mounts of nfs, lustre, fuse and the like: path and source", fix="sudo mount PATH; /etc/fstab",
-)  # fmt: skip
+    how="mounts of nfs, lustre, fuse and the like: path and source",
+    fix="sudo mount PATH; /etc/fstab",
+)
 def mounts_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """The shared folders are mounted on every node.
 
@@ -173,24 +201,33 @@ def mounts_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     for name, mine in seen.items():
         have = {f"{one.path} from {one.source}" for one in mine}
         lacking = [
-            path for path in sorted(paths - have)
-            if majority({
-                other: path in {f"{one.path} from {one.source}" for one in theirs}
-                for other, theirs in seen.items()
-            }).value
-        ]  # fmt: skip
+            path
+            for path in sorted(paths - have)
+            if majority(
+                {
+                    other: path in {f"{one.path} from {one.source}" for one in theirs}
+                    for other, theirs in seen.items()
+                }
+            ).value
+        ]
         if lacking:
-            yield warn(f"not mounted: {', '.join(lacking)}", nodes=(name,), source="majority",
-                       fix=f"sudo mount {lacking[0].split(' from ')[0]}")  # fmt: skip
+            yield warn(
+                f"not mounted: {', '.join(lacking)}",
+                nodes=(name,),
+                source="majority",
+                fix=f"sudo mount {lacking[0].split(' from ')[0]}",
+            )
         else:
             yield passed("network mounts as on the others", nodes=(name,))
 
 
 @check(
-    "storage.token", scope="fleet", bad="WARN over 2 s; FAIL missing, of another launch, or hanging",
+    "storage.token",
+    scope="fleet",
+    bad="WARN over 2 s; FAIL missing, of another launch, or hanging",
     how="the head writes a token file into the folder of --shared, every node reads it back",
     fix="mount | grep DIR on that node; is it the same server?",
-)  # fmt: skip
+)
 def token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The shared folder is one and the same on all nodes."""
     if fleet.token is None:
@@ -200,8 +237,13 @@ def token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         names, fix = (node.name,), "mount on that node, and the server's name in it"
         if isinstance(node.token, Unknown):
             slow = "no end" in node.token.reason
-            yield fail("the shared folder hangs" if slow else f"the token cannot be read: {node.token.reason}",
-                       nodes=names, fix=fix)  # fmt: skip
+            yield fail(
+                "the shared folder hangs"
+                if slow
+                else f"the token cannot be read: {node.token.reason}",
+                nodes=names,
+                fix=fix,
+            )
         elif node.token != fleet.token:
             yield fail(
                 "another token is there: not the same folder, or a stale view", nodes=names, fix=fix

@@ -46,11 +46,13 @@ def middle_clock(offsets_s: Sequence[float]) -> float:
 
 
 @check(
-    "time.skew", scope="fleet", advisory=True,
+    "time.skew",
+    scope="fleet",
+    advisory=True,
     bad="WARN over 10 ms outside the error bound, FAIL over 100 ms",
     how="eight round trips over the open ssh channel, the shortest counts; error is half of it",
     fix="sudo chronyc makestep on that node, with no job running",
-)  # fmt: skip
+)
 def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The nodes' clocks agree.
 
@@ -75,8 +77,10 @@ def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         sure_s = max(0.0, abs(offset_s) - error_s)
         words = f"{offset_s * 1000:+.0f} ms from the middle of all clocks, ±{error_s * 1000:.1f} ms"
         more: dict[str, Any] = {
-            "nodes": (node.name,), "value": f"{offset_s:+.4f}", "expected": f"{limits.clock_skew_warn_s:g}",
-        }  # fmt: skip
+            "nodes": (node.name,),
+            "value": f"{offset_s:+.4f}",
+            "expected": f"{limits.clock_skew_warn_s:g}",
+        }
         if sure_s > limits.clock_skew_fail_s:
             yield fail(words, fix="sudo chronyc makestep  (no job running)", **more)
         elif sure_s > limits.clock_skew_warn_s:
@@ -89,12 +93,14 @@ def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "time.step", scope="fleet", advisory=True,
+    "time.step",
+    scope="fleet",
+    advisory=True,
     bad="WARN if the clock moved over 10 ms, FAIL if it moved back over 100 ms",
     how="wall minus boot time at the start and end of the look and against the last one's record: "
-        "slewing moves both, only a step moves the difference",
+    "slewing moves both, only a step moves the difference",
     fix="sudo chronyc makestep on that node, and keep one time daemon",
-)  # fmt: skip
+)
 def step(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """No clock is stepped while it runs.
 
@@ -134,11 +140,13 @@ def _ago(seconds: float) -> str:
 
 
 @check(
-    "time.log_ahead", scope="fleet", advisory=True,
+    "time.log_ahead",
+    scope="fleet",
+    advisory=True,
     bad="FAIL if a log file is more than 1 s ahead of now",
     how="newest modification time of the 5000 nearest files under /var/log against the clock",
     fix="sudo chronyc makestep on that node, and keep one time daemon",
-)  # fmt: skip
+)
 def log_ahead(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """No log was written in the future.
 
@@ -156,19 +164,24 @@ def log_ahead(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         elif ahead > limits.clock_log_ahead_fail_s:
             yield fail(
                 f"a log file is {ahead:.1f} s ahead of now: the clock was set back",
-                nodes=(node.name,), value=f"{ahead:.1f}", expected="0", fix=_ONE_DAEMON,
-            )  # fmt: skip
+                nodes=(node.name,),
+                value=f"{ahead:.1f}",
+                expected="0",
+                fix=_ONE_DAEMON,
+            )
         else:
             yield passed("no log from the future", nodes=(node.name,))
 
 
 @check(
-    "time.sync", scope="fleet", advisory=True,
+    "time.sync",
+    scope="fleet",
+    advisory=True,
     bad="WARN last or RMS offset over 10 ms, reach not 377; FAIL not synchronised, own clock as "
-        "source, no selected source, root distance or offset over 100 ms",
+    "source, no selected source, root distance or offset over 100 ms",
     how="chronyc -c tracking and sources; without chronyd ntpq -pn, timedatectl, adjtimex",
     fix="sudo systemctl enable --now chrony; a line `server HEAD iburst` in its configuration",
-)  # fmt: skip
+)
 def sync(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every clock is steered by a source that answers.
 
@@ -200,15 +213,19 @@ def _judge_sync(name: str, clock: Clock, limits: Profile) -> Iterator[Finding]:
     elif abs(track.offset_s) > limits.clock_root_distance_fail_s:
         yield fail(
             f"{track.offset_s:+.3f} s from its source {track.ref_name}{_stepped(track)}",
-            nodes=nodes, value=f"{track.offset_s:+.4f}", expected=f"{limits.clock_root_distance_fail_s:g}",
+            nodes=nodes,
+            value=f"{track.offset_s:+.4f}",
+            expected=f"{limits.clock_root_distance_fail_s:g}",
             fix="sudo chronyc makestep  (no job running)",
-        )  # fmt: skip
+        )
     elif track.root_distance_s > limits.clock_root_distance_fail_s:
         yield fail(
             f"its source may be wrong by {track.root_distance_s:.3f} s (root distance)",
-            nodes=nodes, value=f"{track.root_distance_s:.4f}",
-            expected=f"{limits.clock_root_distance_fail_s:g}", fix="name a nearer server",
-        )  # fmt: skip
+            nodes=nodes,
+            value=f"{track.root_distance_s:.4f}",
+            expected=f"{limits.clock_root_distance_fail_s:g}",
+            fix="name a nearer server",
+        )
     else:
         yield from _judge_quality(nodes, clock, limits, fix)
 
@@ -232,8 +249,11 @@ def _judge_quality(
     if worst > limits.clock_offset_warn_s:
         yield warn(
             f"offsets up to {worst:.3f} s lately (RMS {track.rms_offset_s:.3f} s)",
-            nodes=nodes, value=f"{worst:.4f}", expected=f"{limits.clock_offset_warn_s:g}", fix=fix,
-        )  # fmt: skip
+            nodes=nodes,
+            value=f"{worst:.4f}",
+            expected=f"{limits.clock_offset_warn_s:g}",
+            fix=fix,
+        )
     elif false:
         yield warn(f"{', '.join(false)} tells another time than the others", nodes=nodes, fix=fix)
     elif thin:
@@ -274,10 +294,7 @@ def _judge_by_others(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> F
         if not isinstance(offset_s, Unknown) and abs(offset_s) > limits.clock_offset_warn_s:
             return warn(f"{offset_s:+.3f} s from {chosen[0].address}", nodes=nodes, fix="ntpq -pn")
         return passed(f"ntpd follows {chosen[0].address}", nodes=nodes)
-    for value, who in (
-        (clock.ntp_synchronized, "systemd"),
-        (clock.kernel_synced, "the kernel"),
-    ):
+    for value, who in ((clock.ntp_synchronized, "systemd"), (clock.kernel_synced, "the kernel")):
         if isinstance(value, bool):
             if value:
                 return passed(f"{who} says it is synchronised", nodes=nodes)
@@ -287,11 +304,13 @@ def _judge_by_others(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> F
 
 
 @check(
-    "time.daemons", scope="fleet", advisory=True,
+    "time.daemons",
+    scope="fleet",
+    advisory=True,
     bad="FAIL with two or more",
     how="names of running processes: chronyd, ntpd, systemd-timesyncd, ptp4l with phc2sys",
     fix="sudo systemctl disable --now systemd-timesyncd",
-)  # fmt: skip
+)
 def daemons(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """One daemon steers the clock, not two.
 
@@ -312,9 +331,11 @@ def daemons(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         if len(kinds) > 1:
             yield fail(
                 f"{len(kinds)} time daemons run: {', '.join(sorted(clock.daemons))}",
-                nodes=(node.name,), value=str(len(kinds)), expected="1",
+                nodes=(node.name,),
+                value=str(len(kinds)),
+                expected="1",
                 fix="sudo systemctl disable --now systemd-timesyncd  (keep one)",
-            )  # fmt: skip
+            )
         elif kinds:
             yield passed(f"{kinds.pop()} steers the clock", nodes=(node.name,))
         else:
@@ -324,11 +345,13 @@ def daemons(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
 
 
 @check(
-    "time.sources", scope="fleet", advisory=True,
+    "time.sources",
+    scope="fleet",
+    advisory=True,
     bad="WARN if the servers differ from the majority's",
     how="addresses of chronyc sources or ntpq",
     fix="the same server lines on all nodes",
-)  # fmt: skip
+)
 def sources(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """All nodes follow the same servers.
 
@@ -350,17 +373,23 @@ def sources(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         return
     expected = limits.expected.get("time.sources")
     yield from compare(
-        fleet, read, "time servers", bad=warn, expected=expected,
+        fleet,
+        read,
+        "time servers",
+        bad=warn,
+        expected=expected,
         fix="compare /etc/chrony/chrony.conf with another node",
-    )  # fmt: skip
+    )
 
 
 @check(
-    "time.clocksource", scope="fleet", advisory=True,
+    "time.clocksource",
+    scope="fleet",
+    advisory=True,
     bad="WARN if it is not the majority's, or hpet, acpi_pm or jiffies",
     how="/sys/devices/system/clocksource/clocksource0/current_clocksource",
     fix="dmesg | grep -i clocksource; a BIOS update or a reboot brings tsc back",
-)  # fmt: skip
+)
 def clocksource(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     """The kernel reads its time from a fast counter.
 
@@ -380,8 +409,11 @@ def clocksource(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
         elif value in ("hpet", "acpi_pm", "jiffies") or (most is not None and value != most):
             yield warn(
                 f"clock source {value}, most nodes have {most or 'another'}",
-                nodes=(node.name,), value=value, expected=most, source="majority",
+                nodes=(node.name,),
+                value=value,
+                expected=most,
+                source="majority",
                 fix="dmesg | grep -i clocksource",
-            )  # fmt: skip
+            )
         else:
             yield passed(f"clock source {value}", nodes=(node.name,), value=value)

@@ -29,12 +29,14 @@ def nothing_logged(log: KernelLog, good: str, window_s: float | None = None) -> 
 
 
 @check(
-    "gpu.xid", needs=("kernel_log",), advisory=True,
+    "gpu.xid",
+    needs=("kernel_log",),
+    advisory=True,
     bad="by number: WARN for user code and contained errors, FAIL for what wants a reset, reboot or "
-        "service; older than 24 h only WARN unless the GPU still asks for recovery",
+    "service; older than 24 h only WARN unless the GPU still asks for recovery",
     how="lines `NVRM: Xid (PCI:…): N` since boot, also with a MIG instance in them",
     fix="what the number wants: restart the program, reset the GPU, reboot, service",
-)  # fmt: skip
+)
 def xid(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
     """The driver has logged no error that a run would meet again.
 
@@ -61,14 +63,17 @@ def xid(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
         age = "" if isinstance(event.age_s, Unknown) else f", {duration(max(0.0, event.age_s))} ago"
         yield (fail if verdict is Verdict.FAIL else warn)(
             f"Xid {number} on GPU {gpu}: {found.meaning}{count}{age}",
-            value=str(number), fix=_fix(found.action, gpu), action=found.action,
-        )  # fmt: skip
+            value=str(number),
+            fix=_fix(found.action, gpu),
+            action=found.action,
+        )
     if not said:
         notes = ", ".join(sorted({str(number) for _, number in worst}))
         yield nothing_logged(
-            node.kernel_log, f"no Xid that matters ({notes} seen)" if notes else "no Xid",
+            node.kernel_log,
+            f"no Xid that matters ({notes} seen)" if notes else "no Xid",
             limits.xid_fresh_hours * 3600,
-        )  # fmt: skip
+        )
 
 
 def _aged(verdict: Verdict, event: KernelEvent, gpus: GpuFacts, limits: Profile) -> Verdict:
@@ -76,10 +81,11 @@ def _aged(verdict: Verdict, event: KernelEvent, gpus: GpuFacts, limits: Profile)
     if verdict is not Verdict.FAIL or isinstance(event.age_s, Unknown):
         return verdict
     asks = any(
-        not isinstance(gpu.health, Unknown) and gpu.health.recovery_action not in ("None",)
+        not isinstance(gpu.health, Unknown)
+        and gpu.health.recovery_action not in ("None",)
         and isinstance(gpu.health.recovery_action, str)
         for gpu in gpus.gpus
-    )  # fmt: skip
+    )
     is_old = event.age_s > limits.xid_fresh_hours * 3600
     return Verdict.WARN if is_old and not asks else verdict
 
@@ -94,11 +100,13 @@ def _fix(action: Action, gpu: str) -> str:
 
 
 @check(
-    "gpu.fell_off", needs=("kernel_log",), advisory=True,
+    "gpu.fell_off",
+    needs=("kernel_log",),
+    advisory=True,
     bad="FAIL on the words, also without a number",
     how="`fallen off the bus` in the kernel's log, which may stand over three lines without any Xid",
     fix="power cycle; if it comes back, service",
-)  # fmt: skip
+)
 def fell_off(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """No GPU has fallen off the bus."""
     assert isinstance(node.kernel_log, KernelLog)
@@ -109,16 +117,22 @@ def fell_off(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     names = sorted({one.subject for one in lost if one.subject})
     which = f"GPU {', '.join(names)} has" if names else "a GPU has"
     yield fail(
-        f"{which} fallen off the bus", value=str(len(names) or 1), expected="0",
-        fix="power cycle the node; if it comes back, service", action=Action.REBOOT,
-    )  # fmt: skip
+        f"{which} fallen off the bus",
+        value=str(len(names) or 1),
+        expected="0",
+        fix="power cycle the node; if it comes back, service",
+        action=Action.REBOOT,
+    )
 
 
 @check(
-    "gpu.sxid", needs=("kernel_log",), advisory=True,
+    "gpu.sxid",
+    needs=("kernel_log",),
+    advisory=True,
     bad="WARN on a non-fatal NVSwitch error, FAIL on a fatal one",
-    how="SXid lines of the kernel's log", fix="reset all GPUs or reboot; service if it comes back",
-)  # fmt: skip
+    how="SXid lines of the kernel's log",
+    fix="reset all GPUs or reboot; service if it comes back",
+)
 def sxid(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     """The NVSwitches have logged no error."""
     assert isinstance(node.kernel_log, KernelLog)
@@ -129,6 +143,8 @@ def sxid(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     else:
         one = (fatal or found)[-1]
         yield (fail if fatal else warn)(
-            f"NVSwitch {one.subject}: SXid {one.xid}", value=str(one.xid),
-            fix="reboot; service if it comes back", action=Action.REBOOT,
-        )  # fmt: skip
+            f"NVSwitch {one.subject}: SXid {one.xid}",
+            value=str(one.xid),
+            fix="reboot; service if it comes back",
+            action=Action.REBOOT,
+        )

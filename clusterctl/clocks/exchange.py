@@ -97,7 +97,9 @@ def ask_time(
         if reply is None:
             if samples:
                 break
-            raise TransportError("command", f"no answer to a question for the time in {ANSWER_S:g} s")  # fmt: skip
+            raise TransportError(
+                "command", f"no answer to a question for the time in {ANSWER_S:g} s"
+            )
         samples.append((sent_s, reply["time_s"], received_s))
         best_s = min(best_s, received_s - sent_s)
         wall_minus_boot_s = reply["time_s"] - reply["boottime_s"]

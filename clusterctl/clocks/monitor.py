@@ -199,7 +199,9 @@ def show(
             while for_s is None or time.monotonic() - begun < for_s:
                 until = due if for_s is None else min(due, begun + for_s)
                 with suppress(queue.Empty):
-                    screen.take(tracks, watch.events.get(timeout=max(0.0, until - time.monotonic())))  # fmt: skip
+                    screen.take(
+                        tracks, watch.events.get(timeout=max(0.0, until - time.monotonic()))
+                    )
                 if time.monotonic() >= due:
                     due = max(due + interval_s, time.monotonic())
                     screen.draw(tracks)
@@ -221,7 +223,10 @@ class Screen:
     def take(self, tracks: dict[str, Track], event: Sample | Lost) -> None:
         track = tracks[event.node]
         if isinstance(event, Lost):
-            if track.lost is None or (track.lost.phase, track.lost.message) != (event.phase, event.message):  # fmt: skip
+            if track.lost is None or (track.lost.phase, track.lost.message) != (
+                event.phase,
+                event.message,
+            ):
                 self._say(f"{event.node}: no answer: {event.phase}: {event.message}", "lost", event)
             track.lost = event
             return
@@ -255,7 +260,9 @@ class Screen:
         words = f"{len(tracks)} clocks watched, {steps} step{'s' * (steps != 1)}"
         words += f", no answer: {', '.join(silent)}" if silent else ""
         if self._output.json:
-            self._output.document("clock", type="end", steps=steps, silent=silent, far=far, exit_code=code)  # fmt: skip
+            self._output.document(
+                "clock", type="end", steps=steps, silent=silent, far=far, exit_code=code
+            )
         elif self._output.quiet:
             self._output.line(words)
         else:
@@ -298,7 +305,11 @@ class Screen:
             track = tracks[name]
             newest = track.newest
             flags = [words] if words else []
-            flags += [f"moved {signed(sum(a.moved_s for a in track.steps))} in {len(track.steps)} steps"] if track.steps else []  # fmt: skip
+            flags += (
+                [f"moved {signed(sum(a.moved_s for a in track.steps))} in {len(track.steps)} steps"]
+                if track.steps
+                else []
+            )
             if track.lost is not None:
                 flags.append(f"x no answer: {track.lost.phase}: {track.lost.message}")
             elif newest is None:

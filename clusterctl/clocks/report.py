@@ -117,9 +117,7 @@ def read_clocks(
         boot = who.get("boot_id") if isinstance(who, dict) else None
         if one.unreached is None:
             one = dataclasses.replace(
-                one,
-                machine=_machine(boot),
-                previous=previous.get(one.name, NOT_ASKED),
+                one, machine=_machine(boot), previous=previous.get(one.name, NOT_ASKED)
             )
         facts.append(one)
     return tuple(facts)
@@ -232,7 +230,9 @@ def _steps(node: NodeFacts, clock: Clock, limits: Profile) -> tuple[list[str], M
     known = [(moved, when) for moved, when in moves if not isinstance(moved, Unknown)]
     if not known:
         return [], clock.moved_s
-    flags = [step_words(moved, when) for moved, when in known if abs(moved) > limits.clock_step_warn_s]  # fmt: skip
+    flags = [
+        step_words(moved, when) for moved, when in known if abs(moved) > limits.clock_step_warn_s
+    ]
     return flags, max((moved for moved, _ in known), key=abs)
 
 
@@ -338,8 +338,10 @@ def to_document(clocks: Clocks, nodes: Sequence[NodeFacts], pairs: bool) -> dict
         "widest": None
         if widest is None
         else {
-            "ahead": widest[0].node, "behind": widest[1].node,
-            "apart_s": widest[2], "error_s": widest[3],
+            "ahead": widest[0].node,
+            "behind": widest[1].node,
+            "apart_s": widest[2],
+            "error_s": widest[3],
         },
         "nodes": [
             {
@@ -352,7 +354,7 @@ def to_document(clocks: Clocks, nodes: Sequence[NodeFacts], pairs: bool) -> dict
         ],
         "findings": [one.to_json() for one in clocks.findings],
         "exit_code": clocks.exit_code,
-    }  # fmt: skip
+    }
     if pairs:
         document["pairs"] = [
             {"a": a.node, "b": b.node, "a_ahead_s": apart_s, "error_s": error_s}

@@ -61,7 +61,7 @@ Examples:
 )
 @cluster_options
 @output_options
-def command(settings: Settings, output: Output, **options: Any) -> int:  # fmt: skip
+def command(settings: Settings, output: Output, **options: Any) -> int:
     """Compare the clocks of all nodes, and see who steers them.
 
     OFFSET is against this machine, STEP how far wall time moved against boot time while we looked
@@ -108,9 +108,7 @@ def _look(
     from clusterctl.remote.fanout import in_order
 
     head = HeadClock()
-    sweep = look_at_clocks(
-        nodes, settings.transport(), settings.limits, head, width=settings.width
-    )  # fmt: skip
+    sweep = look_at_clocks(nodes, settings.transport(), settings.limits, head, width=settings.width)
     results = in_order(nodes, list(output.sweep(sweep, len(nodes))))
     # A file of its own: preflight's record has the error counters beside the clock.
     path = history.default_path().with_name("last-clock.json")
@@ -138,17 +136,23 @@ def _show(
     groups = [(row.node, [row]) for row in clocks.rows] if no_fold else folded(clocks)
     output.table(
         COLUMNS,
-        [[Cell(names), *(Cell(c, STYLES[rows[0].verdict]) for c in cells(rows))] for names, rows in groups],
+        [
+            [Cell(names), *(Cell(c, STYLES[rows[0].verdict]) for c in cells(rows))]
+            for names, rows in groups
+        ],
         right=COLUMNS[1:4],
-    )  # fmt: skip
+    )
     if pairs:
         every = all_pairs(clocks)
         output.line("")
         output.table(
             ["A", "B", "A IS AHEAD BY", "±"],
-            [[a.node, b.node, signed(apart), span(error)] for a, b, apart, error in every[:MOST_PAIRS]],
+            [
+                [a.node, b.node, signed(apart), span(error)]
+                for a, b, apart, error in every[:MOST_PAIRS]
+            ],
             right=["A IS AHEAD BY", "±"],
-        )  # fmt: skip
+        )
         if len(every) > MOST_PAIRS:
             output.note(f"{len(every) - MOST_PAIRS} nearer pairs are in --json", "dim")
     for node in facts if output.verbose else ():
@@ -157,6 +161,7 @@ def _show(
                 offset = signed(one.offset_s) if isinstance(one.offset_s, float) else "-"
                 output.note(
                     f"{node.name}: {one.address} {one.state}, stratum {one.stratum}, reach {one.reach:o}, "
-                    f"poll {one.poll_s:g} s, we are {offset}", "dim",
-                )  # fmt: skip
+                    f"poll {one.poll_s:g} s, we are {offset}",
+                    "dim",
+                )
     output.note(clocks.summary(), None if clocks.exit_code == 0 else "bad")

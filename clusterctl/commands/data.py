@@ -98,8 +98,11 @@ def command(
     arguments += ["--quiet"] if output.quiet else []
     arguments += ["--json"] if output.json and verb == "check" else []
     spread = data.Spread(
-        data.Job(verb, arguments, python, workers, timeout_s), nodes, settings.transport(), settings.limits
-    )  # fmt: skip
+        data.Job(verb, arguments, python, workers, timeout_s),
+        nodes,
+        settings.transport(),
+        settings.limits,
+    )
     outcome = spread.run(lambda text: output.warn(text, "warn"))
 
     if output.json:
@@ -110,11 +113,15 @@ def command(
             report=json.loads(outcome.out) if verb == "check" and outcome.out else None,
             exit_code=_exit_code(outcome),
             nodes=[
-                {"node": node.name, "answered": outcome.answered[node.name],
-                 "lost": outcome.lost.get(node.name), "mistakes": outcome.mistakes.get(node.name, [])}
+                {
+                    "node": node.name,
+                    "answered": outcome.answered[node.name],
+                    "lost": outcome.lost.get(node.name),
+                    "mistakes": outcome.mistakes.get(node.name, []),
+                }
                 for node in nodes
             ],
-        )  # fmt: skip
+        )
     else:
         for text in outcome.out.splitlines():
             output.line(text)

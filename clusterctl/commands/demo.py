@@ -29,10 +29,27 @@ Examples:
   clusterctl demo --json --seed 7
   clusterctl demo --steps 20 --no-score     # only whether everything works here: half a minute""",
 )
-@click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of data set and run directory.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=42, show_default=True, help="Of data and training.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), help="Fewer steps than the config's: quicker, and not good at it.")  # fmt: skip
-@click.option("--score/--no-score", default=True, show_default=True, help="Judge the sampled videos; the exit code then is the verdict.")  # fmt: skip
+@click.option(
+    "--outputs",
+    type=click.Path(path_type=Path),
+    default=Path("outputs"),
+    show_default=True,
+    help="Folder of data set and run directory.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=42, show_default=True, help="Of data and training."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    help="Fewer steps than the config's: quicker, and not good at it.",
+)
+@click.option(
+    "--score/--no-score",
+    default=True,
+    show_default=True,
+    help="Judge the sampled videos; the exit code then is the verdict.",
+)
 @click.option("--keep", is_flag=True, help="Leave the nodes up at the end, until Ctrl-C.")
 @output_options
 def command(
@@ -62,9 +79,14 @@ def command(
             output.note("")
 
     result = run_demo(
-        outputs, seed=seed, steps=steps, score=score, say=say, on_update=progress.update,
+        outputs,
+        seed=seed,
+        steps=steps,
+        score=score,
+        say=say,
+        on_update=progress.update,
         while_up=hold if keep else None,
-    )  # fmt: skip
+    )
     if output.json:
         output.line(json.dumps(result.to_json()))
     else:

@@ -84,9 +84,16 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
     pick, nodes, transport = make_pick(options), settings.nodes(), settings.transport()
     while True:
         seen = diagnose(
-            nodes, transport, pick, looks, limits=settings.limits, width=settings.width, sites=sites,
-            is_part=bool(settings.only or settings.without), sweep=output.sweep,
-        )  # fmt: skip
+            nodes,
+            transport,
+            pick,
+            looks,
+            limits=settings.limits,
+            width=settings.width,
+            sites=sites,
+            is_part=bool(settings.only or settings.without),
+            sweep=output.sweep,
+        )
         picture, verdict, clues = seen.picture, seen.verdict, seen.clues
         _refuse_nothing(picture, pick)
         if not options["watch"] or verdict.kind not in ("moving", "busy"):
@@ -144,9 +151,14 @@ def _native(
     if not pids:
         return {}
     fanout = collect_native(
-        pids, settings.transport(), views, given=looks.py_spy, sudo=looks.sudo,
-        limits=settings.limits, width=settings.width,
-    )  # fmt: skip
+        pids,
+        settings.transport(),
+        views,
+        given=looks.py_spy,
+        sudo=looks.sudo,
+        limits=settings.limits,
+        width=settings.width,
+    )
     found = {}
     for result in output.sweep(fanout, len(pids)):
         for pid, (threads, error, _) in (result.value or {}).get("native", {}).items():
@@ -155,9 +167,13 @@ def _native(
 
 
 def _write_files(
-    output: Output, options: dict[str, Any], picture: Picture, verdict: Verdict, clues: list[Clue],
+    output: Output,
+    options: dict[str, Any],
+    picture: Picture,
+    verdict: Verdict,
+    clues: list[Clue],
     native: dict[str, str],
-) -> None:  # fmt: skip
+) -> None:
     from clusterctl.stacks.files import write_folder, write_speedscope
 
     try:
@@ -172,9 +188,13 @@ def _write_files(
 
 
 def _show(
-    output: Output, options: dict[str, Any], picture: Picture, verdict: Verdict, clues: list[Clue],
+    output: Output,
+    options: dict[str, Any],
+    picture: Picture,
+    verdict: Verdict,
+    clues: list[Clue],
     native: dict[str, str],
-) -> None:  # fmt: skip
+) -> None:
     from clusterctl.stacks.report import lines, to_json
 
     if output.json:
@@ -185,8 +205,13 @@ def _show(
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     shown = lines(
-        picture, verdict, clues, everything=options["everything"], width=width, verbose=output.verbose > 0
-    )  # fmt: skip
+        picture,
+        verdict,
+        clues,
+        everything=options["everything"],
+        width=width,
+        verbose=output.verbose > 0,
+    )
     for text, style in shown:
         output.line(text, style)
     for name, text in native.items():

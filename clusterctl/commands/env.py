@@ -31,7 +31,7 @@ Examples:
 )
 @cluster_options
 @output_options
-def command(settings: Settings, output: Output, device: str) -> int:  # fmt: skip
+def command(settings: Settings, output: Output, device: str) -> int:
     """Print the NCCL environment that fits these nodes, as lines for the shell.
 
     stdout has `export NAME=value` lines only; reasons, and nodes that disagree, go to stderr. Exit
@@ -42,9 +42,13 @@ def command(settings: Settings, output: Output, device: str) -> int:  # fmt: ski
 
     nodes = settings.nodes()
     facts, results = look_at_fabric(
-        nodes, settings.transport(), settings.limits, width=settings.width, growth_s=0.0,
+        nodes,
+        settings.transport(),
+        settings.limits,
+        width=settings.width,
+        growth_s=0.0,
         sweep=output.sweep,
-    )  # fmt: skip
+    )
     suggested = suggestions(nodes, facts, device)
     if not suggested:
         output.unreachable(results)

@@ -43,14 +43,17 @@ Examples:
 @source_options
 @cluster_options
 @output_options
-def command(settings: Settings, output: Output, printed: str | None, **options: Any) -> int:  # fmt: skip
+def command(settings: Settings, output: Output, printed: str | None, **options: Any) -> int:
     """Serve metrics of nodes, run and alerts to Prometheus.
 
     What is not known has no sample; it is never 0. Exit code 130 after Ctrl-C, 0 after SIGTERM; with
     --once 3 when a node gave no readings (the file is written). docs/alerts.md shows the set-up.
     """
     if output.json:
-        raise UsageError("export speaks Prometheus' format", hint="clusterctl watch --json has alerts, top --json figures")  # fmt: skip
+        raise UsageError(
+            "export speaks Prometheus' format",
+            hint="clusterctl watch --json has alerts, top --json figures",
+        )
     # By name: the import arrows point from dashboards to clusterctl.
     if printed:
         text = importlib.import_module(f"dashboards.export.grafana_{printed}").render()

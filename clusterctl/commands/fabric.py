@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from clusterctl.fabric.report import FabricReport
 
 COLUMNS = ["NODE", "ACTIVE", "PORTS", "GB/S", "NAMES", "FIRMWARE", "ERRORS", "FLAGS"]
-PORT_COLUMNS = ["NODE", "PORT", "STATE", "LAYER", "GB/S", "INTERFACE", "LID", "MODEL", "FIRMWARE", "ERRORS"]  # fmt: skip
+PORT_COLUMNS = [
+    "NODE",
+    "PORT",
+    "STATE",
+    "LAYER",
+    "GB/S",
+    "INTERFACE",
+    "LID",
+    "MODEL",
+    "FIRMWARE",
+    "ERRORS",
+]
 STYLES = {"good": None, "bad": "bad", "unknown": "warn"}
 
 
@@ -50,7 +61,7 @@ Examples:
 @output_options
 def command(
     settings: Settings, output: Output, growth_s: float, sudo: bool, no_fold: bool, no_memory: bool
-) -> int:  # fmt: skip
+) -> int:
     """Show InfiniBand and RoCE ports of all nodes, and what NCCL should use of them.
 
     With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors grow
@@ -61,9 +72,15 @@ def command(
 
     nodes = settings.nodes()
     facts, results = look_at_fabric(
-        nodes, settings.transport(), settings.limits, width=settings.width, growth_s=growth_s,
-        sudo=sudo, memory=not no_memory, sweep=output.sweep,
-    )  # fmt: skip
+        nodes,
+        settings.transport(),
+        settings.limits,
+        width=settings.width,
+        growth_s=growth_s,
+        sudo=sudo,
+        memory=not no_memory,
+        sweep=output.sweep,
+    )
     wanted = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFNAME")
     suggested = [one for one in suggestions(nodes, facts, "cuda") if one.name in wanted]
     report = report_fabric(facts, suggested)
@@ -86,12 +103,17 @@ def _show(
     rows = [(row.node, row) for row in report.rows] if no_fold else report.folded()
     output.table(
         COLUMNS,
-        [[Cell(names), *(Cell(c, STYLES[row.verdict]) for c in row.cells())] for names, row in rows],
+        [
+            [Cell(names), *(Cell(c, STYLES[row.verdict]) for c in row.cells())]
+            for names, row in rows
+        ],
         right=["ACTIVE", "ERRORS"],
-    )  # fmt: skip
+    )
     if output.verbose:
         output.line("")
-        output.table(PORT_COLUMNS, [line for node in facts for line in port_lines(node)], ["GB/S", "LID"])  # fmt: skip
+        output.table(
+            PORT_COLUMNS, [line for node in facts for line in port_lines(node)], ["GB/S", "LID"]
+        )
     output.line("")
     for line, kind in suggestion_lines(report.suggestions):
         output.line(line, "bad" if kind == "odd" else None)

@@ -33,18 +33,49 @@ Examples:
   clusterctl gpus nodes.txt --processes
   clusterctl gpus --watch --interval 2 -w 'ml-64-node-[001-008]'""",
 )
-@click.option("--processes", is_flag=True, help="Also whoever holds a GPU: owner, age, memory, run and rank, command line.")  # fmt: skip
-@click.option("--watch", is_flag=True, help="Look again and again: a page on a terminal, blocks or JSON lines elsewhere.")  # fmt: skip
-@click.option("--interval", "interval_s", type=Duration(0.5), default=5.0, show_default=True, help="Seconds between two looks of --watch.")  # fmt: skip
-@click.option("--for", "for_s", type=Duration(0, min_open=True), help="Seconds to watch. Default: until Ctrl-C.")  # fmt: skip
-@click.option("--profile", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="What `preflight --record` wrote: GPUs per node; without it the majority is right.")  # fmt: skip
+@click.option(
+    "--processes",
+    is_flag=True,
+    help="Also whoever holds a GPU: owner, age, memory, run and rank, command line.",
+)
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Look again and again: a page on a terminal, blocks or JSON lines elsewhere.",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=Duration(0.5),
+    default=5.0,
+    show_default=True,
+    help="Seconds between two looks of --watch.",
+)
+@click.option(
+    "--for",
+    "for_s",
+    type=Duration(0, min_open=True),
+    help="Seconds to watch. Default: until Ctrl-C.",
+)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="What `preflight --record` wrote: GPUs per node; without it the majority is right.",
+)
 @click.option("--no-fold", is_flag=True, help="One line for each node, also for equal ones.")
 @cluster_options
 @output_options
 def command(
-    settings: Settings, output: Output, processes: bool, watch: bool, interval_s: float,
-    for_s: float | None, profile: Path | None, no_fold: bool,
-) -> int:  # fmt: skip
+    settings: Settings,
+    output: Output,
+    processes: bool,
+    watch: bool,
+    interval_s: float,
+    for_s: float | None,
+    profile: Path | None,
+    no_fold: bool,
+) -> int:
     """Show GPUs, processes, power and memory of each node.
 
     POWER is the node's, W/GPU and UTIL are means, TEMP is the hottest GPU's. Exit code 1 when a
@@ -65,9 +96,13 @@ def command(
         view = View(output, limits, processes=processes, no_fold=no_fold)
         return _watch(settings, arguments, interval_s, for_s, view)
     sweep = ask(
-        nodes, settings.transport(), "census", arguments,
-        limits=settings.limits, width=settings.width,
-    )  # fmt: skip
+        nodes,
+        settings.transport(),
+        "census",
+        arguments,
+        limits=settings.limits,
+        width=settings.width,
+    )
     results = in_order(nodes, list(output.sweep(sweep, len(nodes))))
     facts = read_fleet(results)
     census = take_census(facts, limits)
@@ -93,8 +128,13 @@ def _watch(
     from clusterctl.gpus.poller import Looks, repeat
 
     looks = Looks(
-        settings.nodes(), settings.transport(), settings.limits, arguments, interval_s, settings.width
-    )  # fmt: skip
+        settings.nodes(),
+        settings.transport(),
+        settings.limits,
+        arguments,
+        interval_s,
+        settings.width,
+    )
     with looks:
         return repeat(looks, interval_s, for_s, view.again)
 
@@ -130,7 +170,9 @@ class View:
         census = mark_stale(take_census(facts, self._limits), ages)
         output = self._output
         if output.json:
-            output.document("gpus", type="look", time_s=round(time.time(), 3), **to_document(census, facts))  # fmt: skip
+            output.document(
+                "gpus", type="look", time_s=round(time.time(), 3), **to_document(census, facts)
+            )
             return census.exit_code
         is_page = output.can_repaint() and not output.quiet
         if is_page:
@@ -158,12 +200,17 @@ class View:
         rows, hidden = self._fit(rows)
         self._output.table(
             COLUMNS,
-            [[Cell(names), *(Cell(c, STYLES[row.verdict]) for c in row.cells())] for names, row in rows],
+            [
+                [Cell(names), *(Cell(c, STYLES[row.verdict]) for c in row.cells())]
+                for names, row in rows
+            ],
             right=COLUMNS[1:-1],
             width=self._width,
-        )  # fmt: skip
+        )
         if hidden:
-            self._output.line(f"... and {hidden} more lines, nothing flagged: a taller window shows them", "dim")  # fmt: skip
+            self._output.line(
+                f"... and {hidden} more lines, nothing flagged: a taller window shows them", "dim"
+            )
         if self._room is not None:
             self._room -= len(rows) + 1 + (hidden > 0)
 

@@ -83,16 +83,35 @@ Examples:
 )
 @pick_options
 @every_option
-@click.option("--signal", "signal_name", default="TERM", show_default=True, metavar="NAME", callback=_signal, help="What is sent first; KILL leaves no grace.")  # fmt: skip
-@click.option("--grace", type=Duration(0), default=10.0, show_default=True, help="Seconds from the first signal to SIGKILL.")  # fmt: skip
+@click.option(
+    "--signal",
+    "signal_name",
+    default="TERM",
+    show_default=True,
+    metavar="NAME",
+    callback=_signal,
+    help="What is sent first; KILL leaves no grace.",
+)
+@click.option(
+    "--grace",
+    type=Duration(0),
+    default=10.0,
+    show_default=True,
+    help="Seconds from the first signal to SIGKILL.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be ended; end nothing.")
 @cluster_options
 @output_options
 def command(
-    settings: Settings, output: Output, signal_name: str, grace: float, yes: bool, dry_run: bool,
+    settings: Settings,
+    output: Output,
+    signal_name: str,
+    grace: float,
+    yes: bool,
+    dry_run: bool,
     **options: Any,
-) -> int:  # fmt: skip
+) -> int:
     """End a job on all nodes, and prove that it is gone.
 
     A job is found by the tag that `launch` gives to all its processes, or by --match or --gpus;
@@ -130,16 +149,24 @@ def command(
     if output.json:
         by_node = {result.node: unreachable_json(result) for result in results}
         plan = [
-            {"node": job.node.name, "processes": [process.raw for process in job.processes],
-             "others": [process.raw for process in job.others], "unreachable": by_node[job.node]}
+            {
+                "node": job.node.name,
+                "processes": [process.raw for process in job.processes],
+                "others": [process.raw for process in job.others],
+                "unreachable": by_node[job.node],
+            }
             for job in jobs
-        ]  # fmt: skip
+        ]
         nodes_json = to_json(ended, lambda job: by_node[job.node]) if ended else plan
         output.document("kill", dry_run=dry_run, exit_code=code, nodes=nodes_json)
     else:
         good, bad = report_lines(ended)
         if not count:
-            output.note(f"nothing found: {pick.words()}" if not silent else f"not found where nodes answered: {pick.words()}")  # fmt: skip
+            output.note(
+                f"nothing found: {pick.words()}"
+                if not silent
+                else f"not found where nodes answered: {pick.words()}"
+            )
         elif not dry_run:
             output.line(good, None if bad else "good")
         for line in bad:
@@ -169,14 +196,23 @@ def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
         output.table(
             ["NODES", "PROC", "RANKS", "OWNER", "WHAT", "GPU MEM", "AGE"],
             [
-                [row.nodes, str(row.count), row.ranks or "-", row.owners, row.what,
-                 "-" if row.gpu_bytes is None else f"{row.gpu_bytes / (1 << 30):.0f} GiB", clock(row.oldest_s)]
+                [
+                    row.nodes,
+                    str(row.count),
+                    row.ranks or "-",
+                    row.owners,
+                    row.what,
+                    "-" if row.gpu_bytes is None else f"{row.gpu_bytes / (1 << 30):.0f} GiB",
+                    clock(row.oldest_s),
+                ]
                 for row in rows
             ],
             right=["PROC", "GPU MEM"],
-        )  # fmt: skip
+        )
         runs = list(dict.fromkeys(p.run for job in jobs for p in job.processes if p.run))
-        programs = list(dict.fromkeys(p.program for job in jobs for p in job.processes if p.role == "trainer"))  # fmt: skip
+        programs = list(
+            dict.fromkeys(p.program for job in jobs for p in job.processes if p.role == "trainer")
+        )
         if runs:
             output.line(f"run {', '.join(runs)}")
         if programs:
@@ -184,7 +220,9 @@ def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
         if output.verbose:
             for job in jobs:
                 for process in job.processes:
-                    output.line(f"  {job.node.name}  pid {process.pid}  {process.label}  {process.state}  {process.user}  {process.program}")  # fmt: skip
+                    output.line(
+                        f"  {job.node.name}  pid {process.pid}  {process.label}  {process.state}  {process.user}  {process.program}"
+                    )
     for line in others_lines(jobs):
         output.note(line)
     for job in jobs:

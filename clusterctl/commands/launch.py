@@ -149,7 +149,10 @@ def _warn_of_secrets(output: Output, env: tuple[str, ...]) -> None:
 
     for name in [pair.partition("=")[0] for pair in env if "=" in pair]:
         if is_secret(name):
-            output.warn(f"other users of this machine can read --env {name}=…; --env {name} alone takes it from your environment", "warn")  # fmt: skip
+            output.warn(
+                f"other users of this machine can read --env {name}=…; --env {name} alone takes it from your environment",
+                "warn",
+            )
 
 
 def _environment_from_facts(
@@ -204,9 +207,12 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
         return 0
     if output.json:
         output.document(
-            "launch", ok=False, exit_code=report.exit_code, reason="preflight says no",
+            "launch",
+            ok=False,
+            exit_code=report.exit_code,
+            reason="preflight says no",
             preflight=report.to_json(),
-        )  # fmt: skip
+        )
     output.warn("nothing was started; --skip-preflight starts in spite of it")
     return report.exit_code
 
@@ -281,12 +287,20 @@ def _signals(stop: _Flag, kill: _Flag, output: Output) -> Iterator[None]:
 def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
     if output.json:
         output.document(
-            "launch", run_id=plan.run_id, run_dir=str(plan.run_dir), ok=result.ok, reason=result.reason,
-            exit_code=result.exit_code, hint=result.hint,
-            failed_rank=result.failed_rank, last_lines=result.last_lines, verdict=result.verdict,
+            "launch",
+            run_id=plan.run_id,
+            run_dir=str(plan.run_dir),
+            ok=result.ok,
+            reason=result.reason,
+            exit_code=result.exit_code,
+            hint=result.hint,
+            failed_rank=result.failed_rank,
+            last_lines=result.last_lines,
+            verdict=result.verdict,
             stacks=result.stacks,
-            leftovers=result.leftovers, unconfirmed=result.unconfirmed,
-        )  # fmt: skip
+            leftovers=result.leftovers,
+            unconfirmed=result.unconfirmed,
+        )
         return
     if result.ok:
         output.line(f"done: {plan.run_dir}", "good")

@@ -39,12 +39,17 @@ def command(
             hostfile=str(settings.hostfile),
             nodes=[
                 {
-                    "name": node.name, "host": node.host, "port": node.port, "user": node.user,
-                    "slots": node.slots, "identity": node.identity, "labels": dict(node.labels),
+                    "name": node.name,
+                    "host": node.host,
+                    "port": node.port,
+                    "user": node.user,
+                    "slots": node.slots,
+                    "identity": node.identity,
+                    "labels": dict(node.labels),
                 }
                 for node in nodes
             ],
-        )  # fmt: skip
+        )
         return
     if to_fold:
         output.line(fold([node.name for node in nodes]))

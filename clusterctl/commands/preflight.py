@@ -113,10 +113,18 @@ def _run(settings: Settings, output: Output, options: dict[str, Any], profile: P
     )
     try:
         return run_preflight(
-            nodes, settings.transport(), settings.limits, _needs(nodes, options), settings.width,
-            profile=profile, only=_ids(options["checks"]), without=_ids(options["skipped"]),
-            sweep=output.sweep, options=look, work=make_work(settings, output, options, profile),
-        )  # fmt: skip
+            nodes,
+            settings.transport(),
+            settings.limits,
+            _needs(nodes, options),
+            settings.width,
+            profile=profile,
+            only=_ids(options["checks"]),
+            without=_ids(options["skipped"]),
+            sweep=output.sweep,
+            options=look,
+            work=make_work(settings, output, options, profile),
+        )
     except KeyError as error:
         raise _unknown_check(error.args[0]) from None
 
@@ -158,11 +166,17 @@ def _show(output: Output, report: Report) -> None:
         output.table(
             ["VERDICT", "CHECK", "NODES", "VALUE", "EXPECTED", "EVIDENCE"],
             [
-                [Cell(one.verdict.value, STYLES[one.verdict.value]), one.id, fold(one.nodes),
-                 one.value or "-", f"{one.expected} ({one.source})" if one.expected else "-", one.evidence]
+                [
+                    Cell(one.verdict.value, STYLES[one.verdict.value]),
+                    one.id,
+                    fold(one.nodes),
+                    one.value or "-",
+                    f"{one.expected} ({one.source})" if one.expected else "-",
+                    one.evidence,
+                ]
                 for one in shown(report, everything=True)
             ],
-        )  # fmt: skip
+        )
     elif not output.quiet and (rows := table_rows(report)):
         output.table(
             ["VERDICT", "CHECK", "NODES", "EVIDENCE"],
@@ -187,10 +201,18 @@ def _explain(output: Output, id: str | None) -> int:
     chosen = {id: checks[id]} if id is not None else checks
     if output.json:
         about = [
-            {"id": one.id, "what": one.summary, "why": one.why, "how": one.how, "verdict": one.bad,
-             "fix": one.fix, "scope": one.scope, "advisory": one.advisory}
+            {
+                "id": one.id,
+                "what": one.summary,
+                "why": one.why,
+                "how": one.how,
+                "verdict": one.bad,
+                "fix": one.fix,
+                "scope": one.scope,
+                "advisory": one.advisory,
+            }
             for one in chosen.values()
-        ]  # fmt: skip
+        ]
         output.document("preflight", checks=about)
     elif id is not None:
         for line in explain(id, checks):

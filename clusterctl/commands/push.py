@@ -65,20 +65,26 @@ def command(
             return push.deliver(parcel, node, transport, settings.limits, progress)
 
         sweep = Fanout(
-            nodes, work,
+            nodes,
+            work,
             deadline_s=push.deadline_s(parcel, len(nodes), settings.limits),
             width=min(settings.width, push.BULK_WIDTH),
-        )  # fmt: skip
+        )
         started = time.monotonic()
         results: list[NodeResult[push.Delivery]] = []
         live = Live(enabled=not output.quiet)
-        with live, live.every(0.2, lambda: push.progress_text(parcel, len(nodes), len(results), started)):  # fmt: skip
+        with (
+            live,
+            live.every(0.2, lambda: push.progress_text(parcel, len(nodes), len(results), started)),
+        ):
             for result in sweep:
                 results.append(result)
     results = in_order(nodes, results)
     seconds = time.monotonic() - started
     if output.json:
-        output.document("push", dry_run=False, **_plan_json(plan, nodes), nodes=[_json(r) for r in results])  # fmt: skip
+        output.document(
+            "push", dry_run=False, **_plan_json(plan, nodes), nodes=[_json(r) for r in results]
+        )
     else:
         _show(output, results, seconds)
     output.ways(results)

@@ -42,9 +42,15 @@ def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fol
     limits = settings.limits
     arguments = {"command": text, "timeout_s": limits.command_s, "max_bytes": SHELL_BYTES}
     sweep = ask(
-        nodes, settings.transport(), "shell", arguments, limits=limits, width=settings.width,
-        timeout_s=limits.command_s + GRACE_S, lease=True,
-    )  # fmt: skip
+        nodes,
+        settings.transport(),
+        "shell",
+        arguments,
+        limits=limits,
+        width=settings.width,
+        timeout_s=limits.command_s + GRACE_S,
+        lease=True,
+    )
     results = in_order(nodes, list(output.sweep(sweep, len(nodes))))
     answers = [
         gather.read_answer(result.node.name, result.value) for result in results if result.value

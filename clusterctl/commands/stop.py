@@ -25,7 +25,14 @@ Examples:
 )
 @pick_options
 @every_option
-@click.option("--wait", "wait_s", type=Duration(0), default=120.0, show_default=True, help="Seconds for the step at hand and the checkpoint; then it is told what still runs.")  # fmt: skip
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Duration(0),
+    default=120.0,
+    show_default=True,
+    help="Seconds for the step at hand and the checkpoint; then it is told what still runs.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be asked to stop.")
 @cluster_options
@@ -70,14 +77,20 @@ def command(
     code = 1 if left else 3 if silent or lost else 0
     if output.json:
         output.document(
-            "stop", dry_run=dry_run, exit_code=code, saved=saved,
+            "stop",
+            dry_run=dry_run,
+            exit_code=code,
+            saved=saved,
             nodes=[
-                {"node": job.node.name, "processes": [p.raw for p in job.processes],
-                 "answer": next((a.value for a in answers if a.node == job.node), None),
-                 "unreachable": unreachable_json(result)}
+                {
+                    "node": job.node.name,
+                    "processes": [p.raw for p in job.processes],
+                    "answer": next((a.value for a in answers if a.node == job.node), None),
+                    "unreachable": unreachable_json(result),
+                }
                 for job, result in zip(jobs, results, strict=True)
             ],
-        )  # fmt: skip
+        )
         return code
     if not ranks:
         output.note(f"nothing found: {pick.words()}")

@@ -74,7 +74,7 @@ def command(settings: Settings, output: Output, **options: Any) -> int:
 
     One look ends with 0 when all is well, 1 when a GPU is missing or odd or the run failed or
     stalls, 3 when a node could not be asked.
-    """  # fmt: skip
+    """
     # By name: the import arrows point from dashboards to clusterctl, and the screens load textual.
     code = importlib.import_module("dashboards.commands.top").top(settings, output, **options)
     assert isinstance(code, int)

@@ -71,10 +71,12 @@ Examples:
     show_default=True,
     help="Seconds for one run of --exec, then it is killed.",
 )
-@click.option("--list", "list_all", is_flag=True, help="All alerts with their limits; watches nothing.")  # fmt: skip
+@click.option(
+    "--list", "list_all", is_flag=True, help="All alerts with their limits; watches nothing."
+)
 @cluster_options
 @output_options
-def command(settings: Settings, output: Output, list_all: bool, **options: Any) -> int:  # fmt: skip
+def command(settings: Settings, output: Output, list_all: bool, **options: Any) -> int:
     """Print alerts as they begin and end, without screens.
 
     A line when an alert begins, with the command to type next, and one when it ends; --json prints

@@ -41,9 +41,12 @@ def look_at_fabric(
     nvidia-smi is asked and not NVML, because only it tells how GPUs and cards are connected.
     """
     args = {
-        "everything": True, "tool_timeout_s": tool_timeout(limits), "growth_s": growth_s,
-        "names": ["@"], "sudo": sudo,
-    }  # fmt: skip
+        "everything": True,
+        "tool_timeout_s": tool_timeout(limits),
+        "growth_s": growth_s,
+        "names": ["@"],
+        "sudo": sudo,
+    }
     fanout = ask(nodes, transport, "census", args, limits=limits, width=width)
     results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
     facts = read_fleet(results)
@@ -95,7 +98,9 @@ def addresses_of(nodes: Sequence[Node]) -> dict[str, str]:
 
     def resolve(node: Node, _progress: Progress) -> str:
         try:
-            return str(socket.getaddrinfo(node.host or node.name, None, 0, socket.SOCK_STREAM)[0][4][0])  # fmt: skip
+            return str(
+                socket.getaddrinfo(node.host or node.name, None, 0, socket.SOCK_STREAM)[0][4][0]
+            )
         except OSError as error:
             raise TransportError("resolve", str(error)) from None
 

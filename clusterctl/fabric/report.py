@@ -34,9 +34,14 @@ class FabricRow:
         count = "-" if self.active is None else f"{self.active}/{self.ports}"
         grown = "-" if self.grown is None else f"+{self.grown}"
         return [
-            f"{count}{mark}", self.layers, self.rates, self.names, self.firmware, grown,
+            f"{count}{mark}",
+            self.layers,
+            self.rates,
+            self.names,
+            self.firmware,
+            grown,
             "; ".join(self.flags),
-        ]  # fmt: skip
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +170,16 @@ def _port_cells(port: IbPort) -> list[str]:
     else:
         grown = ", ".join(f"{name} +{by}" for name, by in growth.items() if by) or "+0"
     return [
-        port.name, f"{_text(port.state)}/{_text(port.phys_state)}", _text(port.link_layer),
-        _text(port.rate_gbps, "{:g}"), _text(port.netdev), _text(port.lid), _text(port.model),
-        _text(port.firmware), grown,
-    ]  # fmt: skip
+        port.name,
+        f"{_text(port.state)}/{_text(port.phys_state)}",
+        _text(port.link_layer),
+        _text(port.rate_gbps, "{:g}"),
+        _text(port.netdev),
+        _text(port.lid),
+        _text(port.model),
+        _text(port.firmware),
+        grown,
+    ]
 
 
 def suggestion_lines(suggested: Sequence[Suggestion]) -> list[tuple[str, str]]:
@@ -189,7 +200,9 @@ def unsure_lines(suggested: Sequence[Suggestion]) -> list[str]:
     for one in suggested:
         for names in _by_words(one.unsure):
             found.setdefault((fold(names[1]), names[0]), []).append(one.name)
-    return [f"{names}: unknown for {', '.join(which)}: {why}" for (names, why), which in found.items()]  # fmt: skip
+    return [
+        f"{names}: unknown for {', '.join(which)}: {why}" for (names, why), which in found.items()
+    ]
 
 
 def _by_words(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:

@@ -101,7 +101,9 @@ class Looks:
                 self._ask_forever(node, progress)
                 return
             except TransportError as error:
-                why = Unreachable(error.phase, time.monotonic() - progress.since, str(error), error.hint)  # fmt: skip
+                why = Unreachable(
+                    error.phase, time.monotonic() - progress.since, str(error), error.hint
+                )
             except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
                 said = f"{type(error).__name__}: {error}"
                 why = Unreachable(progress.phase, time.monotonic() - progress.since, said)
@@ -129,9 +131,11 @@ class Looks:
 def mark_stale(census: Census, ages: Sequence[float | None]) -> Census:
     """`~ 17 s old` on the rows of nodes that should have answered again by now."""
     rows = [
-        row if age_s is None else dataclasses.replace(row, flags=(f"~ {age_s:.0f} s old", *row.flags))
+        row
+        if age_s is None
+        else dataclasses.replace(row, flags=(f"~ {age_s:.0f} s old", *row.flags))
         for row, age_s in zip(census.rows, ages, strict=True)
-    ]  # fmt: skip
+    ]
     return dataclasses.replace(census, rows=tuple(rows))
 
 

@@ -89,16 +89,32 @@ def end(
         }
 
     fanout = ask(
-        targets, transport, "kill", args, limits=settings.limits, width=settings.width,
-        timeout_s=order.grace_s + AFTER_GRACE_S, sudo=sudo,
-    )  # fmt: skip
+        targets,
+        transport,
+        "kill",
+        args,
+        limits=settings.limits,
+        width=settings.width,
+        timeout_s=order.grace_s + AFTER_GRACE_S,
+        sudo=sudo,
+    )
     results = in_order(targets, list(sweep(fanout, len(targets)) if sweep else fanout))
     answers = {result.node: result for result in results}
     return [_ended(job, answers.get(job.node)) for job in jobs], results
 
 
 def _ended(job: NodeJob, result: NodeResult[dict[str, Any]] | None) -> Ended:
-    nothing = {"left": [], "zombies": [], "gpu_left": [], "gpu_unknown": "", "asked": 0, "swept": 0, "forced": 0, "missed": 0, "seconds": 0.0}  # fmt: skip
+    nothing = {
+        "left": [],
+        "zombies": [],
+        "gpu_left": [],
+        "gpu_unknown": "",
+        "asked": 0,
+        "swept": 0,
+        "forced": 0,
+        "missed": 0,
+        "seconds": 0.0,
+    }
     if job.unreachable is not None:
         return Ended(job, None, job.unreachable.sentence())
     if result is None:
@@ -141,7 +157,9 @@ def report_lines(ended: Sequence[Ended]) -> tuple[str, list[str]]:
             )
         for held in one.gpu_left:
             size = "some" if held["bytes"] is None else f"{held['bytes'] / (1 << 30):.1f} GiB of"
-            bad.append(f"still there: {name}: {size} GPU memory of pid {held['pid']}, which has ended")  # fmt: skip
+            bad.append(
+                f"still there: {name}: {size} GPU memory of pid {held['pid']}, which has ended"
+            )
         if one.unproved:
             bad.append(f"NOT CONFIRMED: {name}: that its GPU memory is free: {one.unproved}")
     return good, bad

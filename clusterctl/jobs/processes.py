@@ -15,7 +15,19 @@ from clusterctl.settings import Settings
 from clusterctl.transport.base import Transport, Unreachable
 
 DEFAULT_MATCH = r"python.*train\.py"  # what the seeds' kill_process.sh looked for
-ROLES = ("launcher", "trainer", "loader", "probe", "decode", "forkserver", "tracker", "logger", "compiler", "shell", "helper")  # fmt: skip
+ROLES = (
+    "launcher",
+    "trainer",
+    "loader",
+    "probe",
+    "decode",
+    "forkserver",
+    "tracker",
+    "logger",
+    "compiler",
+    "shell",
+    "helper",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +109,14 @@ def look(
     """The job on every node, in the hostfile's order; touches nothing."""
     nodes = settings.nodes()
     fanout = ask(
-        nodes, transport, verb, lambda node: {"op": "look", "pick": pick.to_args(node)},
-        limits=settings.limits, width=settings.width, sudo=sudo,
-    )  # fmt: skip
+        nodes,
+        transport,
+        verb,
+        lambda node: {"op": "look", "pick": pick.to_args(node)},
+        limits=settings.limits,
+        width=settings.width,
+        sudo=sudo,
+    )
     results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
     return read_jobs(results), results
 
@@ -195,7 +212,11 @@ def plan_rows(jobs: Sequence[NodeJob]) -> list[Row]:
 def _row(members: Sequence[NodeJob]) -> Row:
     processes = members[0].processes
     roles = Counter(process.role for process in processes)
-    words = [f"{roles[role]} {role}" for role in (*ROLES, *sorted(set(roles) - set(ROLES))) if roles[role]]  # fmt: skip
+    words = [
+        f"{roles[role]} {role}"
+        for role in (*ROLES, *sorted(set(roles) - set(ROLES)))
+        if roles[role]
+    ]
     everything = [process for job in members for process in job.processes]
     known = [p.gpu_bytes for p in processes if p.gpu_bytes is not None]
     return Row(

@@ -57,9 +57,15 @@ def request(
 
     nodes = list(by_node)
     fanout = ask(
-        nodes, transport, "stop", args, limits=settings.limits, width=settings.width,
-        timeout_s=timeout_s + AFTER_S, sudo=sudo,
-    )  # fmt: skip
+        nodes,
+        transport,
+        "stop",
+        args,
+        limits=settings.limits,
+        width=settings.width,
+        timeout_s=timeout_s + AFTER_S,
+        sudo=sudo,
+    )
     return in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
 
 
@@ -69,9 +75,15 @@ def left_lines(results: Sequence[NodeResult[dict[str, Any]]]) -> list[str]:
     for result in results:
         for row in result.value["left"] if result.value else ():
             beat = row.get("beat")
-            doing = f"step {beat['step']}, {beat['phase']} for {beat['age_s']:.0f} s" if beat else f"state {row['state']}"  # fmt: skip
+            doing = (
+                f"step {beat['step']}, {beat['phase']} for {beat['age_s']:.0f} s"
+                if beat
+                else f"state {row['state']}"
+            )
             why = f", {row['why']}" if row["why"] else ""
-            lines.append(f"still running: {result.node.name}: rank {row['rank']} pid {row['pid']} ({doing}{why})")  # fmt: skip
+            lines.append(
+                f"still running: {result.node.name}: rank {row['rank']} pid {row['pid']} ({doing}{why})"
+            )
     return lines
 
 

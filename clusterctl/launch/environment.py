@@ -14,18 +14,22 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
 
-PASSED_PREFIXES = (
-    "NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_",
-)  # fmt: skip
+PASSED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_")
 PASSED_NAMES = ("TOKENIZERS_PARALLELISM",)
 
 # Set by torchrun and the agent; a foreign value would break the rendezvous or the clean-up.
 RESERVED = frozenset(
     (
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
-        "MASTER_ADDR", "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
     )
-)  # fmt: skip
+)
 
 AUTO = "auto"  # decided by the agent on each node
 

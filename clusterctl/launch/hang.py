@@ -98,9 +98,13 @@ class Look:
     def _work(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
         try:
             found = self.diagnosis = diagnose(
-                plan.nodes, transport, Pick((plan.run_id,)), Looks(),
-                limits=self._limits(limits), width=WIDTH,
-            )  # fmt: skip
+                plan.nodes,
+                transport,
+                Pick((plan.run_id,)),
+                Looks(),
+                limits=self._limits(limits),
+                width=WIDTH,
+            )
             if not self._unwanted.is_set():
                 folder = next_place(plan.run_dir / "stacks", "hang")
                 found.write(folder)

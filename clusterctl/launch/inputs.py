@@ -59,9 +59,14 @@ def resolve(
     command = [sys.executable, "-m", "trainer.config", "show", config, "--json", *overrides]
     try:
         done = subprocess.run(
-            command, cwd=workdir, capture_output=True, text=True, timeout=SHOW_TIMEOUT_S,
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            command,
+            cwd=workdir,
+            capture_output=True,
+            text=True,
+            timeout=SHOW_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
         data = (
             json.loads(done.stdout.strip().splitlines()[-1])["config"]
             if not done.returncode
@@ -149,9 +154,13 @@ def kept_environment(
     from clusterctl.payload.mask_secrets import HIDDEN
 
     built = environment.build(
-        os.environ, assignments=assignments, preset=preset, facts=facts, device=device,
+        os.environ,
+        assignments=assignments,
+        preset=preset,
+        facts=facts,
+        device=device,
         run_dir=Path("outputs"),
-    ).values()  # fmt: skip
+    ).values()
     kept = {name: value for name, value in built.items() if name.startswith(KEPT)}
     if built.get("WANDB_API_KEY"):
         kept["WANDB_API_KEY"] = HIDDEN

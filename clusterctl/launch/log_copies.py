@@ -45,10 +45,15 @@ class Copies:
             file.cut_bytes += len(data) - room
             if name not in self._cut:
                 self._cut.add(name)
-                self._journal.write("cut", f"{name}: {node} sends more than an agent does", node=node)  # fmt: skip
+                self._journal.write(
+                    "cut", f"{name}: {node} sends more than an agent does", node=node
+                )
             data = data[:room]
         elif file.cut_bytes:
-            data = f"[{file.cut_bytes} bytes of {node} were too many and are not here]\n".encode() + data  # fmt: skip
+            data = (
+                f"[{file.cut_bytes} bytes of {node} were too many and are not here]\n".encode()
+                + data
+            )
             file.cut_bytes = 0
         file.allowance -= len(data)
         if not data:

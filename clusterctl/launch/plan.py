@@ -119,19 +119,27 @@ class LaunchPlan:
         """The command of a node. Static rendezvous and no restarts: both are ours to decide."""
         return [
             *self.starter,
-            "--nnodes", str(len(self.shares)),
-            "--node_rank", str(share.node_rank),
-            "--nproc_per_node", str(share.slots),
-            "--master_addr", meet.address,
-            "--master_port", str(meet.port),
-            "--max-restarts", "0",
+            "--nnodes",
+            str(len(self.shares)),
+            "--node_rank",
+            str(share.node_rank),
+            "--nproc_per_node",
+            str(share.slots),
+            "--master_addr",
+            meet.address,
+            "--master_port",
+            str(meet.port),
+            "--max-restarts",
+            "0",
             # A dead rank stays a zombie for up to this long, in which the agent reads its status.
-            "--monitor-interval", "1",
-            "--log-dir", f"{self.run_dir}/torchrun",
+            "--monitor-interval",
+            "1",
+            "--log-dir",
+            f"{self.run_dir}/torchrun",
             "--no-python",
             # torchrun fills ${local_rank} in, and takes $$ for $, in every word of the command.
             *(word.replace("$", "$$") for word in self.rank_argv()),
-        ]  # fmt: skip
+        ]
 
     def rank_argv(self) -> list[str]:
         """What each rank executes."""

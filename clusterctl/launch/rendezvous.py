@@ -35,7 +35,8 @@ def choose_address(
         return best
     why = knocks[deaf[best][0]][best]
     raise RunFailed(
-        1, f"{fold(deaf[best])} cannot reach the first node at {best}: {why}",
+        1,
+        f"{fold(deaf[best])} cannot reach the first node at {best}: {why}",
         hint="--master_addr ADDRESS names one that every node reaches; "
         "a firewall must let the nodes reach each other",
-    )  # fmt: skip
+    )

@@ -178,23 +178,26 @@ class _Supervisor:
     def _refuse_unfit(self, name: str, hello: dict[str, Any]) -> None:
         if not hello["python_found"]:
             raise RunFailed(
-                1, f"{name}: there is no {self.plan.python}",
+                1,
+                f"{name}: there is no {self.plan.python}",
                 hint="the environment must stand at the same path on every node; --python names it",
-            )  # fmt: skip
+            )
         if not hello["workdir_found"]:
             raise RunFailed(1, f"{name}: there is no folder {self.plan.workdir}", hint="--workdir")
         if hello["same_job"]:
             found = hello["same_job"][0]
             raise RunFailed(
-                1, f"{name}: the same job runs already (run {found['run']}, pid {found['pid']})",
+                1,
+                f"{name}: the same job runs already (run {found['run']}, pid {found['pid']})",
                 hint="stop it first, or give this one other --outputs",
-            )  # fmt: skip
+            )
         if name == self.plan.master.node.name and hello["port"] is None:
             ports = ", ".join(map(str, self.plan.ports[:5]))
             raise RunFailed(
-                1, f"{name}: no free master port ({ports} are taken)",
+                1,
+                f"{name}: no free master port ({ports} are taken)",
                 hint="--master_port PORT names another one",
-            )  # fmt: skip
+            )
 
     def _start(self, meet: Rendezvous) -> None:
         self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
@@ -264,9 +267,13 @@ class _Supervisor:
         except OSError as error:
             self.journal.write("error", f"{incidents.FILE}: {error}")
         raise RunFailed(
-            1, why, hint=None if look.is_sure else self.clock.hint, failed_rank=look.culprit, verdict=headline,
+            1,
+            why,
+            hint=None if look.is_sure else self.clock.hint,
+            failed_rank=look.culprit,
+            verdict=headline,
             stacks=str(look.folder) if look.folder else None,
-        )  # fmt: skip
+        )
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
         """To the journal, and to whoever watches now."""
@@ -402,9 +409,11 @@ class _Supervisor:
         if death.code == ASKED_TO_STOP:
             raise RunFailed(130, "its ranks were asked to stop (clusterctl stop)")
         raise RunFailed(
-            1, f"rank {death.rank} on {death.node}: {death.how}",
-            failed_rank=death.rank, last_lines=self._shown(death.tail),
-        )  # fmt: skip
+            1,
+            f"rank {death.rank} on {death.node}: {death.how}",
+            failed_rank=death.rank,
+            last_lines=self._shown(death.tail),
+        )
 
     def _shown(self, lines: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.plan.environment.redact(line) for line in error_line.shown(lines))

@@ -19,9 +19,7 @@ def prove_gone(
     """
     args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
     leftovers, unconfirmed = [], []
-    sweep = ask(
-        plan.nodes, transport, "reap", args, limits=limits, width=WIDTH, timeout_s=REAP_S
-    )  # fmt: skip
+    sweep = ask(plan.nodes, transport, "reap", args, limits=limits, width=WIDTH, timeout_s=REAP_S)
     for result in in_order(plan.nodes, list(sweep)):
         if result.value is None:
             assert result.unreachable is not None

@@ -116,7 +116,10 @@ class Rank:
             return box[0]
         if self.child.poll() is not None:
             words = self.said.decode("utf-8", "replace").strip().splitlines()
-            why = "its process ended (%s): %s" % (self.child.returncode, words[-1][:200] if words else "no word")  # fmt: skip
+            why = "its process ended (%s): %s" % (
+                self.child.returncode,
+                words[-1][:200] if words else "no word",
+            )
             return {"error": why, "own": early, "phase": self.phase}
         silent_s = time.monotonic() - self.beat_s
         state = state_of(self.child.pid)
@@ -222,7 +225,12 @@ def begin_ranks(order):
             if device not in [rank.device for rank in ranks]:
                 ranks.append(Rank(order["python"], order["text"], device, env))
     except OSError as error:
-        tell({"id": order["id"], "error": "%s cannot be started: %s" % (order["python"], error.strerror or error)})  # fmt: skip
+        tell(
+            {
+                "id": order["id"],
+                "error": "%s cannot be started: %s" % (order["python"], error.strerror or error),
+            }
+        )
         return
     ranks.sort(key=lambda rank: wanted.index(rank.device))
     threading.Thread(target=await_ranks, args=(order,), daemon=True).start()

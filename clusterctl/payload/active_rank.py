@@ -141,8 +141,12 @@ class Rank:
         more = {"device_id": self.device} if self.kind == "cuda" else {}
         dist.init_process_group(
             "nccl" if self.kind == "cuda" else "gloo",
-            store=store, rank=order["rank"], world_size=order["world"], timeout=limit, **more,
-        )  # fmt: skip
+            store=store,
+            rank=order["rank"],
+            world_size=order["world"],
+            timeout=limit,
+            **more,
+        )
         try:
             return self.talk(order)
         except Exception:

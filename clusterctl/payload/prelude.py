@@ -47,7 +47,17 @@ def as_text(data):
     return data.decode("utf-8", "backslashreplace")
 
 
-def section(name, argv, timeout_s, env=None, cwd="/", max_bytes=MAX_BYTES, grace_s=0.0, pack=as_text, newest=False):  # fmt: skip
+def section(
+    name,
+    argv,
+    timeout_s,
+    env=None,
+    cwd="/",
+    max_bytes=MAX_BYTES,
+    grace_s=0.0,
+    pack=as_text,
+    newest=False,
+):
     """Run a tool in a session of its own; returns and keeps {state, rc, out, err, seconds}.
 
     Of stdout `max_bytes` are kept, of stderr a quarter of that; `pack` makes texts of both. With

@@ -136,7 +136,13 @@ def thinned(pid, one):
     """What is wanted of a look that is neither first nor last: where the threads stand that do the work."""
     short = {name: one[name] for name in ("state", "text", "repaired") if name in one}
     names = {tid: row[4] for tid, row in one.get("tasks", {}).items()}
-    works = [row for row in one.get("threads", ()) if str(row[0]) == pid or row[1] == "MainThread" or names.get(str(row[0]), "").startswith("pt_autograd")]  # fmt: skip
+    works = [
+        row
+        for row in one.get("threads", ())
+        if str(row[0]) == pid
+        or row[1] == "MainThread"
+        or names.get(str(row[0]), "").startswith("pt_autograd")
+    ]
     return dict(short, threads=works) if works else short
 
 
@@ -236,7 +242,11 @@ def ask_by_signal(rows, shot, found):
     """
     for row in rows:
         one = found.get(str(row["pid"]), {})
-        refused = one.get("how") == "kernel" and one.get("error") and one.get("state") not in (None, "T", "D", "Z")  # fmt: skip
+        refused = (
+            one.get("how") == "kernel"
+            and one.get("error")
+            and one.get("state") not in (None, "T", "D", "Z")
+        )
         if not refused or not row["run"] or row["role"] not in ("trainer", "loader"):
             continue
         if not handles(row["pid"], signal.SIGUSR1) or "python" not in row["program"]:
@@ -264,7 +274,14 @@ def faulthandler_text(row):
         if fresh and fresh == text and fresh.endswith("\n"):
             break  # it has stopped growing
         text = fresh
-    at = min((text.find(mark) for mark in ("Thread 0x", "Current thread 0x", "Stack (most") if mark in text), default=-1)  # fmt: skip
+    at = min(
+        (
+            text.find(mark)
+            for mark in ("Thread 0x", "Current thread 0x", "Stack (most")
+            if mark in text
+        ),
+        default=-1,
+    )
     return text[at:] if at >= 0 else ""
 
 
@@ -307,7 +324,7 @@ def surroundings(rows, shot, table):
                     "source",
                     lambda: found["source"].update(source_lines(table.leaves())) or "",
                     2.0,
-                ),  # fmt: skip
+                ),
                 kernel,
             ]
         )
@@ -315,4 +332,14 @@ def surroundings(rows, shot, table):
         name for name, answer in SECTIONS.items() if answer["state"] == "timeout"
     )
     # A late reader may still write into its part: what goes home is a copy.
-    return json.loads(json.dumps({**found, "open": dict(found["open"]), "logs": dict(found["logs"]), "flight": dict(found["flight"]), "source": dict(found["source"])}))  # fmt: skip
+    return json.loads(
+        json.dumps(
+            {
+                **found,
+                "open": dict(found["open"]),
+                "logs": dict(found["logs"]),
+                "flight": dict(found["flight"]),
+                "source": dict(found["source"]),
+            }
+        )
+    )

@@ -57,7 +57,11 @@ def main():
     take_over(ARGS.get("session"), ARGS.get("node"))
     interval_s = min(60.0, max(0.1, float(ARGS.get("interval_s", 1.0))))
     gpus, host, log = Gpus(interval_s), Host(ARGS.get("paths") or []), KernelLog()
-    for name, work in (("gpus", gpus.read_forever), ("disks", host.disks.read_forever), ("log", log.read_forever)):  # fmt: skip
+    for name, work in (
+        ("gpus", gpus.read_forever),
+        ("disks", host.disks.read_forever),
+        ("log", log.read_forever),
+    ):
         threading.Thread(target=_guard, args=(work,), name=name, daemon=True).start()
     time.sleep(min(SETTLE_S, interval_s))
     gpus.first_answer.wait(FIRST_GPUS_S)

@@ -74,11 +74,7 @@ def _one(
         if "sections" not in answer:
             raise TransportError("parse", "the census says the time before anybody asked")
         samples = list(_ask_time(held, args["pings"]))
-        return {
-            **answer,
-            "noise": held.noise,
-            "head": {"connect_s": connect_s, "samples": samples},
-        }
+        return {**answer, "noise": held.noise, "head": {"connect_s": connect_s, "samples": samples}}
 
 
 def _ask_time(held: ship.PayloadStream, times: int) -> list[tuple[float, float, float]]:

@@ -23,10 +23,14 @@ def junit(report: Report) -> str:
         mine = [one for one in report.findings if node in one.nodes]
         count = {verdict: sum(one.verdict is verdict for one in mine) for verdict in Verdict}
         suite = xml.SubElement(
-            root, "testsuite", name=node, tests=str(len(mine)),
-            failures=str(count[Verdict.FAIL]), errors=str(count[Verdict.UNKNOWN]),
+            root,
+            "testsuite",
+            name=node,
+            tests=str(len(mine)),
+            failures=str(count[Verdict.FAIL]),
+            errors=str(count[Verdict.UNKNOWN]),
             skipped=str(count[Verdict.SKIP]),
-        )  # fmt: skip
+        )
         for one in mine:
             _case(suite, node, one)
     text = xml.tostring(root, encoding="unicode")

@@ -39,10 +39,16 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "node": self.node, "rc": self.rc, "out": self.out, "err": self.err,
-            "ending": self.ending(), "seconds": self.seconds, "truncated": self.truncated,
-            "noise": self.noise, "unreachable": None,
-        }  # fmt: skip
+            "node": self.node,
+            "rc": self.rc,
+            "out": self.out,
+            "err": self.err,
+            "ending": self.ending(),
+            "seconds": self.seconds,
+            "truncated": self.truncated,
+            "noise": self.noise,
+            "unreachable": None,
+        }
 
 
 def read_answer(node: str, envelope: dict[str, Any]) -> Answer:
@@ -128,11 +134,7 @@ def diff(base: Group, other: Group) -> Iterator[str]:
     """Unified diff of the outputs; an equal output with another ending says so in one line."""
     found = list(
         difflib.unified_diff(
-            lines(base.first.out),
-            lines(other.first.out),
-            base.title(),
-            other.title(),
-            lineterm="",
+            lines(base.first.out), lines(other.first.out), base.title(), other.title(), lineterm=""
         )
     )
     if found:

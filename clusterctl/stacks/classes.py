@@ -43,13 +43,23 @@ def classes(picture: Picture, verdict: Verdict) -> list[Class]:
     blamed = {id(s.proc) for s in verdict.suspects if s.proc}
     groups: dict[tuple[object, ...], list[Proc]] = {}
     for proc in picture.procs:
-        key = (proc.role, proc.kind, proc.stack.coarse, proc.progress, proc.state in ("T", "D", "Z", None) and proc.state, id(proc) in blamed)  # fmt: skip
+        key = (
+            proc.role,
+            proc.kind,
+            proc.stack.coarse,
+            proc.progress,
+            proc.state in ("T", "D", "Z", None) and proc.state,
+            id(proc) in blamed,
+        )
         groups.setdefault(key, []).append(proc)
     found = [
         Class(tuple(sorted(procs, key=_order)), id(procs[0]) in blamed) for procs in groups.values()
     ]
     order = {"trainer": 0, "loader": 1}
-    return sorted(found, key=lambda c: (not c.suspect, order.get(c.first.role, 2), len(c.procs), _order(c.first)))  # fmt: skip
+    return sorted(
+        found,
+        key=lambda c: (not c.suspect, order.get(c.first.role, 2), len(c.procs), _order(c.first)),
+    )
 
 
 def _order(proc: Proc) -> tuple[int, int, str, int]:

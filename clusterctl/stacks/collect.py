@@ -119,9 +119,14 @@ def collect_native(
 
 
 def _fan_out(
-    nodes: Sequence[Node], transport: Transport, args: Any, patience_s: float, sudo: bool,
-    limits: Limits, width: int,
-) -> Fanout[dict[str, Any]]:  # fmt: skip
+    nodes: Sequence[Node],
+    transport: Transport,
+    args: Any,
+    patience_s: float,
+    sudo: bool,
+    limits: Limits,
+    width: int,
+) -> Fanout[dict[str, Any]]:
     def work(node: Node, progress: Progress) -> dict[str, Any]:
         connection = transport.connect(node, limits, progress)
         try:
@@ -143,7 +148,9 @@ def _converse(held: ship.PayloadStream, patience_s: float) -> dict[str, Any]:
             message = held.receive(max(0.0, deadline - time.monotonic()))
         except EOFError:
             said = held.stderr_tail().strip().splitlines()
-            raise TransportError("command", f"the payload ended: {said[-1] if said else 'no word'}") from None  # fmt: skip
+            raise TransportError(
+                "command", f"the payload ended: {said[-1] if said else 'no word'}"
+            ) from None
         if message is None:
             raise TransportError("command", f"no stacks in {patience_s:g} s")
         if message["type"] == "found":

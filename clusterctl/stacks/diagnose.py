@@ -59,7 +59,12 @@ def diagnose(
     fanout = collect(nodes, transport, pick, looks, limits=limits, width=width)
     results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
     picture = read_picture(
-        results, sites or Sites(), interval_s=looks.interval_s, samples=looks.samples,
-        seconds=time.monotonic() - begun, taken_s=time.time(), is_part=is_part,
-    )  # fmt: skip
+        results,
+        sites or Sites(),
+        interval_s=looks.interval_s,
+        samples=looks.samples,
+        seconds=time.monotonic() - begun,
+        taken_s=time.time(),
+        is_part=is_part,
+    )
     return Diagnosis(picture, judge(picture), clues(picture), results)

@@ -68,11 +68,13 @@ def parse_watchdog(lines: Iterable[str]) -> list[Timeout]:
         if work:
             found.append(
                 Timeout(
-                    int(work["rank"]), int(work["seq"]), work["op"],
+                    int(work["rank"]),
+                    int(work["seq"]),
+                    work["op"],
                     int(work["limit"]) if work["limit"] else None,
                     int(work["ran"]) if work["ran"] else None,
                 )
-            )  # fmt: skip
+            )
     return found
 
 

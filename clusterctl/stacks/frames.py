@@ -99,7 +99,9 @@ def trim(frames: Iterable[Frame]) -> tuple[Frame, ...]:
             if frame.function == function and path in (None, frame.path):
                 # A script's own <module> is kept when nothing else would be left.
                 return tuple(kept or [frame])
-        if not (frame.function == "run" and frame.path in ("threading.py", "multiprocessing/process.py")):  # fmt: skip
+        if not (
+            frame.function == "run" and frame.path in ("threading.py", "multiprocessing/process.py")
+        ):
             kept.append(frame)
     return tuple(kept)
 
@@ -112,8 +114,11 @@ class Book:
         self._frames: dict[tuple[str, str, str, int], Frame] = {}
 
     def stacks(
-        self, frames: Sequence[Sequence[object]], stacks: Sequence[Sequence[int]], source: dict[str, str]
-    ) -> list[Stack]:  # fmt: skip
+        self,
+        frames: Sequence[Sequence[object]],
+        stacks: Sequence[Sequence[int]],
+        source: dict[str, str],
+    ) -> list[Stack]:
         """Stacks of a node's answer (payload/dump/frames.py) in its numbering."""
         made: list[Frame] = []
         for function, filename, short, line in frames:

@@ -64,7 +64,9 @@ def _moving(picture: Picture, trainers: Sequence[Proc], halted: Sequence[Proc]) 
     if steps:
         first = min(beats[0]["step"] for beats in steps)
         last = max(beats[-1]["step"] for beats in steps)
-        evidence.append(f"heartbeats of {len(steps)} ranks: step {first} to {last} in {picture.interval_s * (picture.samples - 1):.1f} s")  # fmt: skip
+        evidence.append(
+            f"heartbeats of {len(steps)} ranks: step {first} to {last} in {picture.interval_s * (picture.samples - 1):.1f} s"
+        )
     evidence += [
         f"but {p.label} ({p.node}) pid {p.pid}: {words.halt_reason(p)}" for p in halted[:3]
     ]
@@ -72,47 +74,78 @@ def _moving(picture: Picture, trainers: Sequence[Proc], halted: Sequence[Proc]) 
     if silent:
         names = fold([node.name for node in silent])
         return Verdict(
-            SILENT, f"all {len(trainers)} ranks that can be seen move; {names} gives no answer.", MEDIUM,
+            SILENT,
+            f"all {len(trainers)} ranks that can be seen move; {names} gives no answer.",
+            MEDIUM,
             [Suspect(n.name, None, "node", f"no answer: {n.silent}") for n in silent],
-            [*evidence, *(f"{n.name}: {n.silent}" for n in silent[:4])], [f"sshd or network of {names}"],
-        )  # fmt: skip
+            [*evidence, *(f"{n.name}: {n.silent}" for n in silent[:4])],
+            [f"sshd or network of {names}"],
+        )
     return Verdict(
-        OK, f"all {len(trainers)} ranks go on.", HIGH if steps else MEDIUM, [], evidence,
+        OK,
+        f"all {len(trainers)} ranks go on.",
+        HIGH if steps else MEDIUM,
+        [],
+        evidence,
         ["slow rather than hung? clusterctl top shows the slowest rank of each step"],
-    )  # fmt: skip
+    )
 
 
 def _undecided(picture: Picture, trainers: Sequence[Proc]) -> Verdict:
     unseen = [p for p in trainers if p.kind == kinds.UNKNOWN]
     if unseen and len(unseen) == len(trainers):
         return Verdict(
-            UNKNOWN, f"no stack of any rank could be read: {unseen[0].error or 'no reason given'}.", LOW,
-            [], [words.facts(p) for p in unseen[:2]], ["see below for what to allow, or --sudo"],
-        )  # fmt: skip
+            UNKNOWN,
+            f"no stack of any rank could be read: {unseen[0].error or 'no reason given'}.",
+            LOW,
+            [],
+            [words.facts(p) for p in unseen[:2]],
+            ["see below for what to allow, or --sudo"],
+        )
     stuck = [p for p in trainers if p.progress in STANDS]
     if stuck and len(stuck) == len(trainers):
         if all(p.progress == SPINNING for p in stuck) and len(trainers) > 1:
             return Verdict(
-                BUSY, f"all {len(stuck)} ranks compute in {stuck[0].where(limit=2)}: a long step, or one without end.",
-                LOW, [], [words.facts(stuck[0]), *words.beat_lines(stuck[:1])], ["--interval 30, or --watch"],
-            )  # fmt: skip
+                BUSY,
+                f"all {len(stuck)} ranks compute in {stuck[0].where(limit=2)}: a long step, or one without end.",
+                LOW,
+                [],
+                [words.facts(stuck[0]), *words.beat_lines(stuck[:1])],
+                ["--interval 30, or --watch"],
+            )
         evidence = [*(words.facts(p) for p in stuck[:4]), *words.beat_lines(stuck[:2])]
         if len(stuck) > 1:  # nobody is accused when that would mean everybody
             return Verdict(
-                HANG, f"all {len(stuck)} ranks stand, and their stacks do not say for whom: {words.places(stuck)}{words.age(stuck[0])}.",
-                LOW, [], evidence, [*words.next_for(stuck[0]), "--interval 30, and the ranks' own logs"],
-            )  # fmt: skip
-        doing = "burns CPU in the same functions," if stuck[0].progress == SPINNING else "stands still in"  # fmt: skip
+                HANG,
+                f"all {len(stuck)} ranks stand, and their stacks do not say for whom: {words.places(stuck)}{words.age(stuck[0])}.",
+                LOW,
+                [],
+                evidence,
+                [*words.next_for(stuck[0]), "--interval 30, and the ranks' own logs"],
+            )
+        doing = (
+            "burns CPU in the same functions,"
+            if stuck[0].progress == SPINNING
+            else "stands still in"
+        )
         return Verdict(
-            HANG, f"{words.names(stuck)} ({stuck[0].node}) {doing} {stuck[0].where(limit=2)}{words.age(stuck[0])}.",
-            MEDIUM, [suspect(stuck[0], stuck[0].progress)], evidence, words.next_for(stuck[0]),
-        )  # fmt: skip
+            HANG,
+            f"{words.names(stuck)} ({stuck[0].node}) {doing} {stuck[0].where(limit=2)}{words.age(stuck[0])}.",
+            MEDIUM,
+            [suspect(stuck[0], stuck[0].progress)],
+            evidence,
+            words.next_for(stuck[0]),
+        )
     moved = [p for p in trainers if has_gone_on(p)]
     still = [p for p in trainers if not has_gone_on(p)]
     return Verdict(
-        BUSY, f"{len(moved)} of {len(trainers)} ranks went on, rank {fold_ranks(p.rank for p in still if p.rank is not None)} did not in {picture.interval_s:g} s: too short to tell.",
-        LOW, [], [*(words.facts(p) for p in still[:3]), *words.beat_lines(still[:2])], ["--interval 30, or --watch"],
-    )  # fmt: skip
+        BUSY,
+        f"{len(moved)} of {len(trainers)} ranks went on, rank {fold_ranks(p.rank for p in still if p.rank is not None)} did not in {picture.interval_s:g} s: too short to tell.",
+        LOW,
+        [],
+        [*(words.facts(p) for p in still[:3]), *words.beat_lines(still[:2])],
+        ["--interval 30, or --watch"],
+    )
 
 
 def _nothing(picture: Picture) -> Verdict:
@@ -120,10 +153,13 @@ def _nothing(picture: Picture) -> Verdict:
     if silent:
         names = fold([node.name for node in silent])
         return Verdict(
-            SILENT, f"{names} gives no answer, and no rank runs on the others.", LOW,
+            SILENT,
+            f"{names} gives no answer, and no rank runs on the others.",
+            LOW,
             [Suspect(n.name, None, "node", f"no answer: {n.silent}") for n in silent],
-            [f"{n.name}: {n.silent}" for n in silent[:4]], [],
-        )  # fmt: skip
+            [f"{n.name}: {n.silent}" for n in silent[:4]],
+            [],
+        )
     return Verdict(UNKNOWN, "there is no rank on any node.", LOW)
 
 

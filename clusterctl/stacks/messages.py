@@ -41,7 +41,11 @@ def waits(waiting: Sequence[Proc]) -> str:
     operations = [p.operation if sure else p.stack.frames[0].function for p in sure or waiting]
     common = max(sorted(set(operations)), key=operations.count) if operations else "?"
     count, s = len(waiting), "s" * (len(waiting) == 1)
-    what = f"wait{s} in {common}" if sure else f"stand{s} in {common}, as if {'it' if s else 'they'} waited"  # fmt: skip
+    what = (
+        f"wait{s} in {common}"
+        if sure
+        else f"stand{s} in {common}, as if {'it' if s else 'they'} waited"
+    )
     return f"{count} rank{'s' * (count != 1)} {what}"
 
 
@@ -50,7 +54,9 @@ def doubt(waiting: Sequence[Proc]) -> list[str]:
     crowd = [p for p in waiting if not p.waits_for_peers]
     if not crowd:
         return []
-    return [f"{names(crowd)} stand{'s' * (len(crowd) == 1)} in one place that is no collective; NCCL lets a rank run on until its launch queue is full"]  # fmt: skip
+    return [
+        f"{names(crowd)} stand{'s' * (len(crowd) == 1)} in one place that is no collective; NCCL lets a rank run on until its launch queue is full"
+    ]
 
 
 def places(procs: Sequence[Proc], limit: int = 3) -> str:
@@ -108,7 +114,9 @@ def beat_lines(procs: Iterable[Proc]) -> list[str]:
     for proc in procs:
         beat = proc.beat
         if beat:
-            lines.append(f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, {beat['age_s']:.1f} s old")  # fmt: skip
+            lines.append(
+                f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, {beat['age_s']:.1f} s old"
+            )
     return lines[:3]
 
 
@@ -119,7 +127,11 @@ def next_for(proc: Proc) -> list[str]:
         return ["the mount that file lies on, and that node's kernel log"]
     if proc.role == "loader":
         file = proc.file()
-        return [f"try that file alone: {file}" if file else "--native-suspects: which call in C it waits in"]  # fmt: skip
+        return [
+            f"try that file alone: {file}"
+            if file
+            else "--native-suspects: which call in C it waits in"
+        ]
     if proc.kind == kinds.LOG:
         return ["the network of that node; a run must not wait for its logger"]
     return ["--native-suspects: which call in C it waits in"]

@@ -287,9 +287,14 @@ def _read_node(
 
 
 def _read_proc(
-    node: str, row: dict[str, Any], looks: Sequence[dict[str, Any]], files: Sequence[str],
-    stacks: Sequence[Stack], book: Book, sites: Sites,
-) -> Proc:  # fmt: skip
+    node: str,
+    row: dict[str, Any],
+    looks: Sequence[dict[str, Any]],
+    files: Sequence[str],
+    stacks: Sequence[Stack],
+    book: Book,
+    sites: Sites,
+) -> Proc:
     pid = row["pid"]
     last: dict[str, Any] = looks[-1] if looks else {"state": None}
     dumps = [_threads(look, pid, stacks, book, sites) for look in looks]
@@ -366,9 +371,13 @@ def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any])
         return []
     main = _main(dumps[-1], pid)
     hooks = [
-        thread for thread in dumps[-1]
-        if main.kind == kinds.BACKWARD and thread.tid != main.tid and thread.stack.frames and _runs_hooks(thread, look)
-    ]  # fmt: skip
+        thread
+        for thread in dumps[-1]
+        if main.kind == kinds.BACKWARD
+        and thread.tid != main.tid
+        and thread.stack.frames
+        and _runs_hooks(thread, look)
+    ]
     acting = min(hooks, key=lambda t: t.kind not in kinds.WAITS_FOR_PEERS) if hooks else main
     if acting is main:
         return [_main(threads, pid) for threads in dumps]

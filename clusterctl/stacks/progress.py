@@ -21,7 +21,9 @@ def own_threads(looks: Sequence[dict[str, Any]], pid: int) -> list[str]:
     NCCL's, gloo's and watchdog threads poll while the rank hangs: their CPU says nothing.
     """
     tasks = looks[-1].get("tasks") or {} if looks else {}
-    return [name for name in tasks if name == str(pid) or comm(looks[-1], name).startswith(AUTOGRAD)]  # fmt: skip
+    return [
+        name for name in tasks if name == str(pid) or comm(looks[-1], name).startswith(AUTOGRAD)
+    ]
 
 
 def comm(look: dict[str, Any], name: str) -> str:

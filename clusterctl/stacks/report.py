@@ -31,9 +31,14 @@ def header(picture: Picture) -> str:
 
 
 def lines(
-    picture: Picture, verdict: Verdict, clues: Sequence[Clue], *, everything: bool = False, width: int = 0,
+    picture: Picture,
+    verdict: Verdict,
+    clues: Sequence[Clue],
+    *,
+    everything: bool = False,
+    width: int = 0,
     verbose: bool = False,
-) -> Iterator[Line]:  # fmt: skip
+) -> Iterator[Line]:
     """The report. `width` 0 does not cut lines (a pipe)."""
     found = classes(picture, verdict)
     shown = found if everything else [one for one in found if not is_dull(one)]

@@ -31,15 +31,21 @@ def who_is_halted(
     """Somebody is stopped, frozen or asleep in the kernel, and others wait for it."""
     # A loader that is stopped while its rank works on hurts nobody yet.
     guilty = [
-        p for p in halted
-        if p.role == "trainer" or any(t.rank == p.rank and t.node == p.node and t.kind == kinds.WAIT_DATA for t in trainers)
-    ]  # fmt: skip
+        p
+        for p in halted
+        if p.role == "trainer"
+        or any(
+            t.rank == p.rank and t.node == p.node and t.kind == kinds.WAIT_DATA for t in trainers
+        )
+    ]
     guilty = guilty or [p for p in halted if p.role not in ("trainer", "loader")]
     # A save sleeps in the kernel while the disk works: that is waiting (rule 2), not a fault yet.
     guilty = [p for p in guilty if p.state != "D" or p.is_frozen or not saves(p)]
     # Who may not run at all holds up the others whether or not they have come to wait for it.
     barred = [p for p in guilty if p.role == "trainer" and (p.state == "T" or p.is_frozen)]
-    if not guilty or not (waiting or barred or len(guilty) >= len(trainers) or _wait_for_data(trainers)):  # fmt: skip
+    if not guilty or not (
+        waiting or barred or len(guilty) >= len(trainers) or _wait_for_data(trainers)
+    ):
         return None
     suspects = [suspect(p, words.halt_reason(p)) for p in guilty]
     first = guilty[0]
@@ -55,8 +61,12 @@ def who_is_halted(
         HIGH,
         suspects,
         [*(words.facts(p) for p in guilty[:4]), *words.beat_lines(guilty), *words.doubt(rest)],
-        ["sudo dmesg and the mount of that file"] if first.in_storage else [f"find out who stopped it; clusterctl run -w {first.node} 'kill -CONT {first.pid}'"] if first.state == "T" else ["thaw its cgroup" if first.is_frozen else "look at that node's kernel log"],
-    )  # fmt: skip
+        ["sudo dmesg and the mount of that file"]
+        if first.in_storage
+        else [f"find out who stopped it; clusterctl run -w {first.node} 'kill -CONT {first.pid}'"]
+        if first.state == "T"
+        else ["thaw its cgroup" if first.is_frozen else "look at that node's kernel log"],
+    )
 
 
 def _wait_for_data(trainers: Sequence[Proc]) -> bool:
@@ -78,14 +88,22 @@ def who_is_missing(
         if waiting and len(waiting) == len(trainers):
             # MegaScale's rule: who does not answer is the first suspect.
             return Verdict(
-                HANG, f"{where} gives no answer, so {ranks} may hang there; {words.waits(waiting)}.",
-                MEDIUM, suspects, evidence, [f"reach {where} another way; clusterctl nodes"],
-            )  # fmt: skip
+                HANG,
+                f"{where} gives no answer, so {ranks} may hang there; {words.waits(waiting)}.",
+                MEDIUM,
+                suspects,
+                evidence,
+                [f"reach {where} another way; clusterctl nodes"],
+            )
         if has_moved(trainers):
             return Verdict(
-                SILENT, f"{where} gives no answer; all {len(trainers)} other ranks move, so {ranks} must too.",
-                MEDIUM, suspects, evidence, [f"sshd or network of {where}; training goes on"],
-            )  # fmt: skip
+                SILENT,
+                f"{where} gives no answer; all {len(trainers)} other ranks move, so {ranks} must too.",
+                MEDIUM,
+                suspects,
+                evidence,
+                [f"sshd or network of {where}; training goes on"],
+            )
         return None
     ranks = fold_ranks(missing)
     seen = f"no process with rank {ranks} on these nodes, {len(trainers)} of {picture.world} ranks are there"
@@ -94,15 +112,28 @@ def who_is_missing(
         p.progress in STANDS and not has_gone_on(p) for p in trainers
     )
     if missing and (waiting or all_stand):
-        suspects = [Suspect(_home(picture, rank), rank, "trainer", "no process of it") for rank in missing]  # fmt: skip
+        suspects = [
+            Suspect(_home(picture, rank), rank, "trainer", "no process of it") for rank in missing
+        ]
         nodes = fold(list(dict.fromkeys(s.node for s in suspects)))
         # Whole nodes may simply not stand in this hostfile.
         sure = bool(waiting) and len(missing) <= max(1, FEW * (picture.world or 1))
-        rest = words.waits(waiting) if waiting else f"of the others none goes on: {words.places(trainers)}"  # fmt: skip
+        rest = (
+            words.waits(waiting)
+            if waiting
+            else f"of the others none goes on: {words.places(trainers)}"
+        )
         return Verdict(
-            HANG, f"rank {ranks} ({nodes}) has ended; {rest}.", HIGH if sure else MEDIUM,
-            suspects, [seen, *words.doubt(waiting)], [f"the end of ranks/{missing[0]}.log; clusterctl kill", "or its node is not in this hostfile"],
-        )  # fmt: skip
+            HANG,
+            f"rank {ranks} ({nodes}) has ended; {rest}.",
+            HIGH if sure else MEDIUM,
+            suspects,
+            [seen, *words.doubt(waiting)],
+            [
+                f"the end of ranks/{missing[0]}.log; clusterctl kill",
+                "or its node is not in this hostfile",
+            ],
+        )
     if missing and has_moved(trainers):
         return Verdict(OK, f"all {len(trainers)} ranks on these nodes go on.", MEDIUM, [], [seen])
     return None

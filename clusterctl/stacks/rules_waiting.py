@@ -52,24 +52,43 @@ def who_stands_apart(
         evidence += [words.facts(proc)]
     confidence = HIGH if len(rest) <= max(1, FEW * len(trainers)) else MEDIUM
     if unseen:
-        evidence.append(f"{words.names(unseen)}: no stack could be read ({unseen[0].error or 'no reason given'})")  # fmt: skip
+        evidence.append(
+            f"{words.names(unseen)}: no stack could be read ({unseen[0].error or 'no reason given'})"
+        )
     if confidence == HIGH and (unseen or not all(p.waits_for_peers for p in waiting)):
         confidence = MEDIUM
-    evidence = [*words.doubt(waiting), *evidence[:4], *words.beat_lines(rest), *(words.facts(s.proc) for s in suspects if s.proc and s.proc not in rest)]  # fmt: skip
+    evidence = [
+        *words.doubt(waiting),
+        *evidence[:4],
+        *words.beat_lines(rest),
+        *(words.facts(s.proc) for s in suspects if s.proc and s.proc not in rest),
+    ]
     saving = [p for p in rest if saves(p)]
     if saving and len(saving) == len(rest):
         who = [suspect(p, "saves a checkpoint") for p in saving]
         return Verdict(
-            WAITING, f"{named(who)} ({saving[0].node}) saves a checkpoint at {saving[0].where(limit=1)}{words.age(saving[0])}{words.asleep(saving[0])}; {words.waits(waiting)}.",
-            confidence, who, evidence, ["wait for the save, or look at its disk; --watch tells when it goes on"],
-        )  # fmt: skip
+            WAITING,
+            f"{named(who)} ({saving[0].node}) saves a checkpoint at {saving[0].where(limit=1)}{words.age(saving[0])}{words.asleep(saving[0])}; {words.waits(waiting)}.",
+            confidence,
+            who,
+            evidence,
+            ["wait for the save, or look at its disk; --watch tells when it goes on"],
+        )
     if suspects:
-        own = [s.proc for s in suspects if s.proc and s.proc.role == "trainer" and s.proc.kind != kinds.WAIT_DATA]  # fmt: skip
+        own = [
+            s.proc
+            for s in suspects
+            if s.proc and s.proc.role == "trainer" and s.proc.kind != kinds.WAIT_DATA
+        ]
         if 2 * len(own) > len(trainers):  # where most would be to blame, nobody is known to be
             return Verdict(
-                HANG, f"{words.waits(waiting)}; {len(own)} others stand, and their stacks do not say for whom: {words.places(own)}{words.age(own[0])}.",
-                LOW, [], evidence, [*words.next_for(own[0]), "--interval 30, and the ranks' own logs"],
-            )  # fmt: skip
+                HANG,
+                f"{words.waits(waiting)}; {len(own)} others stand, and their stacks do not say for whom: {words.places(own)}{words.age(own[0])}.",
+                LOW,
+                [],
+                evidence,
+                [*words.next_for(own[0]), "--interval 30, and the ranks' own logs"],
+            )
         first = suspects[0].proc
         assert first is not None
         spin = first.progress == SPINNING
@@ -82,21 +101,33 @@ def who_stands_apart(
             )
         if any(p.progress == MOVING for p in rest):
             confidence = LOW if confidence == MEDIUM else MEDIUM
-        what = f"burns CPU in {first.where(limit=1)} through all samples, without an end or for long" if spin else f"has not moved: {words.where(first)}"  # fmt: skip
+        what = (
+            f"burns CPU in {first.where(limit=1)} through all samples, without an end or for long"
+            if spin
+            else f"has not moved: {words.where(first)}"
+        )
         parent = ""
         if first.role != "trainer":
             parent = f"rank {first.rank} waits for data; its "
         name = first.label.split(" ", 2)[-1] if parent else named(suspects)
         more = f" (and {len(suspects) - 1} more)" if parent and len(suspects) > 1 else ""
         return Verdict(
-            HANG, f"{parent}{name}{more} ({first.node}) {what}{words.age(first)}; {words.waits(waiting)}.",
-            confidence, suspects, evidence, words.next_for(first),
-        )  # fmt: skip
+            HANG,
+            f"{parent}{name}{more} ({first.node}) {what}{words.age(first)}; {words.waits(waiting)}.",
+            confidence,
+            suspects,
+            evidence,
+            words.next_for(first),
+        )
     who = busy or [suspect(p, "works") for p in rest]
     return Verdict(
-        BUSY, f"{named(who)} ({who[0].node}) still works at {who[0].proc.where(limit=2) if who[0].proc else '?'}; {words.waits(waiting)}. Slow, or just late.",
-        LOW, who, evidence, ["--watch, or more time between samples: --interval 30"],
-    )  # fmt: skip
+        BUSY,
+        f"{named(who)} ({who[0].node}) still works at {who[0].proc.where(limit=2) if who[0].proc else '?'}; {words.waits(waiting)}. Slow, or just late.",
+        LOW,
+        who,
+        evidence,
+        ["--watch, or more time between samples: --interval 30"],
+    )
 
 
 def _unseen(waiting: Sequence[Proc], unseen: Sequence[Proc]) -> Verdict:
@@ -104,8 +135,11 @@ def _unseen(waiting: Sequence[Proc], unseen: Sequence[Proc]) -> Verdict:
     return Verdict(
         UNKNOWN,
         f"{words.waits(waiting)}; no stack of {words.names(unseen)} ({unseen[0].node}) could be read, so it may wait, too: {unseen[0].error or 'no reason given'}.",
-        LOW, [], [*(words.facts(p) for p in unseen[:4]), *words.beat_lines(unseen)], ["see below for what to allow, or --sudo; --dump-timeout"],
-    )  # fmt: skip
+        LOW,
+        [],
+        [*(words.facts(p) for p in unseen[:4]), *words.beat_lines(unseen)],
+        ["see below for what to allow, or --sudo; --dump-timeout"],
+    )
 
 
 def _descend(picture: Picture, trainer: Proc) -> tuple[list[Suspect], list[Suspect]]:
@@ -113,7 +147,11 @@ def _descend(picture: Picture, trainer: Proc) -> tuple[list[Suspect], list[Suspe
     # A backward pass in C++ shows one frame however far it is: who computes there is not stuck.
     computes = trainer.kind == kinds.BACKWARD or trainer.progress not in STANDS
     if trainer.kind != kinds.WAIT_DATA:
-        return ([], [suspect(trainer, "works")]) if computes else ([suspect(trainer, trainer.progress)], [])  # fmt: skip
+        return (
+            ([], [suspect(trainer, "works")])
+            if computes
+            else ([suspect(trainer, trainer.progress)], [])
+        )
     blamed, working = [], []
     for loader in picture.loaders(trainer):
         if is_halted(loader):
@@ -148,32 +186,48 @@ def all_wait(picture: Picture, trainers: Sequence[Proc], waiting: Sequence[Proc]
             f"rank{'s' * (len(procs) > 1)} {fold_ranks(p.rank for p in procs if p.rank is not None)} in {operation} at {caller}"
             + (f", step {step}" if step is not None else "")
             for (operation, caller, step), procs in reversed(ordered)
-        ]  # fmt: skip
+        ]
         few, many = ordered[0], ordered[-1]
         tie = len(few[1]) == len(ordered[1][1])
         steps = {key[2] for key, _ in ordered}
         if tie and len(steps) > 1 and None not in steps:
             few = min(ordered, key=lambda item: item[0][2] or 0)  # who is a step behind
             tie = False
-        suspects = [] if tie else [suspect(p, f"in {few[0][0]} at {few[0][1]}, the others elsewhere") for p in few[1]]  # fmt: skip
-        who = f"{named(suspects)} ({suspects[0].node}) stands in {few[0][0]} at {few[0][1]}" if suspects else "two groups of the same size stand apart"  # fmt: skip
+        suspects = (
+            []
+            if tie
+            else [
+                suspect(p, f"in {few[0][0]} at {few[0][1]}, the others elsewhere") for p in few[1]
+            ]
+        )
+        who = (
+            f"{named(suspects)} ({suspects[0].node}) stands in {few[0][0]} at {few[0][1]}"
+            if suspects
+            else "two groups of the same size stand apart"
+        )
         return Verdict(
-            DESYNC, f"ranks wait in different collectives: {who}; {len(many[1])} in {many[0][0]} at {many[0][1]}.",
+            DESYNC,
+            f"ranks wait in different collectives: {who}; {len(many[1])} in {many[0][0]} at {many[0][1]}.",
             LOW if tie else HIGH if len(few[1]) <= max(1, FEW * len(trainers)) else MEDIUM,
-            suspects, [*lines, *words.beat_lines([p for _, procs in ordered for p in procs[:1]])],
-            ["what made one rank take another branch (an empty batch, an early return) before these lines"],
-        )  # fmt: skip
+            suspects,
+            [*lines, *words.beat_lines([p for _, procs in ordered for p in procs[:1]])],
+            [
+                "what made one rank take another branch (an empty batch, an early return) before these lines"
+            ],
+        )
     (operation, caller, _), _ = ordered[0]
     return Verdict(
         ALL_SAME,
         f"all {len(waiting)} ranks wait in {operation} at {caller}; stacks alone do not say who is missing.",
-        LOW, [], [words.facts(waiting[0]), *words.beat_lines(waiting[:1])],
+        LOW,
+        [],
+        [words.facts(waiting[0]), *words.beat_lines(waiting[:1])],
         [
             "the flight recorder's counters, if any stand below: who has not joined is behind",
             "ncclras on a node (NCCL 2.24 or newer): ranks that do not answer, counters that differ",
             "clusterctl preflight for links and Xid; a pair by pair all-reduce finds a bad cable",
         ],
-    )  # fmt: skip
+    )
 
 
 def all_want_data(picture: Picture, trainers: Sequence[Proc]) -> Verdict | None:
@@ -188,14 +242,20 @@ def all_want_data(picture: Picture, trainers: Sequence[Proc]) -> Verdict | None:
         busy += working
     if busy and not suspects:
         return Verdict(
-            BUSY, f"all {len(hungry)} ranks wait for data, and their loaders work: the data come slowly.",
-            MEDIUM, busy[:8], [words.facts(busy[0].proc)] if busy[0].proc else [],
+            BUSY,
+            f"all {len(hungry)} ranks wait for data, and their loaders work: the data come slowly.",
+            MEDIUM,
+            busy[:8],
+            [words.facts(busy[0].proc)] if busy[0].proc else [],
             ["more loader workers, or a faster place for the data"],
-        )  # fmt: skip
+        )
     first = suspects[0].proc
     assert first is not None
     return Verdict(
-        DATA, f"all {len(hungry)} ranks wait for data; {named(suspects)} ({first.node}): {words.where(first)}{words.age(first)}.",
-        MEDIUM if len(hungry) > 1 else HIGH, suspects,
-        [*(words.facts(s.proc) for s in suspects[:4] if s.proc), *words.beat_lines(hungry[:2])], words.next_for(first),
-    )  # fmt: skip
+        DATA,
+        f"all {len(hungry)} ranks wait for data; {named(suspects)} ({first.node}): {words.where(first)}{words.age(first)}.",
+        MEDIUM if len(hungry) > 1 else HIGH,
+        suspects,
+        [*(words.facts(s.proc) for s in suspects[:4] if s.proc), *words.beat_lines(hungry[:2])],
+        words.next_for(first),
+    )

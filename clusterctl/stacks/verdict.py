@@ -10,8 +10,16 @@ from clusterctl.stacks import messages as words
 from clusterctl.stacks.model import Proc
 
 HANG, DESYNC, WAITING, ALL_SAME, DATA, SILENT, OK, BUSY, UNKNOWN = (
-    "hang", "desync", "waiting", "all-same", "data", "no-answer", "moving", "busy", "unknown",
-)  # fmt: skip
+    "hang",
+    "desync",
+    "waiting",
+    "all-same",
+    "data",
+    "no-answer",
+    "moving",
+    "busy",
+    "unknown",
+)
 EXIT = {OK: 0, WAITING: 1, HANG: 1, DESYNC: 1, ALL_SAME: 1, DATA: 1, SILENT: 3, BUSY: 3, UNKNOWN: 3}
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 SURE_S = 10.0  # a rank that has stood for less may just be slow
@@ -61,9 +69,16 @@ class Verdict:
     @property
     def headline(self) -> str:
         word = {
-            HANG: "HANG", DESYNC: "DESYNC", WAITING: "WAITING", ALL_SAME: "HANG", DATA: "HANG",
-            SILENT: "NO ANSWER", OK: "MOVING", BUSY: "BUSY", UNKNOWN: "UNKNOWN",
-        }[self.kind]  # fmt: skip
+            HANG: "HANG",
+            DESYNC: "DESYNC",
+            WAITING: "WAITING",
+            ALL_SAME: "HANG",
+            DATA: "HANG",
+            SILENT: "NO ANSWER",
+            OK: "MOVING",
+            BUSY: "BUSY",
+            UNKNOWN: "UNKNOWN",
+        }[self.kind]
         return f"{word}: {self.sentence}"
 
     def to_json(self) -> dict[str, object]:

@@ -16,7 +16,15 @@ from clusterctl.stacks.frames import Stack
 
 COLLECTIVE, DEVICE, RENDEZVOUS = "collective", "device-wait", "rendezvous"
 WAIT_DATA, IDLE, PUT, WORK = "wait-data", "loader-idle", "loader-put", "loader-work"
-CHECKPOINT, LOG, LOCK, GC, BACKWARD, CODE, NONE = "checkpoint", "net-log", "lock", "gc", "backward", "code", "none"  # fmt: skip
+CHECKPOINT, LOG, LOCK, GC, BACKWARD, CODE, NONE = (
+    "checkpoint",
+    "net-log",
+    "lock",
+    "gc",
+    "backward",
+    "code",
+    "none",
+)
 STORAGE, HELPER, UNKNOWN = "io-storage", "helper", "unknown"
 BACKWARD_WAIT = "backward-wait"
 
@@ -115,8 +123,13 @@ TABLE: tuple[Site, ...] = (
 
 # Asked only where no other line fits any frame: nearly everything that waits does so in a lock.
 LAST: tuple[Site, ...] = (
-    Site(LOCK, "acquire|wait|join|_wait_for_tstate_lock|__enter__|get|put", r"^(threading|queue|multiprocessing/(synchronize|queues)|filelock)\b", anywhere=False),
-)  # fmt: skip
+    Site(
+        LOCK,
+        "acquire|wait|join|_wait_for_tstate_lock|__enter__|get|put",
+        r"^(threading|queue|multiprocessing/(synchronize|queues)|filelock)\b",
+        anywhere=False,
+    ),
+)
 
 _HIDDEN_THREADS = re.compile(
     r"QueueFeederThread|QueueManagerThread|ResourceSharer|pin_memory|Thread-\d+ \(_pin|tqdm|TMonitor|wandb|"

@@ -268,12 +268,7 @@ class Line:
     """The channel to one node, opened and served by threads of its own."""
 
     def __init__(
-        self,
-        job: Job,
-        node: Node,
-        transport: Transport,
-        limits: Limits,
-        events: Inbox[Event],
+        self, job: Job, node: Node, transport: Transport, limits: Limits, events: Inbox[Event]
     ) -> None:
         self._job, self._node, self._transport, self._limits = job, node, transport, limits
         self._events = events

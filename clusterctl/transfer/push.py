@@ -153,9 +153,13 @@ def deliver(
 
     plan = parcel.plan
     common = {
-        "dest": plan.dest, "folder": plan.folder, "size": parcel.size, "sha256": parcel.sha256,
-        "mode": plan.mode, "token": secrets.token_hex(8),
-    }  # fmt: skip
+        "dest": plan.dest,
+        "folder": plan.folder,
+        "size": parcel.size,
+        "sha256": parcel.sha256,
+        "mode": plan.mode,
+        "token": secrets.token_hex(8),
+    }
     connection = transport.connect(node, limits, progress)
     try:
         place = _ask(connection, {**common, "step": "prepare"}, parcel, limits)

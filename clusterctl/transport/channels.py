@@ -71,7 +71,9 @@ class ParamikoConnection:
             channel = self.wire.open_session(timeout=self._limits.channel_s)
         except ChannelException as error:
             hint = "sshd's MaxSessions limits the commands on one connection"
-            raise TransportError("channel", f"the node opens no session: {error.text}", hint=hint) from None  # fmt: skip
+            raise TransportError(
+                "channel", f"the node opens no session: {error.text}", hint=hint
+            ) from None
         except (SSHException, EOFError, OSError) as error:
             if self.wire.is_active():
                 raise TransportError(

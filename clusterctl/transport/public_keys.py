@@ -9,10 +9,15 @@ from pathlib import Path
 CERTIFICATE = "-cert-v01@openssh.com"
 # Strings that make the key, behind its type.
 PARTS = {
-    "ssh-ed25519": 1, "ssh-rsa": 2, "ecdsa-sha2-nistp256": 2, "ecdsa-sha2-nistp384": 2,
-    "ecdsa-sha2-nistp521": 2, "ssh-dss": 4, "sk-ssh-ed25519@openssh.com": 2,
+    "ssh-ed25519": 1,
+    "ssh-rsa": 2,
+    "ecdsa-sha2-nistp256": 2,
+    "ecdsa-sha2-nistp384": 2,
+    "ecdsa-sha2-nistp521": 2,
+    "ssh-dss": 4,
+    "sk-ssh-ed25519@openssh.com": 2,
     "sk-ecdsa-sha2-nistp256@openssh.com": 3,
-}  # fmt: skip
+}
 _MAGIC = b"openssh-key-v1\0"
 
 

@@ -65,9 +65,10 @@ def connect(candidates: list[Address], port: int, deadline: float, limits: Limit
             return _connect_one(family, address, max(0.05, share))
         except TimeoutError:
             failure = TransportError(
-                "tcp", f"no answer on port {port} within {limits.tcp_s:g} s",
+                "tcp",
+                f"no answer on port {port} within {limits.tcp_s:g} s",
                 hint="the machine is off, or a firewall drops the packets",
-            )  # fmt: skip
+            )
         except ConnectionRefusedError:
             failure = TransportError(
                 "tcp",

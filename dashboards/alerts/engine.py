@@ -79,7 +79,14 @@ def after(book: AlertBook, state: State) -> AlertBook:
             key = (rule.id, unit)
             before = book.tracks.get(key)
             if unit in signs:
-                track = _over(before, signs[unit], rule, now_s, passed_s, _patience_s(book, rule, signs[unit], state))  # fmt: skip
+                track = _over(
+                    before,
+                    signs[unit],
+                    rule,
+                    now_s,
+                    passed_s,
+                    _patience_s(book, rule, signs[unit], state),
+                )
             else:
                 assert before is not None
                 track = _not_over(before, rule, passed_s, rule.known(look, unit))
@@ -152,8 +159,15 @@ def _over(
     # The worst word of an alert stays until it ends; else one at the border would come and go.
     worst = max(severity, track.severity, key=SEVERITIES.index)
     return replace(
-        track, sign=sign, severity=worst, over_s=over_s, under_s=0.0, last_s=now_s, fired_s=fired_s, seen=1,
-    )  # fmt: skip
+        track,
+        sign=sign,
+        severity=worst,
+        over_s=over_s,
+        under_s=0.0,
+        last_s=now_s,
+        fired_s=fired_s,
+        seen=1,
+    )
 
 
 def _not_over(track: Track, rule: Rule, passed_s: float, known: bool) -> Track | None:
@@ -208,7 +222,9 @@ def mute(book: AlertBook, key: tuple[str, str], until_s: float | None) -> AlertB
     """Quiet about these nodes and this kind until then, also when it comes again; None: no longer."""
     meant = _meant(book, key)
     units = {unit for alert in meant for unit in alert.units}
-    mutes = {one: at_s for one, at_s in book.mutes.items() if not (one[0] == key[0] and one[1] in units)}  # fmt: skip
+    mutes = {
+        one: at_s for one, at_s in book.mutes.items() if not (one[0] == key[0] and one[1] in units)
+    }
     if until_s is not None:
         mutes |= {(key[0], unit): until_s for unit in units}
     active = worst_first(

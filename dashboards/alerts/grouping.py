@@ -72,7 +72,9 @@ def folded(
     groups: dict[tuple[str, str, bool, float | None], list[Item]] = {}
     for key, track in items:
         muted = mutes.get(key)
-        groups.setdefault((key[0], track.severity, track.acknowledged, muted), []).append((key, track))  # fmt: skip
+        groups.setdefault((key[0], track.severity, track.acknowledged, muted), []).append(
+            (key, track)
+        )
     order = {name: place for place, name in enumerate(state.nodes)}
     alerts = []
     for (id, severity, acknowledged, muted), members in groups.items():
@@ -88,7 +90,11 @@ def folded(
                 subject=subject(units),
                 nodes=names,
                 text=_text([track for _, track in members], units),
-                command=printable(command_line(rules[id], state.source, _fold(names), parts[0] if parts else "", run)),
+                command=printable(
+                    command_line(
+                        rules[id], state.source, _fold(names), parts[0] if parts else "", run
+                    )
+                ),
                 first_s=min(track.first_s for _, track in members),
                 last_s=max(track.last_s for _, track in members),
                 over_s=max(track.over_s for _, track in members),
@@ -99,7 +105,7 @@ def folded(
                 is_known=any(track.seen != 0 for _, track in members),
                 could_not_ask=rules[id].could_not_ask,
             )
-        )  # fmt: skip
+        )
     return worst_first(alerts)
 
 

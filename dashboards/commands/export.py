@@ -47,7 +47,9 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         state, at = self._state, self._at
-        info = GaugeMetricFamily(PREFIX + "build_info", "The version of clusterctl", labels=["version"])  # fmt: skip
+        info = GaugeMetricFamily(
+            PREFIX + "build_info", "The version of clusterctl", labels=["version"]
+        )
         info.add_metric([version("clusterctl")], 1.0)
         yield info
         # An exporter whose reading stands still must not look like a cluster that does.
@@ -143,7 +145,9 @@ def _serve(
         shown = f"[{host}]" if ":" in host else host
         output.note(f"metrics on http://{shown}:{real_port}/metrics; Ctrl-C ends")
         if not is_loopback(host):
-            output.warn("anybody who reaches this port can read the metrics: there is no password", "warn")  # fmt: skip
+            output.warn(
+                "anybody who reaches this port can read the metrics: there is no password", "warn"
+            )
         for batch in batches:
             state = fold(state, batch)
             collector.show(state)

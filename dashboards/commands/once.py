@@ -86,7 +86,11 @@ def _write_nodes(state: State, output: Output) -> None:
         row: list[str | Cell] = [node.name, Cell(f"{mark} {why}" if mark else "ok", style)]
         sample = None if node.down else node.sample
         if gpu_columns:
-            shown = "-" if sample is None or sample.gpus is None else str(node.gpus_seen - len(missing(node)))  # fmt: skip
+            shown = (
+                "-"
+                if sample is None or sample.gpus is None
+                else str(node.gpus_seen - len(missing(node)))
+            )
             row.append(shown)
             row += [m.say(node_value(sample, m) if sample else None) for m in METRICS]
         row += [
@@ -180,10 +184,12 @@ def _node_json(node: NodeState, state: State) -> dict[str, Any]:
             "why": why,
             "age_s": node.age_s(state.now_s),
             "missing_gpus": missing(node),
-            "unreachable": {"phase": node.down.phase, "message": node.down.message} if node.down else None,
+            "unreachable": {"phase": node.down.phase, "message": node.down.message}
+            if node.down
+            else None,
             "reading": reading,
         }
-    )  # fmt: skip
+    )
 
 
 def _run_json(run: RunState, state: State) -> dict[str, Any]:

@@ -65,9 +65,15 @@ def top(
     if web:
         feed.close()  # every page has its own
         chosen = {
-            "run": run_dir, "replay": replay, "speed": speed, "demo": demo, "interval": interval,
-            "theme": theme, "readonly": readonly is not False, "no-readonly": readonly is False,
-        }  # fmt: skip
+            "run": run_dir,
+            "replay": replay,
+            "speed": speed,
+            "demo": demo,
+            "interval": interval,
+            "theme": theme,
+            "readonly": readonly is not False,
+            "no-readonly": readonly is False,
+        }
         from dashboards.web.app import as_arguments, serve
 
         arguments = as_arguments({**cluster_options(settings), **chosen})

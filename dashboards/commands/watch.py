@@ -61,7 +61,20 @@ def watch(
     teller = Teller(output, severity, runner)
     with ended_by_signals() as ending:
         try:
-            state = _begin(settings, output, book, ending, teller, run_dir=run_dir, replay=replay, record=record, demo=demo, interval_s=interval, for_s=for_s, once=once)  # fmt: skip
+            state = _begin(
+                settings,
+                output,
+                book,
+                ending,
+                teller,
+                run_dir=run_dir,
+                replay=replay,
+                record=record,
+                demo=demo,
+                interval_s=interval,
+                for_s=for_s,
+                once=once,
+            )
         finally:
             if runner is not None:
                 runner.close()
@@ -84,9 +97,7 @@ def chosen(wanted: str | None, skipped: str | None) -> tuple[Any, ...]:
     def fits(id: str, words: Iterable[str]) -> bool:
         return id in words or id.partition(".")[0] in words
 
-    rules = tuple(
-        r for r in RULES if (not yes or fits(r.id, yes)) and not fits(r.id, no)
-    )  # fmt: skip
+    rules = tuple(r for r in RULES if (not yes or fits(r.id, yes)) and not fits(r.id, no))
     if not rules:
         raise UsageError("no alert is left to watch for")
     return rules
@@ -118,7 +129,9 @@ def _begin(
         batches = replayed.batches
         state = initial_state(replayed.nodes, now_s=0.0, source="replay")
     else:
-        feed = sources.live_feed(settings, output, run_dir=run_dir, demo=demo, interval_s=interval_s)  # fmt: skip
+        feed = sources.live_feed(
+            settings, output, run_dir=run_dir, demo=demo, interval_s=interval_s
+        )
         if record is not None:
             feed = recording = Recording(feed, record, interval_s=interval_s)
         limits = settings.limits
@@ -130,10 +143,14 @@ def _begin(
             rounds_once_settled=HURRY_TICKS + 1 if once else None,
             patience_s=limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0,
         )
-        state = initial_state(feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source)  # fmt: skip
+        state = initial_state(
+            feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
+        )
         what = f"{len(feed.nodes)} nodes" if feed.nodes else "the run"
         if not once:
-            output.note(f"watching {what} for {len(book.rules)} kinds of alerts; Ctrl-C ends", "dim")  # fmt: skip
+            output.note(
+                f"watching {what} for {len(book.rules)} kinds of alerts; Ctrl-C ends", "dim"
+            )
     state = replace(state, alerts=book)
     begun_s: float | None = None
     told = ""
@@ -207,7 +224,9 @@ class Teller:
             self._output.line(text, STYLES["clear"])
         else:
             word = alert.severity.upper()
-            self._output.line(f"{at} {word:5} {alert.id}  {alert.subject}  {alert.text}", STYLES[alert.severity])  # fmt: skip
+            self._output.line(
+                f"{at} {word:5} {alert.id}  {alert.subject}  {alert.text}", STYLES[alert.severity]
+            )
             if self._output.verbose:
                 meaning = next(rule.meaning for rule in RULES if rule.id == alert.id)
                 self._output.line(f"{' ' * 20}{meaning}", "dim")
@@ -236,10 +255,15 @@ class Teller:
         words += f"; {silent} of {len(state.nodes)} nodes give no readings" if silent else ""
         if self._output.json:
             self._output.document(
-                "watch", type="end", time_s=state.now_s, fired=self._fired,
-                active=[as_json(alert) for alert in active], silent_nodes=silent, damage=self._damage,
+                "watch",
+                type="end",
+                time_s=state.now_s,
+                fired=self._fired,
+                active=[as_json(alert) for alert in active],
+                silent_nodes=silent,
+                damage=self._damage,
                 exit_code=code,
-            )  # fmt: skip
+            )
         elif self._output.quiet:
             self._output.line(words)
         else:

@@ -24,30 +24,47 @@ def board() -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"},
         "templating": {
             "list": [
-                {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"},
+                {
+                    "name": "source",
+                    "label": "Data source",
+                    "type": "datasource",
+                    "query": "prometheus",
+                },
                 _variable("node", f"label_values({PREFIX}node_reading_age_seconds, node)"),
                 _variable("run", f"label_values({PREFIX}run_step, run)"),
             ]
         },
         "annotations": {"list": [_alerts()]},
         "panels": list(_panels()),
-    }  # fmt: skip
+    }
 
 
 def _variable(name: str, query: str) -> dict[str, Any]:
     return {
-        "name": name, "label": name.capitalize(), "type": "query", "datasource": SOURCE,
-        "query": {"query": query, "refId": name}, "refresh": 2, "multi": True, "includeAll": True,
-        "allValue": ".*", "current": {"text": "All", "value": "$__all"}, "sort": 3,
-    }  # fmt: skip
+        "name": name,
+        "label": name.capitalize(),
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+        "sort": 3,
+    }
 
 
 def _alerts() -> dict[str, Any]:
     return {
-        "name": "Alerts", "datasource": SOURCE, "enable": True, "iconColor": "red",
+        "name": "Alerts",
+        "datasource": SOURCE,
+        "enable": True,
+        "iconColor": "red",
         "expr": f'sum by (id, node) ({PREFIX}alert_active{{severity="fail"}}) > 0',
-        "titleFormat": "{{id}}", "textFormat": "{{node}}",
-    }  # fmt: skip
+        "titleFormat": "{{id}}",
+        "textFormat": "{{node}}",
+    }
 
 
 def _panels() -> Any:
@@ -58,8 +75,14 @@ def _panels() -> Any:
     number, y = 0, 0
     for title, panels in rows.items():
         number += 1
-        yield {"id": number, "type": "row", "title": title, "collapsed": False, "panels": [],
-               "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}  # fmt: skip
+        yield {
+            "id": number,
+            "type": "row",
+            "title": title,
+            "collapsed": False,
+            "panels": [],
+            "gridPos": {"x": 0, "y": y, "w": 24, "h": 1},
+        }
         y += 1
         for place, (name, metrics) in enumerate(panels.items()):
             number += 1

@@ -53,7 +53,9 @@ OWN = (
 
 def name_of(rule: Rule) -> str:
     """gpu.idle is ClusterctlGpuIdle."""
-    return "Clusterctl" + "".join(word.capitalize() for word in rule.id.replace("_", ".").split("."))  # fmt: skip
+    return "Clusterctl" + "".join(
+        word.capitalize() for word in rule.id.replace("_", ".").split(".")
+    )
 
 
 def render() -> str:
@@ -65,7 +67,9 @@ def render() -> str:
         "    rules:",
     ]
     for rule in RULES:
-        command = rule.command.format(hosts="nodes.txt", nodes="", run="RUN", remote=repr(rule.remote.format(part="PATH")))  # fmt: skip
+        command = rule.command.format(
+            hosts="nodes.txt", nodes="", run="RUN", remote=repr(rule.remote.format(part="PATH"))
+        )
         lines += _rule(
             name_of(rule),
             f'{PREFIX}alert_active{{id="{rule.id}"}} == 1',
@@ -79,7 +83,9 @@ def render() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rule(name: str, expr: str, wait: str, severity: str, summary: str, description: str) -> list[str]:  # fmt: skip
+def _rule(
+    name: str, expr: str, wait: str, severity: str, summary: str, description: str
+) -> list[str]:
     return [
         f"      - alert: {name}",
         f"        expr: {json.dumps(expr)}",

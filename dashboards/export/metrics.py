@@ -52,7 +52,9 @@ def _nodes(read: Callable[[NodeSample], float | None]) -> Callable[[State], Rows
     return rows
 
 
-def _parts(parts: Callable[[NodeSample], Iterable[Any]], labels: Callable[[Any], tuple[str, ...]]) -> Callable[[Callable[[Any], float | None]], Callable[[State], Rows]]:  # fmt: skip
+def _parts(
+    parts: Callable[[NodeSample], Iterable[Any]], labels: Callable[[Any], tuple[str, ...]]
+) -> Callable[[Callable[[Any], float | None]], Callable[[State], Rows]]:
     def of(read: Callable[[Any], float | None]) -> Callable[[State], Rows]:
         def rows(state: State) -> Rows:
             for node in fresh(state.nodes.values(), state):

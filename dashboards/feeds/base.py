@@ -155,12 +155,7 @@ class RunDirFeed:
     POLLS_AT_ONCE = 50_000  # records waiting to be drained; the rest stays in the file
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        clock: Clock,
-        interval_s: float = 1.0,
-        newest_below: bool = False,
+        self, path: Path, *, clock: Clock, interval_s: float = 1.0, newest_below: bool = False
     ) -> None:
         self._path, self._clock, self._interval_s = path, clock, interval_s
         self._newest_below = newest_below

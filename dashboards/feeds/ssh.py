@@ -173,7 +173,9 @@ class SshFeed:
         at_s, now = self._clock(), time.monotonic()
         open_.room -= len(data)
         if open_.room < 0:
-            self._lost(watched, open_, "parse", f"the node says more than {BURST_BYTES >> 10} kB a second")  # fmt: skip
+            self._lost(
+                watched, open_, "parse", f"the node says more than {BURST_BYTES >> 10} kB a second"
+            )
             return
         *lines, open_.rest = (open_.rest + data).split(b"\n")
         has_reading = False
@@ -225,7 +227,9 @@ class SshFeed:
     def _say_down(self, watched: _Watched, phase: str, message: str) -> None:
         with self._lock:
             watched.is_down = True
-            self._newest[watched.node.name] = NodeDown(watched.node.name, self._clock(), phase, message)  # fmt: skip
+            self._newest[watched.node.name] = NodeDown(
+                watched.node.name, self._clock(), phase, message
+            )
             self._heard_of.add(watched.node.name)
 
     def _lost(self, watched: _Watched, open_: _Open, phase: str, message: str) -> None:

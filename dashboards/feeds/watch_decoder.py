@@ -13,7 +13,17 @@ from clusterctl.remote.messages.verbs import read_line
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Xid
 
 # The order of columns that payload/watching/gpus.py asks nvidia-smi for.
-CSV_COLUMNS = ("index", "name", "power_w", "power_limit_w", "util", "memory_used", "memory_total", "temperature_c", "sm_mhz")  # fmt: skip
+CSV_COLUMNS = (
+    "index",
+    "name",
+    "power_w",
+    "power_limit_w",
+    "util",
+    "memory_used",
+    "memory_total",
+    "temperature_c",
+    "sm_mhz",
+)
 MIB = 2**20
 GPUS, LINKS, XIDS, ROWS = 64, 64, 50, 256  # more than a node has: what is above is not believed
 AGES_S = 10.0  # ages of processes are brought up to date this often
@@ -164,7 +174,9 @@ class Decoder:
         if self._link_tuple is None:
             for index in range(min(count, LINKS)):
                 if self._links.get(index) is None:
-                    self._links[index] = _link(self._said.get(f"L{index}"), self._said.get(f"l{index}"))  # fmt: skip
+                    self._links[index] = _link(
+                        self._said.get(f"L{index}"), self._said.get(f"l{index}")
+                    )
             self._link_tuple = tuple(
                 link for i in range(min(count, LINKS)) if (link := self._links[i]) is not None
             )

@@ -352,9 +352,11 @@ def _matches(node: NodeState, state: State, wanted: str) -> bool:
     terms = [term.strip() for term in wanted.split(",") if term.strip()]
     mark = node_mark(node, state)[0]
     return not terms or any(
-        term == mark if term in (ALARM, STALE, UNKNOWN, MISSING) else term.lower() in node.name.lower()
+        term == mark
+        if term in (ALARM, STALE, UNKNOWN, MISSING)
+        else term.lower() in node.name.lower()
         for term in terms
-    )  # fmt: skip
+    )
 
 
 SHORT_NAME = 8  # characters; names up to here are shown whole

@@ -8,7 +8,17 @@ GPU_COLUMNS = ("power", "util", "memory", "temperature", "clock")
 MEANS = tuple("gpu_" + name for name in GPU_COLUMNS)
 NODE_COLUMNS = ("cpu", "memory", "load", "network_mb_s", *MEANS)
 # A fleet's row: power in kW because watts of 1,000 nodes exceed a half float.
-FLEET_COLUMNS = ("power_kw", "util", "gpu_memory", "temperature", "clock", "cpu", "memory", "load", "network_mb_s")  # fmt: skip
+FLEET_COLUMNS = (
+    "power_kw",
+    "util",
+    "gpu_memory",
+    "temperature",
+    "clock",
+    "cpu",
+    "memory",
+    "load",
+    "network_mb_s",
+)
 
 # Stands in recordings: rows that were laid out otherwise are not taken for these.
 LAYOUT = [list(FLEET_COLUMNS), list(NODE_COLUMNS), list(GPU_COLUMNS)]

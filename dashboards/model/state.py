@@ -115,13 +115,11 @@ def initial_state(
         now_s=now_s,
         interval_s=interval_s,
         source=source,
-        nodes={
-            name: NodeState(name, history=Ring(len(NODE_COLUMNS), limit)) for name in nodes
-        },
+        nodes={name: NodeState(name, history=Ring(len(NODE_COLUMNS), limit)) for name in nodes},
         fleet=Ring(len(FLEET_COLUMNS), limit),
         history_step_s=step,
         watches=bool(nodes),
-    )  # fmt: skip
+    )
 
 
 def reduce(state: State, sample: Sample) -> State:
@@ -264,7 +262,14 @@ def _after_step(run: RunState, sample: StepSample) -> RunState:
 
 
 # What the trainer and the launcher call the end of a run, and a node's part in it.
-_ENDINGS = {"done": "finished", "finished": "finished", "stopped": "stopped", "failure": "failed", "failed": "failed", "error": "failed"}  # fmt: skip
+_ENDINGS = {
+    "done": "finished",
+    "finished": "finished",
+    "stopped": "stopped",
+    "failure": "failed",
+    "failed": "failed",
+    "error": "failed",
+}
 _BEGINNINGS = ("plan", "start", "resume")
 _NODE_WORDS = {"rank": "running", "lost": "lost"}
 INTERRUPTED = 130

@@ -152,16 +152,24 @@ class ClusterActions(LocalActions):
 
         settings = self._only(nodes)
         seen = diagnose(
-            settings.nodes(), self._ssh(), _pick(directory), limits=settings.limits,
-            width=settings.width, is_part=bool(settings.only or settings.without), sweep=watch.sweep,
-        )  # fmt: skip
+            settings.nodes(),
+            self._ssh(),
+            _pick(directory),
+            limits=settings.limits,
+            width=settings.width,
+            is_part=bool(settings.only or settings.without),
+            sweep=watch.sweep,
+        )
         picture = seen.picture
         if not picture.procs and not picture.silent:
             raise CouldNotFindOut(
                 f"no process of a run on {fold([node.name for node in picture.nodes])}"
             )
         if len(picture.runs) > 1:
-            raise UsageError(f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}", hint="clusterctl dump-stacks --run ID")  # fmt: skip
+            raise UsageError(
+                f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}",
+                hint="clusterctl dump-stacks --run ID",
+            )
         return seen
 
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
@@ -170,9 +178,14 @@ class ClusterActions(LocalActions):
 
         settings = self._only(nodes)
         report = run_preflight(
-            settings.nodes(), self._ssh(), settings.limits, None, settings.width,
-            sweep=watch.sweep, options=LookOptions(memory=history.default_path()),
-        )  # fmt: skip
+            settings.nodes(),
+            self._ssh(),
+            settings.limits,
+            None,
+            settings.width,
+            sweep=watch.sweep,
+            options=LookOptions(memory=history.default_path()),
+        )
         return preflight_lines(report)
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
@@ -216,9 +229,15 @@ class ClusterActions(LocalActions):
         limits = settings.limits
         arguments = {"command": command, "timeout_s": 10.0, "max_bytes": 2 * LOG_BYTES}
         fanout = ask(
-            settings.nodes(), self._ssh(), "shell", arguments, limits=limits, width=1,
-            timeout_s=16.0, lease=True,
-        )  # fmt: skip
+            settings.nodes(),
+            self._ssh(),
+            "shell",
+            arguments,
+            limits=limits,
+            width=1,
+            timeout_s=16.0,
+            lease=True,
+        )
         (result,) = watch.sweep(fanout, 1)
         if result.value is None:
             assert result.unreachable is not None

@@ -180,23 +180,58 @@ def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> Pi
 
 
 def _proc(
-    node: str, pid: int, ppid: int, rank: int, role: str, index: int | None, stack: Stack, sites: Sites
-) -> Proc:  # fmt: skip
+    node: str,
+    pid: int,
+    ppid: int,
+    rank: int,
+    role: str,
+    index: int | None,
+    stack: Stack,
+    sites: Sites,
+) -> Proc:
     beat = {"step": 2917, "phase": "backward", "age_s": 64.0, "mono_s": 0.0}
     operation, caller = sites.call(stack)
     return Proc(
-        node=node, pid=pid, ppid=ppid, rank=rank, role=role, index=index, user="ubuntu",
-        program="python -m trainer.train stage3", state="S", kind=sites.kind(stack), stack=stack,
-        progress=STUCK, cpu_share=0.0, seconds=2.0, how="py-spy", error="",
+        node=node,
+        pid=pid,
+        ppid=ppid,
+        rank=rank,
+        role=role,
+        index=index,
+        user="ubuntu",
+        program="python -m trainer.train stage3",
+        state="S",
+        kind=sites.kind(stack),
+        stack=stack,
+        progress=STUCK,
+        cpu_share=0.0,
+        seconds=2.0,
+        how="py-spy",
+        error="",
         threads=(Thread(pid, "MainThread", stack, sites.kind(stack), False),),
-        beats=(beat, beat) if role == "trainer" else (), samples=(stack, stack),
-        site_index=sites.match(stack), operation=operation, caller=caller,
-    )  # fmt: skip
+        beats=(beat, beat) if role == "trainer" else (),
+        samples=(stack, stack),
+        site_index=sites.match(stack),
+        operation=operation,
+        caller=caller,
+    )
 
 
 def _trainer(rank: int) -> Process:
     return Process(
-        pid=88_000 + 16 * rank, start=1, ppid=1, user="ubuntu", state="S", command="python",
-        program="python -m trainer.train stage3", role="trainer", index=None, rank=rank,
-        run="demo-7f3a", node_tag=None, run_dir=None, age_s=12_000.0, gpu_bytes=75 << 30,
-    )  # fmt: skip
+        pid=88_000 + 16 * rank,
+        start=1,
+        ppid=1,
+        user="ubuntu",
+        state="S",
+        command="python",
+        program="python -m trainer.train stage3",
+        role="trainer",
+        index=None,
+        rank=rank,
+        run="demo-7f3a",
+        node_tag=None,
+        run_dir=None,
+        age_s=12_000.0,
+        gpu_bytes=75 << 30,
+    )

@@ -104,7 +104,9 @@ def decode(plain: Any, names_of: Mapping[str, Sequence[str]] = FIELDS) -> Any:
     raise PlainError(f"no such thing: {word!r}")
 
 
-_TESTS = {kind: tuple(fields.tests(kind)[name] for name in FIELDS[word]) for word, kind in CLASSES.items()}  # fmt: skip
+_TESTS = {
+    kind: tuple(fields.tests(kind)[name] for name in FIELDS[word]) for word, kind in CLASSES.items()
+}
 
 
 def _made(kind: type[Any], values: Sequence[Any]) -> Any:
@@ -124,7 +126,11 @@ def _checked(made: Any) -> Any:
     return made
 
 
-_READ = {kind: operator.attrgetter(*FIELDS[name]) for name, kind in CLASSES.items() if len(FIELDS[name]) > 1}  # fmt: skip
+_READ = {
+    kind: operator.attrgetter(*FIELDS[name])
+    for name, kind in CLASSES.items()
+    if len(FIELDS[name]) > 1
+}
 
 
 def encode_like(value: Any, before: Any, before_plain: Any) -> Any:

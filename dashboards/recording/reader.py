@@ -48,8 +48,15 @@ MOST_PARTS = 4 << 20  # lists and objects of one section; each costs 60 bytes of
 
 # What reading text that is none of ours may raise.
 _BROKEN = (
-    ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error,
-)  # fmt: skip
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    struct.error,
+)
 
 
 @dataclass(slots=True)
@@ -331,7 +338,9 @@ class Recorded:
                     before, old = place.known[name]
                     new = plain.changed(old, said)
                     ours = place.fields is None
-                    sample = plain.decode_like(said, before, new) if ours else plain.decode(new, fields)  # fmt: skip
+                    sample = (
+                        plain.decode_like(said, before, new) if ours else plain.decode(new, fields)
+                    )
                 if not isinstance(sample, NodeSample | NodeDown) or sample.node != name:
                     raise ValueError("no reading of that node")
                 if isinstance(sample, NodeSample):

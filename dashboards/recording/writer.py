@@ -38,12 +38,7 @@ class Recording:
     """A Feed around a Feed; `note` says what became of the recording, "" while all is well."""
 
     def __init__(
-        self,
-        feed: Feed,
-        path: Path,
-        *,
-        interval_s: float = 1.0,
-        limit_bytes: int = LIMIT_BYTES,
+        self, feed: Feed, path: Path, *, interval_s: float = 1.0, limit_bytes: int = LIMIT_BYTES
     ) -> None:
         """Appends to a recording that is there. Raises `UsageError` when that cannot be."""
         self._feed = feed
@@ -193,7 +188,9 @@ class Writer:
                 # Where it was written the same way before: one text, one object.
                 before = self._known.get(name)
                 same = before is not None and before[0] is node.sample
-                parts["sample"] = before[1] if same and before else plain.encode_like(node.sample, None, None)  # fmt: skip
+                parts["sample"] = (
+                    before[1] if same and before else plain.encode_like(node.sample, None, None)
+                )
                 known[name] = (node.sample, parts["sample"])
             nodes[name] = parts
         self._known = known

@@ -74,14 +74,26 @@ class Cluster:
             throttled = self._there("throttle", passed)
             slow = throttled is not None
             if slow and not was_slow:
-                yield at_s, EventSample(Event("slow", "steps take 1.6 times as long as before", step=step, time_s=at_s), at_s)  # fmt: skip
+                yield (
+                    at_s,
+                    EventSample(
+                        Event(
+                            "slow", "steps take 1.6 times as long as before", step=step, time_s=at_s
+                        ),
+                        at_s,
+                    ),
+                )
             was_slow = slow
             record = self._record(step, at_s, throttled, ranks)
             stalled = self._there("stalled_steps", passed + record.step_s)
             if stalled:
                 # The step that is under way ends when the cause does.
-                wait_s = stalled.end_s - stalled.begin_s - (stalled.since(passed + record.step_s) or 0)  # fmt: skip
-                self._quiet.append((at_s + record.step_s / 2, at_s + record.step_s + wait_s, "waits"))  # fmt: skip
+                wait_s = (
+                    stalled.end_s - stalled.begin_s - (stalled.since(passed + record.step_s) or 0)
+                )
+                self._quiet.append(
+                    (at_s + record.step_s / 2, at_s + record.step_s + wait_s, "waits")
+                )
                 record = replace(record, step_s=record.step_s + wait_s)
             at_s += record.step_s
             record = replace(record, time_s=at_s)

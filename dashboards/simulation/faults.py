@@ -102,7 +102,9 @@ def spoil(
             sample = replace(sample, links=tuple(bad if o.name == bad.name else o for o in links))
         elif kind == "link_down":
             links = sample.links or ()
-            bad = replace(links[4 % len(links)], state="Down", rx_bytes_s=0.0, tx_bytes_s=0.0, downs=1)  # fmt: skip
+            bad = replace(
+                links[4 % len(links)], state="Down", rx_bytes_s=0.0, tx_bytes_s=0.0, downs=1
+            )
             sample = replace(sample, links=tuple(bad if o.name == bad.name else o for o in links))
         elif kind == "disk_filling":
             disks = sample.disks or ()
@@ -118,7 +120,9 @@ def spoil(
             line = Xid(sample.at_s - since, incident.gpu, int(size), XID_TEXT.get(size, "Xid"))
             sample = replace(sample, xids=(*(sample.xids or ()), line))
         elif sample.gpus is not None:
-            gpus = [_spoilt(gpu, incident) if gpu.index == incident.gpu else gpu for gpu in sample.gpus]  # fmt: skip
+            gpus = [
+                _spoilt(gpu, incident) if gpu.index == incident.gpu else gpu for gpu in sample.gpus
+            ]
             sample = replace(sample, gpus=tuple(gpu for gpu in gpus if gpu is not None))
     return sample
 

@@ -25,7 +25,9 @@ def hour(
     seconds: int = 3600,
 ) -> Iterator[list[Sample]]:
     """One list a second: records of the run, a word of each node, the time last."""
-    cluster = Cluster(began_s=begin_s, seed=seed, nodes=nodes, gpus=gpus, incidents=incidents, step=2500)  # fmt: skip
+    cluster = Cluster(
+        began_s=begin_s, seed=seed, nodes=nodes, gpus=gpus, incidents=incidents, step=2500
+    )
     for second in range(seconds):
         at_s = begin_s + second
         yield [*cluster.until(at_s), *cluster.readings(at_s), Tick(at_s)]

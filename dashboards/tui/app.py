@@ -184,8 +184,12 @@ class TopApp(App[None]):
     ) -> None:
         """As Textual's, but the words are never markup: they may be a node's."""
         super().notify(
-            printable(message), title=printable(title), severity=severity, timeout=timeout, markup=False
-        )  # fmt: skip
+            printable(message),
+            title=printable(title),
+            severity=severity,
+            timeout=timeout,
+            markup=False,
+        )
 
     def copy_to_clipboard(self, text: str) -> None:
         """As Textual's, without what would be obeyed where it is pasted."""

@@ -20,11 +20,13 @@ _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 # Character for a bar of 0 to 4 dots from the bottom in the left and the right column.
 _BARS = tuple(
     tuple(
-        chr(0x2800 + sum(_BITS[0][4 - left :]) + sum(_BITS[1][4 - right :])) if left or right else " "
+        chr(0x2800 + sum(_BITS[0][4 - left :]) + sum(_BITS[1][4 - right :]))
+        if left or right
+        else " "
         for right in range(5)
     )
     for left in range(5)
-)  # fmt: skip
+)
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -99,7 +101,9 @@ def area(values: Sequence[float], width: int, height: int, scale: Scale) -> list
     def text(row: int) -> str:
         low, high = 4 * row, 4 * row + 4
         dots = [0 if h <= low else 4 if h >= high else h - low for h in heights]
-        return "".join([_BARS[left][right] for left, right in zip(dots[::2], dots[1::2], strict=True)])  # fmt: skip
+        return "".join(
+            [_BARS[left][right] for left, right in zip(dots[::2], dots[1::2], strict=True)]
+        )
 
     # Rows below the lowest bar are all the same, and so are those above the highest.
     full, blank = text(0) if lowest >= 4 else "", _BARS[0][0] * width
@@ -212,7 +216,10 @@ def spark(values: Sequence[float], scale: Scale) -> str:
     else:
         two, three, four = -math.inf, -math.inf, math.inf
     # NaN fails every comparison.
-    dots = [4 if v >= four else 3 if v >= three else 2 if v >= two else 1 if v == v else 0 for v in values]  # fmt: skip
+    dots = [
+        4 if v >= four else 3 if v >= three else 2 if v >= two else 1 if v == v else 0
+        for v in values
+    ]
     if len(dots) % 2:
         dots.append(0)
     return "".join([_BARS[left][right] for left, right in zip(dots[::2], dots[1::2], strict=True)])

@@ -39,10 +39,7 @@ class Outline:
     """Documents of one kind, folded into a line for each path."""
 
     def __init__(
-        self,
-        say: Callable[[str], str],
-        volatile: Sequence[str] = (),
-        data_keys: Sequence[str] = (),
+        self, say: Callable[[str], str], volatile: Sequence[str] = (), data_keys: Sequence[str] = ()
     ) -> None:
         self._say = say
         self._volatile = [re.compile(pattern) for pattern in volatile]

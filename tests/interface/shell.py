@@ -59,11 +59,7 @@ class Shell:
         return path
 
     def run(
-        self,
-        line: str,
-        *,
-        volatile: tuple[str, ...] = (),
-        data_keys: tuple[str, ...] = (),
+        self, line: str, *, volatile: tuple[str, ...] = (), data_keys: tuple[str, ...] = ()
     ) -> Done:
         """Run a line and keep it for the recording; `volatile` and `data_keys` are patterns of JSON paths."""
         words = [self._said(word) for word in shlex.split(line)]

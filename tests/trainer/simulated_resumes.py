@@ -18,10 +18,7 @@ from trainer.data.plan.balance import Balance, classes
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor, DataPlan
 
-CONFIG = {
-    "360p": {51: (1.0, 3), 102: ((0.8, 0.5), 2)},
-    "240p": {51: (0.7, 4), 1: (0.9, 3)},
-}
+CONFIG = {"360p": {51: (1.0, 3), 102: ((0.8, 0.5), 2)}, "240p": {51: (0.7, 4), 1: (0.9, 3)}}
 
 
 @dataclass

@@ -58,14 +58,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--bucket", action="append", metavar="NAME:FRAMES", help="only this one, e.g. 360p:102")
     add("--aspect-ratio", metavar="H:W", help="of the clips; default 9:16, or the nearest there is")
     add("--batch-size", type=whole(1), metavar="N", help="instead of the bucket's")
-    add("--compare", choices=("plain",), help="also run the model as Open-Sora 1.2 does: explicit "
-        "fp32 softmax, modulation twice, every block checkpointed")  # fmt: skip
-    add("--grad-checkpoint", metavar="WHAT",
-        help="off, all, 'every 2', or memory for activations, '24 GB'; default as the config does")  # fmt: skip
+    add(
+        "--compare",
+        choices=("plain",),
+        help="also run the model as Open-Sora 1.2 does: explicit "
+        "fp32 softmax, modulation twice, every block checkpointed",
+    )
+    add(
+        "--grad-checkpoint",
+        metavar="WHAT",
+        help="off, all, 'every 2', or memory for activations, '24 GB'; default as the config does",
+    )
     add("--offload", action="store_true", help="kept activations wait in host memory")
     add("--compile", action="store_true", help="torch.compile of each block")
-    add("--masks", choices=("config", "on", "off"), default="config",
-        help="give some frames, as training with mask_ratios does; default as the config does")  # fmt: skip
+    add(
+        "--masks",
+        choices=("config", "on", "off"),
+        default="config",
+        help="give some frames, as training with mask_ratios does; default as the config does",
+    )
     add("--text-tokens", type=whole(1), metavar="N", help="of each caption; default all")
     add(
         "--shards",
@@ -231,9 +242,15 @@ def _search(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device
         step_s = best.measured.step_s if best.measured else None
         peak_bytes = best.measured.peak_bytes if best.measured else None
         lines.append(
-            {"bucket": shape.name, "batch_size": best.batch, "step_s": step_s,
-             "peak_bytes": peak_bytes, "limit": best.limit, "trials": best.trials}
-        )  # fmt: skip
+            {
+                "bucket": shape.name,
+                "batch_size": best.batch,
+                "step_s": step_s,
+                "peak_bytes": peak_bytes,
+                "limit": best.limit,
+                "trials": best.trials,
+            }
+        )
         _say(
             f"{shape.name}: {best.batch}"
             + (f", {step_s:.3g} s, {(peak_bytes or 0) / 1e6:,.0f} MB" if step_s else "")

@@ -59,9 +59,21 @@ def rates(measured: Measured, tokens: int, peak: float | None) -> dict[str, floa
 
 
 _HEADINGS = (
-    "bucket", "path", "batch", "tokens", "forward", "backward", "optimizer", "step s", "tokens/s",
-    "TFLOP/s", "MFU", "again", "peak MB", "faster",
-)  # fmt: skip
+    "bucket",
+    "path",
+    "batch",
+    "tokens",
+    "forward",
+    "backward",
+    "optimizer",
+    "step s",
+    "tokens/s",
+    "TFLOP/s",
+    "MFU",
+    "again",
+    "peak MB",
+    "faster",
+)
 
 
 def print_table(rows: Sequence[Row], peak: float | None) -> None:
@@ -91,8 +103,12 @@ def print_table(rows: Sequence[Row], peak: float | None) -> None:
             other = plain.get(row.shape.name)
             if other is not None and row.path != PLAIN:
                 cells["faster"] = f"{other.step_s / measured.step_s:.2f}x"
-        cells |= {"bucket": row.shape.name, "path": row.path,
-                  "batch": str(row.batch), "tokens": f"{row.tokens:,}"}  # fmt: skip
+        cells |= {
+            "bucket": row.shape.name,
+            "path": row.path,
+            "batch": str(row.batch),
+            "tokens": f"{row.tokens:,}",
+        }
         table.add_row(*(cells.get(name, "-") for name in names))
     console.print(table)
     for row in failed:

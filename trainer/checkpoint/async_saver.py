@@ -254,7 +254,11 @@ class Saver:
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - thread boundary: raised by `advance` on all ranks
-                save.fail(str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}")  # fmt: skip
+                save.fail(
+                    str(error)
+                    if isinstance(error, CheckpointError)
+                    else f"{type(error).__name__}: {error}"
+                )
             finally:
                 save.copied.set()
 

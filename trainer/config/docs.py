@@ -121,7 +121,9 @@ def _words(heading: str, attribute: str, column: str) -> list[str]:
     for prefix, cls, _ in SECTIONS:
         found: Mapping[str, str] = getattr(cls, attribute, {})
         for key, text in found.items():
-            lines.append(f"| `{prefix}{key}` | {f'`{text}`' if attribute == 'aliases' else _cell(text)} |")  # fmt: skip
+            lines.append(
+                f"| `{prefix}{key}` | {f'`{text}`' if attribute == 'aliases' else _cell(text)} |"
+            )
     return [*lines, ""]
 
 
@@ -130,7 +132,9 @@ def _types() -> list[str]:
     for section, names in TYPES.items():
         lines += [f"| {section} | `{name}` | `{ours}` |" for name, ours in names.items()]
         refused = REFUSED.get(section, {})
-        lines += [f"| {section} | `{name}` | refused: {_cell(why)} |" for name, why in refused.items()]  # fmt: skip
+        lines += [
+            f"| {section} | `{name}` | refused: {_cell(why)} |" for name, why in refused.items()
+        ]
     return [*lines, ""]
 
 

@@ -56,7 +56,7 @@ class DatasetConfig(Section):
         "vmaf": "scores are columns of the manifest",
     }
     refused: ClassVar[Mapping[str, str]] = {
-        "tokenize_fn": "captions are tokenised by the text encoder",
+        "tokenize_fn": "captions are tokenised by the text encoder"
     }
 
 

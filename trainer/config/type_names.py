@@ -19,11 +19,7 @@ TYPES: dict[str, dict[str, str]] = {
         "VariableVideoTextDataset": "VariableVideoTextDataset",
         "video_text": "VariableVideoTextDataset",  # Open-Sora 2's word
     },
-    "model": {
-        "STDiT3": "STDiT3",
-        "STDiT3-XL/2": "STDiT3-XL/2",
-        "STDiT3-3B/2": "STDiT3-3B/2",
-    },
+    "model": {"STDiT3": "STDiT3", "STDiT3-XL/2": "STDiT3-XL/2", "STDiT3-3B/2": "STDiT3-3B/2"},
     "vae": {
         "OpenSoraVAE_V1_2": "OpenSoraVAE_V1_2",
         "VideoAutoencoderPipeline": "OpenSoraVAE_V1_2",  # what the first one builds
@@ -60,11 +56,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "classes": "knows classes, not captions; there is t5",
         "text_embedder": "is Open-Sora 2's; there is t5",
     },
-    "scheduler": {
-        "iddpm": _IDDPM,
-        "iddpm-speed": _IDDPM,
-        "dpm-solver": _IDDPM,
-    },
+    "scheduler": {"iddpm": _IDDPM, "iddpm-speed": _IDDPM, "dpm-solver": _IDDPM},
 }
 
 

@@ -32,7 +32,12 @@ class Range:
         )
 
     def __str__(self) -> str:
-        bounds = [("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below)]  # fmt: skip
+        bounds = [
+            ("at least", self.least),
+            ("above", self.above),
+            ("at most", self.most),
+            ("below", self.below),
+        ]
         said = [f"{words} {bound:,}" for words, bound in bounds if bound is not None]
         return " and ".join(said) or "a finite number"
 

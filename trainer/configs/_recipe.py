@@ -11,9 +11,7 @@ model = dict(
     freeze_y_embedder=True,
 )
 vae = dict(
-    type="OpenSoraVAE_V1_2",
-    from_pretrained="hpcai-tech/OpenSora-VAE-v1.2",
-    micro_frame_size=17,
+    type="OpenSoraVAE_V1_2", from_pretrained="hpcai-tech/OpenSora-VAE-v1.2", micro_frame_size=17
 )
 text_encoder = dict(type="t5", from_pretrained="DeepFloyd/t5-v1_1-xxl", model_max_length=300)
 scheduler = dict(type="rflow", use_timestep_transform=True, sample_method="logit-normal")

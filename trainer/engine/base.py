@@ -277,7 +277,11 @@ def set_threads(wanted: int | None, ranks_on_host: int, on_accelerator: bool) ->
 def ensure_environment() -> None:
     """A process started without a launcher is a run of one rank."""
     if "RANK" in os.environ:
-        missing = [n for n in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]  # fmt: skip
+        missing = [
+            n
+            for n in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+            if n not in os.environ
+        ]
         if missing:
             raise EngineError(f"RANK is set but not {', '.join(missing)}; start with torchrun")
         return

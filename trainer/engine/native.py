@@ -144,9 +144,13 @@ class NativeEngine(Engine):
         for name, part in parts:
             like = self._parameter(name)
             placed = DTensor.from_local(
-                part, like.device_mesh, [Shard(0)],
-                run_check=False, shape=like.shape, stride=like.stride(),
-            )  # fmt: skip
+                part,
+                like.device_mesh,
+                [Shard(0)],
+                run_check=False,
+                shape=like.shape,
+                stride=like.stride(),
+            )
             yield name, placed.full_tensor()
 
     def refresh(self) -> None:
@@ -182,9 +186,13 @@ class NativeEngine(Engine):
                 own = self._optimizer.state[parameter]
                 for kind in _STATE:
                     own[kind] = DTensor.from_local(
-                        rows(kind), parameter.device_mesh, [Shard(0)],
-                        run_check=False, shape=parameter.shape, stride=parameter.stride(),
-                    )  # fmt: skip
+                        rows(kind),
+                        parameter.device_mesh,
+                        [Shard(0)],
+                        run_check=False,
+                        shape=parameter.shape,
+                        stride=parameter.stride(),
+                    )
                 own["step"] = torch.tensor(float(steps[name]), device=self.device)
 
     def spread(self) -> None:

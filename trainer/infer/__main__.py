@@ -71,9 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("config", help="config file, its short name, a run's config.json, or a run directory")
-    add("--ckpt-path", metavar="PATH",
+    add(
+        "--ckpt-path",
+        metavar="PATH",
         help="checkpoint, run directory (its newest checkpoint), file or folder of weights, or a hub "
-        "id; default the run directory, else model.from_pretrained")  # fmt: skip
+        "id; default the run directory, else model.from_pretrained",
+    )
     add("--weights", choices=("ema", "model"), default="ema", help="default ema where there is one")
     add("--allow-partial", action="store_true", help="also weights of less than 99 %% of the model")
     add("--save-dir", type=Path, default=Path("samples"), metavar="DIR", help="default samples")
@@ -90,8 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     what("--aes", type=finite, metavar="X", help="aesthetic score, appended to the prompts")
     what("--flow", type=finite, metavar="X", help="motion score, appended to the prompts")
     what("--camera-motion", metavar="TEXT", help="camera motion, appended to the prompts")
-    what("--clean-caption", action=argparse.BooleanOptionalAction,
-         help="clean prompts as Open-Sora's inference does; default with a T5")  # fmt: skip
+    what(
+        "--clean-caption",
+        action=argparse.BooleanOptionalAction,
+        help="clean prompts as Open-Sora's inference does; default with a T5",
+    )
     what("--sample-name", default="sample", metavar="NAME", help="start of the files' names")
     what("--prompt-as-path", action="store_true", help="files are named by their prompts")
 
@@ -112,13 +118,25 @@ def _parser() -> argparse.ArgumentParser:
     how("--batch-size", type=whole(1), metavar="N", help="videos at once; does not change them")
 
     given = parser.add_argument_group("given frames").add_argument
-    given("--reference-path", action="append", metavar="A;B",
-          help="images and videos, one option for all prompts or one a prompt")  # fmt: skip
-    given("--mask-strategy", action="append", metavar="GROUPS",
-          help="where they go; default the first frame of the video")  # fmt: skip
+    given(
+        "--reference-path",
+        action="append",
+        metavar="A;B",
+        help="images and videos, one option for all prompts or one a prompt",
+    )
+    given(
+        "--mask-strategy",
+        action="append",
+        metavar="GROUPS",
+        help="where they go; default the first frame of the video",
+    )
     given("--loop", type=whole(1), metavar="N", help="clips joined, each going on from the last")
-    given("--condition-frame-length", type=whole(1), metavar="N",
-          help="latent frames a clip takes over; 5 are 17 frames")  # fmt: skip
+    given(
+        "--condition-frame-length",
+        type=whole(1),
+        metavar="N",
+        help="latent frames a clip takes over; 5 are 17 frames",
+    )
     given(
         "--condition-frame-edit", type=finite, metavar="X", help="how far they may change, 0 to 1"
     )

@@ -44,9 +44,7 @@ def parse_strategy(text: str, where: str, references: int) -> tuple[Group, ...]:
         place = f"{where}: mask strategy group {number} ({words.strip()!r})"
         values = [word.strip() for word in words.split(",")]
         if len(values) > len(_DEFAULT):
-            raise ConfigError(
-                f"{place} has {len(values)} numbers; it is {', '.join(_NAMES)}",
-            )
+            raise ConfigError(f"{place} has {len(values)} numbers; it is {', '.join(_NAMES)}")
         values += _DEFAULT[len(values) :]
         loop, reference, source, target, length = _whole(values[:5], place)
         group = Group(loop, reference, source, target, length, _number(values[5], place))

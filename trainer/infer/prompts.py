@@ -119,9 +119,7 @@ def _split_settings(line: str, index: int) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"prompt {index} ends with what is no JSON: {error}") from None
     for name, value in settings.items():
         if name not in SETTINGS:
-            raise ConfigError(
-                f"prompt {index} sets {name!r}; there is {' and '.join(SETTINGS)}",
-            )
+            raise ConfigError(f"prompt {index} sets {name!r}; there is {' and '.join(SETTINGS)}")
         if not isinstance(value, str):
             raise ConfigError(f"prompt {index}: {name} is a text, not {value!r}")
     return line[:start].strip(), settings

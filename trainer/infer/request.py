@@ -19,10 +19,8 @@ from trainer.infer.prompts import Prompt, Scores
 
 # Upstream's names for lengths, 17 frames to 5 latents at about 25 a second.
 LENGTHS = {"image": 1} | {
-    name: 51 * times
-    for times in (1, 2, 4, 8, 16)
-    for name in (f"{2 * times}s", f"{times}x")
-}  # fmt: skip
+    name: 51 * times for times in (1, 2, 4, 8, 16) for name in (f"{2 * times}s", f"{times}x")
+}
 _SLOWEST, _FASTEST = 0.01, 1000.0  # frames a second of a file
 _LONGEST_NAME = 50  # characters of a prompt in a file's name, upstream's limit
 

@@ -244,8 +244,10 @@ def _made_of(config: Config, checkpoint: Path | str, options: Options) -> str:
     else:
         source = find_source(checkpoint)
         average = source.average.files if source.average is not None else ()
-        facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns)
-                 for file in (*source.files, *average)]  # fmt: skip
+        facts = [
+            (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+            for file in (*source.files, *average)
+        ]
         weights = json.dumps(facts)
     whole = to_dict(config)
     parts = {name: whole[name] for name in ("model", "vae", "text_encoder", "scheduler")}

@@ -155,10 +155,14 @@ class Sampler:
                 own.append(carried[place])
                 mine.append(
                     Group(
-                        loop, len(own) - 1, 0, 0,
-                        settings.condition_frame_length, settings.condition_frame_edit,
+                        loop,
+                        len(own) - 1,
+                        0,
+                        0,
+                        settings.condition_frame_length,
+                        settings.condition_frame_edit,
                     )
-                )  # fmt: skip
+                )
             where = f"prompt {job.prompt.index}"
             z_CTHW, edit_T = conditions.place_references(
                 z_CTHW, own, mine, loop, self._align, where

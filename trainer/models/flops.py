@@ -41,12 +41,7 @@ class ForwardFlops:
 
 
 def flops_by_part(
-    config: STDiT3Config,
-    batch: int,
-    latent_T: int,
-    latent_H: int,
-    latent_W: int,
-    text_tokens: int,
+    config: STDiT3Config, batch: int, latent_T: int, latent_H: int, latent_W: int, text_tokens: int
 ) -> ForwardFlops:
     """The parts of `forward_flops`, with the same arguments."""
     width = config.hidden_size
@@ -76,12 +71,7 @@ def flops_by_part(
 
 
 def forward_flops(
-    config: STDiT3Config,
-    batch: int,
-    latent_T: int,
-    latent_H: int,
-    latent_W: int,
-    text_tokens: int,
+    config: STDiT3Config, batch: int, latent_T: int, latent_H: int, latent_W: int, text_tokens: int
 ) -> int:
     """Floating-point operations of one forward pass over `batch` clips of that latent size.
 

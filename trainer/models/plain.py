@@ -69,9 +69,14 @@ def plain_forward(
                 x_BKD = _block(*inputs)
     x_BKD = _final(model, x_BKD, t_BD, t0_BD if x_mask is not None else None, x_mask, grid[0])
     out = rearrange(
-        x_BKD, "b (t h w) (p q r c) -> b c (t p) (h q) (w r)",
-        t=grid[0], h=grid[1], p=pt, q=ph, r=pw,
-    )  # fmt: skip
+        x_BKD,
+        "b (t h w) (p q r c) -> b c (t p) (h q) (w r)",
+        t=grid[0],
+        h=grid[1],
+        p=pt,
+        q=ph,
+        r=pw,
+    )
     return out[:, :, :frames, :rows, :columns].to(wide(dtype))
 
 

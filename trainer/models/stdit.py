@@ -23,13 +23,7 @@ from trainer.models.attention import short_keys
 from trainer.models.checkpointing import GradCheckpoint
 from trainer.models.compiling import compile_blocks
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
-from trainer.models.inputs import (
-    check_inputs,
-    frame_mask,
-    real_columns,
-    repeated,
-    unpacked,
-)
+from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
 from trainer.models.layers import (
     CaptionEmbedder,
     CrossAttention,

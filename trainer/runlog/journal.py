@@ -70,7 +70,10 @@ class RankZeroJournal:
         before = writer.lost
         writer.write(record)
         if writer.lost and not before:
-            say(f"warning: lines for {FILE} are lost until it can be written: {writer.why}", sys.stderr)  # fmt: skip
+            say(
+                f"warning: lines for {FILE} are lost until it can be written: {writer.why}",
+                sys.stderr,
+            )
 
     def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None:
         line = {"step": step, "rank": rank, "row": row, "path": path, "reason": reason}
@@ -78,7 +81,10 @@ class RankZeroJournal:
             with self._bad.open("a") as file:  # one write of one short line: ranks do not mix
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            say(f"warning: bad clip {path}: {reason} ({self._bad.name} cannot be written: {error.strerror})", sys.stderr)  # fmt: skip
+            say(
+                f"warning: bad clip {path}: {reason} ({self._bad.name} cannot be written: {error.strerror})",
+                sys.stderr,
+            )
 
     def close(self) -> None:
         if self._tracker is not None:

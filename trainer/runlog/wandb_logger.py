@@ -56,8 +56,13 @@ class Wandb:
         """Hand a step over; never waits and never raises."""
         if self._over.is_set():
             return
-        figures = {"loss": record.loss, "lr": record.lr, "grad_norm": record.grad_norm,
-                   "epoch": float(record.epoch), "step_s": record.step_s}  # fmt: skip
+        figures = {
+            "loss": record.loss,
+            "lr": record.lr,
+            "grad_norm": record.grad_norm,
+            "epoch": float(record.epoch),
+            "step_s": record.step_s,
+        }
         figures |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
         try:
             self._queue.put_nowait((record.step, figures))

@@ -18,8 +18,18 @@ _SIZES = {
     "STDiT3-XL/2": {"depth": 28, "hidden_size": 1152, "num_heads": 16},
     "STDiT3-3B/2": {"depth": 28, "hidden_size": 1872, "num_heads": 26},
 }
-_NUMBERS = ("depth", "hidden_size", "num_heads", "mlp_ratio", "patch_size", "in_channels",
-            "pred_sigma", "qk_norm", "caption_channels", "model_max_length")  # fmt: skip
+_NUMBERS = (
+    "depth",
+    "hidden_size",
+    "num_heads",
+    "mlp_ratio",
+    "patch_size",
+    "in_channels",
+    "pred_sigma",
+    "qk_norm",
+    "caption_channels",
+    "model_max_length",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,10 @@ def architecture_of(tensors: Mapping[str, Tensor]) -> Architecture:
         return _stdit(tensors, "spatial_blocks", STDIT)
     if "blocks.0.scale_shift_table" in names and "x_embedder.proj.weight" in names:
         return _stdit(tensors, "blocks", PIXART)
-    if any(name.startswith("transformer_blocks.") for name in names) and "pos_embed.proj.weight" in names:  # fmt: skip
+    if (
+        any(name.startswith("transformer_blocks.") for name in names)
+        and "pos_embed.proj.weight" in names
+    ):
         return Architecture(PIXART_DIFFUSERS, "PixArt in diffusers' layout")
     if any(name.startswith("temporal_vae.") for name in names):
         spatial = any(name.startswith("spatial_vae.") for name in names)
@@ -82,7 +95,9 @@ def _stdit(tensors: Mapping[str, Tensor], stem: str, kind: str) -> Architecture:
     return Architecture(kind, STDIT, options)
 
 
-def _from_shapes(tensors: Mapping[str, Tensor], stem: str, options: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+def _from_shapes(
+    tensors: Mapping[str, Tensor], stem: str, options: dict[str, Any]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     width = options["hidden_size"]
     final = tensors.get("final_layer.linear.weight")

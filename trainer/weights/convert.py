@@ -103,11 +103,21 @@ def _from_pixart(
     if found.kind != PIXART:
         raise CheckpointError(f"{source} is no PixArt: it looks like {found.name}")
     # PixArt's shapes do not tell its number of heads: 16 in every size that was published.
-    sizes = ("depth", "hidden_size", "in_channels", "mlp_ratio", "pred_sigma", "caption_channels", "model_max_length")  # fmt: skip
+    sizes = (
+        "depth",
+        "hidden_size",
+        "in_channels",
+        "mlp_ratio",
+        "pred_sigma",
+        "caption_channels",
+        "model_max_length",
+    )
     options = {name: found.options[name] for name in sizes if name in found.options}
     torch.manual_seed(seed)
     model = build_stdit("STDiT3", **options)
     report = load_into(model, source, allow_partial=allow_partial)
-    chosen = {name: value for name, value in asdict(model.config).items() if name in ARCHITECTURE_FIELDS}  # fmt: skip
+    chosen = {
+        name: value for name, value in asdict(model.config).items() if name in ARCHITECTURE_FIELDS
+    }
     config = _as_config(Architecture(STDIT, STDIT, chosen))
     return dict(model.state_dict()), config, report

@@ -24,11 +24,19 @@ _WRAPPERS = ("state_dict", "model", "module", "model_state_dict", "ema", "state_
 _PREFIXES = ("module.", "_orig_mod.")
 _CODE = re.compile(r"GLOBAL:? ?'?([\w.]+)")
 _DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 SAFE_TORCH = (2, 6)  # up to 2.5.1 weights_only lets a pickle run code (CVE-2025-32434)
 _ANEW = "copy the file again and compare its size with the source's"
 

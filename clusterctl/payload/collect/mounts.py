@@ -14,21 +14,40 @@ from clusterctl.payload.prelude import read_text
 
 MOUNTS = 64  # that are measured; each takes a child
 NO_ROOM = (
-    "squashfs", "iso9660", "fusectl", "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal",
-    "fuse.snapfuse", "autofs",
-)  # fmt: skip
+    "squashfs",
+    "iso9660",
+    "fusectl",
+    "fuse.lxcfs",
+    "fuse.gvfsd-fuse",
+    "fuse.portal",
+    "fuse.snapfuse",
+    "autofs",
+)
 NETWORK_KINDS = (
-    "nfs", "fuse", "cifs", "smb", "ceph", "9p", "lustre", "beegfs", "gpfs", "wekafs", "glusterfs",
+    "nfs",
+    "fuse",
+    "cifs",
+    "smb",
+    "ceph",
+    "9p",
+    "lustre",
+    "beegfs",
+    "gpfs",
+    "wekafs",
+    "glusterfs",
     "virtiofs",
-)  # fmt: skip
+)
 
 
 def room_of(path):
     room = os.statvfs(path)
     return {
-        "path": path, "free": room.f_bavail * room.f_frsize, "total": room.f_blocks * room.f_frsize,
-        "inodes_free": room.f_favail, "inodes": room.f_files,
-    }  # fmt: skip
+        "path": path,
+        "free": room.f_bavail * room.f_frsize,
+        "total": room.f_blocks * room.f_frsize,
+        "inodes_free": room.f_favail,
+        "inodes": room.f_files,
+    }
 
 
 def measure_mounts(timeout_s):
@@ -86,8 +105,11 @@ def list_mounts():
         key = (words[2], kind[1] if network else "")
         if key not in chosen or len(path) < len(chosen[key]["path"]):
             chosen[key] = {
-                "path": path, "kind": kind[0], "source": kind[1], "read_only": "ro" in words[5].split(","),
-            }  # fmt: skip
+                "path": path,
+                "kind": kind[0],
+                "source": kind[1],
+                "read_only": "ro" in words[5].split(","),
+            }
     return sorted(chosen.values(), key=lambda about: about["path"])
 
 

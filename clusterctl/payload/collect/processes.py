@@ -9,9 +9,15 @@ import time
 from clusterctl.payload.prelude import call, read_text
 
 TIME_DAEMONS = (
-    "chronyd", "ntpd", "ntpsec-ntpd", "systemd-timesyn", "openntpd", "ptp4l", "phc2sys",
+    "chronyd",
+    "ntpd",
+    "ntpsec-ntpd",
+    "systemd-timesyn",
+    "openntpd",
+    "ptp4l",
+    "phc2sys",
     "timemaster",
-)  # fmt: skip
+)
 YOUNG_S = 10.0  # too young to hang
 
 

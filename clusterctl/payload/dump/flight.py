@@ -23,15 +23,40 @@ FLIGHT_WORD = 300  # of one text: a function, a file
 FLIGHT_DEPTH = 6
 FLIGHT_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 KEPT = (
-    "collective_seq_id", "profiling_name", "process_group", "input_sizes", "input_dtypes", "state",
+    "collective_seq_id",
+    "profiling_name",
+    "process_group",
+    "input_sizes",
+    "input_dtypes",
+    "state",
     "retired",
-)  # fmt: skip
+)
 PLAIN = (
-    "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1",
-    "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "APPEND", "APPENDS", "BINPUT", "LONG_BINPUT",
-    "MEMOIZE", "BINGET", "LONG_BINGET",
-    "GLOBAL", "STACK_GLOBAL",  # find_class refuses what they name, and says its name
-)  # fmt: skip
+    "PROTO",
+    "FRAME",
+    "STOP",
+    "MARK",
+    "NONE",
+    "NEWTRUE",
+    "NEWFALSE",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG1",
+    "BINFLOAT",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINUNICODE8",
+    "APPEND",
+    "APPENDS",
+    "BINPUT",
+    "LONG_BINPUT",
+    "MEMOIZE",
+    "BINGET",
+    "LONG_BINGET",
+    "GLOBAL",
+    "STACK_GLOBAL",  # find_class refuses what they name, and says its name
+)
 CONTAINERS = (
     "EMPTY_LIST",
     "LIST",

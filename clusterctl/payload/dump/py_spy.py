@@ -126,7 +126,11 @@ def dump(py_spy, pid, limit_s, blocking=False, native=False):
     repaired = repair(pid, before)
     looking.pop(pid, None)
     if answer["state"] != "ended":
-        return None, answer["err"].strip().splitlines()[-1] if answer["err"].strip() else answer["state"], repaired  # fmt: skip
+        return (
+            None,
+            answer["err"].strip().splitlines()[-1] if answer["err"].strip() else answer["state"],
+            repaired,
+        )
     if answer["rc"] != 0:
         return None, first_sentence(answer["err"]), repaired
     try:

@@ -9,7 +9,19 @@ import os
 import stat
 from collections.abc import Container, Iterator
 
-LOCAL_TYPES = ("ext", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "squashfs", "devtmpfs")  # fmt: skip
+LOCAL_TYPES = (
+    "ext",
+    "xfs",
+    "btrfs",
+    "tmpfs",
+    "overlay",
+    "zfs",
+    "f2fs",
+    "bcachefs",
+    "ramfs",
+    "squashfs",
+    "devtmpfs",
+)
 LINKS = 40  # on the way to a file, as the kernel has it
 
 

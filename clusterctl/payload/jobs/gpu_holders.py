@@ -133,4 +133,8 @@ def _left_in_container(timeout_s):
     used = [int(words[0]) for words in rows]
     if max(used, default=0) <= FREE_MIB:
         return [], ""
-    return [], "%d MiB are in use on a GPU, and nvidia-smi cannot name the processes of a container" % max(used)  # fmt: skip
+    return (
+        [],
+        "%d MiB are in use on a GPU, and nvidia-smi cannot name the processes of a container"
+        % max(used),
+    )

@@ -188,7 +188,10 @@ class Cards:
         nv = self._nv
         count = nv.nvmlDeviceGetCount()
         answer = {"gpus": count}
-        static, ecc, links = (self._is_due(what, every_s) for what, every_s in (("static", STATIC_S), ("ecc", ECC_S), ("links", LINKS_S)))  # fmt: skip
+        static, ecc, links = (
+            self._is_due(what, every_s)
+            for what, every_s in (("static", STATIC_S), ("ecc", ECC_S), ("links", LINKS_S))
+        )
         for index in range(count):
             try:
                 handle = self._handle(index)
@@ -314,7 +317,7 @@ class Cards:
             user = "?"
         run, _, _, rank = tags(pid)
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - facts.start / TICKS
-        return user, facts.command, run or "", rank_number(rank), round(age_s)  # fmt: skip
+        return user, facts.command, run or "", rank_number(rank), round(age_s)
 
 
 def plain_text(value):

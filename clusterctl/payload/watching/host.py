@@ -18,14 +18,20 @@ LINKS = 24
 # Reading a counter of a card asks its firmware: what moves slowly is read seldom.
 RATES_S, ERRORS_S, STATES_S = 2.0, 10.0, 5.0
 ERROR_COUNTERS = (
-    "symbol_error", "link_error_recovery", "port_rcv_errors", "local_link_integrity_errors",
-    "excessive_buffer_overrun_errors", "port_xmit_discards",
-)  # fmt: skip
+    "symbol_error",
+    "link_error_recovery",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "port_xmit_discards",
+)
 MINUTE_S = 60.0
 DISKS_S, DISK_TIMEOUT_S, HUNG_AGAIN_S = 30.0, 3.0, 300.0
 DISKS = 12
 REASON = 120  # characters
-REAL_FS = re.compile(r"(ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|nfs4?|lustre|gpfs|beegfs|ceph|cifs|wekafs|fuse\.(?!portal|gvfs|lxcfs|snapfuse).*|9p|virtiofs)$")  # fmt: skip
+REAL_FS = re.compile(
+    r"(ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|nfs4?|lustre|gpfs|beegfs|ceph|cifs|wekafs|fuse\.(?!portal|gvfs|lxcfs|snapfuse).*|9p|virtiofs)$"
+)
 
 
 class Host:
@@ -125,7 +131,11 @@ class Links:
         if devices is not None:
             for name, (received, sent, errors) in devices.items():
                 self._read_device(name, received, sent, errors, due, now)
-            for name in [n for n, k in self._known.items() if k["kind"] == "eth" and n not in devices and "/" not in n]:  # fmt: skip
+            for name in [
+                n
+                for n, k in self._known.items()
+                if k["kind"] == "eth" and n not in devices and "/" not in n
+            ]:
                 del self._known[name]
         return self._lines(devices is not None)
 
@@ -141,7 +151,9 @@ class Links:
             known["downs"] = counter(top + "/counters/link_downed")
         if due["rates"]:
             # Counted in words of four bytes.
-            rates = [counter(top + "/counters/" + name) for name in ("port_rcv_data", "port_xmit_data")]  # fmt: skip
+            rates = [
+                counter(top + "/counters/" + name) for name in ("port_rcv_data", "port_xmit_data")
+            ]
             received, sent = (None if value is None else 4 * value for value in rates)
             self._set_rates(port, known, received, sent, now)
         if due["errors"]:
@@ -186,7 +198,13 @@ class Links:
         for index, name in enumerate(sorted(self._known)[:LINKS]):
             known = self._known[name]
             answer["links"] += 1
-            answer["L%d" % index] = [name, known["kind"], known["state"], known["gbps"], known["downs"]]  # fmt: skip
+            answer["L%d" % index] = [
+                name,
+                known["kind"],
+                known["state"],
+                known["gbps"],
+                known["downs"],
+            ]
             answer["l%d" % index] = known["rates"] + [known["errors"]]
             total += sum(rate for rate in known["rates"] if rate)
         answer["net"] = short(total) if counted or self._ports else None
@@ -194,7 +212,14 @@ class Links:
 
 
 def new_link(kind):
-    return {"kind": kind, "state": "?", "gbps": None, "downs": None, "rates": [None, None], "errors": None}  # fmt: skip
+    return {
+        "kind": kind,
+        "state": "?",
+        "gbps": None,
+        "downs": None,
+        "rates": [None, None],
+        "errors": None,
+    }
 
 
 def infiniband_ports():

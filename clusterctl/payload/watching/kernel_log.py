@@ -75,7 +75,18 @@ class KernelLog:
 
     def _follow_journal(self, why):
         self.why = "%s; journalctl shows no line of the kernel's log" % why
-        argv = ["journalctl", "-k", "-b", "-q", "-f", "-n", "2000", "--no-pager", "-o", "short-monotonic"]  # fmt: skip
+        argv = [
+            "journalctl",
+            "-k",
+            "-b",
+            "-q",
+            "-f",
+            "-n",
+            "2000",
+            "--no-pager",
+            "-o",
+            "short-monotonic",
+        ]
         try:
             child = subprocess.Popen(
                 argv,

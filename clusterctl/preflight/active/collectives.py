@@ -31,7 +31,9 @@ def try_links(
     """
     names = [name for name in plan.nodes if name not in unable and name not in crew.lost]
     rounds = Rounds(crew, plan, addresses, share)
-    unknown = {name: crew.lost.get(name, unable.get(name, "")) for name in plan.nodes if name not in names}  # fmt: skip
+    unknown = {
+        name: crew.lost.get(name, unable.get(name, "")) for name in plan.nodes if name not in names
+    }
     if len(names) < 2:
         return Collectives(tuple(plan.nodes), unknown=unknown)
     looker = search(names)
@@ -41,7 +43,11 @@ def try_links(
             groups = next(looker) if outcome is None else looker.send(outcome)
         except StopIteration as end:
             return rounds.collect(end.value, unknown)
-        many = counted(len(groups), "pair") if len(groups[0]) == 2 else f"{len(groups[0])} nodes together"  # fmt: skip
+        many = (
+            counted(len(groups), "pair")
+            if len(groups[0]) == 2
+            else f"{len(groups[0])} nodes together"
+        )
         say(f"all-reduce: round {rounds.count + 1}, {many}")
         outcome = rounds.play(groups)
 
@@ -129,10 +135,16 @@ class Rounds:
             mine = []
             for _ in range(self._plan.devices[name]):
                 mine.append(
-                    {"do": "group", "rank": rank, "world": world, "port": port,
-                     "address": self._addresses[group[0]], "bytes": self._plan.bytes,
-                     "timeout_s": self._limit_s(group)}
-                )  # fmt: skip
+                    {
+                        "do": "group",
+                        "rank": rank,
+                        "world": world,
+                        "port": port,
+                        "address": self._addresses[group[0]],
+                        "bytes": self._plan.bytes,
+                        "timeout_s": self._limit_s(group),
+                    }
+                )
                 rank += 1
             orders[name] = {"op": "work", "orders": mine}
         return orders
@@ -180,13 +192,20 @@ class Rounds:
         lost = {name: f"lost in the all-reduce: {why}" for name, why in found.lost.items()}
         unclear = tuple((group, f"{why}: {self._reason(*group)}") for group, why in found.unclear)
         return Collectives(
-            tuple(self._plan.nodes), bad_nodes, links, unclear, {**unknown, **lost},
-            found.rounds, NOT_ASKED if middle is None else middle,
-        )  # fmt: skip
+            tuple(self._plan.nodes),
+            bad_nodes,
+            links,
+            unclear,
+            {**unknown, **lost},
+            found.rounds,
+            NOT_ASKED if middle is None else middle,
+        )
 
     def _reason(self, *names: str) -> str:
         """Why a group with these nodes was bad, the smallest such group first."""
-        fitting = [group for group in self._why if set(names) <= set(group) or set(group) <= set(names)]  # fmt: skip
+        fitting = [
+            group for group in self._why if set(names) <= set(group) or set(group) <= set(names)
+        ]
         return self._why[min(fitting, key=len)] if fitting else "no reason was given"
 
 

@@ -140,9 +140,10 @@ class _Search:
     def ask_nodes_again(self) -> Rounds:
         """Nodes that were good with nobody, each with one that works: bad again is a bad node."""
         doubtful = [
-            node for node in self.left
+            node
+            for node in self.left
             if any(node in pair for pair in self.bad_pairs) and not self._works(node)
-        ]  # fmt: skip
+        ]
         helpers = [node for node in self.left if self._works(node)]
         if doubtful and not helpers:
             why = "no pair of nodes works: a common reason, or two nodes that cannot be told apart"
@@ -178,9 +179,13 @@ class _Search:
 
     def ask_links_again(self) -> Rounds:
         """Bad pairs of nodes that work with others, once more: bad again is a bad link."""
-        todo = list(dict.fromkeys(
-            pair for pair in self.bad_pairs if all(map(self._is_left, pair)) and pair not in self.good_pairs
-        ))  # fmt: skip
+        todo = list(
+            dict.fromkeys(
+                pair
+                for pair in self.bad_pairs
+                if all(map(self._is_left, pair)) and pair not in self.good_pairs
+            )
+        )
         while todo:
             batch: list[Group] = []
             taken: set[str] = set()

@@ -54,9 +54,14 @@ def make_work(
         assert fleet.launch is not None
         tests = chosen_tests(_ids(options["checks"]), _ids(options["skipped"]))
         plan = make_plan(
-            fleet, python=fleet.launch.python, port=fleet.launch.port, env=fleet.launch.env,
-            shared=options["shared"], tests=tests, patience_s=options["patience_s"],
-        )  # fmt: skip
+            fleet,
+            python=fleet.launch.python,
+            port=fleet.launch.port,
+            env=fleet.launch.env,
+            shared=options["shared"],
+            tests=tests,
+            patience_s=options["patience_s"],
+        )
         if not plan.nodes or not plan.tests:
             output.note(
                 "active tests: no node to test" if plan.tests else "active tests: none chosen"
@@ -68,10 +73,16 @@ def make_work(
             return None
         _confirm(f"Make {len(plan.nodes)} nodes work?", options["yes"], output)
         return run_active(
-            plan, settings.nodes(), settings.transport(), settings.limits, settings.width,
-            profile=profile, machines=_machines(fleet), say=lambda text: output.note(text, "dim"),
+            plan,
+            settings.nodes(),
+            settings.transport(),
+            settings.limits,
+            settings.width,
+            profile=profile,
+            machines=_machines(fleet),
+            say=lambda text: output.note(text, "dim"),
             sweep=output.sweep,
-        )  # fmt: skip
+        )
 
     return work
 

@@ -80,7 +80,7 @@ class Plan:
         )
         if self.left_out:
             lines += [f"  left out: {node}: {why}" for node, why in self.left_out.items()]
-        return lines  # fmt: skip
+        return lines
 
     def seconds(self) -> tuple[float, float]:
         """(where all is well, at the very most)."""
@@ -99,7 +99,7 @@ class Plan:
             rounds = len(ring_rounds(self.nodes)) + 1
             quick += 2.0 * rounds + 0.02 * ranks
             worst += most_rounds(count) * (self.group_limit_s(ranks) + 10)
-        return quick, math.ceil(worst)  # fmt: skip
+        return quick, math.ceil(worst)
 
 
 def refuse_busy(nodes: Sequence[NodeFacts]) -> None:
@@ -151,6 +151,14 @@ def make_plan(
                 left_out[node.name] = f"who is on its GPUs could not be found out: {why}"
     names = tuple(node.name for node in nodes if node.name not in left_out)
     return Plan(
-        names, device, {name: devices[name] for name in names}, python, port,
-        dict(env or {}), shared, tuple(tests), left_out, group_s=patience_s,
-    )  # fmt: skip
+        names,
+        device,
+        {name: devices[name] for name in names},
+        python,
+        port,
+        dict(env or {}),
+        shared,
+        tuple(tests),
+        left_out,
+        group_s=patience_s,
+    )

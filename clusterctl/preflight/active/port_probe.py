@@ -75,7 +75,9 @@ class Doors:
             if isinstance(answer.get("port"), int):
                 self._ports[name] = answer["port"]
             else:
-                self._holders[name] = str(answer.get("holder") or answer.get("error") or "no reason")  # fmt: skip
+                self._holders[name] = str(
+                    answer.get("holder") or answer.get("error") or "no reason"
+                )
             own = [hosts[name], *answer.get("addresses", ())]
             self._candidates[name] = list(dict.fromkeys(own))[:MOST_ADDRESSES]
 

@@ -23,11 +23,17 @@ def start_ranks(
         devices = ["cpu"]
         if plan.device == "cuda":
             devices = [f"cuda:{at}" for at in range(plan.devices[name])]
-        peer = next((addresses[one] for one in plan.nodes if one != name and one in addresses), None)  # fmt: skip
+        peer = next(
+            (addresses[one] for one in plan.nodes if one != name and one in addresses), None
+        )
         orders[name] = {
-            "op": "start", "python": plan.python, "text": text, "devices": devices,
-            "env": dict(plan.env), "peer": peer,
-        }  # fmt: skip
+            "op": "start",
+            "python": plan.python,
+            "text": text,
+            "devices": devices,
+            "env": dict(plan.env),
+            "peer": peer,
+        }
     answers = crew.ask(orders, plan.start_s)
     failed = {}
     for name in names:
@@ -69,7 +75,10 @@ def measure_speeds(
     for name, again in _ask(crew, plan, [one for one in slow if one not in crew.lost]).items():
         first = _known(speeds[name])
         if _known(again):
-            speeds[name] = tuple(max(pair, key=lambda one: one.tflops) for pair in zip(first, _known(again), strict=True))  # fmt: skip
+            speeds[name] = tuple(
+                max(pair, key=lambda one: one.tflops)
+                for pair in zip(first, _known(again), strict=True)
+            )
         else:
             speeds[name] = again
     return {name: speeds[name] for name in plan.nodes}

@@ -61,7 +61,11 @@ def run_active(
                 on_gpus = plan.device == "cuda"
                 share = profile.active_link_share if on_gpus else profile.active_cpu_link_share
                 collectives = try_links(crew, plan, addresses, unable, share, say)
-    left_out = {name: Unknown(f"not tested: {why}") for name, why in plan.left_out.items() if why != "not reached"}  # fmt: skip
+    left_out = {
+        name: Unknown(f"not tested: {why}")
+        for name, why in plan.left_out.items()
+        if why != "not reached"
+    }
     return Active(
         plan.device,
         {**speeds, **left_out} if speeds else {},

@@ -32,20 +32,29 @@ def try_shared(crew: Crew, plan: Plan) -> tuple[dict[str, SharedSeen], str, str]
             seen = {
                 name: SharedSeen(Unknown("nobody wrote"), Unknown("nobody wrote")) for name in names
             }
-            seen[writer] = SharedSeen(Unknown(wrote["error"]), Unknown(wrote["error"]), bool(wrote.get("hung")))  # fmt: skip
+            seen[writer] = SharedSeen(
+                Unknown(wrote["error"]), Unknown(wrote["error"]), bool(wrote.get("hung"))
+            )
             return seen, writer, str(wrote["error"])
         looked = ask("watch", names, plan.token_s + 5.0)
         able = [name for name, answer in looked.items() if "error" not in answer]
         read = ask("read", able, STEP_S)
         fast = sorted(_speed(answer) for answer in read.values() if "error" not in answer)
         if fast:
-            slow = [name for name, one in read.items()
-                    if "error" not in one and _speed(one) < fast[len(fast) // 2] / 2]  # fmt: skip
+            slow = [
+                name
+                for name, one in read.items()
+                if "error" not in one and _speed(one) < fast[len(fast) // 2] / 2
+            ]
             for name, again in ask("read", slow, STEP_S).items():
                 if "error" not in again and _speed(again) > _speed(read[name]):
                     read[name] = again  # it only came at a bad moment
     finally:
-        left = [writer] if writer not in crew.lost else [name for name in names if name not in crew.lost][:1]  # fmt: skip
+        left = (
+            [writer]
+            if writer not in crew.lost
+            else [name for name in names if name not in crew.lost][:1]
+        )
         ask("remove", left, 10.0)
     return {name: _seen(crew, name, looked, read) for name in names}, writer, ""
 

@@ -7,10 +7,17 @@ from typing import Any
 
 # What an answer holds that is no error, by the order; of `files` and `work` by what is to be done.
 _NEEDED = {
-    "start": ("ranks",), "work": ("answers",), "door": ("port", "addresses"), "knock": ("why",),
-    "write": ("seconds",), "watch": ("seen_s",), "read": ("bytes", "seconds"),
-    "matmul": ("model", "tflops", "finite"), "host": ("port",), "group": ("reduce_s",),
-}  # fmt: skip
+    "start": ("ranks",),
+    "work": ("answers",),
+    "door": ("port", "addresses"),
+    "knock": ("why",),
+    "write": ("seconds",),
+    "watch": ("seen_s",),
+    "read": ("bytes", "seconds"),
+    "matmul": ("model", "tflops", "finite"),
+    "host": ("port",),
+    "group": ("reduce_s",),
+}
 # The list of an answer, and that of its order: one for each.
 _PAIRS = {"start": ("ranks", "devices"), "work": ("answers", "orders"), "knock": ("why", "where")}
 
@@ -32,4 +39,6 @@ def misfit(order: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
 
 
 def _missing(what: str, answer: Mapping[str, Any]) -> str | None:
-    return next((f"{name} should be there" for name in _NEEDED.get(what, ()) if name not in answer), None)  # fmt: skip
+    return next(
+        (f"{name} should be there" for name in _NEEDED.get(what, ()) if name not in answer), None
+    )

@@ -36,7 +36,11 @@ class Misshapen(ValueError):
 
 def _told(value: Any) -> str:
     if isinstance(value, str):
-        return f"the text {printable(value)!r}" if len(value) <= 40 else f"a text of {len(value)} characters"  # fmt: skip
+        return (
+            f"the text {printable(value)!r}"
+            if len(value) <= 40
+            else f"a text of {len(value)} characters"
+        )
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):
@@ -61,7 +65,12 @@ def ascii_text(most: int) -> Shape:
     """A text that is data, such as base64: ASCII without control characters, unchanged."""
 
     def shape(value: Any) -> str:
-        if type(value) is not str or len(value) > most or not value.isascii() or not value.isprintable():  # fmt: skip
+        if (
+            type(value) is not str
+            or len(value) > most
+            or not value.isascii()
+            or not value.isprintable()
+        ):
             raise Misshapen(f"at most {most} ASCII characters", value)
         return value
 
@@ -207,7 +216,13 @@ def digits(high: int) -> Shape:
     """A whole number written as a text, as keys of JSON objects are."""
 
     def shape(value: Any) -> str:
-        if type(value) is not str or not value.isascii() or not value.isdigit() or len(value) > 18 or int(value) > high:  # fmt: skip
+        if (
+            type(value) is not str
+            or not value.isascii()
+            or not value.isdigit()
+            or len(value) > 18
+            or int(value) > high
+        ):
             raise Misshapen(f"digits up to {high}", value)
         return value
 

@@ -20,7 +20,7 @@ from clusterctl.remote.messages.shape import (
     text,
     whole,
 )
-from clusterctl.remote.messages.verbs import (  # fmt: skip
+from clusterctl.remote.messages.verbs import (
     AGE_S,
     BEAT,
     JOB_ROW,
@@ -49,14 +49,24 @@ _LOOK = record(
     {"state": maybe(text(4))},
     {
         "tasks": table(_pid, row(text(4), whole(0), whole(0), maybe(NAME), maybe(NAME)), THREADS),
-        "wchan": maybe(NAME), "syscall": maybe(text()), "stack": maybe(text(65536, lines=True)), "frozen": flag,
-        "at_s": SECONDS, "how": one_of("kernel", "py-spy", "faulthandler"), "error": text(), "repaired": flag,
-        "dump_s": SECONDS, "beat": BEAT, "clip": maybe(record({"path": text(8192), "age_s": AGE_S})),
+        "wchan": maybe(NAME),
+        "syscall": maybe(text()),
+        "stack": maybe(text(65536, lines=True)),
+        "frozen": flag,
+        "at_s": SECONDS,
+        "how": one_of("kernel", "py-spy", "faulthandler"),
+        "error": text(),
+        "repaired": flag,
+        "dump_s": SECONDS,
+        "beat": BEAT,
+        "clip": maybe(record({"path": text(8192), "age_s": AGE_S})),
         "threads": items(row(whole(0), maybe(NAME), whole(0, STACKS), flag, flag), THREADS),
         "text": text(1 << 18, lines=True),
     },
-)  # fmt: skip
-_FLIGHT = record({"path": text(8192), "age_s": AGE_S}, {"error": text(), "entries": items(_anything, STACKS)})  # fmt: skip
+)
+_FLIGHT = record(
+    {"path": text(8192), "age_s": AGE_S}, {"error": text(), "entries": items(_anything, STACKS)}
+)
 _REPORT = record(
     {
         "rows": rows(JOB_ROW),
@@ -65,7 +75,12 @@ _REPORT = record(
         "node": record(NODE),
         "py_spy": maybe(text(8192)),
         "rights": record({"uid": whole(0), "scope": maybe(whole()), "capable": flag}),
-        "samples": items(record({"at_s": SECONDS, "seconds": SECONDS, "processes": table(_pid, _LOOK, PROCESSES)}), SAMPLES),
+        "samples": items(
+            record(
+                {"at_s": SECONDS, "seconds": SECONDS, "processes": table(_pid, _LOOK, PROCESSES)}
+            ),
+            SAMPLES,
+        ),
         "frames": items(row(text(), text(), text(), whole()), STACKS),
         "stacks": items(items(whole(0, STACKS), 2000), STACKS),
         "logs": table(_pid, items(text(), 100), PROCESSES),
@@ -77,10 +92,12 @@ _REPORT = record(
         "late": items(NAME, 100),
         "seconds": SECONDS,
     }
-)  # fmt: skip
+)
 _FRAME = record({"name": text(), "where": text(), "line": whole()})
 _THREAD = record({"tid": maybe(whole(0)), "name": text(), "frames": items(_FRAME, 2000)})
-_NATIVE = record({"native": table(_pid, row(maybe(items(_THREAD, THREADS)), text(), flag), PROCESSES)})  # fmt: skip
+_NATIVE = record(
+    {"native": table(_pid, row(maybe(items(_THREAD, THREADS)), text(), flag), PROCESSES)}
+)
 
 
 def _consistent(inner: Shape) -> Shape:

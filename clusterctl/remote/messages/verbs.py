@@ -139,8 +139,7 @@ _KILL = _envelope(
     },
 )
 _STOP_LOOK = _envelope(
-    "stop",
-    {"rows": rows(JOB_ROW, asks=flag, beat=BEAT), "others": _OTHERS, "machine": _MACHINE},
+    "stop", {"rows": rows(JOB_ROW, asks=flag, beat=BEAT), "others": _OTHERS, "machine": _MACHINE}
 )
 _STOP = _envelope(
     "stop",
@@ -159,13 +158,7 @@ _CENSUS = has_key(
 _TIMES = {"time_s": number(0, 1e12), "boottime_s": SECONDS}
 _CLOCK = has_key(
     "sections",
-    record(
-        {
-            "node": record(NODE),
-            "sections": _SECTIONS,
-            "cpu_s": SECONDS,
-        }
-    ),
+    record({"node": record(NODE), "sections": _SECTIONS, "cpu_s": SECONDS}),
     has_key("boot_id", record({"boot_id": maybe(NAME)}), record({**_TIMES, "id": maybe(whole(0))})),
 )
 _SHELL_SECTIONS = record(
@@ -209,29 +202,49 @@ _EXAMINE = has_key(
         "ready",
         record({"ready": flag, "workers": whole(1, 100_000)}),
         has_key(
-            "alive", record({"alive": flag}), record({"failed": text()}, {"said": text(8192, lines=True)})
+            "alive",
+            record({"alive": flag}),
+            record({"failed": text()}, {"said": text(8192, lines=True)}),
         ),
     ),
-)  # fmt: skip
+)
 
 # One answer of a process of active_rank.py, or why it gave none.
 _RANK_SAYS = record(
     {},
     {
-        "id": whole(0), "error": text(), "own": flag, "phase": text(), "seconds": SECONDS,
-        "device": NAME, "torch": NAME, "model": NAME, "tflops": number(0, 1e9), "finite": flag,
-        "port": whole(0, 65535), "latency_s": SECONDS, "reduce_s": SECONDS, "exchange_s": SECONDS,
+        "id": whole(0),
+        "error": text(),
+        "own": flag,
+        "phase": text(),
+        "seconds": SECONDS,
+        "device": NAME,
+        "torch": NAME,
+        "model": NAME,
+        "tflops": number(0, 1e9),
+        "finite": flag,
+        "port": whole(0, 65535),
+        "latency_s": SECONDS,
+        "reduce_s": SECONDS,
+        "exchange_s": SECONDS,
     },
-)  # fmt: skip
+)
 _ACTIVE = record(
     {"id": whole(0)},
     {
-        "error": text(), "hung": flag, "ranks": items(_RANK_SAYS, RANKS),
-        "answers": items(_RANK_SAYS, RANKS), "port": maybe(whole(0, 65535)), "holder": maybe(text()),
-        "addresses": items(NAME, 64), "why": items(maybe(text()), 4096), "seconds": SECONDS,
-        "seen_s": SECONDS, "bytes": whole(0),
+        "error": text(),
+        "hung": flag,
+        "ranks": items(_RANK_SAYS, RANKS),
+        "answers": items(_RANK_SAYS, RANKS),
+        "port": maybe(whole(0, 65535)),
+        "holder": maybe(text()),
+        "addresses": items(NAME, 64),
+        "why": items(maybe(text()), 4096),
+        "seconds": SECONDS,
+        "seen_s": SECONDS,
+        "bytes": whole(0),
     },
-)  # fmt: skip
+)
 
 # A rank's last lines: 16 KiB of log, each byte at most four characters.
 _TAIL = items(text(70_000), 17_000)
@@ -256,7 +269,12 @@ _AGENT = either(
         "rank": record({"type": NAME, "rank": whole(0, 1 << 20), "pid": _pid}),
         "beat": record({"type": NAME, "ranks": table(digits(1 << 20), _ONE_BEAT, RANKS)}),
         "rank_ended": record(
-            {"type": NAME, "rank": whole(0, 1 << 20), "code": maybe(whole(-256, 1 << 16)), "how": text()},
+            {
+                "type": NAME,
+                "rank": whole(0, 1 << 20),
+                "code": maybe(whole(-256, 1 << 16)),
+                "how": text(),
+            },
             {"tail": _TAIL},
         ),
         "telemetry": record({"type": NAME, "text": raw_text(5 * MIB)}),
@@ -264,7 +282,7 @@ _AGENT = either(
         "ended": record({"type": NAME, "code": maybe(whole(-256, 1 << 16)), "tail": _TAIL}),
         "gone": record({"type": NAME, "left": rows(_LEFT_ROW)}),
     },
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

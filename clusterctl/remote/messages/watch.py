@@ -13,7 +13,24 @@ from clusterctl.remote.messages.shape import Misshapen, number, record, text, wh
 
 ROW_KEYS = frozenset(("disks", "procs"))
 INDEXES = 64  # GPUs or links of one node: more than any has
-KEYS = ROW_KEYS | {f"{family}{index}" for family in "ghlL" for index in range(INDEXES)} | {"cpus", "driver", "up", "cpu", "load1", "mem", "net", "gpus", "gpu_error", "csv", "links", "xlog"}  # fmt: skip
+KEYS = (
+    ROW_KEYS
+    | {f"{family}{index}" for family in "ghlL" for index in range(INDEXES)}
+    | {
+        "cpus",
+        "driver",
+        "up",
+        "cpu",
+        "load1",
+        "mem",
+        "net",
+        "gpus",
+        "gpu_error",
+        "csv",
+        "links",
+        "xlog",
+    }
+)
 ROWS, COLUMNS = 256, 16
 WORD = 1024  # characters of a path, a process's name, an error
 
@@ -63,5 +80,7 @@ def reading(value: Any, depth: int = 2) -> Any:
     raise Misshapen(f"a reading of at most {ROWS} rows of {COLUMNS} columns", value)
 
 
-_frame = record({"n": whole(0)}, {"key": _changes, "d": _changes, "step": number(-1e12, 1e12), "x": reading})  # fmt: skip
+_frame = record(
+    {"n": whole(0)}, {"key": _changes, "d": _changes, "step": number(-1e12, 1e12), "x": reading}
+)
 _pong = record({"pong": whole(0), "t": number(0, 1e12)})

@@ -91,9 +91,13 @@ class LoopbackCluster:
         nodes, known = [], []
         for name, port, key in zip(self.names, self.ports, host_keys, strict=True):
             words = [
-                name, "host=127.0.0.1", f"port={port}", f"user={me}",
-                f"identity={self.identity}", f"known_hosts={self.known_hosts}",
-            ]  # fmt: skip
+                name,
+                "host=127.0.0.1",
+                f"port={port}",
+                f"user={me}",
+                f"identity={self.identity}",
+                f"known_hosts={self.known_hosts}",
+            ]
             nodes.append(" ".join(shlex.quote(word) for word in words))
             known.append(f"[127.0.0.1]:{port} ssh-ed25519 {key}")
         self.known_hosts.write_text("\n".join(known) + "\n", encoding="utf-8")
@@ -107,13 +111,22 @@ class LoopbackCluster:
         search = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._file(name, "log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", __name__, "serve", "--name", name, "--dir", str(self.directory)],
+                [
+                    sys.executable,
+                    "-m",
+                    __name__,
+                    "serve",
+                    "--name",
+                    name,
+                    "--dir",
+                    str(self.directory),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
                 start_new_session=True,  # Ctrl-C is for us; we stop the nodes in order
-            )  # fmt: skip
+            )
 
     def _wait_until_ready(self) -> list[int]:
         deadline = time.monotonic() + START_TIMEOUT_S

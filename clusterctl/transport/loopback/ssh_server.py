@@ -179,9 +179,14 @@ class Command:
         try:
             with node.lock:
                 self.pid = os.posix_spawn(
-                    "/bin/sh", ["sh", "-c", os.fsdecode(command)], node.environment,
-                    file_actions=actions, setsid=True, setsigdef=defaults, setsigmask=[],
-                )  # fmt: skip
+                    "/bin/sh",
+                    ["sh", "-c", os.fsdecode(command)],
+                    node.environment,
+                    file_actions=actions,
+                    setsid=True,
+                    setsigdef=defaults,
+                    setsigmask=[],
+                )
                 node.commands[self.pid] = self
         except OSError:
             for fd in (self._stdin, self._stdout, self._stderr):
@@ -229,7 +234,11 @@ class Command:
         self.channel.status_event.wait()  # set when the channel closes, from either side
         if self.exited.wait(LEASE_GRACE_S):
             return  # what it left in the background stays, as with sshd
-        for number, grace_s in ((signal.SIGHUP, 0.0), (signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):  # fmt: skip
+        for number, grace_s in (
+            (signal.SIGHUP, 0.0),
+            (signal.SIGTERM, TERM_GRACE_S),
+            (signal.SIGKILL, TERM_GRACE_S),
+        ):
             self.kill(number)
             if self.exited.wait(grace_s):
                 return

@@ -90,10 +90,17 @@ class Query:
         here, port = socket.gethostname(), str(self.values.get("port", DEFAULT_PORT))
         alias = self.values.get("hostkeyalias", "").lower() or self.original
         tokens = {
-            "L": here.partition(".")[0], "d": str(Path.home()), "h": self.hostname,
-            "i": str(os.getuid()), "k": alias, "l": here, "n": self.original, "p": port,
-            "r": self.remote_user, "u": local_user(),
-        }  # fmt: skip
+            "L": here.partition(".")[0],
+            "d": str(Path.home()),
+            "h": self.hostname,
+            "i": str(os.getuid()),
+            "k": alias,
+            "l": here,
+            "n": self.original,
+            "p": port,
+            "r": self.remote_user,
+            "u": local_user(),
+        }
         if not self.values.get("proxyjump"):
             connection = (here + self.hostname + port + self.remote_user).encode(
                 errors="surrogateescape"

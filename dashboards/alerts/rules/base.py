@@ -82,15 +82,21 @@ class Look:
     def gpu(self, unit: Unit) -> Gpu | None:
         """The reading of a GPU; None when there is none now."""
         node = self.live.get(unit[0])
-        return next((g for g in (node.gpus if node else None) or () if gpu_part(g.index) == unit[1]), None)  # fmt: skip
+        return next(
+            (g for g in (node.gpus if node else None) or () if gpu_part(g.index) == unit[1]), None
+        )
 
     def link(self, unit: Unit) -> Link | None:
         node = self.live.get(unit[0])
-        return next((link for link in (node.links if node else None) or () if link.name == unit[1]), None)  # fmt: skip
+        return next(
+            (link for link in (node.links if node else None) or () if link.name == unit[1]), None
+        )
 
     def disk(self, unit: Unit) -> Disk | None:
         node = self.live.get(unit[0])
-        return next((disk for disk in (node.disks if node else None) or () if disk.path == unit[1]), None)  # fmt: skip
+        return next(
+            (disk for disk in (node.disks if node else None) or () if disk.path == unit[1]), None
+        )
 
 
 @dataclass(frozen=True, slots=True)

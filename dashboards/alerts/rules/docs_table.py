@@ -8,9 +8,15 @@ from dashboards.alerts.rules.base import Rule
 from dashboards.model.units import span
 
 SUBJECTS = {
-    "run": "The run", "loss": "The run", "wandb": "The run", "gpu": "GPUs", "node": "Nodes", "clock": "Clocks",
-    "link": "The network between nodes", "disk": "Disks",
-}  # fmt: skip
+    "run": "The run",
+    "loss": "The run",
+    "wandb": "The run",
+    "gpu": "GPUs",
+    "node": "Nodes",
+    "clock": "Clocks",
+    "link": "The network between nodes",
+    "disk": "Disks",
+}
 
 
 def render() -> str:
@@ -21,9 +27,18 @@ def render() -> str:
         sections.setdefault(SUBJECTS[rule.id.partition(".")[0]], []).append(rule)
     for title, rules in sections.items():
         lines += ["", f"### {title}", ""]
-        lines += ["| id | why | limit | begins, ends after | what to type next |", "|---|---|---|---|---|"]  # fmt: skip
+        lines += [
+            "| id | why | limit | begins, ends after | what to type next |",
+            "|---|---|---|---|---|",
+        ]
         for rule in rules:
-            cells = [f"`{rule.id}` {rule.severity.upper()}", rule.meaning, _limit(rule), _times(rule), f"`{_command(rule)}`"]  # fmt: skip
+            cells = [
+                f"`{rule.id}` {rule.severity.upper()}",
+                rule.meaning,
+                _limit(rule),
+                _times(rule),
+                f"`{_command(rule)}`",
+            ]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines).strip() + "\n"
 
@@ -34,11 +49,18 @@ def show(output: Output) -> None:
         output.document(
             "watch",
             alerts=[
-                {"id": rule.id, "severity": rule.severity, "meaning": rule.meaning, "limit": rule.threshold,
-                 "begins_after_s": rule.after_s, "ends_after_s": rule.clear_s, "part_of": list(rule.joins)}
+                {
+                    "id": rule.id,
+                    "severity": rule.severity,
+                    "meaning": rule.meaning,
+                    "limit": rule.threshold,
+                    "begins_after_s": rule.after_s,
+                    "ends_after_s": rule.clear_s,
+                    "part_of": list(rule.joins),
+                }
                 for rule in RULES
             ],
-        )  # fmt: skip
+        )
         return
     output.table(
         ["ALERT", "WORD", "BEGINS", "ENDS", "LIMIT"],
@@ -48,7 +70,11 @@ def show(output: Output) -> None:
 
 
 def _limit(rule: Rule) -> str:
-    joined = f"; said by {' or '.join(f'`{id}`' for id in rule.joins)} where there is one" if rule.joins else ""  # fmt: skip
+    joined = (
+        f"; said by {' or '.join(f'`{id}`' for id in rule.joins)} where there is one"
+        if rule.joins
+        else ""
+    )
     return rule.threshold + joined
 
 

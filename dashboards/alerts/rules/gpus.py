@@ -120,7 +120,9 @@ def hot(look: Look) -> Iterable[Sign]:
     limit = look.limits.hot_c
     for name, gpu in look.gpus:
         if gpu.temperature_c is not None and gpu.temperature_c >= limit:
-            yield Sign((name, gpu_part(gpu.index)), f"{gpu.temperature_c:.0f} °C (limit {limit:.0f})")  # fmt: skip
+            yield Sign(
+                (name, gpu_part(gpu.index)), f"{gpu.temperature_c:.0f} °C (limit {limit:.0f})"
+            )
 
 
 def ecc(look: Look) -> Iterable[Sign]:

@@ -31,7 +31,9 @@ def keep(look: Look) -> Kept:
                 continue
             past = kept.disks.get((name, one.path), ())
             if not past or look.now_s - past[-1][0] >= DISK_EVERY_S:
-                disks[name, one.path] = _longer(past, (look.now_s, one.used_bytes), look.limits.disk_looks_s)  # fmt: skip
+                disks[name, one.path] = _longer(
+                    past, (look.now_s, one.used_bytes), look.limits.disk_looks_s
+                )
     were_busy = (kept.were_busy | busy) - free if busy or free else kept.were_busy
     if not (links or ups or disks) and were_busy is kept.were_busy:
         return kept

@@ -6,15 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 
-from dashboards.alerts.rules.base import (
-    FAIL,
-    WARN,
-    Look,
-    Rule,
-    Sign,
-    Unit,
-    read,
-)
+from dashboards.alerts.rules.base import FAIL, WARN, Look, Rule, Sign, Unit, read
 from dashboards.model import units
 from dashboards.model.samples import Disk, Link
 
@@ -40,7 +32,7 @@ def down(look: Look) -> Iterable[Sign]:
         elif node.sample is None:
             yield Sign((name, ""), "no answer yet", after_s=limits.waiting_s)
         else:
-            yield Sign((name, ""), "connected, but no readings", after_s=after_s)  # fmt: skip
+            yield Sign((name, ""), "connected, but no readings", after_s=after_s)
 
 
 def clock_step(look: Look) -> Iterable[Sign]:
@@ -98,13 +90,27 @@ def link_down(look: Look) -> Iterable[Sign]:
             if link.state not in UP and is_down(link):
                 if ups is None:
                     ups = Counter(
-                        other.name for n in look.live.values() for other in n.links or () if is_up(other)
-                    )  # fmt: skip
+                        other.name
+                        for n in look.live.values()
+                        for other in n.links or ()
+                        if is_up(other)
+                    )
                 if unit in kept.were_up or ups[link.name] > max(2, len(look.live) / 2):
-                    yield Sign(unit, f"{link.state}, it was up" if unit in kept.were_up else f"{link.state}, up on {ups[link.name]} other nodes")  # fmt: skip
+                    yield Sign(
+                        unit,
+                        f"{link.state}, it was up"
+                        if unit in kept.were_up
+                        else f"{link.state}, up on {ups[link.name]} other nodes",
+                    )
             elif link.downs and link.downs > kept.links.get(unit, link.downs):
                 times = link.downs - kept.links[unit]
-                yield Sign(unit, f"was lost {times} time{'s' * (times != 1)}, is {link.state} again", WARN, after_s=0, clear_s=600)  # fmt: skip
+                yield Sign(
+                    unit,
+                    f"was lost {times} time{'s' * (times != 1)}, is {link.state} again",
+                    WARN,
+                    after_s=0,
+                    clear_s=600,
+                )
 
 
 def is_up(link: Link) -> bool:

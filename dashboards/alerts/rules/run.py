@@ -30,7 +30,9 @@ def stalled(look: Look) -> Iterable[Sign]:
         began_s = max((sample.at_s for sample in run.events), default=None)
         if began_s is not None and look.now_s - began_s > limits.first_step_s:
             age_s = look.now_s - began_s
-            yield Sign(unit, f"no first step for {units.span(age_s)}", starts=age_s < limits.forgotten_s)  # fmt: skip
+            yield Sign(
+                unit, f"no first step for {units.span(age_s)}", starts=age_s < limits.forgotten_s
+            )
         return
     if run.last.steps_total and run.last.step >= run.last.steps_total:
         return  # the last step is done; what comes now is saving and evaluation
@@ -96,7 +98,10 @@ def spike(look: Look) -> Iterable[Sign]:
     if run is None or run.ended:
         return
     losses = [record.loss for record in run.recent if math.isfinite(record.loss)]
-    before, now = losses[-200 - limits.spike_steps : -limits.spike_steps], losses[-limits.spike_steps :]  # fmt: skip
+    before, now = (
+        losses[-200 - limits.spike_steps : -limits.spike_steps],
+        losses[-limits.spike_steps :],
+    )
     if len(before) < limits.spike_known:
         return
     middle = statistics.median(before)
@@ -143,7 +148,7 @@ def straggler(look: Look) -> Iterable[Sign]:
     rank, times = ranks.most_common(1)[0]
     if times < limits.straggler_steps * len(window):
         return
-    text = f"rank {rank} is the slowest in {times} of {len(window)} steps, the others wait {100 * statistics.fmean(idle):.0f} % of them"  # fmt: skip
+    text = f"rank {rank} is the slowest in {times} of {len(window)} steps, the others wait {100 * statistics.fmean(idle):.0f} % of them"
     yield Sign(unit_of_rank(run, rank) or ("", run.name), text)
 
 

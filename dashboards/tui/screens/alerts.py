@@ -19,11 +19,7 @@ from dashboards.model import units
 from dashboards.model.fleet import short_names
 from dashboards.model.state import State
 from dashboards.tui.screens.base import MOVING, TopScreen
-from dashboards.tui.widgets.attention import (
-    WORDS,
-    is_muted,
-    severity_style,
-)
+from dashboards.tui.widgets.attention import WORDS, is_muted, severity_style
 from dashboards.tui.widgets.listing import Listing
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, words

@@ -38,10 +38,7 @@ MOVING: tuple[BindingType, ...] = (
 )
 KILL = "screen.kill"
 HELP: Keys = (("?", "help", "app.help"),)
-ALWAYS: Keys = (
-    ("q", "quit", "app.quit"),
-    ("w", "picture", "app.picture"),
-)
+ALWAYS: Keys = (("q", "quit", "app.quit"), ("w", "picture", "app.picture"))
 
 
 class TopScreen(Screen[None]):

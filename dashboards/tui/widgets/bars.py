@@ -118,7 +118,10 @@ class RunStrip(Panel):
             return [left]
         age_s = None if run.last_s is None else state.now_s - run.last_s
         right = words(("loss ", colors.dim), (f"{units.number(now.smooth_loss)} ", colors.strong))
-        steps = words((f"  {now.step:,}/{now.steps_total:,}", colors.text), (f" {units.age(age_s)} ago", colors.dim))  # fmt: skip
+        steps = words(
+            (f"  {now.step:,}/{now.steps_total:,}", colors.text),
+            (f" {units.age(age_s)} ago", colors.dim),
+        )
         pace = words((f"{units.seconds(now.step_s)}/step  ", colors.text))
         eta = words(("ETA ", colors.dim), (f"{units.span(now.eta_s)}  ", colors.text))
         room = width - width_of(left) - width_of(right) - 2

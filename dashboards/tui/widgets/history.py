@@ -131,7 +131,11 @@ class Selected(Panel):
             self.title("nothing selected")
             return []
         index = self.cursor[1]
-        gpu = next((g for g in (node.sample.gpus or ()) if g.index == index), None) if node.sample else None  # fmt: skip
+        gpu = (
+            next((g for g in (node.sample.gpus or ()) if g.index == index), None)
+            if node.sample
+            else None
+        )
         name = f"{node.name}  GPU {index}" if node.gpus_seen else node.name
         model = gpu.name.removeprefix("NVIDIA ") if gpu else ""
         self.title(f"{name}  {model}".rstrip() if len(name) + len(model) + 8 < width else name)
@@ -216,7 +220,12 @@ def node_line(node: NodeState, width: int, colors: Palette) -> Line:
     loads = words(("  load ", colors.dim), (f"{load}/{sample.cpus or units.UNKNOWN}", busy))
     network = words(("  net ", colors.dim), (units.rate(sample.network_bytes_s), colors.text))
     # The fullest form that fits.
-    for line in (cpu + loads + gibibytes + network, cpu + loads + gibibytes, cpu + loads + memory, cpu + memory):  # fmt: skip
+    for line in (
+        cpu + loads + gibibytes + network,
+        cpu + loads + gibibytes,
+        cpu + loads + memory,
+        cpu + memory,
+    ):
         if width_of(line) <= width:
             return line
     return cpu

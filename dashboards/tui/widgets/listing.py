@@ -66,7 +66,10 @@ class Listing(Panel, can_focus=True):
         if len(rows) > room:
             left = len(rows) - self._top - room
             note = f" {left} more below " if left > 0 else f" {self._top} more above "
-            lines[-1] = [*fitted(lines[-1], width - len(note), colors.text), *words((note, colors.dim))]  # fmt: skip
+            lines[-1] = [
+                *fitted(lines[-1], width - len(note), colors.text),
+                *words((note, colors.dim)),
+            ]
         return lines
 
     def move(self, rows: int) -> None:

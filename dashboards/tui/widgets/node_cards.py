@@ -180,9 +180,13 @@ class NodeCards(GpuGrid):
             return []
         lines = []
         values: list[tuple[Metric, str, float | None]] = [
-            (metric, metric.say(node_value(sample, metric)), level(node_value(sample, metric), metric))
+            (
+                metric,
+                metric.say(node_value(sample, metric)),
+                level(node_value(sample, metric), metric),
+            )
             for metric in NODE_METRICS[:2]
-        ]  # fmt: skip
+        ]
         per_core = load_per_core(sample)
         load = units.UNKNOWN if sample.load1 is None else f"{sample.load1:.2f}"
         values.append((NODE_METRICS[2], f"{load}/{sample.cpus or units.UNKNOWN}", per_core))

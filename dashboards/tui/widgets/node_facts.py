@@ -72,8 +72,11 @@ def ports_line(links: Sequence[Link], width: int, colors: Palette) -> Line:
         line += words(
             (f" {name} ", colors.dim),
             (f"{len(up)}/{len(ports)} up {rate}", colors.text if good else colors.bad),
-            (f" ↓{units.rate(_sum(p.rx_bytes_s for p in ports))} ↑{units.rate(_sum(p.tx_bytes_s for p in ports))} ", colors.label),
-        )  # fmt: skip
+            (
+                f" ↓{units.rate(_sum(p.rx_bytes_s for p in ports))} ↑{units.rate(_sum(p.tx_bytes_s for p in ports))} ",
+                colors.label,
+            ),
+        )
         bad = [port for port in ports if port.errors_min]
         if bad:
             said = ", ".join(f"{port.name} {port.errors_min:.0f}!" for port in bad)
@@ -133,11 +136,17 @@ class NodeLinks(NodePanel):
                     (f" {link.name:<{name_wide}} ", colors.text),
                     (f"{link.state[:7]:<7}", colors.good if up else colors.bad),
                     (f"{rate:>6}", colors.label),
-                    (f"{units.rate(link.rx_bytes_s):>10}{units.rate(link.tx_bytes_s):>10}", colors.text),
-                    (f"{errors + ('!' if link.errors_min else ''):>8}", colors.bad if link.errors_min else colors.label),
+                    (
+                        f"{units.rate(link.rx_bytes_s):>10}{units.rate(link.tx_bytes_s):>10}",
+                        colors.text,
+                    ),
+                    (
+                        f"{errors + ('!' if link.errors_min else ''):>8}",
+                        colors.bad if link.errors_min else colors.label,
+                    ),
                     (f"{units.UNKNOWN if link.downs is None else link.downs:>6}", colors.label),
                 )
-            )  # fmt: skip
+            )
         return lines
 
 
@@ -154,7 +163,13 @@ class NodeDisks(NodePanel):
         lines = []
         for disk in disks:
             full = disk.full
-            style = colors.bad if (full or 0) > FULL_DISK else colors.warn if (full or 0) > NEARLY_FULL_DISK else colors.good  # fmt: skip
+            style = (
+                colors.bad
+                if (full or 0) > FULL_DISK
+                else colors.warn
+                if (full or 0) > NEARLY_FULL_DISK
+                else colors.good
+            )
             filled, empty = bar(full, max(4, width - wide - 27))
             sizes = f"{units.size(disk.used_bytes)} of {units.size(disk.total_bytes)}"
             if full is None:

@@ -146,9 +146,17 @@ class NodeGpus(NodePanel, can_focus=True):
 
     # (name, cells): which columns there are depends on the width; later ones give way first.
     _COLUMNS = (
-        ("power", 7), ("util", 5), ("memory", 19), ("temp", 7), ("SM MHz", 8), ("process", 18),
-        ("rank", 5), ("ECC", 5), ("NVLink", 8), ("throttle", 20),
-    )  # fmt: skip
+        ("power", 7),
+        ("util", 5),
+        ("memory", 19),
+        ("temp", 7),
+        ("SM MHz", 8),
+        ("process", 18),
+        ("rank", 5),
+        ("ECC", 5),
+        ("NVLink", 8),
+        ("throttle", 20),
+    )
 
     def _columns(self, node: NodeState, width: int) -> list[tuple[str, int]]:
         room = width - 6
@@ -183,9 +191,16 @@ class NodeGpus(NodePanel, can_focus=True):
         return text
 
     def _row(
-        self, node: NodeState, index: int, gpu: Gpu | None, gone: bool,
-        columns: Sequence[tuple[str, int]], state: State, width: int, colors: Palette,
-    ) -> Line:  # fmt: skip
+        self,
+        node: NodeState,
+        index: int,
+        gpu: Gpu | None,
+        gone: bool,
+        columns: Sequence[tuple[str, int]],
+        state: State,
+        width: int,
+        colors: Palette,
+    ) -> Line:
         odd = state.odd.get((node.name, index))
         here = index == self.gpu
         mark = "x" if gone else "!" if odd else " "

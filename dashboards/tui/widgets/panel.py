@@ -118,7 +118,9 @@ class Panel(Widget):
             # As Content: a string would be read as markup.
             self.border_title, self.border_subtitle = plain(text), plain(note)
             top = self.gutter.top
-            self._whole = {y: line for y, line in self._whole.items() if 0 <= y - top < len(self._strips)}  # fmt: skip
+            self._whole = {
+                y: line for y, line in self._whole.items() if 0 <= y - top < len(self._strips)
+            }
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):

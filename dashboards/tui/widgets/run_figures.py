@@ -87,9 +87,10 @@ class RunFigures(Panel):
             return entries[:height]
         half = width // 2
         return [
-            fitted(left, half, colors.text) + (entries[height + y] if height + y < len(entries) else [])
+            fitted(left, half, colors.text)
+            + (entries[height + y] if height + y < len(entries) else [])
             for y, left in enumerate(entries[:height])
-        ]  # fmt: skip
+        ]
 
     def _pairs(self, run: RunState, state: State, colors: Palette) -> list[tuple[str, str, Style]]:
         """(name, text, style), the ones to be seen on small terminals first."""

@@ -157,7 +157,9 @@ def _step_axis(low: float, high: float, gutter: int, inner: int, colors: Palette
     if gap < 2:
         return words((" " * gutter + right.rjust(inner), colors.dim))
     before = gap // 2
-    return words((" " * gutter + left + " " * before + middle + " " * (gap - before) + right, colors.dim))  # fmt: skip
+    return words(
+        (" " * gutter + left + " " * before + middle + " " * (gap - before) + right, colors.dim)
+    )
 
 
 class Events(Panel):

@@ -39,11 +39,14 @@ class VerdictPanel(Panel):
         if seen is None or (self.job and not self.job.done):
             return 3
         evidence = seen.verdict.evidence[:3]
-        return 1 + len(wrapped(self._headline(seen), width)) + sum(
-            len(wrapped(f"because {text}", width)) for text in evidence
-        ) + min(2, len(seen.clues)) + sum(
-            len(wrapped(f"next: {text}", width)) for text in seen.verdict.next_steps[:2]
-        ) + len(permission_lines(seen.picture))  # fmt: skip
+        return (
+            1
+            + len(wrapped(self._headline(seen), width))
+            + sum(len(wrapped(f"because {text}", width)) for text in evidence)
+            + min(2, len(seen.clues))
+            + sum(len(wrapped(f"next: {text}", width)) for text in seen.verdict.next_steps[:2])
+            + len(permission_lines(seen.picture))
+        )
 
     def _headline(self, seen: Diagnosis) -> str:
         return f"{seen.verdict.headline} ({seen.verdict.confidence} confidence)"
@@ -69,9 +72,20 @@ class VerdictPanel(Panel):
             if self.why_not:
                 return [words((f" {self.why_not}", colors.dim))]
             return [
-                words((" enter", colors.accent), (" looks at every process of the run on all nodes, twice, 2 s apart,", colors.text)),
-                words((" and says whom the others wait for. It stops nothing and leaves nothing there.", colors.text)),
-            ]  # fmt: skip
+                words(
+                    (" enter", colors.accent),
+                    (
+                        " looks at every process of the run on all nodes, twice, 2 s apart,",
+                        colors.text,
+                    ),
+                ),
+                words(
+                    (
+                        " and says whom the others wait for. It stops nothing and leaves nothing there.",
+                        colors.text,
+                    )
+                ),
+            ]
         return self._verdict(seen, state, width, colors)
 
     def _verdict(self, seen: Diagnosis, state: State, width: int, colors: Palette) -> list[Line]:

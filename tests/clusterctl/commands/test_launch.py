@@ -25,14 +25,7 @@ from clusterctl.commands import launch
 from clusterctl.errors import Declined
 from clusterctl.launch.start import Prepared
 from clusterctl.output import Output
-from tests.clusterctl.launch.harness import (
-    PYTHON,
-    STARTER,
-    WAIT,
-    ranks_of,
-    tagged,
-    wait_until,
-)
+from tests.clusterctl.launch.harness import PYTHON, STARTER, WAIT, ranks_of, tagged, wait_until
 from tests.lab import why_not
 
 # Stands for the interpreter on the nodes: torchrun and the trainer are replaced, the rest is real.

@@ -101,8 +101,7 @@ def test_link_at_the_destination_is_followed(one, source: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
-    [("a.txt", "is a folder on the node"), ("deep", "is a file on the node")],
+    ("what", "words"), [("a.txt", "is a folder on the node"), ("deep", "is a file on the node")]
 )
 def test_kinds_are_not_exchanged(
     one, source: Path, tmp_path: Path, capsys, what: str, words: str

@@ -8,14 +8,7 @@ import time
 from pathlib import Path
 
 from clusterctl.launch.plan import Timing
-from tests.clusterctl.launch.harness import (
-    REPO,
-    WAIT,
-    command_line,
-    ranks_of,
-    tagged,
-    wait_until,
-)
+from tests.clusterctl.launch.harness import REPO, WAIT, command_line, ranks_of, tagged, wait_until
 
 
 def test_ranks_of_two_nodes_run_to_their_end_and_each_has_its_log(bench) -> None:

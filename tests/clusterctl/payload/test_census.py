@@ -19,11 +19,7 @@ from checks.runner import run_checks
 from clusterctl.payload.collect import clock as collect_clock
 from clusterctl.payload.collect import processes as collect_processes
 from clusterctl.remote import payload as ship
-from tests.clusterctl.payload.local import (
-    LocalConnection,
-    LocalTransport,
-    tools_only,
-)
+from tests.clusterctl.payload.local import LocalConnection, LocalTransport, tools_only
 from tests.clusterctl.remote.test_payload import PYTHON38, needs_python38
 
 REFUSE = "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"

@@ -262,8 +262,7 @@ def _cut(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model/model.safetensors", FIRST_PART, "a.json"])
 @pytest.mark.parametrize(
-    ("harm", "said"),
-    [(_flip, "is damaged"), (_cut, "bytes, not"), (Path.unlink, "is missing")],
+    ("harm", "said"), [(_flip, "is damaged"), (_cut, "bytes, not"), (Path.unlink, "is missing")]
 )
 def test_a_harmed_file_is_named_and_the_other_checkpoint_offered(
     tmp_path: Path, name: str, harm: Callable[[Path], None], said: str

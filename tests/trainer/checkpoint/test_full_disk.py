@@ -63,11 +63,7 @@ def test_harmed_checkpoints_are_refused_by_name_and_the_one_before_is_offered(
     tmp_path: Path, clips: Path
 ) -> None:
     words = [*config(tmp_path, clips), "--max-steps", "2"]
-    harms = {
-        "flipped": "model/model.safetensors",
-        "cut": TWO_RANKS,
-        "gone": "sampler.json",
-    }
+    harms = {"flipped": "model/model.safetensors", "cut": TWO_RANKS, "gone": "sampler.json"}
     first = [[*words, "--run-dir", str(tmp_path / name)] for name in harms]
     for done in ranks.train(first, 2, tmp_path / "first"):
         assert [rank.code for rank in done] == [0, 0], done[0].err

@@ -181,9 +181,7 @@ def test_every_way_of_scaling_gives_a_reference_the_same_brightness(
         assert levels(video[0], grey[0, :16, :16]) <= 3, resize
 
 
-def test_loops_go_on_from_the_last_frames_and_drop_them_once(
-    small: tuple[Parts, Settings],
-) -> None:
+def test_loops_go_on_from_the_last_frames_and_drop_them_once(small: tuple[Parts, Settings]) -> None:
     parts, settings = small
     settings = replace(settings, loop=3, condition_frame_length=4)
     seen: list[Tensor] = []

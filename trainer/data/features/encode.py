@@ -34,31 +34,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="training config, a file or a short name")
     parser.add_argument("out", type=Path, help="folder of the cache, seen by all ranks")
     parser.add_argument(
-        "--sample", action="store_true",
+        "--sample",
+        action="store_true",
         help="keep one draw of each latent instead of mean and log-variance: half the bytes, no "
         "fresh noise in training",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--latent-dtype", choices=sorted(_DTYPES), default=None,
+        "--latent-dtype",
+        choices=sorted(_DTYPES),
+        default=None,
         help="of latents as stored (fp16; fp32 where pixels are the latents). Captions keep the encoder's",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--caption-embedder", action="store_true",
+        "--caption-embedder",
+        action="store_true",
         help="keep captions behind the frozen caption embedder of --ckpt-path: 1,152 numbers a token "
         "instead of 4,096",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--max-frames", type=whole(1), metavar="N", help="encode only the first N frames of a clip"
     )
     parser.add_argument(
-        "--shard-mb", type=whole(1), default=SHARD_MB, metavar="MB",
+        "--shard-mb",
+        type=whole(1),
+        default=SHARD_MB,
+        metavar="MB",
         help="size of a shard, which a kill costs at most for each rank (%(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument("--workers", type=whole(), help="decoding processes a rank (num_workers)")
     parser.add_argument(
-        "--max-bad", type=whole(), metavar="N",
+        "--max-bad",
+        type=whole(),
+        metavar="N",
         help="stop above this many clips that cannot be read (max_bad_samples)",
-    )  # fmt: skip
+    )
     parser.add_argument("--retry-bad", action="store_true", help="try those again that could not")
     parser.add_argument(
         "--force", action="store_true", help="throw away what OUT holds and begin anew"

@@ -175,11 +175,7 @@ def _key(
         channels = text_facts(config, options)["encoder_channels"]
         embedder = load_embedder(config, channels, dtype)
         key["captions"]["embedder"] = embedder_hash(embedder, dtype)
-    facts = {
-        "weight_files": hashes.seen,
-        "grid": grid_facts(config),
-        **text_facts(config, options),
-    }
+    facts = {"weight_files": hashes.seen, "grid": grid_facts(config), **text_facts(config, options)}
     return json.loads(json.dumps(key)), facts
 
 
@@ -187,7 +183,10 @@ def _refuse(out: Path, before: Mapping[str, Any], key: Mapping[str, Any]) -> Non
     refuse_other(out, before, key)
     was, has = before["captions"]["embedder"], key["captions"]["embedder"]
     if was != has:
-        words = ["no caption embedder" if one is None else f"caption embedder {one[:12]}" for one in (was, has)]  # fmt: skip
+        words = [
+            "no caption embedder" if one is None else f"caption embedder {one[:12]}"
+            for one in (was, has)
+        ]
         raise FeaturesError(
             f"the features in {out} were made with {words[0]}, not {words[1]}",
             hint="say --caption-embedder as before, or another folder, or --force to begin anew",

@@ -19,15 +19,7 @@ from trainer.config.load import Config
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
 from trainer.data.features.index import EMPTY, Table, read_document, read_index, text_key
 from trainer.data.features.key import encoder_width
-from trainer.data.features.units import (
-    Grid,
-    Units,
-    cut,
-    find_units,
-    frames_of,
-    keys_of,
-    unit_bytes,
-)
+from trainer.data.features.units import Grid, Units, cut, find_units, frames_of, keys_of, unit_bytes
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.content import content_ids
@@ -119,11 +111,16 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
     rows = np.fromiter(first.values(), np.int64, len(first))
     copies = 2 if key["latents"]["kind"] == "posterior" else 1
     return Work(
-        manifest, grid, units, frames, rows[tables[TEXTS].find(keys) < 0],
+        manifest,
+        grid,
+        units,
+        frames,
+        rows[tables[TEXTS].find(keys) < 0],
         copies * _BYTES[key["latents"]["dtype"]],
         document["text_channels"] * _BYTES[document["text_dtype"]],
-        key["text"]["model_max_length"], inputs["shard_bytes"],
-    )  # fmt: skip
+        key["text"]["model_max_length"],
+        inputs["shard_bytes"],
+    )
 
 
 def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> str:

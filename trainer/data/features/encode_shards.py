@@ -137,9 +137,14 @@ class Maker:
                 )
                 for lengths, first, stop in cuts:
                     window = Window(
-                        first * interval, stop - first, interval, height, width,
-                        int(manifest.num_frames[row]), resize,
-                    )  # fmt: skip
+                        first * interval,
+                        stop - first,
+                        interval,
+                        height,
+                        width,
+                        int(manifest.num_frames[row]),
+                        resize,
+                    )
                     yield Segment(place, unit, manifest.locate(row), lengths, first, window)
 
     def _write_latents(self, shard: Shard, clips: Sequence[_Clip]) -> None:
@@ -164,10 +169,14 @@ class Maker:
                 )
                 pieces.append(piece)
                 entry = {
-                    **size, "key": self._key(clip.unit, length), "length": length,
-                    "frames": int(work.frames[row]), "count": len(values), "fps": clip.reply.fps,
+                    **size,
+                    "key": self._key(clip.unit, length),
+                    "length": length,
+                    "frames": int(work.frames[row]),
+                    "count": len(values),
+                    "fps": clip.reply.fps,
                     "crc_at": len(crcs),
-                }  # fmt: skip
+                }
                 for column, value in entry.items():
                     columns[column].append(value)
                 crcs += own

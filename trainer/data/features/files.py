@@ -28,9 +28,15 @@ from trainer.runlog.json_file import parse, read_object
 LATENTS, TEXTS = "latents", "texts"
 DOCUMENT, JOB = "features.json", "job.json"
 _KINDS = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
-    "I64": "<i8", "U64": "<u8", "I32": "<i4", "U32": "<u4",
-}  # fmt: skip
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "U64": "<u8",
+    "I32": "<i4",
+    "U32": "<u4",
+}
 _META = "trainer"
 _LARGEST_HEADER = 100 << 20  # safetensors' own limit
 

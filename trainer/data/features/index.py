@@ -34,11 +34,17 @@ _COUNTS = ("job", "latents", "captions", "bytes", "text_channels", "encoder_chan
 # Columns of a shard's own table; the index adds shard and offset. `crc_at` points into `crc`.
 COLUMNS = {
     LATENTS: {
-        "key": "U64", "height": "I32", "width": "I32", "length": "I32", "frames": "I32",
-        "count": "I32", "fps": "F32", "crc_at": "I64",
+        "key": "U64",
+        "height": "I32",
+        "width": "I32",
+        "length": "I32",
+        "frames": "I32",
+        "count": "I32",
+        "fps": "F32",
+        "crc_at": "I64",
     },
     TEXTS: {"key": "U64", "count": "I32", "crc_at": "I64"},
-}  # fmt: skip
+}
 _OWN_FILE = re.compile(r"[\w-]+\.safetensors")
 _PLACES = {"shard": "I32", "offset": "I64"}
 
@@ -137,10 +143,7 @@ def gather(folder: Path, shards: Sequence[Path]) -> Gathered:
         keys = joined["key"][order]
         order = order[np.append(keys[1:] != keys[:-1], True)[: len(keys)]]  # the newest of each
         joined = {name: column[order] for name, column in joined.items()}
-        tables[kind] = (
-            joined,
-            np.concatenate(crcs[kind]) if own else np.empty(0),
-        )
+        tables[kind] = (joined, np.concatenate(crcs[kind]) if own else np.empty(0))
     for name in good:
         bad.pop(name, None)
     return Gathered(tables, listed, list(bad.values()))

@@ -130,8 +130,7 @@ def find_units(manifest: Manifest, buckets: Buckets, interval: int, grid: Grid) 
     lengths = sorted({n for cell in buckets.cells for n in grid.lengths(cell.frames)})
     place = {length: bit for bit, length in enumerate(lengths)}
     masks = np.array(
-        [sum(1 << place[n] for n in grid.lengths(cell.frames)) for cell in buckets.cells],
-        np.uint64,
+        [sum(1 << place[n] for n in grid.lengths(cell.frames)) for cell in buckets.cells], np.uint64
     )
     sizes = sorted({(cell.height, cell.width) for cell in buckets.cells})
     number = {size: index for index, size in enumerate(sizes)}

@@ -39,9 +39,12 @@ def add_options(parser: argparse.ArgumentParser, max_wrong_rows: int = MAX_WRONG
     """The options of `Options`, for a verb's parser."""
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
     parser.add_argument(
-        "--max-wrong-rows", type=whole(), default=max_wrong_rows, metavar="N",
+        "--max-wrong-rows",
+        type=whole(),
+        default=max_wrong_rows,
+        metavar="N",
         help="stop above this many rows that had to be left out (%(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 

@@ -50,9 +50,7 @@ class Unread(Sequence[str]):
 
 
 def read_numbers(
-    source: Path,
-    max_wrong_rows: int = MAX_WRONG_ROWS,
-    progress: Shown = lambda share, rows: None,
+    source: Path, max_wrong_rows: int = MAX_WRONG_ROWS, progress: Shown = lambda share, rows: None
 ) -> Manifest:
     """As `read_manifest`, same rows left out, without paths and texts: 16 bytes of memory a row.
 

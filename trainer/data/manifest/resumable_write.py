@@ -144,8 +144,12 @@ class Job:
         self._since = time.monotonic()
         self._lock = -1
         self._fresh: dict[str, Any] = {
-            "pieces": 0, "rows": 0, "position": None, "wrong": [], "state": {},
-        }  # fmt: skip
+            "pieces": 0,
+            "rows": 0,
+            "position": None,
+            "wrong": [],
+            "state": {},
+        }
         self._kept = self._fresh
         self._whole = self.folder / f"whole{out.suffix}"
         self._changed = False  # since the last piece

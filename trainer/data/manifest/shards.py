@@ -107,9 +107,12 @@ class ShardFormat(ParquetFormat):
             pq.write_table(pa.Table.from_batches([], self.schema), out / "00001.parquet")
             counts = [0]
         index = {
-            "schema": SCHEMA, "rows": counts, "group_rows": whole, "columns": self.schema.names,
+            "schema": SCHEMA,
+            "rows": counts,
+            "group_rows": whole,
+            "columns": self.schema.names,
             "source_bytes": self._source_bytes,
-        }  # fmt: skip
+        }
         (out / INDEX).write_text(json.dumps(index), encoding="utf-8")
         sync(out / INDEX)
 

@@ -45,7 +45,11 @@ class ManifestForm:
         """By the lengths of a thousand rows."""
         count = len(made)
         rows = range(0, count, max(1, count // 1000))
-        texts = [len(column[row].encode("utf-8", "surrogateescape")) for row in rows for column in (made.paths, made.texts)]  # fmt: skip
+        texts = [
+            len(column[row].encode("utf-8", "surrogateescape"))
+            for row in rows
+            for column in (made.paths, made.texts)
+        ]
         return int(count * (32 + 2 * sum(texts) / len(rows))) + (1 << 20)
 
     def write(self, made: Manifest, folder: Path) -> Any:

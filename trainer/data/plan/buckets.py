@@ -76,10 +76,7 @@ class Buckets:
 
     @classmethod
     def parse(
-        cls,
-        bucket_config: Mapping[Any, Any],
-        semantics: str = "open-sora-1.2",
-        draw: str = "hash",
+        cls, bucket_config: Mapping[Any, Any], semantics: str = "open-sora-1.2", draw: str = "hash"
     ) -> Buckets:
         """Check a configuration. Raises ConfigError naming the resolution and length at fault.
 
@@ -238,10 +235,7 @@ class Buckets:
 
     def _hash_draw(self, seed: int, epoch: int) -> Draw:
         def draw(rows: NDArray[np.int64], slot: int) -> tuple[NDArray[np.float64], ...]:
-            return (
-                uniform(rows, seed, epoch, slot, 0),
-                uniform(rows, seed, epoch, slot, 1),
-            )
+            return (uniform(rows, seed, epoch, slot, 0), uniform(rows, seed, epoch, slot, 1))
 
         return draw  # type: ignore[return-value]
 

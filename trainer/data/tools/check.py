@@ -66,9 +66,14 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         return {
-            "schema": 1, "command": "check", "out": str(self.out), "rows": self.rows,
-            "ok": self.rows - self.bad, "reasons": self.reasons, "examples": self.examples,
-        }  # fmt: skip
+            "schema": 1,
+            "command": "check",
+            "out": str(self.out),
+            "rows": self.rows,
+            "ok": self.rows - self.bad,
+            "reasons": self.reasons,
+            "examples": self.examples,
+        }
 
 
 def check(args: argparse.Namespace) -> Done:

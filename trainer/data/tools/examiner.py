@@ -46,9 +46,12 @@ def _probe(path: str) -> dict[str, Any]:
     size = video.check_regular(path).st_size
     facts = video.probe(path)
     return {
-        "num_frames": facts.num_frames, "height": facts.height, "width": facts.width,
-        "fps": facts.fps, "bytes": size,
-    }  # fmt: skip
+        "num_frames": facts.num_frames,
+        "height": facts.height,
+        "width": facts.width,
+        "fps": facts.fps,
+        "bytes": size,
+    }
 
 
 def _check(path: str) -> dict[str, Any]:

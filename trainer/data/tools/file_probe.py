@@ -231,9 +231,12 @@ def add_pool_options(parser: argparse.ArgumentParser, clip_timeout_s: float) -> 
     parser.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--root", type=Path, help="folder that relative paths start from")
     parser.add_argument(
-        "--clip-timeout-s", type=above_0, default=clip_timeout_s, metavar="S",
+        "--clip-timeout-s",
+        type=above_0,
+        default=clip_timeout_s,
+        metavar="S",
         help="seconds until a clip is given up and its process replaced (%(default)s)",
-    )  # fmt: skip
+    )
     # For clusterctl data: descriptors for questions and answers, and how many to ask ahead.
     parser.add_argument("--elsewhere", type=int, nargs=3, help=argparse.SUPPRESS)
 

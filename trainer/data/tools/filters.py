@@ -30,16 +30,24 @@ from trainer.data.tools.left_out import tell_left_out
 from trainer.data.tools.probe import SIZE
 
 _ORDER: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|==|!=|!~|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 # option name -> column; each has a --min- and a --max- form
 BOUNDS = {
-    "frames": "num_frames", "height": "height", "width": "width", "resolution": "resolution",
-    "fps": "fps", "aspect": "aspect_ratio", "size": SIZE,
-}  # fmt: skip
+    "frames": "num_frames",
+    "height": "height",
+    "width": "width",
+    "resolution": "resolution",
+    "fps": "fps",
+    "aspect": "aspect_ratio",
+    "size": SIZE,
+}
 
 
 @dataclass(frozen=True)
@@ -99,9 +107,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(f"--{end}-{name}", metavar=name.upper(), help=_help(end, column))
     parser.add_argument("--checked", action="store_true", help="only clips that `check` found ok")
     parser.add_argument(
-        "--where", action="append", default=[], metavar="CONDITION",
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
         help="any column: 'vmaf > 2', 'lang == en', 'text ~ regular expression'",
-    )  # fmt: skip
+    )
     add_options(parser)
 
 

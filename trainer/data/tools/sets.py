@@ -42,14 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     if verb == "merge":
         parser.add_argument("--fill", action="store_true", help="columns that one lacks stay empty")
         parser.add_argument(
-            "--on", metavar="COLUMN",
+            "--on",
+            metavar="COLUMN",
             help="give the rows of the first the columns that only the others have, by this one",
-        )  # fmt: skip
+        )
     else:
         parser.add_argument(
-            "--on", default="path", metavar="COLUMN,…",
+            "--on",
+            default="path",
+            metavar="COLUMN,…",
             help="columns that make two rows the same (%(default)s)",
-        )  # fmt: skip
+        )
     add_options(parser)
 
 

@@ -78,9 +78,15 @@ def run(args: argparse.Namespace) -> int:
     tell_left_out(manifest.wrong)
     code = 1 if manifest.wrong else 0
     found = simulate(
-        manifest, config, args.ranks, args.windows, args.accumulate,
-        args.epoch, args.peak_tflops * 1e12, args.cached,
-    )  # fmt: skip
+        manifest,
+        config,
+        args.ranks,
+        args.windows,
+        args.accumulate,
+        args.epoch,
+        args.peak_tflops * 1e12,
+        args.cached,
+    )
     if args.json:
         print(json.dumps([asdict(outcome) for outcome in found]))
         return code
@@ -191,9 +197,12 @@ def stand_in(rows: int, *, mira: bool, seed: int = 0) -> Manifest:
         frames[long] = np.clip(draw.lognormal(np.log(900), 0.6, int(long.sum())), 60, 4000)
         size[long] = sizes[1]
     return Manifest(
-        source=Path("stand-in"), root=Path(),
-        paths=[""] * rows, texts=[""] * rows,
+        source=Path("stand-in"),
+        root=Path(),
+        paths=[""] * rows,
+        texts=[""] * rows,
         num_frames=frames.astype(np.int32),
-        height=size[:, 0].astype(np.int32), width=size[:, 1].astype(np.int32),
+        height=size[:, 0].astype(np.int32),
+        width=size[:, 1].astype(np.int32),
         fps=np.full(rows, 24, np.float32),
-    )  # fmt: skip
+    )

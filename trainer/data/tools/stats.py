@@ -114,14 +114,17 @@ def describe(manifest: Manifest) -> Stats:
     return Stats(
         rows=len(manifest),
         left_out=len(manifest.wrong),
-        sizes={f"{s >> 32}x{s & 0xFFFFFFFF}": int(n) for s, n in zip(sizes[order].tolist(), counts[order].tolist(), strict=True)},
+        sizes={
+            f"{s >> 32}x{s & 0xFFFFFFFF}": int(n)
+            for s, n in zip(sizes[order].tolist(), counts[order].tolist(), strict=True)
+        },
         spreads=tuple(
             Spread(name, unit, tuple(np.quantile(values, _SHARES, method="nearest").tolist()))
             for name, unit, values in columns
             if len(values)
         ),
         unknown_fps=len(manifest) - len(fps),
-    )  # fmt: skip
+    )
 
 
 def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
@@ -146,12 +149,17 @@ def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
         describe(manifest),
         epochs=tuple(epochs),
         buckets=tuple(
-            {**use.bucket._asdict(), "name": use.bucket.name, "clips": use.clips,
-             "microbatches": use.microbatches, "left_out": use.left_out}
+            {
+                **use.bucket._asdict(),
+                "name": use.bucket.name,
+                "clips": use.clips,
+                "microbatches": use.microbatches,
+                "left_out": use.left_out,
+            }
             for use in lines
         ),
         warnings=tuple(warnings_of(lines, buckets, epochs)),
-    )  # fmt: skip
+    )
 
 
 def warnings_of(lines: Sequence[BucketUse], buckets: Buckets, epochs: Sequence[Epoch]) -> list[str]:
@@ -174,7 +182,9 @@ def warnings_of(lines: Sequence[BucketUse], buckets: Buckets, epochs: Sequence[E
 def text(stats: Stats, world: int) -> str:
     """What is printed."""
     lines = [f"{stats.rows:,} clips" + (f", {stats.left_out:,} left out" if stats.left_out else "")]
-    lines.append(f"{'':<14}{'least':>12}{'5 %':>12}{'25 %':>12}{'50 %':>12}{'75 %':>12}{'95 %':>12}{'most':>12}")  # fmt: skip
+    lines.append(
+        f"{'':<14}{'least':>12}{'5 %':>12}{'25 %':>12}{'50 %':>12}{'75 %':>12}{'95 %':>12}{'most':>12}"
+    )
     for spread in stats.spreads:
         cells = "".join(f"{_short(value):>12}" for value in spread.values)
         lines.append(f"{spread.name:<14}{cells}  {spread.unit}")

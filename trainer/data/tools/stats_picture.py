@@ -33,9 +33,11 @@ def draw(path: Path, manifest: Manifest, stats: Stats) -> None:
     if slots:
         _slots(figure.add_subplot(grid[1, 0]), slots, "clips", "clips in each bucket")
         _slots(
-            figure.add_subplot(grid[1, 1]), slots, "microbatches",
+            figure.add_subplot(grid[1, 1]),
+            slots,
+            "microbatches",
             f"batches of epoch {stats.epochs[0].epoch}",
-        )  # fmt: skip
+        )
         _epochs(figure.add_subplot(grid[1, 2]), stats)
     figure.tight_layout()
     fresh = path.with_name(f".{path.name}.new")
