@@ -1,0 +1,153 @@
+"""What ruff, mypy and import-linter do not check: import cycles, long lines, exceptions from formatting, wording.
+
+python -m tests.lint           # part of make lint; one line a finding, exit code 1 if there is any
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("checks", "clusterctl", "dashboards", "trainer")
+WIDTH = 100
+MOST_SKIPS = 40  # statements kept from the formatter, each a table
+MOST_FILES = 20  # Python files side by side
+# Wordings that were replaced, in strings that users read. The second is what to write instead.
+WORDS = (
+    (r"\bis no (whole number|number|time|duration|file|folder|key|name)\b", "is not a valid …"),
+    (r"\bis meant\?", "did you mean …?"),
+    (r"\bstands? (already )?in line\b", "already defined on line N"),
+    (r"\bis there already\b", "already exists"),
+    (r"\bnobody (tells|knows)\b", "unknown, unavailable"),
+    (r"\banswers not\b", "does not answer"),
+    (r"\bgoes on with\b", "continues with"),
+    (r"\bthat is there\b", "existing"),
+    (r"\b1 of 1 node\b", "the node's name"),
+    (r"\bare wrong usage\b", "are rejected"),
+    (r"\b1 (nodes|ranks|rows|files|clips|lines|jobs)\b", "singular"),
+)
+
+
+def sources() -> list[Path]:
+    """Python files of the four packages, as git sees them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *PACKAGES],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    paths = [ROOT / name for name in listed.splitlines() if name.endswith(".py")]
+    return [path for path in paths if path.is_file()]
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(tree: ast.AST, names: set[str]) -> set[str]:
+    """Our modules that a module imports, in functions and for type checkers too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in names else node.module)
+    return found & names
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one module (Tarjan, SIAM J. Comput. 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def skipped_lines(text: str) -> set[int]:
+    """Lines of statements that carry `# fmt: skip`."""
+    lines = text.splitlines()
+    ends = {number for number, line in enumerate(lines, 1) if line.endswith("# fmt: skip")}
+    return {
+        number
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.stmt) and node.end_lineno in ends and not hasattr(node, "body")
+        for number in range(node.lineno, node.end_lineno + 1)
+    } | ends
+
+
+def long_lines(path: Path, text: str) -> Iterator[str]:
+    table = skipped_lines(text)
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > WIDTH and number not in table and "://" not in line:
+            yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns, at most {WIDTH}"
+
+
+def user_strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of string literals, parts of f-strings and docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def wordings(path: Path, tree: ast.AST) -> Iterator[str]:
+    for line, text in user_strings(tree):
+        for pattern, better in WORDS:
+            match = re.search(pattern, text)
+            if match:
+                yield f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: write {better!r}"
+
+
+def findings(paths: Iterable[Path]) -> Iterator[str]:
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    trees = {path: ast.parse(text) for path, text in texts.items()}
+    names = {name_of(path) for path in texts}
+    graph = {name_of(path): imported(tree, names) for path, tree in trees.items()}
+    for cycle in cycles(graph):
+        yield f"import cycle: {', '.join(cycle)}"
+    folders = collections.Counter(path.parent for path in texts)
+    for folder, count in folders.items():
+        if count > MOST_FILES:
+            yield f"{folder.relative_to(ROOT)}: {count} Python files, at most {MOST_FILES}"
+    skips = sum(text.count("# fmt: skip") for text in texts.values())
+    if skips > MOST_SKIPS:
+        yield f"{skips} times `# fmt: skip`, at most {MOST_SKIPS}"
+    for path, text in texts.items():
+        yield from long_lines(path, text)
+        yield from wordings(path, trees[path])
+
+
+def main() -> int:
+    found = list(findings(sources()))
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The project's own lint finds what it is there for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import lint
+
+
+def found(tmp_path: Path, monkeypatch, **files: str) -> list[str]:
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    paths = []
+    for name, text in files.items():
+        path = tmp_path / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        paths.append(path)
+    return list(lint.findings(paths))
+
+
+def test_cycle_through_a_function_is_found(tmp_path: Path, monkeypatch) -> None:
+    one = "from pack import two\n"
+    two = "def f():\n    from pack.one import x\n    return x\n"
+    assert found(tmp_path, monkeypatch, pack__one=one, pack__two=two) == [
+        "import cycle: pack.one, pack.two"
+    ]
+    assert found(tmp_path, monkeypatch, pack__one=one, pack__two="import sys\n") == []
+
+
+def test_long_lines_are_found_outside_tables_and_urls(tmp_path: Path, monkeypatch) -> None:
+    long = "x" * 101
+    text = f"# {long}\nA = [\n    1, '{long}',\n]  # fmt: skip\nB = 1  # https://{long}\n"
+    assert found(tmp_path, monkeypatch, pack__one=text) == [
+        "pack/one.py:1: 103 columns, at most 100"
+    ]
+
+
+def test_body_of_a_skipped_head_is_no_table(tmp_path: Path, monkeypatch) -> None:
+    text = f"def f(a, b):  # fmt: skip\n    return '{'x' * 101}'\n"
+    assert len(found(tmp_path, monkeypatch, pack__one=text)) == 1
+
+
+def test_replaced_wording_is_found_in_strings_only(tmp_path: Path, monkeypatch) -> None:
+    text = "x = 1  # x is meant?\ny = f'{x} is meant?'\n"
+    (line,) = found(tmp_path, monkeypatch, pack__one=text)
+    assert line.startswith("pack/one.py:2: 'is meant?'")
+
+
+def test_full_folder_and_too_many_skips_are_found(tmp_path: Path, monkeypatch) -> None:
+    files = {f"pack__m{number}": "" for number in range(21)}
+    files["other__m"] = "x = 1  # fmt: skip\n" * 41
+    lines = found(tmp_path, monkeypatch, **files)
+    assert lines == ["pack: 21 Python files, at most 20", "41 times `# fmt: skip`, at most 40"]
