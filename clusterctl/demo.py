@@ -294,7 +294,11 @@ def _python(module: str, *words: object) -> str:
     except BaseException:
         with _undisturbed():
             os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
+            # An interrupt at the start of communicate() lets a second one fail.
+            for pipe in (child.stdout, child.stderr):
+                if pipe:
+                    pipe.close()
+            child.wait()
         raise
     if child.returncode:
         lines = (err or out).strip().splitlines()[-12:]

@@ -190,3 +190,20 @@ def test_ctrl_c_at_a_random_moment_leaves_nothing(
     code, _ = demo.end(timeout_s=40)
     assert code in (0, 1, 130, -signal.SIGINT), (moment_s, demo.lines)
     _assert_nothing_left(tmp_path, before)
+
+
+def test_ctrl_c_as_a_step_starts_is_an_interrupt_and_ends_the_step(monkeypatch) -> None:
+    from clusterctl import demo
+
+    started: list[subprocess.Popen[str]] = []
+
+    def interrupted(self: subprocess.Popen[str], *_: object) -> None:
+        """The interrupt comes before the buffers exist."""
+        started.append(self)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "_communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        demo._python("http.server", "0")
+    assert started[0].returncode == -signal.SIGKILL
