@@ -1,4 +1,4 @@
-"""The table of all checks for docs/checks.md. `python -m checks.docs_table` prints it."""
+"""The table of all checks for docs/reference/checks.md. `python -m checks.docs_table` prints it."""
 
 from __future__ import annotations
 

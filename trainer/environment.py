@@ -15,7 +15,7 @@ TRAINING = (
     "av",
     "safetensors",
 )  # no command of the trainer does without them all
-_HINT = "make venv makes an environment that has everything (docs/install.md)"
+_HINT = "make venv makes an environment that has everything (docs/guide/install.md)"
 
 
 class MissingPackages(TrainerError):

@@ -130,7 +130,7 @@ def command(
     output.note(_shares(outcome.answered, output.verbose > 0))
     if outcome.lost and set(outcome.lost) == {node.name for node in nodes}:
         output.warn("hint: the nodes need the training environment under the same path:", "bad")
-        output.warn("  docs/install.md, clusterctl push, or --python PATH")
+        output.warn("  docs/guide/install.md, clusterctl push, or --python PATH")
     return _exit_code(outcome)
 
 

@@ -63,7 +63,7 @@ Examples:
 def command(settings: Settings, output: Output, sites_file: Path | None, **options: Any) -> int:
     """Say which rank hangs, where, and since when.
 
-    Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told. docs/stacks.md
+    Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told. docs/guide/stacks.md
     says how to read a verdict.
     """
     from clusterctl.stacks.collect import Looks

@@ -47,7 +47,7 @@ def command(settings: Settings, output: Output, printed: str | None, **options: 
     """Serve metrics of nodes, run and alerts to Prometheus.
 
     What is not known has no sample; it is never 0. Exit code 130 after Ctrl-C, 0 after SIGTERM; with
-    --once 3 when a node gave no readings (the file is written). docs/alerts.md shows the set-up.
+    --once 3 when a node gave no readings (the file is written). docs/guide/alerts.md shows the set-up.
     """
     if output.json:
         raise UsageError(

@@ -81,7 +81,7 @@ def command(settings: Settings, output: Output, list_all: bool, **options: Any) 
 
     A line when an alert begins, with the command to type next, and one when it ends; --json prints
     JSON lines. Exit code 1 when any began, 3 when a node gave no readings and nothing worse, 130
-    after Ctrl-C, 0 after SIGTERM. docs/alerts.md has the list.
+    after Ctrl-C, 0 after SIGTERM. docs/reference/alerts.md has the list.
     """
     # By name: the import arrows point from dashboards to clusterctl.
     if list_all:

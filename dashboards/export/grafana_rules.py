@@ -61,7 +61,7 @@ def name_of(rule: Rule) -> str:
 def render() -> str:
     """The file for `rule_files`. Strings are JSON's, which YAML reads as they are."""
     lines = [
-        "# Made by `python -m dashboards.export.grafana_rules`; docs/alerts.md says what each id means.",
+        "# Made by `python -m dashboards.export.grafana_rules`; docs/reference/alerts.md says what each id means.",
         "groups:",
         "  - name: clusterctl",
         "    rules:",

@@ -154,7 +154,7 @@ N, G, L, D, R = ("node",), ("node", "gpu"), ("node", "link", "kind"), ("node", "
 METRICS: tuple[Metric, ...] = (
     Metric("node_up", "Whether the node gives readings now", "short", N, _ups, row=CLUSTER, panel="Nodes that answer", query="sum({})", legend="answering"),
     Metric("alerts", "Things that are over their limit now", "short", ("severity",), _alert_counts, row=CLUSTER, panel="Alerts", legend="{{severity}}"),
-    Metric("alert_active", "1 for each thing over its limit; docs/alerts.md has the ids", "short", ("id", "severity", "node", "part"), _alerts, row=CLUSTER, panel="Alerts by kind", query="sum by (id) ({})", legend="{{id}}"),
+    Metric("alert_active", "1 for each thing over its limit; docs/reference/alerts.md has the ids", "short", ("id", "severity", "node", "part"), _alerts, row=CLUSTER, panel="Alerts by kind", query="sum by (id) ({})", legend="{{id}}"),
     Metric("gpu_power_watts", "Power draw", "watt", G, _gpus(lambda g: g.power_w), row=CLUSTER, panel="Power of all GPUs", query="sum({})", legend="power"),
     Metric("gpu_power_limit_watts", "Enforced power limit", "watt", G, _gpus(lambda g: g.power_limit_w), row=CLUSTER, panel="Power of all GPUs", query="sum({})", legend="limit"),
     Metric("gpu_utilization_ratio", "Share of time with a kernel running", "percentunit", G, _gpus(lambda g: g.util), row=GPUS, panel="Utilisation", query="avg by (node) ({})", legend="{{node}}"),

@@ -1,4 +1,4 @@
-"""docs/checks.md holds what the registry says."""
+"""docs/reference/checks.md holds what the registry says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from checks.docs_table import SUBJECTS, render
 from checks.runner import all_checks
 
-DOCS = Path(__file__).parents[2] / "docs" / "checks.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "checks.md"
 
 
 def test_docs_hold_every_check() -> None:

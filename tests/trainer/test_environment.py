@@ -37,7 +37,7 @@ def test_missing_packages_are_one_sentence(tmp_path: Path, command: str) -> None
     assert (done.returncode, done.stdout) == (2, "")
     assert said.startswith("error: this Python has no ")
     assert said.endswith(sys.executable)
-    assert "docs/install.md" in hint
+    assert "docs/guide/install.md" in hint
 
 
 def test_a_module_of_ours_that_is_missing_stays_a_bug() -> None:

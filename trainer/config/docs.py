@@ -1,6 +1,6 @@
-"""The table of all config keys in docs/configs.md, made from the dataclasses and their comments.
+"""The table of all config keys in docs/reference/configs.md, made from the dataclasses and their comments.
 
-python -m trainer.config.docs --write docs/configs.md     # a test fails while the file is behind
+python -m trainer.config.docs --write docs/reference/configs.md     # a test fails while the file is behind
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Names are those of Open-Sora 1.2 and 2.0 configs, so that the published stage files load. Keys of
 theirs that change nothing here are `harmless`, keys that cannot be honoured are `refused` with a
-sentence. docs/configs.md is made from this file (`python -m trainer.config.docs`).
+sentence. docs/reference/configs.md is made from this file (`python -m trainer.config.docs`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DatasetConfig(Section):
     features: str | None = None  # cache made by trainer.data encode: no VAE, no text encoder
     memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
     root: str | None = None  # folder that relative paths start from; default the manifest's
-    # "area": sharper; "torch": upstream's pixels, see docs/data.md
+    # "area": sharper; "torch": upstream's pixels, see docs/explanations/reading-clips.md
     resize: str = choice("bilinear", "area", "torch")
     # a clip that takes longer is bad; another stands in for it
     clip_timeout_s: float = number(30.0, above=0)

@@ -168,7 +168,7 @@ def test_no_node_with_the_environment_says_what_to_do_and_keeps_what_is_done(
     assert not out.exists()
     said = capfd.readouterr().err
     assert "nobody is left who could look into the files" in said
-    assert "docs/install.md" in said
+    assert "docs/guide/install.md" in said
     code, _ = probe(cluster, clips, tmp_path, "--python", fake(tmp_path))
     assert code == 0
     assert out.read_bytes() == want

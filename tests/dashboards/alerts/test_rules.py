@@ -356,7 +356,7 @@ def test_what_an_earlier_attempt_told_of_wandb_is_over() -> None:
 
 
 def test_docs_hold_every_alert() -> None:
-    docs = Path(__file__).parents[3] / "docs" / "alerts.md"
+    docs = Path(__file__).parents[3] / "docs" / "reference" / "alerts.md"
     text = docs.read_text(encoding="utf-8").partition("<!-- table -->\n")[2]
     assert text == render(), (
         "run: python -m dashboards.alerts.rules.docs_table, and put it behind the mark"

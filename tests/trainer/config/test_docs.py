@@ -1,4 +1,4 @@
-"""docs/configs.md tells every key as it is in the code."""
+"""docs/reference/configs.md tells every key as it is in the code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainer.config.build import coerce, field_types
 from trainer.config.load import Config
 from trainer.config.values import allowed, require_allowed
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "configs.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "configs.md"
 
 
 def test_the_table_of_keys_is_not_behind_the_code() -> None:
     text = DOCUMENT.read_text()
-    message = "run python -m trainer.config.docs --write docs/configs.md"
+    message = "run python -m trainer.config.docs --write docs/reference/configs.md"
     assert text == configdoc.updated(text), message
 
 

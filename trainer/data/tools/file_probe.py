@@ -103,7 +103,7 @@ class Examiner:
             why = ready.get("failed") if ready else f"no word within {START_TIMEOUT_S:g} s"
             raise ExamineBroken(
                 f"the examining process does not start: {why or 'it ended'}",
-                hint="it needs PyAV, see docs/install.md",
+                hint="it needs PyAV, see docs/guide/install.md",
             )
 
     def _line(self, timeout_s: float) -> Answer | None:

@@ -190,4 +190,4 @@ def test_python_without_av_says_what_is_missing(clips, tmp_path, monkeypatch, ca
     assert main(words) == 1
     said = capsys.readouterr().err
     assert "the examining process does not start: no PyAV here" in said
-    assert "docs/install.md" in said
+    assert "docs/guide/install.md" in said

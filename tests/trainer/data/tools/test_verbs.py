@@ -248,7 +248,7 @@ def test_missing_library_is_named_with_what_to_do(do, tmp_path, monkeypatch, cap
     monkeypatch.delitem(sys.modules, "trainer.data.tools.sets", raising=False)
     monkeypatch.setitem(sys.modules, "numpy", None)
     assert do("dedupe a.csv o.csv") == 2
-    assert "docs/install.md" in capsys.readouterr().err
+    assert "docs/guide/install.md" in capsys.readouterr().err
 
 
 cells = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
