@@ -186,29 +186,3 @@ def _from_table(state: str, address: str, rest: str) -> TimeSource | None:
 def _ago(text: str) -> float:
     units = {"m": 60, "h": 3600, "d": 86400, "y": 31536000}
     return float(text[:-1]) * units[text[-1]] if text[-1] in units else float(text)
-
-
-def read_sourcestats(text: str) -> Maybe[dict[str, float]]:
-    """Address -> standard deviation of its samples in seconds, of `chronyc -c -n sourcestats`."""
-    found = {}
-    for line in text.splitlines():
-        cells = line.strip().split(",")
-        if len(cells) == 8:
-            try:
-                found[cells[0]] = _finite(cells[7])
-            except ValueError:
-                continue
-    return found or Unknown("no line of sourcestats" if text.strip() else "empty")
-
-
-def read_activity(text: str) -> Maybe[tuple[int, int]]:
-    """(online, offline) servers of `chronyc -c activity`, or of its words."""
-    for line in text.splitlines():
-        cells = line.strip().split(",")
-        if len(cells) == 5 and all(cell.isdecimal() and len(cell) < 9 for cell in cells):
-            return int(cells[0]), int(cells[1])
-    online = re.search(r"^(\d{1,8}) sources online", text, re.MULTILINE)
-    offline = re.search(r"^(\d{1,8}) sources offline", text, re.MULTILINE)
-    if online and offline:
-        return int(online[1]), int(offline[1])
-    return Unknown("no activity line" if text.strip() else "empty")

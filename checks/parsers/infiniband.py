@@ -1,13 +1,11 @@
-"""InfiniBand and RoCE: sysfs as `path TAB value` lines, and the tools people paste into issues.
+"""InfiniBand and RoCE: sysfs as `path TAB value` lines.
 
-sysfs is what the census reads. The tools' texts are for reports that arrive as text; of
-`ibdev2netdev` only the names count, because its (Up)/(Down) is the IP side: all eight healthy
-ports of a pure InfiniBand host print (Down) (imbue-ai/cluster-health #4).
+`ibdev2netdev` is not used: its (Up)/(Down) is the IP side, and all eight healthy ports of a pure
+InfiniBand host print (Down) (imbue-ai/cluster-health #4).
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -225,101 +223,6 @@ def _physical(text: Maybe[str]) -> Maybe[str]:
         return text
     word = re.sub(r"^\d+:\s*|\s*\(\d+\)$", "", text.strip())
     return _PHYSICAL.get(word.lower().replace(" ", ""), word) if word else Unknown("empty")
-
-
-def parse_ibstat(text: str) -> Maybe[tuple[IbPort, ...]]:
-    """`ibstat`: `CA 'mlx5_0'` blocks with `Port 1:` blocks inside."""
-    return _blocks(text, r"^CA '([^']+)'", r"^\s+Port (\d+):\s*$")
-
-
-def parse_ibstatus(text: str) -> Maybe[tuple[IbPort, ...]]:
-    """`ibstatus`: one block for each port, the format of sysfs in other words."""
-    return _blocks(text, r"^Infiniband device '([^']+)' port (\d+)", None)
-
-
-def parse_ibv_devinfo(text: str) -> Maybe[tuple[IbPort, ...]]:
-    """`ibv_devinfo`; it names no rate."""
-    return _blocks(text, r"^hca_id:\s*(\S+)", r"^\s+port:\s+(\d+)\s*$")
-
-
-def _blocks(text: str, device_line: str, port_line: str | None) -> Maybe[tuple[IbPort, ...]]:
-    ports: list[tuple[str, int, dict[str, str]]] = []
-    shared: dict[str, str] = {}
-    device, here = "", shared
-    for line in text.splitlines():
-        if match := re.match(device_line, line):
-            device, shared = match[1], {}
-            here = shared
-            if port_line is None:
-                ports.append((device, int(match[2][:4]), here))
-        elif device and port_line is not None and (match := re.match(port_line, line)):
-            here = {}
-            ports.append((device, int(match[1][:4]), here))
-            here.update({f"card {key}": value for key, value in shared.items()})
-        elif device and ":" in line:
-            key, _, value = line.partition(":")
-            here[key.strip().lower().replace("_", " ")] = value.strip()
-    if not ports:
-        return Unknown(f"no port in {text[:60]!r}" if text.strip() else "empty")
-    return tuple(_pasted(device, number, words) for device, number, words in ports)
-
-
-def _pasted(device: str, number: int, words: Mapping[str, str]) -> IbPort:
-    def get(*names: str) -> Maybe[str]:
-        for name in names:
-            if words.get(name):
-                return words[name]
-        return Unknown(f"no {names[0]}")
-
-    def whole(*names: str) -> Maybe[int]:
-        value = get(*names)
-        return value if isinstance(value, Unknown) else parse_number(value)
-
-    return IbPort(
-        device=device,
-        port=number,
-        state=_state(get("state")),
-        phys_state=_physical(get("physical state", "phys state")),
-        rate_gbps=parse_rate(words.get("rate", "")),
-        link_layer=get("link layer"),
-        lid=whole("base lid", "port lid"),
-        sm_lid=whole("sm lid"),
-        firmware=get("card firmware version", "card fw ver"),
-        guid=get("card node guid", "port guid"),
-        board_id=get("card board id"),
-        model=get("card ca type"),
-    )
-
-
-def parse_rdma_link(text: str) -> Maybe[tuple[IbPort, ...]]:
-    """`rdma link`, in the format of either generation of iproute2."""
-    found = []
-    for line in text.splitlines():
-        match = re.match(r"^\s*(?:link|\d+/\d+:)\s+([\w.-]+)/(\d{1,3}):?\s+state\s+(\S+)", line)
-        if match is None:
-            continue
-        words = line.split()
-        more = dict(itertools.pairwise(words))
-        found.append(
-            IbPort(
-                device=match[1],
-                port=int(match[2]),
-                state=_state(match[3]),
-                phys_state=_physical(more.get("physical_state") or Unknown("not said")),
-                rate_gbps=Unknown("rdma link names no rate"),
-                link_layer=Unknown("rdma link names no link layer"),
-                netdev=more.get("netdev") or Unknown("no network interface"),
-            )
-        )
-    if not found:
-        return Unknown(f"no link in {text[:60]!r}" if text.strip() else "empty")
-    return tuple(found)
-
-
-def parse_ibdev2netdev(text: str) -> Maybe[Mapping[str, str]]:
-    """Device name -> network interface. Its (Up) and (Down) are left out on purpose."""
-    pairs = re.findall(r"^\s*([\w.-]+)\s+port\s+\d+\s+==>\s+(\S+)", text, re.MULTILINE)
-    return dict(pairs) if pairs else Unknown("no line with ==>" if text.strip() else "empty")
 
 
 def active(ports: Iterable[IbPort], link_layer: str | None = None) -> list[IbPort]:

@@ -167,12 +167,3 @@ def _syslog_age(text: str, now_s: float) -> Maybe[float]:
         if stamp < now_s + 86400:
             return now_s - stamp
     return Unknown("no year fits")
-
-
-def read_fabric_manager(text: str) -> tuple[str, ...]:
-    """Error lines of /var/log/fabricmanager.log: NVSwitch errors, fatal or not."""
-    return tuple(
-        line.strip()[:300]
-        for line in text.splitlines()
-        if re.match(r"^\[.{1,40}\] \[(?:ERROR|FATAL)\]", line.strip())
-    )

@@ -76,26 +76,6 @@ def _when(text: str) -> Maybe[float]:
     return float(text[:-1]) * units[text[-1]] if text[-1] in units else float(text)
 
 
-def read_variables(text: str) -> Maybe[dict[str, str]]:
-    """`ntpq -c rv`: leap=11 is "not synchronised", stratum, offset in ms, refid."""
-    found = dict(re.findall(r"(\w+)=(\"[^\"]*\"|[^,\n]*)", text))
-    return found if "leap" in found else Unknown("no leap= in it" if text.strip() else "empty")
-
-
-def is_synced(variables: dict[str, str]) -> Maybe[bool]:
-    """What ntpd says of itself by its leap indicator."""
-    leap = variables.get("leap", "")
-    return leap != "11" if re.fullmatch(r"[01]{2}", leap) else Unknown(f"leap={leap}")
-
-
-def read_associations(text: str) -> Maybe[tuple[tuple[str, bool], ...]]:
-    """(condition, reachable) of each row of `ntpq -c as`."""
-    rows = re.findall(r"^\s*\d+\s+\d+\s+\w+\s+\S+\s+(yes|no)\s+\S+\s+(\S+)", text, re.MULTILINE)
-    if not rows:
-        return Unknown("no association" if text.strip() else "empty")
-    return tuple((condition, reach == "yes") for reach, condition in rows)
-
-
 def parse_timedatectl(section: Section | None) -> Maybe[bool]:
     """`timedatectl show -p NTPSynchronized`; anything but yes and no is unknown."""
     text = text_of(section)

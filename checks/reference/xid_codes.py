@@ -23,7 +23,6 @@ class Grade:
 
 _RESET = Grade(Verdict.FAIL, Action.RESET_GPU, "the GPU has to be reset")
 _APP = Grade(Verdict.WARN, Action.RESTART_APP, "usually the program's own fault")
-_NOISE = Grade(Verdict.PASS, Action.NONE, "clean-up after another one")
 _NVLINK5 = Grade(Verdict.WARN, Action.NONE, "NVLink 5")
 
 GRADES: dict[int, Grade] = {

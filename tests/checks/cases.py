@@ -30,7 +30,7 @@ from checks.facts import (
     Unreached,
 )
 from checks.finding import Verdict
-from checks.parsers import chrony, gpu_health, infiniband, kernel_log
+from checks.parsers import chrony, gpu_health, kernel_log
 from tests.checks import active_cases
 from tests.checks import healthy as h
 from tests.checks.captures import recorded
@@ -69,10 +69,6 @@ def of_chrony(name: str) -> Any:
         tracking=known(chrony.read_tracking(recorded(f"chrony/{name}.tracking.csv"))),
         sources=known(chrony.read_sources(recorded(f"chrony/{name}.sources.csv"))),
     )
-
-
-def ibstat(name: str) -> Any:
-    return known(infiniband.parse_ibstat(recorded(f"infiniband/ibstat.{name}.txt")))[0]
 
 
 def before(**counters: int) -> Previous:
@@ -215,8 +211,8 @@ CASES: dict[str, list[Case]] = {
         bad("down", FAIL, fabric=h.fabric(h.port(0), h.port(1, state="DOWN", phys_state="Polling"))),
         bad("gone", FAIL, fabric=h.fabric(h.port(0))),
     ],
-    "ib.rate": [bad("half rate, as recorded", FAIL, fabric=h.fabric(ibstat("hdr-on-ndr-card"), h.port(1)))],
-    "ib.subnet_manager": [bad("none, as recorded", FAIL, fabric=h.fabric(ibstat("initializing-no-sm"), h.port(1)))],
+    "ib.rate": [bad("half rate", FAIL, fabric=h.fabric(h.port(0, rate_gbps=200.0), h.port(1)))],
+    "ib.subnet_manager": [bad("none", FAIL, fabric=h.fabric(h.port(0, state="INIT", lid=65535, sm_lid=0), h.port(1)))],
     "ib.errors": [
         bad("link_downed now", FAIL, fabric=h.fabric(h.port(0, growth={"link_downed": 1}), h.port(1))),
         bad("symbols since the last look", WARN, previous=before(symbol_error=1)),

@@ -1,13 +1,11 @@
-"""NCCL's own words, and how it reads its lists of names."""
+"""How NCCL reads its lists of names."""
 
 from __future__ import annotations
 
 import pytest
 
-from checks.facts import IbPort, Interface, Unknown
+from checks.facts import IbPort, Interface
 from checks.nccl.env_syntax import parse_list, suggest_hca, usable_interfaces
-from checks.parsers import nccl_log
-from tests.checks.captures import recorded
 
 
 def port(
@@ -18,33 +16,6 @@ def port(
     number: int = 1,
 ) -> IbPort:
     return IbPort(device, number, state, "LinkUp" if state == "ACTIVE" else "Polling", rate, layer)
-
-
-def test_watchdog_of_three_generations() -> None:
-    found = nccl_log.read_timeouts(recorded("nccl/watchdog-timeout.txt"))
-    assert [(one.rank, one.operation, one.sequence) for one in found] == [
-        (65, "_REDUCE_SCATTER_BASE", 1559), (66, "_REDUCE_SCATTER_BASE", 1559),
-        (10, "ALLREDUCE", 15734), (1, "ALLREDUCE", 469508),
-    ]  # fmt: skip
-    assert (found[2].timeout_s, found[2].last_completed) == (600.0, 15733)
-
-
-def test_completion_errors_name_the_peer() -> None:
-    found = nccl_log.read_fabric_errors(recorded("nccl/net-ib-completion.txt"))
-    assert [(one.host, one.peer, one.status, one.vendor) for one in found] == [
-        ("mycl-g2", "192.168.3.5", 12, 129), ("kp-ddp-worker-0", "10.216.210.236", 12, 129),
-        ("H100-2", "fe80::966d:ae03:8b:df78%ib0", 4, 81),
-    ]  # fmt: skip
-    assert found[0].device == "mlx5_10"
-    assert isinstance(found[1].device, Unknown)
-
-
-def test_socket_faults_and_bandwidth() -> None:
-    assert len(nccl_log.read_socket_faults(recorded("nccl/socket-ifname.txt"))) == 2
-    text = recorded("nccl/nccl-tests-all_reduce-a100x8.txt")
-    assert nccl_log.read_bus_bandwidth(text) == 210.99
-    assert isinstance(nccl_log.read_bus_bandwidth(text.replace("0 OK", "7 FAILED")), Unknown)
-    assert isinstance(nccl_log.read_bus_bandwidth(""), Unknown)
 
 
 @pytest.mark.parametrize(

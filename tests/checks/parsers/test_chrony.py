@@ -6,7 +6,7 @@ import pytest
 
 from checks.facts import Unknown
 from checks.parsers import chrony, ntp
-from tests.checks.captures import names, recorded
+from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
 
 STATES = ("good", "bigoffset", "falseticker", "backwards", "unreachable", "unsync", "local10")
@@ -70,19 +70,6 @@ def test_no_daemon_is_unknown() -> None:
     assert isinstance(chrony.parse_tracking(None), Unknown)
 
 
-@pytest.mark.parametrize("name", [one for one in names("chrony") if ".activity" in one])
-def test_activity(name: str) -> None:
-    found = chrony.read_activity(recorded(name))
-    assert found == ({"good": 2, "falseticker": 3}.get(name.split("/")[1].split(".")[0], 1), 0)
-
-
-@pytest.mark.parametrize("name", [one for one in names("chrony") if ".sourcestats.csv" in one])
-def test_sourcestats(name: str) -> None:
-    found = chrony.read_sourcestats(recorded(name))
-    assert not isinstance(found, Unknown)
-    assert all(address.startswith("10.99.0.") for address in found)
-
-
 def test_ntpq_peers_are_both_falsetickers_and_one_is_silent() -> None:
     found = ntp.parse_peers(ended(recorded("ntp/ntpq-pn.txt")))
     assert not isinstance(found, Unknown)
@@ -97,16 +84,6 @@ def test_ntpq_without_a_daemon_exits_0_and_is_unknown() -> None:
     found = ntp.parse_peers(ended(recorded("ntp/ntpq-no-daemon.txt"), 0))
     assert isinstance(found, Unknown)
     assert "timed out" in found.reason
-
-
-def test_ntpq_variables_and_associations() -> None:
-    variables = ntp.read_variables(recorded("ntp/ntpq-rv.txt"))
-    assert not isinstance(variables, Unknown)
-    assert ntp.is_synced(variables) is False
-    assert ntp.is_synced({"leap": "00"}) is True
-    assert ntp.read_associations(recorded("ntp/ntpq-assoc.txt")) == (
-        ("falsetick", True), ("falsetick", True), ("reject", False),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from checks.facts import GpuHealth, Unknown
 from checks.parsers import gpu_health as parse
 from checks.parsers.host import parse_all_gpus
 from checks.parsers.nvml import parse_nvml
-from checks.parsers.rocm_smi import read_rocm_smi
 from tests.captures import fake_nvidia_smi as fake
 from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
@@ -82,14 +81,6 @@ def test_plain_table_and_foreign_tools_are_unknown() -> None:
     ):
         assert isinstance(parse.read_details(recorded(f"nvidia-smi/{name}.txt")), Unknown)
     assert isinstance(parse.read_details(recorded("nvidia-smi/driver-failed.txt")), Unknown)
-
-
-def test_amd_cards_are_counted() -> None:
-    for name in ("mi300x-x4.q", "mi300x-x4.table"):
-        cards = read_rocm_smi(recorded(f"nvidia-smi/{name}.txt"))
-        assert not isinstance(cards, Unknown)
-        assert [(one.index, one.device_id) for one in cards] == [(n, "0x74a1") for n in range(4)]
-        assert cards[0].temperature_c == 35.0
 
 
 def test_nvlink_states() -> None:

@@ -1,18 +1,11 @@
-"""Ports from sysfs and from the tools' texts."""
+"""Ports from sysfs."""
 
 from __future__ import annotations
 
-import pytest
-
-from checks.facts import Fabric, IbPort, Unknown
+from checks.facts import Fabric, Unknown
 from checks.parsers import infiniband as ib
 from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
-
-
-def one(ports, index: int = 0) -> IbPort:
-    assert not isinstance(ports, Unknown), ports
-    return ports[index]
 
 
 def test_sysfs_of_an_h100_node() -> None:
@@ -70,66 +63,3 @@ def test_peermem_gids_and_time_between_the_reads() -> None:
         "eth2",
     )
     assert len(fabric.ports[0].gids) == 2
-
-
-def test_ibdev2netdev_gives_names_and_no_state() -> None:
-    names = ib.parse_ibdev2netdev(recorded("infiniband/ibdev2netdev.imbue-h100.txt"))
-    assert not isinstance(names, Unknown)
-    assert (len(names), names["mlx5_0"], names["mlx5_1"]) == (12, "ibp26s0", "enp27s0f0np0")
-    assert "Down" not in str(names)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("ndr-active", ("ACTIVE", "LinkUp", 400.0, "InfiniBand", 50, 1)),
-        ("hdr-on-ndr-card", ("ACTIVE", "LinkUp", 200.0, "InfiniBand", 48, 48)),
-        ("initializing-no-sm", ("INIT", "LinkUp", 100.0, "InfiniBand", 65535, 0)),
-        ("roce", ("ACTIVE", "LinkUp", 200.0, "Ethernet", 0, 0)),
-    ],
-)
-def test_ibstat(name: str, expected: tuple) -> None:
-    port = one(ib.parse_ibstat(recorded(f"infiniband/ibstat.{name}.txt")))
-    assert (
-        port.state,
-        port.phys_state,
-        port.rate_gbps,
-        port.link_layer,
-        port.lid,
-        port.sm_lid,
-    ) == expected
-    assert isinstance(port.firmware, str)
-
-
-def test_ibstat_of_two_cards() -> None:
-    ports = ib.parse_ibstat(recorded("infiniband/ibstat.ndr-active.txt"))
-    assert one(ports, 1).name == "mlx5_1:1"
-    assert one(ports, 1).guid == "0xa088c2030074cbaa"
-
-
-def test_ibstatus_and_ibv_devinfo() -> None:
-    ports = ib.parse_ibstatus(recorded("infiniband/ibstatus.roce.txt"))
-    assert [port.device for port in ports] == ["mlx5_0", "mlx5_1"]
-    assert (one(ports).state, one(ports).rate_gbps, one(ports).lid) == ("ACTIVE", 100.0, 0)
-    down = one(ib.parse_ibv_devinfo(recorded("infiniband/ibv_devinfo.port-down.txt")))
-    assert (down.state, down.lid, down.link_layer, down.firmware) == (
-        "DOWN",
-        65535,
-        "InfiniBand",
-        "28.39.2048",
-    )
-    assert isinstance(down.rate_gbps, Unknown)
-    assert not down.is_active
-
-
-def test_rdma_link_of_both_generations() -> None:
-    old = ib.parse_rdma_link(recorded("infiniband/rdma-link.mixed.txt"))
-    assert [port.state for port in old] == ["DOWN", "ACTIVE", "DOWN", "ACTIVE"]
-    assert (one(old, 3).netdev, one(old, 3).phys_state, one(old, 3).is_active) == (
-        "ens803f1",
-        "LinkUp",
-        True,
-    )
-    assert isinstance(one(old).netdev, Unknown)
-    new = ib.parse_rdma_link(recorded("infiniband/rdma-link.new-format.txt"))
-    assert [port.netdev for port in new][:2] == ["enp1s0f0np0", "enp1s0f1np1"]

@@ -67,11 +67,6 @@ def test_kmsg_with_microseconds() -> None:
     assert {one.kind for one in events("nccl-segfault.log")} == {"nccl-crash"}
 
 
-def test_fabric_managers_own_log() -> None:
-    (line,) = log.read_fabric_manager(recorded("dmesg/fabricmanager.log"))
-    assert "NVSwitch non-fatal error 12028" in line
-
-
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
