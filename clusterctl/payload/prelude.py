@@ -75,7 +75,7 @@ def section(
     thread = threading.Thread(target=_run_tool, args=work, daemon=True)
     thread.start()
     # The start itself can hang: the program lies on a dead network mount.
-    thread.join(timeout_s + grace_s + REAP_S + 1.0)
+    _wait_for(thread, timeout_s + grace_s + REAP_S + 1.0)
     if not box:
         box.append(_result("timeout", None, b"", b"could not even be started", begun, pack=pack))
     SECTIONS[name] = box[0]
@@ -97,7 +97,7 @@ def call(name, function, timeout_s):
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    _wait_for(thread, timeout_s)
     if not box:
         box.append(_result("timeout", None, b"", "no answer in %g s" % timeout_s, begun))
     SECTIONS[name] = box[0]
@@ -110,7 +110,14 @@ def together(tasks):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        _wait_for(thread, float("inf"))
+
+
+def _wait_for(thread, timeout_s):
+    """Join in slices: a signal that arrives just before a wait is handled only after that wait."""
+    deadline = time.monotonic() + timeout_s
+    while thread.is_alive() and time.monotonic() < deadline:
+        thread.join(min(0.5, max(0.0, deadline - time.monotonic())))
 
 
 def _guard(task):

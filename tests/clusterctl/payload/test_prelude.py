@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -113,3 +115,27 @@ def test_signal_to_the_payload_kills_the_command(tmp_path: Path, name: str) -> N
     assert stream.wait(10) is not None
     assert not is_alive(pid)
     stream.close()
+
+
+def test_a_signal_that_another_thread_gets_does_not_wait_for_the_tool() -> None:
+    """As one that arrives just before the main thread waits: only its next bytecode handles it."""
+    from clusterctl.payload.prelude import call
+
+    main = threading.get_ident()
+    seen: list[float] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(time.monotonic()))
+
+    def work() -> str:
+        waits = {"join", "_wait_for", "_wait_for_tstate_lock"}
+        assert wait_until(lambda: sys._current_frames()[main].f_code.co_name in waits)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        sent = time.monotonic()
+        assert wait_until(lambda: bool(seen))
+        return str(seen[0] - sent)
+
+    try:
+        result = call("busy", work, 20.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert result["state"] == "ended", result
+    assert float(result["out"]) < 2.0
