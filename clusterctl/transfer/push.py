@@ -177,7 +177,7 @@ def deliver(
         except TimeoutError:
             raise TransportError("command", f"took no data for {STALL_S:g} s") from None
         except (OSError, EOFError) as error:
-            if not connection.wire.is_active():
+            if not connection.transport.is_active():
                 raise TransportError("command", "the connection was lost") from None
             _ask(connection, {"step": "drop", "part": place["part"]}, parcel, limits)
             return Delivery("failed", error=str(error) or type(error).__name__)

@@ -1,4 +1,4 @@
-"""The seam between clusterctl and ssh: what a backend offers, and what a node's answer looks like."""
+"""The interface between clusterctl and ssh: what a backend offers, and what it returns."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PHASES = (
     "hostkey",
     "auth",
     "channel",
-    "start",  # the remote interpreter has not yet shown its marker
+    "start",  # the remote interpreter has not yet printed its marker
     "command",
-    "parse",  # it answered something that is no answer
+    "parse",  # its answer cannot be read
 )
 
 
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A remote command that came to its end. `rc` is negative for a signal."""
+    """A remote command that ended. `rc` is negative for a signal."""
 
     rc: int
     out: bytes
@@ -52,7 +52,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A node that gave no answer: in which phase, after how long, and why."""
+    """A node that did not answer: in which phase, after how long, and why."""
 
     phase: str
     seconds: float
@@ -65,7 +65,7 @@ class Unreachable:
 
 @dataclass(slots=True)
 class Progress:
-    """Where one node is just now; the transport writes it, progress display and deadline read it."""
+    """The current phase of one node; the transport writes it, display and deadline read it."""
 
     phase: str = "queued"
     since: float = field(default_factory=time.monotonic)
@@ -97,18 +97,18 @@ class Stream(Protocol):
         """
 
     def read_some(self, limit: int) -> bytes:
-        """What has come, at most `limit` bytes; b"" for nothing just now. Never waits.
+        """What has arrived, at most `limit` bytes; b"" for nothing yet. Never waits.
 
-        Not line by line: for one thread that reads many streams. Raises as `read_line` does.
+        For one thread that reads many streams. Raises as `read_line` does.
         """
 
     def on_readable(self, call: Callable[[], None]) -> None:
-        """Call `call` from any thread whenever `read_some` may have something new to say."""
+        """Call `call` from any thread whenever `read_some` may return something new."""
 
     def close_stdin(self) -> None: ...
 
     def wait(self, timeout_s: float) -> int | None:
-        """Exit status (negative for a signal), None when it is still running."""
+        """Exit status (negative for a signal); None while it is running."""
 
     def stderr_tail(self) -> str:
         """Last lines of what the command wrote to stderr."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
+from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
 
 # isort: split
 import paramiko
@@ -15,22 +15,22 @@ from paramiko.ssh_exception import ChannelException, SSHException
 
 from clusterctl.errors import TransportError
 from clusterctl.transport.base import Completed, Limits, Progress
-from clusterctl.transport.loopback.process import Process, lost
-from clusterctl.transport.patched_transport import Wire
+from clusterctl.transport.patched_transport import PatchedTransport, SafeChannel
+from clusterctl.transport.process import Process, lost
 
 STDERR_TAIL_BYTES = 16 << 10
 MAX_LINE_BYTES = 16 << 20
 WRITE_TIMEOUT_S = 10.0
-# A command that has ended while something it left behind still holds its stdout: sshd would keep
-# the channel open for as long as that lives. So much silence after the exit status is the end.
+# sshd keeps the channel open while a background process of an ended command holds its stdout.
+# This much silence after the exit status is the end.
 AFTERLIFE_S = 1.0
 
 
 class ParamikoConnection:
     """An authenticated connection to one node; several commands may run on it at once."""
 
-    def __init__(self, wire: Wire, limits: Limits, progress: Progress) -> None:
-        self.wire = wire
+    def __init__(self, transport: PatchedTransport, limits: Limits, progress: Progress) -> None:
+        self.transport = transport
         self._limits = limits
         self._progress = progress
 
@@ -68,19 +68,20 @@ class ParamikoConnection:
         self._progress.enter("channel")
         deadline = time.monotonic() + self._limits.channel_s
         try:
-            channel = self.wire.open_session(timeout=self._limits.channel_s)
+            channel = self.transport.open_session(timeout=self._limits.channel_s)
         except ChannelException as error:
             hint = "sshd's MaxSessions limits the commands on one connection"
             raise TransportError(
                 "channel", f"the node opens no session: {error.text}", hint=hint
             ) from None
         except (SSHException, EOFError, OSError) as error:
-            if self.wire.is_active():
+            if self.transport.is_active():
                 raise TransportError(
                     "channel", f"no session within {self._limits.channel_s:g} s"
                 ) from None
             raise TransportError("channel", lost(error)) from None
-        process = Process(self.wire, channel)
+        assert isinstance(channel, SafeChannel)
+        process = Process(self.transport, channel)
         try:
             process.exec(command, deadline)
         except BaseException:
@@ -89,7 +90,7 @@ class ParamikoConnection:
         return process
 
     def close(self) -> None:
-        self.wire.close()
+        self.transport.close()
 
     def __enter__(self) -> ParamikoConnection:
         return self
@@ -116,9 +117,9 @@ def _run(process: Process, stdin: bytes, timeout_s: float, max_bytes: int) -> Co
         if chunk or chunk_err:
             quiet_since = now
         for buffer, data in ((out, chunk), (err, chunk_err)):
-            room = max_bytes - len(buffer)
-            buffer += data[:room] if room < len(data) else data
-            truncated = truncated or room < len(data)
+            capacity = max_bytes - len(buffer)
+            buffer += data[:capacity]
+            truncated = truncated or capacity < len(data)
         sent = process.write(rest) if rest else 0
         rest = rest[sent:]
         if stdin_open and not rest:
@@ -164,7 +165,7 @@ class ParamikoStream:
                 elif time.monotonic() - moved > WRITE_TIMEOUT_S:
                     raise TransportError("command", "the command does not read its stdin")
                 else:
-                    # Not on `wake`, which belongs to the reader.
+                    # `wake` belongs to the reader.
                     with self._process.channel.lock:
                         self._process.channel.out_buffer_cv.wait(0.2)
 
@@ -187,7 +188,7 @@ class ParamikoStream:
                 self._process.wake.wait(left)
 
     def read_some(self, limit: int) -> bytes:
-        """See `base.Stream`. What is not taken stays with the node once its window is full."""
+        """See `base.Stream`. The rest stays on the node once its window is full."""
         with self._reading:
             if not self._buffer and not self._pump() and self._process.at_end():
                 if self._process.is_lost():
@@ -224,7 +225,7 @@ class ParamikoStream:
         return line
 
     def _pump(self) -> bool:
-        """Move what has arrived; stdout only until one line is there, so the node waits for us."""
+        """Move what has arrived into the buffers; True when there was anything."""
         chunk, chunk_err = self._process.read(), self._process.read_stderr()
         self._buffer += chunk
         if chunk_err:
@@ -250,13 +251,13 @@ class ParamikoStream:
         return self._process.status()
 
     def stderr_tail(self) -> str:
-        """The last 16 KiB of stderr, as far as they have arrived."""
-        if self._reading.acquire(blocking=False):  # else the reader is at it
+        """What has arrived of the last 16 KiB of stderr."""
+        if self._reading.acquire(blocking=False):  # else the reader does it
             try:
                 if self._process.channel.recv_stderr_ready():
                     self._pump()
             except TransportError:
-                pass  # the reader will be told; what has come so far is the answer here
+                pass  # the reader raises it; what has arrived so far is the answer here
             finally:
                 self._reading.release()
         return bytes(self._stderr).decode(errors="replace")
@@ -268,7 +269,7 @@ class ParamikoStream:
 def sftp(connection: ParamikoConnection) -> paramiko.SFTPClient:
     """An sftp session on the connection. Raises `TransportError("channel")`."""
     try:
-        client = connection.wire.open_sftp_client()
+        client = connection.transport.open_sftp_client()
     except (SSHException, EOFError, OSError) as error:
         raise TransportError("channel", f"no sftp on the node: {error}") from None
     if client is None:

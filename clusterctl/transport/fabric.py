@@ -1,7 +1,7 @@
-"""fabric's one-node API over a connection of ours: put, get, sudo, without its way of connecting.
+"""fabric's one-node API (put, get, sudo) over a connection of ours.
 
 fabric itself accepts any host key (AutoAddPolicy, fabric/fabric #2071) and reads no known_hosts, so
-it is handed a connection that is verified and logged in, and can open none.
+it gets a connection that is verified and logged in, and cannot open one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clusterctl.transport.channels import ParamikoConnection
 
 
 class _Handed(fabric.Connection):  # type: ignore[misc,unused-ignore]
-    """Uses the transport it was given for as long as that lives."""
+    """Uses the transport it was given and never opens another."""
 
     def open(self) -> None:
         if not self.is_connected:
@@ -25,22 +25,22 @@ class _Handed(fabric.Connection):  # type: ignore[misc,unused-ignore]
 
 
 def over(connection: ParamikoConnection, node: Node, stall_s: float) -> fabric.Connection:
-    """A fabric connection to `node` whose transfers give up after `stall_s` without an answer.
+    """A fabric connection to `node` whose transfers fail after `stall_s` without an answer.
 
-    Closing stays with `connection`. Raises `TransportError("channel")` when the node has no sftp.
+    The caller closes `connection`. Raises `TransportError("channel")` when the node has no sftp.
     """
-    config = fabric.Config(lazy=True)  # no ~/.fabric.yaml, no ssh_config: all that is decided
-    handed = _Handed(host=node.name, user=connection.wire.get_username(), config=config)
+    config = fabric.Config(lazy=True)  # reads no ~/.fabric.yaml and no ssh_config
+    handed = _Handed(host=node.name, user=connection.transport.get_username(), config=config)
     client: Any = paramiko.SSHClient()
-    client._transport = connection.wire
-    handed.client, handed.transport = client, connection.wire
+    client._transport = connection.transport
+    handed.client, handed.transport = client, connection.transport
     channel = sftp_channel(handed)
     channel.settimeout(stall_s)
     return handed
 
 
 def sftp_channel(handed: fabric.Connection) -> paramiko.Channel:
-    """The channel of its sftp session, which is opened by this."""
+    """Open its sftp session; returns the channel. Raises `TransportError("channel")`."""
     try:
         channel: paramiko.Channel | None = handed.sftp().get_channel()
     except (paramiko.SSHException, EOFError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Keys to log in with: files parsed once, agents asked once, in the order OpenSSH offers them."""
+"""Keys to log in with: files parsed once, agents queried once, in the order of OpenSSH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
+from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
 
 # isort: split
 from paramiko.agent import AgentKey, AgentSSH
@@ -22,13 +22,13 @@ from clusterctl.transport.ssh_config.host import LEAST_RSA_BITS, HostConfig
 
 DEFAULT_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_TIMEOUT_S = 7.0
-# sshd cuts a connection after MaxAuthTries (6) refused keys, and names no reason.
+# sshd closes a connection after MaxAuthTries (6) refused keys without a reason.
 MAX_KEYS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key with the name people know it by."""
+    """A key and its name in messages."""
 
     name: str
     key: PKey
@@ -36,7 +36,7 @@ class Identity:
 
 @dataclass(slots=True)
 class Offer:
-    """What to try, in order, and sentences about keys that cannot be used."""
+    """Keys to try, in order, and messages about keys that cannot be used."""
 
     identities: list[Identity] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ _AgentSSH: Any = AgentSSH  # its type stubs leave out the names used here
 
 
 class _LockedAgent(AgentSSH):
-    """paramiko's agent writes and reads one socket without a lock; many threads sign at once here."""
+    """paramiko's agent uses its socket without a lock; here many threads sign at once."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class _LockedAgent(AgentSSH):
 
 
 class Identities:
-    """All keys of this process. Safe for threads; nothing is read before it is needed."""
+    """All keys of this process, read on first use. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class Identities:
         offer.identities = [*certified, *first, *others, *last]
         if len(offer.identities) > MAX_KEYS:
             left_out = len(offer.identities) - MAX_KEYS
-            offer.problems.append(f"{left_out} more keys not tried: sshd cuts after {MAX_KEYS}")
+            offer.problems.append(f"{left_out} more keys not tried: sshd allows {MAX_KEYS}")
             # Files that were named come before agent keys that were not.
             offer.identities = [*certified, *first, *last, *others][:MAX_KEYS]
         return offer
@@ -108,7 +108,7 @@ class Identities:
     def _certified(
         self, config: HostConfig, files: list[Path], known: list[Identity], problems: list[str]
     ) -> list[Identity]:
-        """The known keys once more, with their certificates: those named, else the ones beside the keys."""
+        """The known keys with their certificates: those named, else those beside the keys."""
         named = [Path(name) for name in config.certificate_files]
         by_public = {_blob(identity.key): identity for identity in reversed(known)}
         certified = []
@@ -117,9 +117,9 @@ class Identities:
             about = certified_blob(blob) if blob is not None else None
             if blob is None or about is None:
                 if named:
-                    problems.append(f"CertificateFile {path} cannot be read, or is no certificate")
+                    problems.append(f"CertificateFile {path} is not a readable certificate")
             elif about not in by_public:
-                problems.append(f"the certificate {path} is about a key that is not among these")
+                problems.append(f"the certificate {path} belongs to none of the keys")
             else:
                 certified.append(Identity(str(path), _with_certificate(by_public[about].key, blob)))
         return certified
@@ -148,7 +148,7 @@ class Identities:
             return [], None
         with self._lock:
             if socket_path not in self._agents:
-                self._agents[socket_path] = _ask_agent(socket_path)
+                self._agents[socket_path] = _query_agent(socket_path)
             return self._agents[socket_path]
 
 
@@ -161,12 +161,12 @@ def _load(path: Path) -> PKey | str:
         return f"{path} cannot be read: {error.strerror}"
     except (TypeError, PasswordRequiredException):
         # cryptography raises TypeError for a key that is encrypted when no passphrase is given
-        return f"{path} needs a passphrase and is in no agent: ssh-add {path}"
+        return f"{path} needs a passphrase and is not in an agent: ssh-add {path}"
     except (ValueError, SSHException, UnknownKeyType) as error:
         if path.suffix == ".pub":
             return f"{path} is a public key, and no agent holds its private half"
-        return f"{path} is no usable private key: {error}"
-    key.public_blob = None  # a certificate beside the key is offered apart
+        return f"{path} is not a usable private key: {error}"
+    key.public_blob = None  # a certificate beside the key is offered separately
     return key
 
 
@@ -176,7 +176,7 @@ def _blob(key: PKey) -> bytes:
 
 
 def _with_certificate(key: PKey, certificate: bytes) -> PKey:
-    """The key as one that shows a certificate; a copy, since keys are shared between threads."""
+    """A copy of the key that shows a certificate; keys are shared between threads."""
     if isinstance(key, AgentKey):
         shown: Any = AgentKey(key.agent, key.blob, key.comment)
     else:
@@ -185,7 +185,7 @@ def _with_certificate(key: PKey, certificate: bytes) -> PKey:
     return shown  # type: ignore[no-any-return]
 
 
-def _ask_agent(socket_path: str) -> tuple[list[Identity], str | None]:
+def _query_agent(socket_path: str) -> tuple[list[Identity], str | None]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(AGENT_TIMEOUT_S)  # paramiko's own opening has no limit
     try:

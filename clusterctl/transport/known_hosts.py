@@ -76,7 +76,7 @@ class _File:
         self._hashed_names: dict[str, list[Entry]] = {}
         try:
             text = path.read_bytes().decode(errors="surrogateescape")
-        except OSError:  # absent or not readable: knows no host, so every key is unknown
+        except OSError:  # every key is unknown
             text = ""
         for number, line in enumerate(text.split("\n"), 1):
             entry = parse_line(line, path, number)
@@ -113,10 +113,8 @@ class _File:
 
 
 def parse_line(line: str, path: Path, number: int) -> Entry | None:
-    """One line of a known_hosts file; None for a comment and for what OpenSSH skips too."""
-    words = re.split(
-        "[ \t]+", line.rstrip("\r").strip(" \t")
-    )  # form feeds and the like are no spaces
+    """One line of a known_hosts file; None for a comment and for what OpenSSH skips."""
+    words = re.split("[ \t]+", line.rstrip("\r").strip(" \t"))  # form feeds do not separate
     marker = ""
     if words[0].startswith("@"):
         marker = words.pop(0)[1:]
@@ -129,13 +127,13 @@ def parse_line(line: str, path: Path, number: int) -> Entry | None:
 
 
 def _canonical_key(key_type: str, text: str) -> str | None:
-    """The key in the one base64 that it has; None where it is none of its type."""
+    """The key in canonical base64; None where it is not a key of its type."""
     try:
         blob = base64.b64decode(text.rstrip("\r"), validate=True)
     except (ValueError, binascii.Error):
         return None
     if not is_key_of(key_type, blob):
-        return None  # garbage, which OpenSSH skips too
+        return None
     return base64.b64encode(blob).decode()
 
 
@@ -158,7 +156,7 @@ class KnownHosts:
 
     def __init__(self, paths: Iterable[Path], files: dict[Path, _File] | None = None) -> None:
         self.paths = tuple(dict.fromkeys(paths))
-        # Handed in, so that sets of paths that overlap share what is parsed.
+        # A parameter, so that overlapping sets of paths share what is parsed.
         self._files = {} if files is None else files
         self._lock = threading.Lock()
 
@@ -169,16 +167,16 @@ class KnownHosts:
         return [self._files[path] for path in self.paths]
 
     def types(self, host: str, port: int) -> tuple[str, ...]:
-        """Key types on record in lines that are not hashed: a client asks for these first, as OpenSSH does."""
+        """Key types on record in plain lines: a client asks for these first, as OpenSSH does."""
         name = lookup_name(host, port)
         with self._lock:
             return _types([entry for file in self._all() for entry in file.find_plain(name)])
 
     def check(self, host: str, port: int, key_type: str, key: str) -> Verdict:
-        """Is `key` (base64) the recorded one? A revoked key is refused whatever else is recorded.
+        """Whether `key` (base64) is on record. A revoked key is refused whatever else is recorded.
 
-        A host without a line of its own port is looked for once more without it, as by OpenSSH: only a
-        line with this very key counts there.
+        A host without a line for its port is looked up again without the port, as by OpenSSH; only
+        a line with the same key counts there.
         """
         with self._lock:
             verdict = self._check(lookup_name(host, port), key_type, key)
@@ -195,7 +193,7 @@ class KnownHosts:
             for entry in same:
                 if entry.marker == marker:
                     return Verdict(state, entry)
-        # Not known: only now are all hashed lines worth a look, to tell changed from unknown.
+        # Only now are all hashed lines searched, to tell changed from unknown.
         others = [entry for file in files for entry in file.find(name, None)]
         authority = next((e for e in others if e.marker == "cert-authority"), None)
         plain = [entry for entry in others if not entry.marker]
@@ -208,8 +206,7 @@ class KnownHosts:
         """Append a new host to `path` (0600, locked) and to the index.
 
         Another process may have written this host meanwhile: the file is read again under the lock
-        and its answer is returned when it has one. A host whose name would be a pattern stays unknown.
-        Raises `OSError`.
+        and its answer counts. A host whose name would be a pattern stays unknown. Raises `OSError`.
         """
         if set(host) & _NEVER_WRITTEN:
             return Verdict("unknown")

@@ -1,4 +1,4 @@
-"""The in-process ssh backend: connects, verifies and logs in, each phase named and limited."""
+"""The in-process ssh backend: connects, verifies and logs in, each phase with its time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
+from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
 
 # isort: split
 from paramiko.ssh_exception import (
@@ -24,12 +24,12 @@ from paramiko.ssh_exception import (
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.transport import tcp as dial
+from clusterctl.transport import tcp
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.identities import Identities
 from clusterctl.transport.known_hosts import KnownHosts, fingerprint, split_paths
-from clusterctl.transport.patched_transport import Wire
+from clusterctl.transport.patched_transport import PatchedTransport
 from clusterctl.transport.proxy_jump import JumpPool, proxy_command
 from clusterctl.transport.ssh_config.hops import Hop
 from clusterctl.transport.ssh_config.host import (
@@ -48,14 +48,14 @@ RETRY_AFTER_S = (0.3, 1.2)
 
 
 def own_known_hosts() -> Path:
-    """The file --accept-new writes: clusterctl's own, the user's files are only read."""
+    """The file that --accept-new writes; the user's own files are only read."""
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return config_home / "clusterctl" / "known_hosts"
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """One machine to connect to, with everything that hostfile and ssh_config say about it."""
+    """One machine to connect to, with its settings from hostfile and ssh_config."""
 
     name: str
     host: str
@@ -69,7 +69,7 @@ class _Target:
 
 
 class _Dropped(Exception):
-    """The server hung up before the key exchange was done: worth one more try."""
+    """The server closed the connection before the end of the key exchange: worth one retry."""
 
     def __init__(self, phase: str, reason: str) -> None:
         super().__init__(reason)
@@ -77,7 +77,7 @@ class _Dropped(Exception):
 
 
 class _OtherTypes(Exception):
-    """The host is on record with keys of types that it was not asked for: their lines are hashed."""
+    """The host is on record, in hashed lines, with key types that were not requested."""
 
     def __init__(self, types: tuple[str, ...]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _OtherTypes(Exception):
 
 
 class ParamikoTransport:
-    """Connects to nodes; one instance serves all threads of a command and caches what they share."""
+    """Connects to nodes; one instance serves all threads of a command."""
 
     def __init__(self, accept_new: bool = False, *, config: SshConfig | None = None) -> None:
         self._accept_new = accept_new
@@ -120,8 +120,8 @@ class ParamikoTransport:
         strict = (config.strict_host_keys or "ask").lower()
         own = own_known_hosts()
         if "known_hosts" in labels:
-            # A file made for these nodes alone decides alone: an old entry elsewhere for the same
-            # address and port (loopback ports come again) says nothing about them.
+            # Only the file made for these nodes counts: an entry elsewhere for the same address and
+            # port may be of another host (loopback ports are reused).
             own = Path(labels["known_hosts"]).expanduser()
             paths = [own]
         else:
@@ -134,10 +134,10 @@ class ParamikoTransport:
             else:
                 paths += [Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2")]
             paths.append(own)
-        # The user told ssh to take new keys of this host; a changed key is refused all the same. With
-        # `UserKnownHostsFile none` ssh has nowhere to write a new key and refuses it.
-        told = strict in ("accept-new", "no", "off") and config.user_known_hosts != ("none",)
-        accept = self._accept_new or told
+        # A changed key is refused all the same. With `UserKnownHostsFile none` ssh cannot record a
+        # new key and refuses it.
+        configured = strict in ("accept-new", "no", "off") and config.user_known_hosts != ("none",)
+        accept = self._accept_new or configured
         return _Target(
             name=name,
             host=config.hostname,
@@ -147,7 +147,7 @@ class ParamikoTransport:
             identity=identity,
             known=self._known_hosts(tuple(paths)),
             accept_to=own if accept else None,
-            # UserKnownHostsFile /dev/null is how people say "remember nothing".
+            # UserKnownHostsFile /dev/null means: record nothing.
             record=self._accept_new or config.user_known_hosts != ("/dev/null",),
         )
 
@@ -159,25 +159,24 @@ class ParamikoTransport:
 
     def _open(
         self, target: _Target, limits: Limits, progress: Progress, via: tuple[tuple[Hop, ...], ...]
-    ) -> Wire:
-        """A logged-in connection; tried twice when the server hangs up during the handshake."""
+    ) -> PatchedTransport:
+        """A logged-in connection; tried twice when the server closes it during the handshake."""
         types: tuple[str, ...] | None = None
         dropped = False
-        while True:  # each way round happens once at most
+        while True:  # at most one retry for each of the two reasons
             try:
                 return self._open_once(target, limits, progress, via, types)
             except _OtherTypes as recorded:
                 types = recorded.types
-                progress.notes.append(f"hostkey: asked again for {', '.join(types)}")
+                progress.notes.append(f"hostkey: requested again with {', '.join(types)}")
             except _Dropped as error:
                 if dropped:
                     hint = "sshd's MaxStartups may be too low for so many logins at once: try -f 8"
                     raise TransportError(error.phase, f"{error} (twice)", hint=hint) from None
                 dropped = True
                 pause_s = random.uniform(*RETRY_AFTER_S)
-                progress.notes.append(f"{error.phase}: {error}; tried again after {pause_s:.1f} s")
+                progress.notes.append(f"{error.phase}: {error}; retried after {pause_s:.1f} s")
                 time.sleep(pause_s)
-                # What the pause took is not given twice.
                 limits = replace(limits, handshake_s=max(0.5, limits.handshake_s - pause_s))
 
     def _open_once(
@@ -187,36 +186,36 @@ class ParamikoTransport:
         progress: Progress,
         via: tuple[tuple[Hop, ...], ...],
         types: tuple[str, ...] | None,
-    ) -> Wire:
+    ) -> PatchedTransport:
         sock, give_back = self._socket(target, limits, progress, via)
         progress.enter("banner")
         deadline = time.monotonic() + limits.handshake_s
-        wire: Wire | None = None
+        transport: PatchedTransport | None = None
         try:
-            wire = Wire(sock, on_banner=lambda: progress.enter("kex"))
-            wire.at_close(give_back)
+            transport = PatchedTransport(sock, on_banner=lambda: progress.enter("kex"))
+            transport.at_close(give_back)
             asked = target.known.types(*_known_as(target)) if types is None else types
-            wire.limit(target.config.algorithms)
-            wire.prefer_host_keys(asked)
-            _negotiate(wire, deadline, limits, progress)
+            transport.limit(target.config.algorithms)
+            transport.prefer_host_keys(asked)
+            _negotiate(transport, deadline, limits, progress)
             progress.enter("hostkey")
-            self._verify(wire, target, progress, None if types is not None else asked)
+            self._verify(transport, target, progress, None if types is not None else asked)
             progress.enter("auth")
-            self._login(wire, target, deadline, limits)
+            self._login(transport, target, deadline, limits)
         except BaseException:
-            if wire is None:
+            if transport is None:
                 sock.close()
                 give_back()
             else:
-                wire.close()
+                transport.close()
             raise
-        wire.set_keepalive(target.config.keepalive_s or KEEPALIVE_S)
-        return wire
+        transport.set_keepalive(target.config.keepalive_s or KEEPALIVE_S)
+        return transport
 
     def _socket(
         self, target: _Target, limits: Limits, progress: Progress, via: tuple[tuple[Hop, ...], ...]
     ) -> tuple[socket.socket, Callable[[], None]]:
-        """A byte stream to the target, and what ends the way there."""
+        """A byte stream to the target, and the function that releases what it goes through."""
         config = target.config
         if config.proxy_command:
             progress.enter("tcp")
@@ -225,9 +224,9 @@ class ParamikoTransport:
             return self._through(target, config.proxy_jump, limits, progress, via)
         deadline = time.monotonic() + limits.tcp_s
         family = FAMILIES[config.address_family or "any"]
-        candidates = dial.addresses(target.host, target.port, deadline, limits, family)
+        candidates = tcp.addresses(target.host, target.port, deadline, limits, family)
         progress.enter("tcp")
-        return dial.connect(candidates, target.port, deadline, limits), lambda: None
+        return tcp.connect(candidates, target.port, deadline, limits), lambda: None
 
     def _through(
         self,
@@ -240,26 +239,26 @@ class ParamikoTransport:
         """A channel to the target from the last of its jump hosts."""
         *before, last = hops
         if hops in via or len(via) > MAX_JUMPS:
-            circle = " -> ".join(hop.host for way in (*via, hops) for hop in way)
-            raise TransportError("resolve", f"ProxyJump goes in a circle: {circle}")
+            loop = " -> ".join(hop.host for way in (*via, hops) for hop in way)
+            raise TransportError("resolve", f"ProxyJump loop: {loop}")
         gate = self._target(last.host, last.host, last.port, last.user, None, {})
         if before:
             config = replace(gate.config, proxy_jump=tuple(before), proxy_command=None)
             gate = replace(gate, config=config)
 
-        def connect() -> Wire:
+        def connect() -> PatchedTransport:
             try:
                 return self._open(gate, limits, progress, (*via, hops))
             except TransportError as error:
                 message = f"jump host {last.host}: {error}"
                 raise TransportError(error.phase, message, hint=error.hint) from None
 
-        wire, give_back = self._jumps.borrow(
+        transport, give_back = self._jumps.borrow(
             (tuple(before), gate.host, gate.port, gate.user), connect
         )
         progress.enter("tcp")
         try:
-            channel = wire.open_channel(
+            channel = transport.open_channel(
                 "direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=limits.tcp_s
             )
         except (SSHException, EOFError, OSError) as error:
@@ -270,10 +269,14 @@ class ParamikoTransport:
         return channel, give_back  # type: ignore[return-value]
 
     def _verify(
-        self, wire: Wire, target: _Target, progress: Progress, asked: tuple[str, ...] | None
+        self,
+        transport: PatchedTransport,
+        target: _Target,
+        progress: Progress,
+        asked: tuple[str, ...] | None,
     ) -> None:
-        """Raises `_OtherTypes` where the host must be `asked` for other keys, once."""
-        key = wire.get_remote_server_key()
+        """Check the host key. Raises `_OtherTypes` when types other than `asked` are on record."""
+        key = transport.get_remote_server_key()
         key_type, text = key.get_name(), key.get_base64()
         bits = target.config.required_rsa_bits or LEAST_RSA_BITS
         if key_type == "ssh-rsa" and key.get_bits() < bits:
@@ -290,7 +293,7 @@ class ParamikoTransport:
                 verdict = target.known.accept(target.accept_to, name, port, key_type, text)
             except OSError as error:
                 raise TransportError(
-                    "hostkey", f"{target.accept_to} cannot be written: {error.strerror}"
+                    "hostkey", f"cannot write {target.accept_to}: {error.strerror}"
                 ) from None
         if verdict.state == "known":
             return
@@ -298,7 +301,7 @@ class ParamikoTransport:
         entry = verdict.entry
         if verdict.state == "revoked" and entry is not None:
             raise TransportError("hostkey", f"the host key is revoked in {entry.where}")
-        if entry is not None:  # changed, or on record only with types that the node did not show
+        if entry is not None:  # changed, or on record only with other types
             raise TransportError(
                 "hostkey",
                 f"the host key has changed: {entry.where} has {entry.key_type} "
@@ -309,8 +312,8 @@ class ParamikoTransport:
         if verdict.authority is not None:
             raise TransportError(
                 "hostkey",
-                f"{verdict.authority.where} trusts an authority, which this backend cannot check",
-                hint="run once with --accept-new to record the plain host key",
+                f"{verdict.authority.where}: this backend cannot check a @cert-authority",
+                hint="run once with --accept-new to record the host key itself",
             )
         progress.notes.append(f"hostkey: the node shows {key_type} {fingerprint(text)}")
         option = "" if target.port == DEFAULT_PORT else f"-p {target.port} "
@@ -320,18 +323,20 @@ class ParamikoTransport:
             hint += f", or: ssh-keyscan -t {kind} {option}{name} >> ~/.ssh/known_hosts"
         raise TransportError("hostkey", f"unknown host key ({key_type})", hint=hint)
 
-    def _login(self, wire: Wire, target: _Target, deadline: float, limits: Limits) -> None:
+    def _login(
+        self, transport: PatchedTransport, target: _Target, deadline: float, limits: Limits
+    ) -> None:
         offer = self._identities.offer(target.config, target.identity)
         refused, stopped = [], ""
         for identity in offer.identities:
-            if not wire.may_offer(identity.key):
-                offer.problems.append(f"PubkeyAcceptedAlgorithms leaves out {identity.name}")
+            if not transport.may_offer(identity.key):
+                offer.problems.append(f"PubkeyAcceptedAlgorithms excludes {identity.name}")
                 continue
-            wire.auth_timeout = max(0.1, deadline - time.monotonic())
+            transport.auth_timeout = max(0.1, deadline - time.monotonic())
             try:
-                more = wire.auth_publickey(target.user, identity.key)
+                more = transport.auth_publickey(target.user, identity.key)
             except BadAuthenticationType as error:
-                stopped = f"the node takes only {', '.join(error.allowed_types)}"
+                stopped = f"the node accepts only {', '.join(error.allowed_types)}"
                 break
             except AuthenticationException as error:
                 if time.monotonic() >= deadline:
@@ -339,17 +344,17 @@ class ParamikoTransport:
                         "auth", f"no answer to the login within {limits.handshake_s:g} s"
                     ) from None
                 refused.append(identity.name)
-                if not wire.is_active():
-                    stopped = f"the node hung up: {error}"
+                if not transport.is_active():
+                    stopped = f"the node closed the connection: {error}"
                     break
                 continue
             except (SSHException, EOFError, OSError) as error:
                 refused.append(identity.name)
-                stopped = f"the node hung up: {error}"
+                stopped = f"the node closed the connection: {error}"
                 break
             if not more:
                 return
-            stopped = f"the node wants more than a key: {', '.join(more)}"
+            stopped = f"the node requires more than a key: {', '.join(more)}"
             break
         raise _refusal(target, refused, [stopped] if stopped else [], offer.problems)
 
@@ -360,9 +365,11 @@ def _known_as(target: _Target) -> tuple[str, int]:
     return (alias, DEFAULT_PORT) if alias else (target.host, target.port)
 
 
-def _negotiate(wire: Wire, deadline: float, limits: Limits, progress: Progress) -> None:
+def _negotiate(
+    transport: PatchedTransport, deadline: float, limits: Limits, progress: Progress
+) -> None:
     try:
-        wire.negotiate(deadline)
+        transport.negotiate(deadline)
     except TimeoutError:
         late = "no ssh banner" if progress.phase == "banner" else "key exchange not finished"
         raise TransportError(progress.phase, f"{late} within {limits.handshake_s:g} s") from None
@@ -388,8 +395,8 @@ def _refusal(
     if refused:
         sentence = f"refused for user {target.user}: {', '.join(refused)}"
     else:
-        sentence = f"no key to log in with as {target.user}"
-    port = "" if target.port == 22 else f"-p {target.port} "
+        sentence = f"no key to log in as {target.user}"
+    port = "" if target.port == DEFAULT_PORT else f"-p {target.port} "
     return TransportError(
         "auth",
         "; ".join([sentence, *stopped, *problems]),

@@ -1,4 +1,4 @@
-"""paramiko's Transport with our own limits: no timer threads, no log, writes that end, signals told."""
+"""paramiko's Transport with our own limits: no timer threads, writes that end, exit signals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
+from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
 
 # isort: split
 import paramiko
@@ -23,12 +23,12 @@ from clusterctl.errors import TransportError
 from clusterctl.transport.public_keys import CERTIFICATE
 from clusterctl.transport.ssh_config.algorithms import limited
 
-# How often an idle connection's thread wakes up; closing does not wait for it (see Wire.close).
+# How often an idle connection's thread wakes up; `close` does not wait for it.
 IDLE_POLL_S = 5.0
 CLOSE_WAIT_S = 0.2
-# A connection whose peer takes no byte and acknowledges none for so long is dead.
+# A connection whose peer reads and acknowledges nothing for so long is dead.
 STALL_S = 20.0
-# Output that a node may send ahead of its reader: what one silent reader can cost in memory.
+# Output that a node may send ahead of its reader: the memory that a reader that stops can cost.
 WINDOW_BYTES = 1 << 20
 
 _CIPHERS = (
@@ -58,7 +58,7 @@ _LISTS = {
 
 
 class _Packets(Packetizer):
-    """Packets whose deadlines are ours: paramiko starts one timer thread for each handshake."""
+    """Packets whose deadlines are ours: paramiko's timer thread costs 9 % of a connection's CPU."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -73,7 +73,7 @@ class _Packets(Packetizer):
     def complete_handshake(self) -> None: ...
 
     def write_all(self, out: Any) -> None:
-        """As paramiko's, but a peer that takes nothing for `STALL_S` ends the connection."""
+        """As paramiko's, but a peer that reads nothing for `STALL_S` ends the connection."""
         view = memoryview(out)
         moved = time.monotonic()
         while len(view):
@@ -82,7 +82,7 @@ class _Packets(Packetizer):
             except (TimeoutError, BlockingIOError):
                 sent = 0
                 if self.closed or time.monotonic() - moved > STALL_S:
-                    raise EOFError("the node takes no data") from None
+                    raise EOFError("the node reads no data") from None
             except OSError as error:
                 raise EOFError(str(error)) from None
             else:
@@ -98,63 +98,23 @@ _Channel: Any = Channel
 _Transport: Any = paramiko.Transport
 
 
-def _handle_request(channel: Channel, message: Message) -> None:
-    """A channel request; paramiko drops exit-signal, which is how a killed command ends."""
-    start = message.packet.tell()
-    kind = message.get_text()
-    if kind == "exit-signal":
-        message.get_boolean()
-        name = message.get_text()
-        number = getattr(signal, "SIG" + name, None)
-        channel.exit_status = -int(number) if number is not None else -int(signal.SIGKILL)
-        channel.status_event.set()
-    else:
-        message.packet.seek(start)
-        _Channel._handle_request(channel, message)
-    _wake(channel)
-
-
-def _handle_window(channel: Channel, message: Message) -> None:
-    _Channel._window_adjust(channel, message)
-    _wake(channel)
-
-
-def _handle_close(channel: Channel, message: Message) -> None:
-    channel.clusterctl_closed_by_peer = True  # type: ignore[attr-defined]
-    _Channel._handle_close(channel, message)
-
-
-def _wake(channel: Channel) -> None:
-    callback = getattr(channel, "clusterctl_wake", None)
-    if callback is not None:
-        callback()
-
-
-def watch(channel: Channel, wake: Callable[[], None]) -> None:
-    """Call `wake` from the connection's thread when the window opens or a status arrives."""
-    channel.clusterctl_wake = wake  # type: ignore[attr-defined]
-
-
-def closed_by_peer(channel: Channel) -> bool:
-    """The node closed this channel itself, so the connection was alive at its end."""
-    return getattr(channel, "clusterctl_closed_by_peer", False)
-
-
 def _key_type(algorithm: str) -> str:
     """The type of key that a signature algorithm uses."""
     return "ssh-rsa" if algorithm in _RSA else algorithm
 
 
 class SafeChannel(Channel):
-    """A channel that never sends behind its own end.
+    """A channel that sends nothing after its own end, and reports what paramiko keeps to itself.
 
-    paramiko takes room in the window under a lock and sends after it; when another thread closes
-    meanwhile, or answers the node's close, data follow the end. sshd then hangs up the whole
-    connection ("data packet referred to nonexistent channel"), with all other channels on it.
-    Here the end waits for what is under way.
+    paramiko reserves window under a lock and sends after it; when another thread closes meanwhile,
+    or answers the node's close, data follow the end. sshd then closes the whole connection ("data
+    packet referred to nonexistent channel") with all its channels. Here the end waits for sends
+    in progress.
     """
 
-    _under_way = 0
+    closed_by_peer = False  # the node closed the channel, so the connection was alive at its end
+    wake: Callable[[], None] | None = None  # called when the window opens or a status arrives
+    _sends = 0  # in progress
     _end: tuple[Any, ...] = ()
 
     def send(self, s: Any) -> int:
@@ -168,18 +128,18 @@ class SafeChannel(Channel):
         self.before_end(lambda: _Channel.shutdown(self, how))
 
     def before_end(self, action: Callable[[], object]) -> None:
-        """Do something that sends on this channel; nothing at all when it is closed."""
+        """Run an action that sends on this channel; nothing at all when it is closed."""
         with self.lock:
             if self.closed:
                 return
-            self._under_way += 1
+            self._sends += 1
         try:
             action()
         finally:
             with self.lock:
-                self._under_way -= 1
+                self._sends -= 1
                 end: tuple[Any, ...] = ()
-                if not self._under_way:
+                if not self._sends:
                     end, self._end = self._end, ()
             transport: Any = self.transport
             for message in end:
@@ -188,14 +148,43 @@ class SafeChannel(Channel):
     def _close_internal(self) -> tuple[Any, Any]:
         # Under self.lock. The caller sends what is returned.
         messages = _Channel._close_internal(self)
-        if self._under_way and messages[1] is not None:
+        if self._sends and messages[1] is not None:
             self._end = tuple(message for message in messages if message is not None)
             return None, None
         return messages  # type: ignore[no-any-return]
 
+    def _handle_request(self, m: Message) -> None:
+        """paramiko drops exit-signal, which is how a killed command ends."""
+        start = m.packet.tell()
+        if m.get_text() == "exit-signal":
+            m.get_boolean()
+            number = getattr(signal, "SIG" + m.get_text(), signal.SIGKILL)
+            self.exit_status = -int(number)
+            self.status_event.set()
+        else:
+            m.packet.seek(start)
+            _Channel._handle_request(self, m)
+        self._wake()
 
-class Wire(paramiko.Transport):
-    """One ssh connection below authentication. `on_banner` is called when the server has spoken."""
+    def _window_adjust(self, m: Message) -> None:
+        _Channel._window_adjust(self, m)
+        self._wake()
+
+    def _handle_close(self, m: Message) -> None:
+        self.closed_by_peer = True
+        _Channel._handle_close(self, m)
+
+    def _wake(self) -> None:
+        if self.wake is not None:
+            self.wake()
+
+
+# paramiko names the class in the middle of methods and has no hook for another one.
+paramiko.transport.Channel = SafeChannel  # type: ignore[attr-defined]
+
+
+class PatchedTransport(paramiko.Transport):
+    """One ssh connection below authentication. `on_banner` is called at the server's banner."""
 
     _active_check_timeout = IDLE_POLL_S
     _preferred_keys: tuple[str, ...] = _Transport._preferred_keys
@@ -204,9 +193,9 @@ class Wire(paramiko.Transport):
     _preferred_macs = tuple(m for m in _MACS if m in _Transport._mac_info)
     _channel_handler_table = {  # noqa: RUF012 - paramiko's own shape
         **_Transport._channel_handler_table,
-        common.MSG_CHANNEL_REQUEST: _handle_request,
-        common.MSG_CHANNEL_WINDOW_ADJUST: _handle_window,
-        common.MSG_CHANNEL_CLOSE: _handle_close,
+        common.MSG_CHANNEL_REQUEST: SafeChannel._handle_request,
+        common.MSG_CHANNEL_WINDOW_ADJUST: SafeChannel._window_adjust,
+        common.MSG_CHANNEL_CLOSE: SafeChannel._handle_close,
     }
 
     def __init__(self, sock: Any, on_banner: Callable[[], None]) -> None:
@@ -218,15 +207,9 @@ class Wire(paramiko.Transport):
         self._close_lock = threading.Lock()
         self._is_limited = False
 
-    def _log(self, level: int, msg: Any, *args: Any) -> None:
-        """Failures reach the caller as exceptions; the text paramiko logs says no more."""
-
-    def _parse_debug(self, m: Message) -> None:
-        """Debug messages cost 9 % of a connection in paramiko's hands and are shown to nobody."""
-
     def _parse_global_request(self, m: Message) -> None:
-        # sshd announces its host keys after login and then, by Nagle's rule, holds back its next
-        # answer until that is acknowledged, which the kernel delays: 40 ms for the first command.
+        # sshd announces its host keys after login, and Nagle's algorithm holds back its next answer
+        # until the kernel's delayed acknowledgement: 40 ms for the first command.
         if isinstance(self.sock, socket.socket) and self.sock.family != socket.AF_UNIX:
             try:
                 self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -270,35 +253,29 @@ class Wire(paramiko.Transport):
         return not self._is_limited or any(one in self._preferred_pubkeys for one in kinds)
 
     def prefer_host_keys(self, types: tuple[str, ...]) -> None:
-        """Ask for the host key types on record first, so that a known host shows a known key.
+        """Prefer the host key types on record, so that a known host shows a known key.
 
-        Among these our own order counts, as in OpenSSH, not the file's: an old key of a lesser type
-        must not stand in for the one that a host shows to ssh.
+        Among these our own order counts, not the file's, as in OpenSSH: a host must show the key
+        that it shows to ssh, not an old one of a lesser type.
         """
         supported: tuple[str, ...] = self._preferred_keys
         known = [name for name in supported if _key_type(name) in types]
         self._preferred_keys = tuple(dict.fromkeys([*known, *supported]))
-
-    def open_channel(self, *args: Any, **options: Any) -> Channel:
-        """As paramiko's. Raises `SSHException`, `ChannelException`, `EOFError`, `OSError`."""
-        channel = super().open_channel(*args, **options)
-        channel.__class__ = SafeChannel  # paramiko names the class in the middle of a method
-        return channel
 
     def at_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when this connection is closed."""
         self._on_close.append(callback)
 
     def close(self) -> None:
-        """Idempotent, and at once: paramiko alone would let its thread sit out the idle poll."""
+        """Idempotent, and immediate: paramiko alone would wait for its thread's idle poll."""
         with self._close_lock:
             callbacks, self._on_close = self._on_close, []
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except (OSError, EOFError, SSHException):
             pass  # not connected any more
-        # The thread has just been woken by that. To close the file under its feet could leave it
-        # waiting on another connection's socket that was given the same number.
+        # The shutdown wakes the thread. Closing the file before it ends could leave it waiting on
+        # another connection's socket with the same number.
         if self.is_alive() and self is not threading.current_thread():
             self.join(CLOSE_WAIT_S)
         super().close()

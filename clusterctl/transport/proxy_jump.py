@@ -1,4 +1,4 @@
-"""Ways round: jump hosts shared by all nodes behind them, and ProxyCommand."""
+"""Jump hosts shared by all nodes behind them, and ProxyCommand."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.patched_transport import Wire
+from clusterctl.transport.patched_transport import PatchedTransport
 
-# A jump host that failed is not asked again so soon: each of the nodes behind it, one after the other,
-# would wait through its limits (12 nodes behind a silent one took 49 s).
+# A jump host that failed is not tried again so soon: each node behind it would wait through its
+# limits in turn (12 nodes behind a silent one took 49 s).
 FAILURE_HOLDS_S = 10.0
 
 
 class JumpPool:
-    """Open connections to jump hosts, each shared by all that go through it.
+    """Open connections to jump hosts, each shared by all nodes behind it.
 
     One connection carries any number of direct-tcpip channels (sshd's MaxSessions does not count
-    them), so a thousand nodes cost the gateway one login. It is closed when the last user is.
+    them), so a thousand nodes cost the gateway one login. The last user closes it.
     """
 
     def __init__(self) -> None:
@@ -30,25 +30,27 @@ class JumpPool:
         self._slots: dict[object, _Slot] = {}
         self._failures: dict[object, tuple[TransportError, float]] = {}
 
-    def borrow(self, key: object, connect: Callable[[], Wire]) -> tuple[Wire, Callable[[], None]]:
-        """A live connection and the function that gives it back.
+    def borrow(
+        self, key: object, connect: Callable[[], PatchedTransport]
+    ) -> tuple[PatchedTransport, Callable[[], None]]:
+        """A live connection and the function that releases it.
 
-        Raises what `connect` raises; one failure holds for all who ask within `FAILURE_HOLDS_S`.
+        Raises what `connect` raises, and the same again for `FAILURE_HOLDS_S`.
         """
         with self._lock:
             slot = self._slots.setdefault(key, _Slot())
             slot.users += 1
         try:
-            with slot.lock:  # the first to come connects, the others wait for it
-                if slot.wire is None or not slot.wire.is_active():
-                    slot.wire = self._connect(key, connect)
-                wire = slot.wire
+            with slot.lock:  # the first one connects, the others wait for it
+                if slot.transport is None or not slot.transport.is_active():
+                    slot.transport = self._connect(key, connect)
+                transport = slot.transport
         except BaseException:
-            self._give_back(key, slot)
+            self._release(key, slot)
             raise
-        return wire, lambda: self._give_back(key, slot)
+        return transport, lambda: self._release(key, slot)
 
-    def _connect(self, key: object, connect: Callable[[], Wire]) -> Wire:
+    def _connect(self, key: object, connect: Callable[[], PatchedTransport]) -> PatchedTransport:
         with self._lock:
             failure, failed_at = self._failures.get(key, (None, 0.0))
         if failure is not None and time.monotonic() - failed_at < FAILURE_HOLDS_S:
@@ -60,20 +62,20 @@ class JumpPool:
                 self._failures[key] = (error, time.monotonic())
             raise
 
-    def _give_back(self, key: object, slot: _Slot) -> None:
+    def _release(self, key: object, slot: _Slot) -> None:
         with self._lock:
             slot.users -= 1
             last = slot.users == 0
             if last and self._slots.get(key) is slot:
                 del self._slots[key]
-        if last and slot.wire is not None:
-            slot.wire.close()
+        if last and slot.transport is not None:
+            slot.transport.close()
 
 
 class _Slot:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.wire: Wire | None = None
+        self.transport: PatchedTransport | None = None
         self.users = 0
 
 
@@ -95,7 +97,7 @@ def proxy_command(command: str) -> tuple[socket.socket, Callable[[], None]]:
         )
     except OSError as error:
         ours.close()
-        raise TransportError("tcp", f"ProxyCommand cannot be started: {error}") from None
+        raise TransportError("tcp", f"cannot start ProxyCommand: {error}") from None
     finally:
         theirs.close()
 

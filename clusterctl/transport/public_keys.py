@@ -55,10 +55,10 @@ def is_key_of(name: str, blob: bytes) -> bool:
 
 
 def public_blob(path: Path) -> bytes | None:
-    """The public half of the key at `path`, which tells whether an agent holds it.
+    """The public half of the key at `path`, to find it in an agent; None where it is not found.
 
-    As OpenSSH looks for it: in the file itself, in PATH.pub, in a private key's part that is never
-    encrypted. None where none of these has it.
+    Looked for as OpenSSH does: in the file itself, in PATH.pub, in the part of a private key that
+    is never encrypted.
     """
     for file in (path, Path(f"{path}.pub")):
         try:
@@ -82,7 +82,7 @@ def public_blob(path: Path) -> bytes | None:
 
 
 def certified_blob(certificate: bytes) -> bytes | None:
-    """The public key that a certificate is about; None where it is no certificate."""
+    """The public key that a certificate certifies; None where it is not a certificate."""
     parts: list[bytes] = []
     rest = certificate
     while len(rest) >= 4 and len(parts) < 6:  # type, nonce and the key come first

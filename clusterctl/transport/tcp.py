@@ -1,4 +1,4 @@
-"""Name to address to TCP connection, each with a limit of its own."""
+"""Name to address to TCP connection, each with its own time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Address = tuple[int, tuple[object, ...]]  # family, socket address
 def addresses(
     host: str, port: int, deadline: float, limits: Limits, family: int = socket.AF_UNSPEC
 ) -> list[Address]:
-    """Where a host may be reached. getaddrinfo has no time limit, so it runs aside.
+    """Addresses of a host. getaddrinfo has no time limit, so it runs in a thread.
 
     Raises `TransportError("resolve")`.
     """
@@ -46,15 +46,15 @@ def addresses(
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))
     if thread.is_alive():
-        raise TransportError("resolve", f"no answer about the name {host} in {limits.tcp_s:g} s")
+        raise TransportError("resolve", f"name {host} not resolved within {limits.tcp_s:g} s")
     if failure:
-        hint = "write its address into the hostfile: name host=ADDRESS"
+        hint = "add its address to the hostfile: name host=ADDRESS"
         raise TransportError("resolve", f"{host}: {failure[0].strerror}", hint=hint)
     return found
 
 
 def connect(candidates: list[Address], port: int, deadline: float, limits: Limits) -> socket.socket:
-    """The first address that answers; each gets an equal share of the time that is left.
+    """Connect to the first address that answers; each gets an equal share of the remaining time.
 
     Raises `TransportError("tcp")`.
     """
@@ -87,7 +87,7 @@ def _connect_one(family: int, address: tuple[object, ...], timeout_s: float) -> 
         sock.connect(address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # A node that lost power acknowledges nothing: end the connection, do not wait 15 min.
+        # A node that lost power acknowledges nothing; the default limit is 15 min.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
     except BaseException:
         sock.close()

@@ -98,13 +98,13 @@ def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
         ("n[1-60000]\nm[1-60000]\n", "line 2: this line makes more than 100,000 nodes"),
         (
             "a host='$(touch x)'\n",
-            "line 1: host name '$(touch x)' holds '$', which a shell could obey",
+            "line 1: host name '$(touch x)' contains '$', which a shell could interpret",
         ),
-        ("'a`id`'\n", "line 1: host name 'a`id`' holds '`'"),
+        ("'a`id`'\n", "line 1: host name 'a`id`' contains '`'"),
         ("-oProxyCommand=x\n", "line 1: host name '-oProxyCommand=x' begins with '-'"),
-        ("a user='x;id'\n", "line 1: user name 'x;id' holds ';'"),
-        ("'x|y@a'\n", "line 1: user name 'x|y' holds '|'"),
-        ("a\u202eb\n", "line 1: host name 'a\\u202eb' holds"),
+        ("a user='x;id'\n", "line 1: user name 'x;id' contains ';'"),
+        ("'x|y@a'\n", "line 1: user name 'x|y' contains '|'"),
+        ("a\u202eb\n", "line 1: host name 'a\\u202eb' contains"),
         ("a@\n", "line 1: 'a@' is not a node name"),
     ],
 )

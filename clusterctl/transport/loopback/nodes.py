@@ -1,6 +1,6 @@
-"""Nodes without machines: real ssh servers on 127.0.0.1, as this user, with keys that die with them.
+"""Nodes without machines: real ssh servers on 127.0.0.1, as this user, with temporary keys.
 
-What `clusterctl demo` and the tests run on. Each node is a process of its own; they share this
+`clusterctl demo` and the tests run on them. Each node is a process of its own; they share this
 machine's file system, processes and GPUs.
 """
 
@@ -27,7 +27,7 @@ from types import TracebackType
 from clusterctl.errors import ClusterctlError
 
 START_TIMEOUT_S = 20.0
-# In the environment of every command on these nodes; its value tells one cluster from another.
+# In the environment of every command on these nodes; its value names the cluster.
 MARK = "CLUSTERCTL_LOOPBACK"
 
 
@@ -70,7 +70,7 @@ class LoopbackCluster:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise ClusterctlError(f"{self.directory} is no folder of yours: keys would lie in it")
+            raise ClusterctlError(f"{self.directory} is not your own folder: keys would be in it")
         self.directory.chmod(0o700)
         authorized = make_key(self.identity)
         host_keys = []
@@ -80,8 +80,8 @@ class LoopbackCluster:
                 "host_key": str(self._file(name, "hostkey")),
                 "authorized": authorized,
                 "env": self._env,
-                # The kernel sends that signal when the *thread* that forked ends; only the main
-                # thread lives as long as the process. The lease on stdin covers the rest.
+                # The kernel sends the signal when the *thread* that forked ends, so only the main
+                # thread may rely on it. The lease on stdin covers the rest.
                 "die_with_parent": threading.current_thread() is threading.main_thread(),
             }
             self._file(name, "json").write_text(json.dumps(config), encoding="utf-8")
@@ -90,15 +90,9 @@ class LoopbackCluster:
         me = getpass.getuser()
         nodes, known = [], []
         for name, port, key in zip(self.names, self.ports, host_keys, strict=True):
-            words = [
-                name,
-                "host=127.0.0.1",
-                f"port={port}",
-                f"user={me}",
-                f"identity={self.identity}",
-                f"known_hosts={self.known_hosts}",
-            ]
-            nodes.append(" ".join(shlex.quote(word) for word in words))
+            address = [name, "host=127.0.0.1", f"port={port}", f"user={me}"]
+            files = [f"identity={self.identity}", f"known_hosts={self.known_hosts}"]
+            nodes.append(shlex.join(address + files))
             known.append(f"[127.0.0.1]:{port} ssh-ed25519 {key}")
         self.known_hosts.write_text("\n".join(known) + "\n", encoding="utf-8")
         self.hostfile.write_text("\n".join(nodes) + "\n", encoding="utf-8")
@@ -111,16 +105,7 @@ class LoopbackCluster:
         search = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._file(name, "log").open("wb") as log:
             return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    __name__,
-                    "serve",
-                    "--name",
-                    name,
-                    "--dir",
-                    str(self.directory),
-                ],
+                [sys.executable, "-m", __name__, "--name", name, "--dir", str(self.directory)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -181,7 +166,7 @@ class LoopbackCluster:
                 raise ClusterctlError(f"loopback nodes left behind: {', '.join(left)}")
 
     def _sweep(self) -> list[str]:
-        """Kill what still carries our mark; only a node that was killed itself leaves any."""
+        """Kill what still has our mark; only a killed node leaves any."""
         deadline = time.monotonic() + 2.0
         while found := _marked(self._token):
             for pid in found:
@@ -246,9 +231,8 @@ def _answers(port: int) -> bool:
 
 
 def main() -> None:
-    """`python -m clusterctl.transport.loopback.nodes serve --name N --dir D`: one node."""
+    """`python -m clusterctl.transport.loopback.nodes --name N --dir D`: one node."""
     parser = argparse.ArgumentParser(prog="clusterctl.transport.loopback.nodes")
-    parser.add_argument("action", choices=["serve"])
     parser.add_argument("--name", required=True)
     parser.add_argument("--dir", required=True, type=Path)
     options = parser.parse_args()

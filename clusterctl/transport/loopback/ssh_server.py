@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
+from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
 
 # isort: split
 import paramiko
@@ -40,7 +40,7 @@ _Transport: Any = paramiko.Transport
 
 
 def _handle_request(channel: Channel, message: Message) -> None:
-    """`signal`, which paramiko's server drops, and `exec`, whose end it may tell before its start."""
+    """`signal`, which paramiko drops, and `exec`, whose end it may send before its start."""
     start = message.packet.tell()
     kind = message.get_text()
     if kind == "exec":
@@ -82,8 +82,6 @@ class _Session(paramiko.Transport):
         common.MSG_CHANNEL_REQUEST: _handle_request,
     }
 
-    def _log(self, level: int, msg: Any, *args: Any) -> None: ...
-
 
 class Node:
     """Everything that runs on one loopback node: sessions, commands, and who waits for them."""
@@ -93,9 +91,7 @@ class Node:
         self.key = paramiko.PKey.from_path(config["host_key"])
         self.authorized = config["authorized"]
         self.environment = _environment(config["env"])
-        self.lock = (
-            threading.Lock()
-        )  # over start and wait: a status never finds its command missing
+        self.lock = threading.Lock()  # over start and wait, so that a status finds its command
         self.commands: dict[int, Command] = {}
         self.sessions: set[_Session] = set()
 
@@ -108,7 +104,7 @@ class Node:
         session.start_server(event=threading.Event(), server=_Login(self))
 
     def reap(self) -> None:
-        """Collect what has ended: commands, and their orphans, which come to us (subreaper)."""
+        """Collect ended commands and their orphans, which are ours as a subreaper."""
         with self.lock:
             while True:
                 try:
@@ -142,7 +138,7 @@ class Node:
 
 
 class _Login(paramiko.ServerInterface):
-    """Who may come in, and what they may ask for."""
+    """Who may log in, and what they may request."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -164,7 +160,7 @@ class _Login(paramiko.ServerInterface):
 
 
 class Command:
-    """One exec: `/bin/sh -c` in a session of its own, three pipes, and an end that is always told."""
+    """One exec: `/bin/sh -c` in its own session, three pipes, and an end that is always sent."""
 
     def __init__(self, node: Node, channel: Channel, command: bytes) -> None:
         self.channel = channel
@@ -199,7 +195,7 @@ class Command:
         channel.settimeout(None)
 
     def go(self) -> None:
-        """Move data, once the client has been told that the command runs."""
+        """Move data; call it after the client has the reply that the command runs."""
         channel = self.channel
         self._pumps = [
             self._thread(self._pump, self._stdout, channel.sendall),
@@ -219,12 +215,12 @@ class Command:
             while data := os.read(fd, PIPE_BYTES):
                 send(data)
         except (OSError, SSHException, EOFError):
-            pass  # the client has gone; closing the pipe tells the command
+            pass  # the client has gone; the closed pipe ends the command
         finally:
             os.close(fd)
 
     def _feed(self) -> None:
-        """Channel to stdin, and afterwards: notice that the client has gone, and clean up."""
+        """Channel to stdin; when the client has gone, end the command."""
         try:
             while data := self.channel.recv(PIPE_BYTES):
                 self._write(data)
@@ -253,7 +249,7 @@ class Command:
                     raise
                 select.select([], [self._stdin], [], 0.2)
             except BrokenPipeError:
-                return  # nobody reads: keep taking, as sshd does, until the client stops
+                return  # keep reading the channel, as sshd does, until the client stops
 
     def _finish(self) -> None:
         self.exited.wait()
@@ -266,7 +262,7 @@ class Command:
                 pump.join()
             self.channel.close()
         except (OSError, SSHException, EOFError):
-            pass  # nobody is there to be told
+            pass  # the client has gone
 
     def _send_exit_signal(self) -> None:
         message = Message()
@@ -329,9 +325,9 @@ def serve(config_path: Path) -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    stopping: list[bool] = []  # no Event: its lock is not one that a handler may take a second time
+    stopping: list[bool] = []  # not an Event, whose lock a signal handler must not take twice
     signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # only to be woken by it
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes the selector
     node = Node(config)
     os.chdir(node.environment["HOME"])
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)

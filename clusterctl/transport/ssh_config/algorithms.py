@@ -1,4 +1,4 @@
-"""Algorithm lists of ssh_config, such as `Ciphers +aes256-cbc`, put on what this backend has."""
+"""Algorithm lists of ssh_config, such as `Ciphers +aes256-cbc`, applied to this backend's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ALSO = {"curve25519-sha256@libssh.org": "curve25519-sha256"}
 
 
 def limited(ours: Iterable[str], supported: Iterable[str], spec: str) -> tuple[str, ...]:
-    """The algorithms to use, best first: `spec` replaces `ours`, or adds (+), removes (-), prefers (^).
+    """The algorithms to use, best first: `spec` replaces `ours`, or + adds, - removes, ^ prefers.
 
     Empty when the backend has none of them, so that a list can only make it stricter.
     """

@@ -34,11 +34,11 @@ def parse_jump(text: str) -> tuple[Hop, ...]:
     hops = []
     for part in text.split(","):
         if " " in part or "\t" in part:
-            raise BadValue(f"{part!r} has a space in it, which only some versions of ssh take")
+            raise BadValue(f"{part!r} has a space in it, which only some versions of ssh accept")
         match = _HOP.fullmatch(part)
         # In a URI a user is percent-encoded and may have parameters.
         if not match or (match["scheme"] and set(match["user"] or "") & set("@%;")):
-            raise BadValue(f"{part!r} is no [user@]host[:port]")
+            raise BadValue(f"{part!r} is not [user@]host[:port]")
         port = port_number(match["port"]) if match["port"] else None
         hops.append(Hop(match["host"].strip("[]"), port, match["user"]))
     return tuple(hops)

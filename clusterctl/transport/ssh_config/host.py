@@ -57,11 +57,11 @@ def local_user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        raise TransportError("resolve", f"no user has the id {os.getuid()} here") from None
+        raise TransportError("resolve", f"no user has the id {os.getuid()}") from None
 
 
 class Query:
-    """One host while it is resolved; what `ssh_match` asks about."""
+    """One host while it is resolved; `match.py` reads it."""
 
     def __init__(self, original: str, user: str | None, port: int | None) -> None:
         self.original = original

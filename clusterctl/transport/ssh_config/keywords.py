@@ -1,7 +1,7 @@
-"""Every keyword of ssh_config: how its value is read, and what becomes of those not supported.
+"""Every keyword of ssh_config: how its value is read, and which are ignored or refused.
 
-A keyword that could make ssh stricter than this backend is refused where it is set; one that is passed
-over concerns only what this backend never does (forwarding, terminals, passwords, its own time limits).
+A keyword that could make ssh stricter than this backend is refused where it is set; an ignored one
+concerns only what this backend never does (forwarding, terminals, passwords, its own time limits).
 """
 
 from __future__ import annotations
@@ -32,26 +32,24 @@ ALIASES = {
 
 def _word(words: list[str], rest: str) -> str:
     if len(words) != 1 or not words[0]:
-        raise BadValue(
-            f"one value is needed, not {len(words)}; put a value with spaces into quotes"
-        )
+        raise BadValue(f"expected one value, got {len(words)}; quote a value that contains spaces")
     return words[0]
 
 
 def _words(words: list[str], rest: str) -> list[str] | None:
     if not words:
-        return None  # nothing but a comment, which ssh takes for no value
+        return None  # only a comment, which ssh reads as no value
     if not all(words):
         raise BadValue("a value is empty")
     if len(words) > 1 and any(word.lower() == "none" for word in words):
-        raise BadValue("none must stand alone")
+        raise BadValue("none must be the only value")
     return words
 
 
 def _domains(words: list[str], rest: str) -> list[str] | None:
     for word in words:
         if not _DOMAIN.fullmatch(word) or ".." in word:
-            raise BadValue(f"{word!r} is no domain")
+            raise BadValue(f"{word!r} is not a domain")
     return _words(words, rest)
 
 
@@ -130,7 +128,7 @@ READERS: dict[str, Reader] = {
     "revokedhostkeys": _word,
 }
 
-# What these say while they do not matter here. Any other value is refused.
+# Values that change nothing here. Any other value is refused.
 HARMLESS: dict[str, Callable[[str], bool]] = {
     "bindaddress": lambda value: False,
     "bindinterface": lambda value: False,
@@ -144,22 +142,23 @@ HARMLESS: dict[str, Callable[[str], bool]] = {
 }
 
 IGNORED = frozenset(
-    """addkeystoagent afstokenpassing batchmode casignaturealgorithms challengeresponseauthentication
-    channeltimeout cipher clearallforwardings compression compressionlevel connectionattempts
-    connecttimeout controlmaster controlpath controlpersist dynamicforward enableescapecommandline
-    enablesshkeysign escapechar exitonforwardfailure fallbacktorsh fingerprinthash
-    forkafterauthentication forwardagent forwardx11 forwardx11timeout forwardx11trusted gatewayports
-    globalknownhostsfile2 gssapiauthentication gssapiclientidentity gssapidelegatecredentials
-    gssapikexalgorithms gssapikeyexchange gssapirenewalforcesrekey gssapiserveridentity gssapitrustdns
-    hashknownhosts hostbasedacceptedalgorithms hostbasedauthentication hostbasedkeytypes ipqos
-    kbdinteractiveauthentication kbdinteractivedevices keepalive kerberosauthentication
+    """addkeystoagent afstokenpassing batchmode casignaturealgorithms
+    challengeresponseauthentication channeltimeout cipher clearallforwardings compression
+    compressionlevel connectionattempts connecttimeout controlmaster controlpath
+    controlpersist dynamicforward enableescapecommandline enablesshkeysign escapechar
+    exitonforwardfailure fallbacktorsh fingerprinthash forkafterauthentication forwardagent
+    forwardx11 forwardx11timeout forwardx11trusted gatewayports globalknownhostsfile2
+    gssapiauthentication gssapiclientidentity gssapidelegatecredentials gssapikexalgorithms
+    gssapikeyexchange gssapirenewalforcesrekey gssapiserveridentity gssapitrustdns
+    hashknownhosts hostbasedacceptedalgorithms hostbasedauthentication hostbasedkeytypes
+    ipqos kbdinteractiveauthentication kbdinteractivedevices keepalive kerberosauthentication
     kerberostgtpassing localcommand localforward loglevel logverbose
     nohostauthenticationforlocalhost numberofpasswordprompts obscurekeystroketiming
-    passwordauthentication permitlocalcommand permitremoteopen pkcs11provider protocol rekeylimit
-    remotecommand remoteforward requesttty rhostsauthentication rhostsrsaauthentication
-    rsaauthentication securitykeyprovider sendenv serveralivecountmax sessiontype setenv
-    skeyauthentication smartcarddevice stdinnull streamlocalbindmask streamlocalbindunlink
-    syslogfacility tag tcpkeepalive tisauthentication tunnel tunneldevice updatehostkeys
-    useprivilegedport useroaming userknownhostsfile2 usersh verifyhostkeydns versionaddendum
-    visualhostkey warnweakcrypto xauthlocation""".split()  # noqa: SIM905 - one word a line would hide the rest
+    passwordauthentication permitlocalcommand permitremoteopen pkcs11provider protocol
+    rekeylimit remotecommand remoteforward requesttty rhostsauthentication
+    rhostsrsaauthentication rsaauthentication securitykeyprovider sendenv serveralivecountmax
+    sessiontype setenv skeyauthentication smartcarddevice stdinnull streamlocalbindmask
+    streamlocalbindunlink syslogfacility tag tcpkeepalive tisauthentication tunnel
+    tunneldevice updatehostkeys useprivilegedport useroaming userknownhostsfile2 usersh
+    verifyhostkeydns versionaddendum visualhostkey warnweakcrypto xauthlocation""".split()  # noqa: SIM905 - shorter than a list
 )

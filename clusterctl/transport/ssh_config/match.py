@@ -1,4 +1,4 @@
-"""`Match` lines of ssh_config: what they ask about, and whether it holds."""
+"""`Match` lines of ssh_config: their criteria, and whether they hold."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from clusterctl.transport.ssh_config.values import BadValue, expand
 
 EXEC_TIMEOUT_S = 10.0
 UNSUPPORTED = ("command", "localnetwork", "sessiontype", "tagged", "version")
-# The part of the syntax that all versions of ssh read alike: 9.9 changed how quotes, backslashes and
+# The syntax that all versions of ssh read alike: 9.9 changed how quotes, backslashes and
 # `host = name` are read.
 _CRITERION = re.compile(
     r"""[ \t]*(?P<negated>!?)(?P<name>[a-z]+)
-        (?:(?:=|[ \t]+)(?:"(?P<quoted>(?:[^"\\]|\\(?!["'\\]))*)"|(?P<plain>[^ \t"'\\=\#][^ \t"'\\=]*)))?
+        (?:(?:=|[ \t]+)(?:"(?P<quoted>(?:[^"\\]|\\(?!["'\\]))*)"
+                         |(?P<plain>[^ \t"'\\=\#][^ \t"'\\=]*)))?
         (?=[ \t]|$)""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -43,12 +44,12 @@ def parse_match(text: str) -> tuple[Criterion, ...]:
         is_alone = found is not None and found["name"].lower() in ALONE
         if found is None or (not value and not is_alone and text[found.end() :].strip(" \t")):
             raise BadValue(
-                f"Match {text.strip()}: versions of ssh read this differently; write each criterion as "
-                'name value or name "value", without backslashes before quotes'
+                f"Match {text.strip()}: versions of ssh read this differently; write each "
+                'criterion as name value or name "value", without backslashes before quotes'
             )
         name = found["name"].lower()
         if name not in _DECIDE and name not in UNSUPPORTED:
-            raise BadValue(f"Match {name}: no such criterion is known here")
+            raise BadValue(f"Match {name}: unknown criterion")
         if not value and not is_alone:
             raise BadValue(f"Match {name} needs a value")
         criteria.append(Criterion(name, value or "", bool(found["negated"])))
@@ -57,12 +58,12 @@ def parse_match(text: str) -> tuple[Criterion, ...]:
         raise BadValue("Match needs a criterion")
     all_at = [place for place, criterion in enumerate(criteria) if criterion.name == "all"]
     if all_at not in ([], [len(criteria) - 1]) or (all_at and len(criteria) > 2):
-        raise BadValue("Match all cannot stand beside other criteria")
+        raise BadValue("Match all cannot be combined with other criteria")
     return tuple(criteria)
 
 
 def holds(criteria: tuple[Criterion, ...], query: Query) -> bool:
-    """Whether all criteria hold. Raises `BadValue` when that depends on one that is not supported."""
+    """Whether all criteria hold. Raises `BadValue` when an unsupported one would decide."""
     undecided = None
     for criterion in criteria:
         decide = _DECIDE.get(criterion.name)

@@ -1,6 +1,6 @@
 """Which host and user names may be used: OpenSSH's own rule, because both reach shells.
 
-ProxyCommand and `Match exec` hand them to one as %h and %r (CVE-2023-51385).
+ProxyCommand and `Match exec` pass them to one as %h and %r (CVE-2023-51385).
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ def _why(what: str, name: str, forbidden: re.Pattern[str]) -> str | None:
     if found is not None and found[0] == "-":
         return f"{what} {name!r} begins with '-'"
     odd = found[0] if found is not None else next(char for char in name if not char.isprintable())
-    return f"{what} {name!r} holds {odd!r}, which a shell could obey"
+    return f"{what} {name!r} contains {odd!r}, which a shell could interpret"

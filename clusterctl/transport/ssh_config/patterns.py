@@ -1,4 +1,4 @@
-"""OpenSSH's patterns: `*` and `?` are wildcards, `!` in front leaves out, nothing else is special."""
+"""OpenSSH's patterns: `*` and `?` are wildcards, a leading `!` excludes."""
 
 from __future__ import annotations
 

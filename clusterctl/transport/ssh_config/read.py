@@ -1,8 +1,8 @@
 """The user's ssh_config: parsed once, resolved once per host, with the answers of `ssh -G`.
 
 By hand because paramiko's `SSHConfig` ignores Include silently, raises on valid Match lines
-(paramiko/paramiko #1992) and needs 67 ms for one lookup among 1,000 Host blocks. What is not supported
-is refused with its line, never passed over.
+(paramiko/paramiko #1992) and needs 67 ms for one lookup among 1,000 Host blocks. What is not
+supported is refused with its line, never ignored.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class SshConfig:
     def resolve(self, host: str, user: str | None = None, port: int | None = None) -> HostConfig:
         """Settings for `host`; `user` and `port` are those already chosen, as by ssh's -l and -p.
 
-        Raises `TransportError("resolve")` for what ssh refuses too, what cannot be decided and what is
-        not supported, with file and line.
+        Raises `TransportError("resolve")` with file and line for what ssh refuses as well, what
+        cannot be decided and what is not supported.
         """
         if self._failure is not None:
             raise TransportError("resolve", str(self._failure), hint=self._failure.hint)
@@ -112,14 +112,14 @@ class SshConfig:
             where = f"{path} line {number}"
             if line is None:
                 if raw.strip(" \t\r\f"):
-                    raise problem(where, f"{raw.strip()!r} is no keyword with a value")
+                    raise problem(where, f"{raw.strip()!r} is not a keyword with a value")
                 continue
             if line[1].startswith("#"):
                 continue
             keyword = ALIASES.get(line[1].lower(), line[1].lower())
             try:
                 if not line[2]:
-                    raise BadValue("a value is missing")
+                    raise BadValue("missing value")
                 words = split_words(line[2])
                 if keyword in ("host", "match"):
                     section = self._begin(keyword, words, line[2], where, outer)
@@ -136,9 +136,7 @@ class SshConfig:
                     elif value is not None:
                         section.settings.append((keyword, value, where))
                 elif keyword not in IGNORED and not matches_any(keyword, self._ignored_unknown):
-                    raise BadValue(
-                        f"no such keyword is known here (IgnoreUnknown {line[1]} lets it pass)"
-                    )
+                    raise BadValue(f"unknown keyword (IgnoreUnknown {line[1]} accepts it)")
             except BadValue as error:
                 raise problem(where, f"{line[1]}: {error}") from None
 
@@ -208,20 +206,20 @@ class SshConfig:
 
 
 def _set_proxy(values: dict[str, Any], keyword: str, value: Any, where: str) -> None:
-    """ProxyJump and ProxyCommand compete: whichever is said first wins."""
+    """ProxyJump and ProxyCommand exclude each other: the first one wins."""
     if "proxycommand" in values or values.get("proxyjump"):
         return
     if "proxyjump" in values and keyword == "proxycommand" and value.lower() != "none":
         raise problem(
             where,
-            "versions of ssh differ about a ProxyCommand behind `ProxyJump none`; where it must not "
-            "hold, say ProxyCommand none as well",
+            "versions of ssh differ about a ProxyCommand after `ProxyJump none`; to disable it, "
+            "add ProxyCommand none",
         )
     values.setdefault(keyword, value)
 
 
 def _read(path: Path, included: bool) -> str:
-    """The text of a file that is ours; as for OpenSSH a file that is not there says nothing."""
+    """The text of a file that only we can write; a missing file is empty, as for OpenSSH."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -229,7 +227,7 @@ def _read(path: Path, included: bool) -> str:
                 stat.S_IWGRP | stat.S_IWOTH
             )
             if foreign and not path.is_relative_to(SYSTEM_FOLDER):
-                raise problem(path, f"others may write to it, so it is not used: chmod go-w {path}")
+                raise problem(path, f"other users can write to it: chmod go-w {path}")
             data = file.read()
     except (FileNotFoundError, IsADirectoryError):
         return ""
@@ -238,21 +236,21 @@ def _read(path: Path, included: bool) -> str:
             raise problem(path, f"cannot be read: {error.strerror}") from None
         return ""
     if b"\0" in data:
-        raise problem(path, "holds a NUL byte")
+        raise problem(path, "contains a NUL byte")
     return data.decode(errors="surrogateescape")
 
 
 def _include_paths(pattern: str, included_by: Path) -> list[Path]:
-    """Files of an Include word, by glob(3): names that begin with a dot are no match for `*`."""
+    """Files of an Include pattern, by glob(3): `*` does not match names that begin with a dot."""
     if not pattern or "%" in pattern or "${" in pattern:
         raise BadValue(f"{pattern!r}: only some versions of ssh expand this; write the path")
     by_user = not included_by.is_relative_to(SYSTEM_FOLDER)
     if pattern.startswith("~") and not by_user:
-        raise BadValue(f"{pattern!r}: a file of the system includes none of a user")
+        raise BadValue(f"{pattern!r}: a system file cannot include a user's file")
     folder = Path.home() / ".ssh" if by_user else SYSTEM_FOLDER
     try:
         place = folder / Path(pattern).expanduser()
     except RuntimeError:
-        raise BadValue(f"{pattern!r}: there is no such user") from None
+        raise BadValue(f"{pattern!r}: no such user") from None
     # Not Path.glob, which finds the hidden files of editors too.
     return [Path(name) for name in sorted(glob.glob(str(place)))]  # noqa: PTH207

@@ -17,7 +17,7 @@ _TOKEN = re.compile(r"%(.?)|\$\{([^}]*)(\}?)", re.DOTALL)
 
 
 class BadValue(ValueError):
-    """A value that ssh refuses too, or that this backend cannot honour; the text says why."""
+    """A value that ssh refuses as well, or that this backend cannot honour; the text says why."""
 
 
 def split_words(text: str) -> list[str]:
@@ -58,17 +58,17 @@ def seconds(text: str) -> int:
     """`90`, `1m`, `1h30m` in seconds. Raises `BadValue`."""
     parts = _TIME.findall(text)
     if not text or "".join(number + unit for number, unit in parts) != text:
-        raise BadValue(f"{text!r} is no time")
+        raise BadValue(f"{text!r} is not a valid duration")
     total = sum(int(number[:MAX_DIGITS]) * _SECONDS[unit.lower()] for number, unit in parts)
     if total > _MOST_SECONDS:
-        raise BadValue(f"{text!r} is too long a time")
+        raise BadValue(f"{text!r} is too long")
     return total
 
 
 def whole_number(text: str) -> int:
     """A number of ordinary size. Raises `BadValue`."""
     if not _DIGITS.fullmatch(text) or len(text) > MAX_DIGITS:
-        raise BadValue(f"{text!r} is no number")
+        raise BadValue(f"{text!r} is not a number")
     return int(text)
 
 
@@ -82,7 +82,7 @@ def port_number(text: str) -> int:
         except OSError:
             number = 0
     if not 1 <= number <= 65535:
-        raise BadValue(f"{text!r} is no port")
+        raise BadValue(f"{text!r} is not a port")
     return number
 
 
@@ -90,7 +90,7 @@ def one_of(text: str, *choices: str) -> str:
     """The choice that `text` names in any case; `true` and `false` mean yes and no."""
     word = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
     if word not in choices:
-        raise BadValue(f"{text!r} is none of {', '.join(choices)}")
+        raise BadValue(f"{text!r} must be one of {', '.join(choices)}")
     return word
 
 
@@ -104,12 +104,12 @@ def expand(text: str, tokens: Mapping[str, str], environment: bool = False) -> s
             try:
                 return tokens[found[1]]
             except KeyError:
-                raise BadValue(f"%{found[1]} in {text!r} has no meaning there") from None
+                raise BadValue(f"%{found[1]} in {text!r} has no meaning here") from None
         if not environment:
             return found[0]
         value = os.environ.get(found[2]) if found[3] and found[2] else None
         if value is None:
-            raise BadValue(f"{found[0]} in {text!r} is no variable of the environment")
+            raise BadValue(f"{found[0]} in {text!r} is not set in the environment")
         return value
 
     return _TOKEN.sub(put, text)
@@ -121,5 +121,5 @@ def expand_path(text: str, tokens: Mapping[str, str]) -> str:
         try:
             text = str(Path(text).expanduser())
         except RuntimeError:
-            raise BadValue(f"{text!r}: there is no such user") from None
+            raise BadValue(f"{text!r}: no such user") from None
     return expand(text, tokens, environment=True)

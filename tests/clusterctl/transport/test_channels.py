@@ -196,7 +196,7 @@ def test_lost_connection_is_told_from_an_end(node: LoopbackCluster) -> None:
     with connect(node) as connection:
         stream = connection.stream("echo up; sleep 30", b"")
         assert stream.read_line(5) == b"up"
-        connection.wire.sock.shutdown(2)
+        connection.transport.sock.shutdown(2)
         with pytest.raises(TransportError, match="connection was lost") as caught:
             stream.read_line(5)
         assert caught.value.phase == "command"
@@ -230,7 +230,7 @@ def open_files() -> int:
 
 
 def ssh_threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if type(one).__name__ == "Wire"]
+    return [one.name for one in threading.enumerate() if type(one).__name__ == "PatchedTransport"]
 
 
 def test_failed_connections_leave_no_thread_and_no_file(listener) -> None:

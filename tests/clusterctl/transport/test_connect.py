@@ -115,7 +115,7 @@ def test_hang_up_before_the_banner_is_tried_twice_and_told(good: LoopbackCluster
     result = sweep_with(Node("bad", "127.0.0.1", closing.port), good)
     assert_dead(result, "banner", 1.5, "closed the connection before its banner (twice)")
     assert closing.visits == 2
-    assert "tried again after" in result.notes[0]
+    assert "retried after" in result.notes[0]
 
 
 def test_name_that_does_not_resolve(good: LoopbackCluster) -> None:
@@ -287,13 +287,13 @@ def test_user_that_is_not_let_in(good: LoopbackCluster) -> None:
 def test_no_key_at_all(good: LoopbackCluster) -> None:
     error = failure(node_of(good, identity=None))
     assert error.phase == "auth"
-    assert "no key to log in with" in str(error)
+    assert "no key to log in as" in str(error)
 
 
 def test_missing_and_broken_key_files_are_named(good: LoopbackCluster, home: Path) -> None:
     assert "nowhere does not exist" in str(failure(node_of(good, identity=home / "nowhere")))
     (home / "broken").write_text("no key at all\n")
-    assert "broken is no usable private key" in str(
+    assert "broken is not a usable private key" in str(
         failure(node_of(good, identity=home / "broken"))
     )
 
@@ -316,7 +316,7 @@ def locked(source: Path, path: Path) -> Path:
 def test_key_with_a_passphrase_is_named_with_what_to_do(good: LoopbackCluster, home: Path) -> None:
     key = locked(good.identity, home / "locked")
     error = failure(node_of(good, identity=key))
-    assert f"{key} needs a passphrase and is in no agent: ssh-add {key}" in str(error)
+    assert f"{key} needs a passphrase and is not in an agent: ssh-add {key}" in str(error)
 
 
 @pytest.mark.skipif(not shutil.which("ssh-agent"), reason="no ssh-agent")

@@ -137,8 +137,8 @@ def test_certificates_are_offered_beside_their_keys(home: Path) -> None:
     names, problems = offered(home, named)
     assert names == [str(one)]
     assert problems == [
-        f"the certificate {two}-cert.pub is about a key that is not among these",
-        f"CertificateFile {home}/none cannot be read, or is no certificate",
+        f"the certificate {two}-cert.pub belongs to none of the keys",
+        f"CertificateFile {home}/none is not a readable certificate",
     ]
 
 

@@ -165,7 +165,9 @@ def test_password_login_and_forwarding_are_refused(loopback) -> None:
 
     cluster = loopback(1)
     with connect(cluster) as connection, pytest.raises(paramiko.ChannelException):
-        connection.wire.open_channel("direct-tcpip", ("127.0.0.1", 1), ("127.0.0.1", 0), timeout=5)
+        connection.transport.open_channel(
+            "direct-tcpip", ("127.0.0.1", 1), ("127.0.0.1", 0), timeout=5
+        )
     transport = paramiko.Transport(("127.0.0.1", cluster.ports[0]))
     try:
         transport.start_client(timeout=5)
@@ -222,7 +224,7 @@ def test_folder_of_another_user_takes_no_keys(tmp_path: Path) -> None:
     (tmp_path / "nodes").mkdir()
     os.chown(tmp_path / "nodes", 65534, 65534)
     with (
-        pytest.raises(ClusterctlError, match="is no folder of yours"),
+        pytest.raises(ClusterctlError, match="is not your own folder"),
         LoopbackCluster(["a"], tmp_path / "nodes"),
     ):
         pass

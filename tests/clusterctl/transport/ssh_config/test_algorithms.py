@@ -60,7 +60,7 @@ def node(lab, home: Path):
         )
         transport = ParamikoTransport(config=SshConfig([path]))
         with transport.connect(Node("node"), Limits(), Progress()) as connection:
-            wire = connection.wire
+            wire = connection.transport
             return wire.remote_cipher, wire.remote_mac, wire.host_key_type
 
     return connect
@@ -79,7 +79,7 @@ def test_the_lists_of_ssh_config_decide_what_is_used(node) -> None:
     [
         ("Ciphers chacha20-poly1305@openssh.com", "kex", "ciphers chacha20.*this backend has none"),
         ("HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com", "kex", "hostkeyalgorithms"),
-        ("PubkeyAcceptedAlgorithms rsa-*", "auth", "PubkeyAcceptedAlgorithms leaves out"),
+        ("PubkeyAcceptedAlgorithms rsa-*", "auth", "PubkeyAcceptedAlgorithms excludes"),
         ("HostKeyAlgorithms rsa-sha2-512\nRequiredRSASize 3000", "hostkey", "fewer than 3000 bits"),
     ],
 )

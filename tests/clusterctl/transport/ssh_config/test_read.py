@@ -82,7 +82,7 @@ def test_files_that_others_may_write_are_refused_as_by_ssh(config, home: Path, m
     inner = home / ".ssh" / "inner"
     inner.write_text("Port 7001\n")
     inner.chmod(mode)
-    with pytest.raises(TransportError, match=r"inner: others may write to it.*chmod go-w"):
+    with pytest.raises(TransportError, match=r"inner: other users can write to it.*chmod go-w"):
         config("Include inner\n").resolve("n")
 
 
@@ -98,7 +98,7 @@ def test_every_line_of_a_bad_file_is_a_failure_of_every_host_and_is_parsed_once(
     some = config("Port 0\n")
     (home / ".ssh" / "config").unlink()
     for name in ("a", "b"):
-        with pytest.raises(TransportError, match="'0' is no port"):
+        with pytest.raises(TransportError, match="'0' is not a port"):
             some.resolve(name)
 
 
@@ -167,16 +167,16 @@ def test_match_final_sees_the_resolved_name(config) -> None:
         ("ProxyJump a, b\n", "line 1: ProxyJump: ' b' has a space in it"),
         ("Match !final\n User x\n", "line 1: versions of ssh differ about a Match !final"),
         ("Host 'open\n", "line 1: Host: a quote is not closed"),
-        ("Port many\n", "line 1: Port: 'many' is no port"),
-        ("Host other\n Port many\n", "line 2: Port: 'many' is no port"),
-        ("ServerAliveInterval 1 m\n", "line 1: ServerAliveInterval: one value is needed, not 2"),
-        ("StrictHostKeyCheking yes\n", r"line 1: .*no such keyword is known here \(IgnoreUnknown"),
+        ("Port many\n", "line 1: Port: 'many' is not a port"),
+        ("Host other\n Port many\n", "line 2: Port: 'many' is not a port"),
+        ("ServerAliveInterval 1 m\n", "line 1: ServerAliveInterval: expected one value, got 2"),
+        ("StrictHostKeyCheking yes\n", r"line 1: .*unknown keyword \(IgnoreUnknown"),
         (
             "CanonicalizeHostname yes\nCanonicalDomains lab\n",
             "line 1: CanonicalizeHostname asks the DNS",
         ),
-        ("IdentityFile /k/%q\n", "line 1: %q in '/k/%q' has no meaning there"),
-        ("IdentityFile /k/${CLUSTERCTL_TEST_UNSET}\n", "is no variable of the environment"),
+        ("IdentityFile /k/%q\n", "line 1: %q in '/k/%q' has no meaning here"),
+        ("IdentityFile /k/${CLUSTERCTL_TEST_UNSET}\n", "is not set in the environment"),
         ("Include ~/${X}\n", "line 1: .*only some versions of ssh expand this"),
         ("RevokedHostKeys /etc/revoked\n", "line 1: revokedhostkeys /etc/revoked is not supported"),
         ("KnownHostsCommand /bin/x %H\n", "line 1: knownhostscommand /bin/x %H is not supported"),
@@ -188,8 +188,8 @@ def test_match_final_sees_the_resolved_name(config) -> None:
         ),
         ("BindAddress 10.0.0.1\n", "bindaddress 10.0.0.1 is not supported"),
         ("ProxyCommand x\nProxyUseFdpass yes\n", "line 2: proxyusefdpass yes is not supported"),
-        ("User a\0b\n", "holds a NUL byte"),
-        ('just one word per line\n"\n', "line 1: just: no such keyword"),
+        ("User a\0b\n", "contains a NUL byte"),
+        ('just one word per line\n"\n', "line 1: just: unknown keyword"),
     ],
 )
 def test_what_cannot_be_decided_is_said_with_its_line(config, text: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""A command on a channel: non-blocking reads and writes, and one thing to wait on for all of them."""
+"""A command on a channel: non-blocking reads and writes, and one event for all of them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from clusterctl.transport import paramiko_import as lean  # noqa: F401 - first of all
+from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
 
 # isort: split
 from paramiko import common
-from paramiko.channel import Channel
 from paramiko.message import Message
 from paramiko.ssh_exception import SSHException
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.patched_transport import Wire, closed_by_peer, watch
+from clusterctl.transport.patched_transport import PatchedTransport, SafeChannel
 
 CHUNK_BYTES = 1 << 18
 
 
 class Wake:
-    """Set by paramiko's thread for stdout, stderr, window, status and close; one waiter looks at all.
+    """Set by paramiko's thread for stdout, stderr, window, status and close.
 
-    Buffers call `clear` whenever they run empty, which would lose the others' signals.
+    paramiko's buffers call `clear` whenever they run empty, which would lose the others' signals.
     """
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self.call: Callable[[], None] | None = None  # for one who waits on many
+        self.call: Callable[[], None] | None = None  # for a reader of many streams
 
     def set(self) -> None:
         self._event.set()
@@ -53,13 +52,13 @@ def lost(error: BaseException | None) -> str:
 
 
 class Process:
-    """A remote command: non-blocking reads and writes, and one thing to wait on."""
+    """A remote command; `wake` is set when there is something to read, write or report."""
 
-    def __init__(self, wire: Wire, channel: Channel) -> None:
-        self.wire = wire
+    def __init__(self, transport: PatchedTransport, channel: SafeChannel) -> None:
+        self.transport = transport
         self.channel = channel
         self.wake = Wake()
-        watch(channel, self.wake.set)
+        channel.wake = self.wake.set
         channel.exit_status = None  # type: ignore[assignment] # -1 would be SIGHUP
         channel.in_buffer.set_event(self.wake)  # type: ignore[arg-type]
         channel.in_stderr_buffer.set_event(self.wake)  # type: ignore[arg-type]
@@ -67,7 +66,7 @@ class Process:
         self.started = time.monotonic()
 
     def exec(self, command: str, deadline: float) -> None:
-        """As Channel.exec_command, which waits for the answer without limit."""
+        """As Channel.exec_command, which has no time limit. Raises `TransportError`."""
         channel: Any = self.channel
         message = Message()
         message.add_byte(common.cMSG_CHANNEL_REQUEST)
@@ -80,20 +79,20 @@ class Process:
         if not channel.event.wait(max(0.0, deadline - time.monotonic())):
             raise TransportError("channel", "the node does not start the command")
         if not channel.event_ready:
-            if not self.wire.is_active():
-                raise TransportError("channel", lost(self.wire.get_exception()))
+            if not self.transport.is_active():
+                raise TransportError("channel", lost(self.transport.get_exception()))
             raise TransportError("channel", "the node refuses to run commands")
 
     def send_message(self, message: Message) -> None:
-        wire: Any = self.wire
+        transport: Any = self.transport
         channel: Any = self.channel
         try:
-            channel.before_end(lambda: wire._send_user_message(message))
+            channel.before_end(lambda: transport._send_user_message(message))
         except (SSHException, EOFError, OSError) as error:
             raise TransportError("channel", lost(error)) from None
 
     def read(self) -> bytes:
-        """What has come, b"" for nothing. Raises `TransportError`: reading also asks for more."""
+        """What has arrived, b"" for nothing. Raises `TransportError`: reading opens the window."""
         try:
             return self.channel.recv(CHUNK_BYTES) if self.channel.recv_ready() else b""
         except (SSHException, EOFError, OSError) as error:
@@ -108,21 +107,21 @@ class Process:
         return b""
 
     def write(self, data: memoryview) -> int:
-        """Bytes taken just now, 0 when the node's window is full. Raises `TransportError`."""
+        """Number of bytes sent, 0 when the node's window is full. Raises `TransportError`."""
         try:
-            return self.channel.send(data)  # type: ignore[arg-type]
+            return self.channel.send(data)
         except TimeoutError:
             return 0
         except (SSHException, EOFError, OSError) as error:
             if self.channel.closed and not self.is_lost():
-                return len(data)  # the command has ended: nobody reads its stdin any more
+                return len(data)  # the command has ended and no longer reads its stdin
             raise TransportError("command", lost(error)) from None
 
     def close_stdin(self) -> None:
         try:
             self.channel.shutdown_write()
         except (SSHException, EOFError, OSError):
-            pass  # closed already, which is what was asked for
+            pass  # already closed
 
     def at_end(self) -> bool:
         """stdout is closed and everything in it has been read."""
@@ -143,13 +142,13 @@ class Process:
         return status
 
     def is_lost(self) -> bool:
-        """The channel ended without the node having said so."""
-        return self.channel.closed and not closed_by_peer(self.channel)
+        """The channel ended without a close from the node."""
+        return self.channel.closed and not self.channel.closed_by_peer
 
     def loss(self) -> TransportError:
         """Why there is no exit status."""
         if self.is_lost():
-            return TransportError("command", lost(self.wire.get_exception()))
+            return TransportError("command", lost(self.transport.get_exception()))
         return TransportError("command", "the node closed the command without an exit status")
 
     def kill(self) -> None:
@@ -163,7 +162,7 @@ class Process:
         try:
             self.send_message(message)
         except TransportError:
-            pass  # gone already
+            pass  # already gone
 
     def close(self) -> None:
         try:
