@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test test-pythons venv lint format bench campaign audit lab-tools clean always
+.PHONY: help demo test test-pythons venv lint format docs bench campaign audit lab-tools clean always
 
 py := .venv/bin/python
 tests ?= tests
@@ -12,6 +12,7 @@ help:
 	@echo "make test-pythons  part of the tests and a short demo on each Python from 3.10 to 3.13"
 	@echo "make venv      only .venv (PYTHON=python3.12, LOCK=cpu|cuda)"
 	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make docs      the documents as a static site in site/"
 	@echo "make bench     benchmarks against the named peers"
 	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
 	@echo "make audit     known vulnerabilities of the locked versions"
@@ -45,6 +46,10 @@ test: lint
 	  echo "failed beside other tests; once more, alone:" && \
 	  $(py) -m pytest --last-failed --last-failed-no-failures none --maxfail 6 $(tests); }
 
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(py) -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 test-pythons: venv
 	@$(py) -m tests.pythons $(args)
 
@@ -66,4 +71,4 @@ campaign: venv
 	$(py) -m pytest $(tests) -m slow --timeout 3600
 
 clean:
-	rm -rf .venv .pythons build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .pythons build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
