@@ -164,7 +164,7 @@ def _rounds_of_recording(recorded: Recorded) -> Batches:
     finally:
         recorded.close()
     if not was_read:
-        raise UsageError(f"{recorded.path}: no block of it can be read")
+        raise UsageError(f"{recorded.path}: no part of it can be read")
 
 
 def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:

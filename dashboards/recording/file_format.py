@@ -1,200 +1,224 @@
-"""The file of a recording: blocks one behind the other, each whole or not there.
+"""The file of a recording: an SQLite database with one table of samples.
 
-A block says its length, the times it covers and a checksum of its sections (zlib). Blocks are only
-ever appended: whoever is killed while writing leaves a torn last one, which a reader skips and the
-next writer cuts off. Nothing but headers is read to open a file.
+Rows are only appended, one transaction a round. A key is three rows: one of `KEYS` with what is known
+then, `NODES`, `HISTORY`. Each round after it is one row `ROUND` with what changed on the nodes, behind
+a row `RUN` where the run reported something. The payload is a CRC-32 of the text and a piece of a zlib
+stream, which begins anew at each key: a round is packed with those before it as context.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
-import struct
+import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, NamedTuple
 
+from clusterctl.errors import UsageError
 from clusterctl.payload.files.private import open_own
 
-MAGIC = b"clusterctl recording 1\n"
-MARK = b"\xc7BLK"
-_HEAD = struct.Struct("<4scIIIIdd")  # mark, kind, checksum, lengths of three sections, times
-SECTIONS = 3
-KEY, DEEP, ROUNDS = b"k", b"K", b"r"
-"""Kinds: KEY all that is known of the nodes, DEEP that and the run, ROUNDS what changed since."""
-LEVEL = 6
-# Of one section, unpacked: ten times what 1,000 nodes of 8 GPUs say, and four times their hour of
-# rows (the last section). A small file must not unpack to all of the memory.
-MOST_BYTES = (64 << 20, 64 << 20, 256 << 20)
+BEGIN, DEEP, KEY = KEYS = ("begin", "deep", "key")
+"""BEGIN and DEEP hold the run as well; a session begins at BEGIN."""
+NODES, HISTORY, RUN, ROUND = "nodes", "history", "run", "round"
+# Of a text, unpacked: ten times what 1,000 nodes of 8 GPUs report, and four times their hour of
+# history. A small file must not unpack to all of the memory.
+MAX_BYTES = dict.fromkeys((*KEYS, NODES, RUN, ROUND), 64 << 20) | {HISTORY: 256 << 20}
 LATEST_S = 1e11  # year 5138
+LEVEL = 6
+PAGE_BYTES = 2048  # larger pages leave more of themselves empty: 4096 takes 30 % more space
+LEAST_ROW_BYTES = 16
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+OLD_MAGIC = b"clusterctl recording 1\n"
+APPLICATION_ID = 0x63746C72  # "ctlr"
+SCHEMA = {
+    "samples": "CREATE TABLE samples (id INTEGER PRIMARY KEY, time_s REAL, kind TEXT, payload BLOB)",
+    "by_time": "CREATE INDEX by_time ON samples (time_s, kind)",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Where a block lies and what it covers."""
+class Row(NamedTuple):
+    """A row without its payload."""
 
-    path: Path
-    at: int  # of its first section
-    kind: bytes
-    checksum: int
-    lengths: tuple[int, ...]
-    first_s: float
-    last_s: float
-
-    @property
-    def is_key(self) -> bool:
-        return self.kind in (KEY, DEEP)
+    id: int
+    time_s: float
+    kind: str
 
 
-def pack(kind: bytes, sections: Sequence[bytes], first_s: float, last_s: float) -> bytes:
-    """The bytes of one block. Raises `ValueError` for a section that no reader would take."""
-    for section, most in zip(sections, MOST_BYTES, strict=True):
-        if len(section) > most:
-            raise ValueError(f"a round of {len(section) >> 20} MiB is too long for a recording")
-    packed = [zlib.compress(section, LEVEL) for section in sections]
-    body = b"".join(packed)
-    head = _HEAD.pack(MARK, kind, zlib.crc32(body), *map(len, packed), first_s, last_s)
-    return head + body
-
-
-def is_recording(path: Path) -> bool:
-    """Whether the file begins as one. Raises `OSError` when it cannot be read."""
+def check_is_recording(path: Path) -> None:
+    """Raises `OSError` when the file cannot be read, `UsageError` for anything but a recording."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        head = file.read(100)
+    if head.startswith(OLD_MAGIC):
+        raise UsageError(
+            f"{path} is a recording of an older version",
+            hint="convert it: python -m dashboards.recording.convert OLD NEW",
+        )
+    if not head.startswith(SQLITE_MAGIC) or int.from_bytes(head[68:72], "big") != APPLICATION_ID:
+        raise UsageError(f"{path} is not a recording of clusterctl top")
 
 
-def older(path: Path) -> Path:
-    """Where the first half of a recording went when it grew too long."""
-    return path.with_name(path.name + ".1")
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(
+        uri, uri=True, timeout=1.0, isolation_level=None, check_same_thread=False
+    )
 
 
-def blocks(path: Path) -> Iterator[Block]:
-    """Headers of all blocks that are whole by their length. Raises `OSError`."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if file.read(len(MAGIC)) != MAGIC:
-            return
-        at = len(MAGIC)
-        while True:
-            file.seek(at)
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                return
-            mark, kind, checksum, *rest = _HEAD.unpack(head)
-            lengths, (first_s, last_s) = tuple(rest[:SECTIONS]), rest[SECTIONS:]
-            end = at + _HEAD.size + sum(lengths)
-            whole = mark == MARK and kind in (KEY, DEEP, ROUNDS) and end <= size
-            whole = whole and 0.0 <= first_s <= last_s <= LATEST_S  # the checksum covers no header
-            if whole and end < size:
-                # A torn block that something was written behind claims bytes of the next one.
-                file.seek(end)
-                whole = file.read(len(MARK)) in (MARK, MARK[: size - end])
-            if not whole:
-                found = _next_mark(file, at + 1)
-                if found is None:
-                    return
-                at = found
-                continue
-            yield Block(path, at + _HEAD.size, kind, checksum, lengths, first_s, last_s)
-            at = end
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """A view or a trigger of a file from elsewhere could run anything that SQL can."""
+    db.execute("PRAGMA trusted_schema = OFF")
+    db.execute("PRAGMA cell_size_check = ON")
+    found = db.execute("SELECT name, sql FROM sqlite_master LIMIT 3").fetchall()
+    if dict(found) != SCHEMA or len(found) != len(SCHEMA):
+        raise UsageError(f"{path} is not a recording of clusterctl top")
 
 
-def _next_mark(file: BinaryIO, at: int) -> int | None:
-    """Where the next block may begin behind a torn one."""
-    file.seek(at)
-    before = b""
-    while True:
-        piece = file.read(1 << 16)
-        if not piece:
-            return None
-        window = before + piece
-        found = window.find(MARK)
-        if found >= 0:
-            return at - len(before) + found
-        at += len(piece)
-        before = window[-len(MARK) + 1 :]
-
-
-def gaps(found: Sequence[Block]) -> int:
-    """Places between blocks that hold something else: damage. A torn end is none, a writer was killed."""
-    count = 0
-    ends: dict[Path, int] = {}
-    for block in found:
-        count += block.at - _HEAD.size != ends.get(block.path, len(MAGIC))
-        ends[block.path] = block.at + sum(block.lengths)
-    return count
-
-
-def section(file: BinaryIO, block: Block, number: int) -> bytes | None:
-    """One section unpacked; None when the block is damaged. `file` is open on the block's path."""
-    file.seek(block.at)
-    body = file.read(sum(block.lengths))
-    if len(body) != sum(block.lengths) or zlib.crc32(body) != block.checksum:
-        return None
-    begin = sum(block.lengths[:number])
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """Raises `OSError`, `UsageError` as `check_is_recording`."""
+    check_is_recording(path)
     try:
-        unpacker = zlib.decompressobj()
-        text = unpacker.decompress(body[begin : begin + block.lengths[number]], MOST_BYTES[number])
-    except zlib.error:
-        return None
-    return text if unpacker.eof else None
+        db = _connect(path, "ro")
+        _check_schema(db, path)
+    except sqlite3.Error as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return db
+
+
+def list_rows(db: sqlite3.Connection, size: int) -> tuple[list[Row], int]:
+    """Rows in the order of writing, from the index alone, and how many places are damaged.
+
+    `size` is the file's: pages that point at each other in a circle must not give rows without end.
+    """
+    query = "SELECT id, time_s, kind FROM samples INDEXED BY by_time ORDER BY time_s LIMIT ?"
+    found: list[Row] = []
+    damaged = 0
+    try:
+        for id_, time_s, kind in db.execute(query, (size // LEAST_ROW_BYTES,)):
+            good = type(time_s) is float and 0.0 <= time_s <= LATEST_S and kind in MAX_BYTES
+            if good and type(id_) is int:
+                found.append(Row(id_, time_s, kind))
+            else:
+                damaged += 1
+    except sqlite3.Error:
+        damaged += 1
+    found.sort()
+    rows = [
+        row
+        for row, before in zip(found, [None, *found], strict=False)
+        if not before or row.id != before.id
+    ]
+    if rows:
+        damaged += rows[-1].id - rows[0].id + 1 != len(rows)
+    return rows, damaged
+
+
+class Unpacker:
+    """Texts of the rows after one key, which are given in order."""
+
+    def __init__(self) -> None:
+        self._streams: defaultdict[str, Any] = defaultdict(zlib.decompressobj)
+
+    def unpack(self, kind: str, payload: Any) -> bytes:
+        """Raises `ValueError` where it is damaged."""
+        if kind in KEYS:
+            self._streams.clear()
+        if type(payload) is bytes and len(payload) > 4:
+            with contextlib.suppress(zlib.error):
+                text: bytes = self._streams[kind].decompress(payload[4:], MAX_BYTES[kind])
+                if zlib.crc32(text) == int.from_bytes(payload[:4], "big"):
+                    return text
+        raise ValueError("a damaged row")
 
 
 class Appender:
-    """Appends blocks; at half of `limit_bytes` the file becomes `FILE.1` and a new one begins."""
+    """Appends rows. Above `limit_bytes` the older half is deleted, and the file grows no further."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
-        """Goes on behind the last whole block of a file that is there.
+        """Appends to an existing recording.
 
-        Raises `OSError`; `ValueError` for a file that is something else or is being written.
+        Raises `OSError`; `UsageError` for a file that is something else or is being written.
         """
-        self.path, self._half = path, max(1 << 12, limit_bytes // 2)
-        if path.exists() and path.stat().st_size and not is_recording(path):
-            raise ValueError(f"{path} is there and is no recording")
-        self._open()
+        self.path, self._limit = path, limit_bytes
+        self._packers: defaultdict[str, Any] = defaultdict(lambda: zlib.compressobj(LEVEL))
+        os.close(open_own(str(path), os.O_RDWR | os.O_CREAT))
+        for ending in ("-wal", "-shm", "-journal"):  # SQLite would write into those of anybody
+            if os.path.lexists(f"{path}{ending}"):
+                os.close(open_own(f"{path}{ending}", os.O_RDWR))
+        if path.stat().st_size:
+            check_is_recording(path)
+        self._db = _connect(path, "rw")
+        try:
+            self._open()
+        except (sqlite3.Error, UsageError) as error:
+            self._db.close()
+            if isinstance(error, UsageError):
+                raise
+            if "locked" in str(error):
+                raise UsageError(f"{path} is already being recorded into") from None
+            raise UsageError(f"{path} cannot be written: {error}") from None
 
     def _open(self) -> None:
-        self._descriptor = open_own(str(self.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise ValueError(f"{self.path} is being recorded into already") from None
-        self.size = os.fstat(self._descriptor).st_size
-        if self.size == 0:
-            self._write(MAGIC)
-            return
-        ends = [block.at + sum(block.lengths) for block in blocks(self.path)]
-        end = ends[-1] if ends else len(MAGIC)
-        if end < self.size:  # torn by a crash
-            os.ftruncate(self._descriptor, end)
-            self.size = end
+        self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        self._db.execute("BEGIN IMMEDIATE")
+        if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            for statement in SCHEMA.values():
+                self._db.execute(statement)
+        self._db.execute("COMMIT")
+        _check_schema(self._db, self.path)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `sync` does it
+        # A transaction is open all the time: nobody else can write.
+        self._db.execute("BEGIN IMMEDIATE")
 
-    def append(self, block: bytes) -> None:
-        """One block in one call to the system. Raises `OSError`: the disk is full."""
-        self._write(block)
+    def append(self, time_s: float, kind: str, text: bytes) -> None:
+        """One row. Raises `ValueError` for a text that no reader would take, `sqlite3.Error`."""
+        if len(text) > MAX_BYTES[kind]:
+            raise ValueError(f"a round of {len(text) >> 20} MiB is too long for a recording")
+        if kind in KEYS:
+            self._packers.clear()
+        packer = self._packers[kind]
+        packed = packer.compress(text) + packer.flush(zlib.Z_SYNC_FLUSH)
+        self.insert(time_s, kind, zlib.crc32(text).to_bytes(4, "big") + packed)
 
-    def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            count = os.write(self._descriptor, rest)
-            self.size += count
-            rest = rest[count:]
+    def insert(self, time_s: float, kind: str, payload: bytes) -> None:
+        self._db.execute(
+            "INSERT INTO samples (time_s, kind, payload) VALUES (?, ?, ?)", (time_s, kind, payload)
+        )
 
-    def is_long(self) -> bool:
-        """Whether the next block, which must be a key, belongs into a new file."""
-        return self.size > self._half
-
-    def rotate(self) -> None:
-        os.close(self._descriptor)
-        self.path.replace(older(self.path))
-        self._open()
+    def commit(self) -> None:
+        """Whoever kills this process now takes nothing of what was written."""
+        self._db.execute("COMMIT")
+        self._db.execute("BEGIN IMMEDIATE")
 
     def sync(self) -> None:
-        """See to it that a loss of power takes nothing of what was written."""
-        os.fsync(self._descriptor)
+        """Nor does a loss of power. Raises `sqlite3.Error`: the disk is full."""
+        self._db.execute("COMMIT")
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def is_full(self) -> bool:
+        pages = [
+            self._db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count")
+        ]
+        return bool((pages[0] - pages[1]) * PAGE_BYTES > self._limit)
+
+    def delete_older_half(self) -> None:
+        """Up to a key that holds everything."""
+        self._db.execute(
+            "DELETE FROM samples WHERE id < (SELECT id FROM samples WHERE kind IN (?, ?)"
+            " AND id > (SELECT (min(id) + max(id)) / 2 FROM samples) ORDER BY id LIMIT 1)",
+            (BEGIN, DEEP),
+        )
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Leave one plain file, which a folder without write access can hold too."""
+        self._db.execute("COMMIT")
+        with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it
+            self._db.execute("PRAGMA journal_mode = DELETE")
+        self._db.close()

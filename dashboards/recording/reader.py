@@ -1,17 +1,18 @@
-"""A recording that is read: the state at any time, and what was said from there on.
+"""A recording that is read: the state at any time, and what was reported from there on.
 
-Opening reads headers only. A state is made of the last key block before its time, of the rows of
-history that key blocks of the hour before carry, and of the rounds since that key. The file may come
-from anywhere: a block that holds something else than ours counts as damaged, and `damage` says so.
+Opening reads the index only. A state is made of the last key before its time, of the rows of history
+in the keys of the hour before, and of the rounds since that key. The file may come from anywhere: a
+row that holds something else than ours counts as damaged, and `damage` reports it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,24 +30,27 @@ from dashboards.model.samples import (
     Tick,
 )
 from dashboards.model.state import HISTORY_S, NodeState, RunState, State, fold
-from dashboards.recording import codec as plain
-from dashboards.recording import fields as limits
+from dashboards.recording import codec, fields
 from dashboards.recording.file_format import (
-    DEEP,
+    BEGIN,
+    HISTORY,
+    KEY,
+    KEYS,
     LATEST_S,
-    ROUNDS,
-    blocks,
-    gaps,
-    is_recording,
-    older,
-    section,
+    NODES,
+    ROUND,
+    RUN,
+    Row,
+    Unpacker,
+    list_rows,
+    open_read_only,
 )
 
 HALF_BYTES = 2
-KEPT_SECTIONS = 160  # history of an hour and a bit, unpacked
-MOST_PARTS = 4 << 20  # lists and objects of one section; each costs 60 bytes of memory and more
+CACHED_HISTORIES = 160  # of an hour and a bit, unpacked
+MAX_PARTS = 4 << 20  # lists and objects of one text; each costs 60 bytes of memory and more
 
-# What reading text that is none of ours may raise.
+# What reading a text that is none of ours may raise.
 _BROKEN = (
     ValueError,
     KeyError,
@@ -56,135 +60,120 @@ _BROKEN = (
     ArithmeticError,
     RecursionError,
     struct.error,
+    sqlite3.Error,
 )
+
+Round = tuple[float, list[Sample]]
 
 
 @dataclass(slots=True)
 class Place:
-    """Where in the recording one is, with what the next change changes."""
+    """Where in the recording one is, with what the next difference changes."""
 
-    block: int
-    round: int = 0  # of that block, the next to be read
+    row: int  # id of the next
     known: dict[str, tuple[NodeSample, Any]] = field(default_factory=dict)
-    rounds: list[tuple[float, list[Sample]]] | None = None  # of that block
+    unpacker: Unpacker = field(default_factory=Unpacker)
+    next_round: Round | None = None
     fields: Mapping[str, Sequence[str]] | None = None  # the file's, where they are not ours
-    broken: bool = False  # a damaged block: nothing can be known before the next key
+    broken: bool = False  # a damaged row: nothing can be known before the next key
 
 
 class Recorded:
     """A recording opened for reading. Not for several threads."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `OSError`; `UsageError` for a file that holds no whole block."""
+        """Raises `OSError`; `UsageError` for a file that is no recording or holds no key."""
         self.path = path
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no file")  # a pipe would be waited for
-        if not is_recording(path):
-            raise UsageError(f"{path} is no recording of clusterctl top")
-        paths = [p for p in (older(path), path) if p.exists()]
-        self.blocks = [block for p in paths for block in blocks(p)]
-        self._keys = [index for index, block in enumerate(self.blocks) if block.is_key]
+            raise UsageError(f"{path} is not a regular file")  # a pipe would be waited for
+        self._db = open_read_only(path)
+        rows, self._gaps = list_rows(self._db, path.stat().st_size)
+        self._keys = [row for row in rows if row.kind in KEYS]
         if not self._keys:
-            raise UsageError(f"{path} is a recording that holds nothing yet")
-        self._key_times = [self.blocks[index].first_s for index in self._keys]
-        self._stretches = self._in_order()
-        self.first_s = min(self._key_times)
-        self.last_s = max(block.last_s for block in self.blocks)
-        self._gaps = gaps(self.blocks)
-        self._damaged: set[int] = set()  # blocks, as they are found
-        self._files = {p: p.open("rb") for p in paths}
+            self._db.close()
+            state = "is damaged: no part of it" if self._gaps else "holds no samples that"
+            raise UsageError(f"{path} {state} can be read")
+        self._last_id = rows[-1].id
+        self._stretches = _stretches(rows)
+        self.first_s = min(key.time_s for key in self._keys)
+        self.last_s = max(row.time_s for row in rows)
+        self._damaged: set[int] = set()  # ids of rows, as they are found
         self._history: OrderedDict[int, tuple[dict[str, tuple[int, bytes]], bool]] = OrderedDict()
-        names = self._read(self._keys[0], 1)
+        names = None
+        with contextlib.suppress(*_BROKEN):
+            names = self._read(self._keys[0].id + 1, NODES)
         self.nodes = tuple(names) if type(names) is dict else ()
 
-    def _in_order(self) -> list[tuple[int, float]]:
-        """For each key (stretch, its end): within a stretch of the file time does not go back.
-
-        It does where a session followed another one after the clock was set back.
-        """
-        number, ends = 0, [-1.0]
-        of_keys: list[int] = []
-        for block in self.blocks:
-            if block.is_key:
-                if block.first_s < ends[-1]:
-                    number += 1
-                    ends.append(-1.0)
-                of_keys.append(number)
-            ends[-1] = max(ends[-1], block.last_s)
-        return [(stretch, ends[stretch]) for stretch in of_keys]
-
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        self._db.close()
 
     @property
     def damage(self) -> str:
         """What of the file could not be read so far, as a sentence; "" nothing."""
-        count = len(self._damaged) + self._gaps
-        if not count:
+        if not self._damaged and not self._gaps:
             return ""
-        return f"{self.path}: parts of this recording are damaged and left out; what they held is not known"
+        return (
+            f"{self.path}: parts of this recording are damaged and left out;"
+            " what they held is not known"
+        )
 
-    def _read(self, index: int, number: int) -> Any:
-        """A section's JSON; None when its block is damaged."""
-        block = self.blocks[index]
-        text = section(self._files[block.path], block, number)
-        if text is not None and text.count(b"[") + text.count(b"{") <= MOST_PARTS:
-            with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(text)
-        self._damaged.add(index)
-        return None
+    def _text(self, id_: int, kind: str) -> bytes:
+        """Of a row that is the first of its kind after its key. Raises `ValueError`, sqlite3's errors."""
+        query = "SELECT payload FROM samples WHERE id = ? AND kind = ?"
+        found = self._db.execute(query, (id_, kind)).fetchone()
+        return Unpacker().unpack(kind, found and found[0])
+
+    def _read(self, id_: int, kind: str) -> Any:
+        return _json(self._text(id_, kind))
 
     def state_at(self, at_s: float) -> tuple[State, Place]:
         """The state then, and the place behind it. Before the beginning: the beginning.
 
-        Raises `UsageError` when no key block before it can be read.
+        Raises `UsageError` when no key before it can be read.
         """
         for number in self._before(at_s):
             found = self.at_key(number)
             if found is not None:
                 with contextlib.suppress(*_BROKEN):
                     return self._forward(*found, at_s)
-        raise UsageError(f"{self.path}: no block of it before that time can be read")
+        raise UsageError(f"{self.path}: nothing before that time can be read")
 
     def _before(self, at_s: float) -> list[int]:
         """Numbers of keys to begin from, best first: where sessions overlap, of the later one."""
 
         def rank(number: int) -> tuple[int, float]:
             stretch, end_s = self._stretches[number]
-            return stretch if at_s <= end_s else -1, self._key_times[number]
+            return stretch if at_s <= end_s else -1, self._keys[number].time_s
 
         at_s = max(at_s, self.first_s)
-        numbers = [number for number, key_s in enumerate(self._key_times) if key_s <= at_s]
+        numbers = [number for number, key in enumerate(self._keys) if key.time_s <= at_s]
         return sorted(numbers, key=rank, reverse=True)
 
     def at_key(self, number: int) -> tuple[State, Place] | None:
-        """The state as that key block has it, and the place behind it; None where it is damaged."""
+        """The state as that key has it, and the place behind it; None where it is damaged."""
         with contextlib.suppress(*_BROKEN):
             return self._at_key(number)
-        self._damaged.add(self._keys[number])
+        self._damaged.add(self._keys[number].id)
         return None
 
     def key_behind(self, place: Place) -> int | None:
         """In the file's order: the number of the next key; None at the end."""
-        return next((n for n, index in enumerate(self._keys) if index >= place.block), None)
+        return next((n for n, key in enumerate(self._keys) if key.id >= place.row), None)
 
     def key_number_after(self, number: int) -> int | None:
         return number + 1 if number + 1 < len(self._keys) else None
 
     def key_after(self, at_s: float) -> float | None:
         """In time: when the next key is that is not known to be damaged; None at the end."""
-        times = zip(self._keys, self._key_times, strict=True)
         return min(
-            (s for index, s in times if s > at_s and index not in self._damaged), default=None
+            (k.time_s for k in self._keys if k.time_s > at_s and k.id not in self._damaged),
+            default=None,
         )
 
     def _at_key(self, number: int) -> tuple[State, Place]:
-        index = self._keys[number]
-        about, said = self._read(index, 0), self._read(index, 1)
-        if about is None or said is None:
-            raise ValueError("a damaged block")
-        fields = {name: tuple(names) for name, names in about["fields"].items()}
+        key = self._keys[number]
+        about, parts_of = self._read(key.id, key.kind), self._read(key.id + 1, NODES)
+        names_of = {name: tuple(names) for name, names in about["fields"].items()}
         nodes, known = {}, {}
         state = State(now_s=_time(about["now_s"]))
         values = {}
@@ -192,13 +181,13 @@ class Recorded:
             if name in State.__dataclass_fields__:
                 # A part of another version is left out rather than the whole.
                 with contextlib.suppress(*_BROKEN):
-                    values[name] = _part(State, name, plain.decode(value, fields))
+                    values[name] = _part(State, name, codec.decode(value, names_of))
         state = replace(state, **values)
         limit = -(-int(HISTORY_S) // max(1, int(state.history_step_s)))
         rings = self._rings(number, limit)
-        for name, parts in said.items():
+        for name, parts in parts_of.items():
             given = {
-                key: _part(NodeState, key, plain.decode(value, fields))
+                key: _part(NodeState, key, codec.decode(value, names_of))
                 for key, value in parts.items()
                 if key in NodeState.__dataclass_fields__
             }
@@ -207,40 +196,57 @@ class Recorded:
             sample = nodes[name].sample
             if sample is not None:
                 known[name] = (sample, parts["sample"])
-        run = self._run_at(number, about, fields)
+        run = self._run_at(number, about, names_of)
         fleet = rings.get("", Ring(len(FLEET_COLUMNS), limit))
-        place = Place(index + 1, 0, known, fields=None if fields == plain.FIELDS else fields)
+        ours = names_of == codec.FIELDS
+        place = Place(key.id + 3, known, fields=None if ours else names_of)
         return replace(state, nodes=nodes, run=run, fleet=fleet), place
 
-    def _run_at(self, number: int, about: dict[str, Any], fields: Any) -> RunState | None:
-        """The run as the last deep key knows it, and what it said since."""
+    def _run_at(self, number: int, about: dict[str, Any], names_of: Any) -> RunState | None:
+        """The run as the last key that holds it knows it, and what it reported since."""
         first = number
-        while first > 0 and self.blocks[self._keys[first]].kind != DEEP:
+        while first > 0 and self._keys[first].kind == KEY:
             first -= 1
-        deep = about if first == number else self._read(self._keys[first], 0)
-        if deep is None or "run" not in deep:
+        key = self._keys[first]
+        try:
+            deep = about if first == number else self._read(key.id, key.kind)
+            deep_names = {name: tuple(names) for name, names in deep["fields"].items()}
+            run = _part(State, "run", codec.decode(deep["run"], deep_names))
+        except _BROKEN:
+            if first == number:
+                raise
+            self._damaged.add(key.id)
             return None
-        deep_fields = {name: tuple(names) for name, names in deep["fields"].items()}
-        run = _part(State, "run", plain.decode(deep["run"], deep_fields))
-        state = State(now_s=0.0, run=run)
-        for index in range(self._keys[first] + 1, self._keys[number]):
-            if self.blocks[index].kind == ROUNDS:
-                for _, of_run in self._read(index, 0) or ():
-                    state = fold(state, [_of_run(plain.decode(one, fields)) for one in of_run])
+        state, unpacker = State(now_s=0.0, run=run), Unpacker()
+        query = "SELECT id, kind, payload FROM samples WHERE id > ? AND id < ? AND kind IN (?, ?)"
+        for id_, kind, payload in self._db.execute(
+            query, (key.id, self._keys[number].id, RUN, KEY)
+        ):
+            try:
+                text = unpacker.unpack(kind, payload)
+                if kind == RUN:
+                    found = [_of_run(codec.decode(one, names_of)) for one in _json(text)]
+                    state = fold(state, found)
+            except _BROKEN:
+                self._damaged.add(id_)
         return state.run
 
     def _rings(self, number: int, limit: int) -> dict[str, Ring]:
         """History at a key: rows of all keys of the hour before it, back to where a session began."""
-        key_s = self._key_times[number]
+        key_s = self._keys[number].time_s
         pieces: list[dict[str, tuple[int, bytes]]] = []
         for before in range(number, -1, -1):
-            if not 0 <= key_s - self._key_times[before] <= HISTORY_S + 60:
+            if not 0 <= key_s - self._keys[before].time_s <= HISTORY_S + 60:
                 break
-            rows = self._history_of(before)
+            try:
+                rows, is_whole = self._history_of(before)
+            except _BROKEN:
+                self._damaged.add(self._keys[before].id)
+                break
             if rows is None:
                 break
-            pieces.append(rows[0])
-            if rows[1]:
+            pieces.append(rows)
+            if is_whole:
                 break
         pieces.reverse()
         names = pieces[-1] if pieces else {}
@@ -249,29 +255,25 @@ class Recorded:
             for name in names
         }
 
-    def _history_of(self, number: int) -> tuple[dict[str, tuple[int, bytes]], bool] | None:
+    def _history_of(self, number: int) -> tuple[dict[str, tuple[int, bytes]] | None, bool]:
         """({ring: (width, packed rows)}, whether it holds all that was there) of one key."""
         if number in self._history:
             self._history.move_to_end(number)
             return self._history[number]
-        block = self.blocks[self._keys[number]]
-        text = section(self._files[block.path], block, 2)
-        if text is None:
-            return None
-        line, _, data = text.partition(b"\n")
+        line, _, data = self._text(self._keys[number].id + 2, HISTORY).partition(b"\n")
         rows: dict[str, tuple[int, bytes]] = {}
         about = json.loads(line)
         if about.get("columns") != LAYOUT:
-            return None  # of another version: its history is left out, its readings are good
+            return None, False  # of another version: its history is left out, its readings are good
         at = 0
         for name, (width, count) in about["rows"].items():
             size = HALF_BYTES * width * count
-            if not (0 < width <= limits.MOST_COLUMNS and count >= 0 and at + size <= len(data)):
+            if not (0 < width <= fields.MOST_COLUMNS and count >= 0 and at + size <= len(data)):
                 raise ValueError("rows that are not there")
             rows[name] = (width, data[at : at + size])
             at += size
         found = self._history[number] = (rows, bool(about["whole"]))
-        while len(self._history) > KEPT_SECTIONS:
+        while len(self._history) > CACHED_HISTORIES:
             self._history.popitem(last=False)
         return found
 
@@ -284,73 +286,85 @@ class Recorded:
         return state, place
 
     def next_time(self, place: Place) -> float | None:
-        """When the next round was; None where none follows: a session ends, or a block is damaged."""
-        if not self._settle(place):
-            return None
-        assert place.rounds is not None
-        return place.rounds[place.round][0]
+        """When the next round was; None where none follows: a session ends, or a row is damaged."""
+        if place.next_round is None and not place.broken:
+            try:
+                place.next_round = self._next_round(place)
+            except _BROKEN:
+                self._damaged.add(place.row)
+                place.row, place.broken = place.row + 1, True
+        return None if place.next_round is None else place.next_round[0]
 
-    def read_round(self, place: Place) -> tuple[float, list[Sample]] | None:
+    def read_round(self, place: Place) -> Round | None:
         """(time, samples) of the next round, in order; None at the end, or where a session ends."""
-        if not self._settle(place):
-            return None
-        assert place.rounds is not None
-        found = place.rounds[place.round]
-        place.round += 1
+        self.next_time(place)
+        found, place.next_round = place.next_round, None
         return found
 
-    def _settle(self, place: Place) -> bool:
-        """Bring a place to a round that is there; False where none follows."""
-        if place.broken:
-            return False
-        while place.rounds is None or place.round >= len(place.rounds):
-            if place.rounds is not None:
-                place.block, place.round, place.rounds = place.block + 1, 0, None
-            if place.block >= len(self.blocks):
-                return False
-            block = self.blocks[place.block]
-            if block.is_key:
-                about = self._read(place.block, 0) if block.kind == DEEP else {}
-                if type(about) is not dict or about.get("begins"):
-                    return False
-                place.block += 1
-                continue
-            try:
-                place.rounds = list(self._rounds(place))
-            except _BROKEN:
-                self._damaged.add(place.block)
-                place.block, place.rounds, place.broken = place.block + 1, None, True
-                return False
-        return True
+    def _next_round(self, place: Place) -> Round | None:
+        samples: list[Sample] = []
+        query = "SELECT id, time_s, kind, payload FROM samples WHERE id BETWEEN ? AND ? ORDER BY id"
+        for id_, time_s, kind, payload in self._db.execute(query, (place.row, self._last_id)):
+            if id_ != place.row:
+                raise ValueError("a row is missing")
+            if kind == BEGIN:
+                return None
+            text = place.unpacker.unpack(kind, payload)
+            if kind == RUN:
+                names_of = codec.FIELDS if place.fields is None else place.fields
+                samples += [_of_run(codec.decode(one, names_of)) for one in _json(text)]
+            elif kind == ROUND:
+                samples += self._of_nodes(place, _json(text))
+                place.row += 1
+                return _time(time_s), samples
+            place.row += 1
+        return None
 
-    def _rounds(self, place: Place) -> Iterator[tuple[float, list[Sample]]]:
-        run, nodes = self._read(place.block, 0), self._read(place.block, 1)
-        if run is None or nodes is None:
-            raise ValueError("a damaged block")
-        fields = plain.FIELDS if place.fields is None else place.fields
-        for (now_s, of_run), of_nodes in zip(run, nodes, strict=True):
-            samples: list[Sample] = [_of_run(plain.decode(one, fields)) for one in of_run]
-            for name, said in of_nodes:
-                new = said
-                if type(said) is not dict:
-                    sample = plain.decode(said, fields)
+    def _of_nodes(self, place: Place, reported: Any) -> list[Sample]:
+        samples: list[Sample] = []
+        names_of = codec.FIELDS if place.fields is None else place.fields
+        for name, new in reported:
+            if type(new) is not dict:
+                plain, sample = new, codec.decode(new, names_of)
+            else:
+                before, old = place.known[name]
+                plain = codec.changed(old, new)
+                if place.fields is None:
+                    sample = codec.decode_like(new, before, plain)
                 else:
-                    before, old = place.known[name]
-                    new = plain.changed(old, said)
-                    ours = place.fields is None
-                    sample = (
-                        plain.decode_like(said, before, new) if ours else plain.decode(new, fields)
-                    )
-                if not isinstance(sample, NodeSample | NodeDown) or sample.node != name:
-                    raise ValueError("no reading of that node")
-                if isinstance(sample, NodeSample):
-                    place.known[name] = (sample, new)
-                samples.append(sample)
-            yield _time(now_s), samples
+                    sample = codec.decode(plain, names_of)
+            if not isinstance(sample, NodeSample | NodeDown) or sample.node != name:
+                raise ValueError("no reading of that node")
+            if isinstance(sample, NodeSample):
+                place.known[name] = (sample, plain)
+            samples.append(sample)
+        return samples
+
+
+def _stretches(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """For each key (stretch, its end): within a stretch of the file time does not go back.
+
+    It does where a session followed another one after the clock was set back.
+    """
+    ends = [-1.0]
+    of_keys: list[int] = []
+    for row in rows:
+        if row.kind in KEYS:
+            if row.time_s < ends[-1]:
+                ends.append(-1.0)
+            of_keys.append(len(ends) - 1)
+        ends[-1] = max(ends[-1], row.time_s)
+    return [(stretch, ends[stretch]) for stretch in of_keys]
+
+
+def _json(text: bytes) -> Any:
+    if text.count(b"[") + text.count(b"{") > MAX_PARTS:
+        raise ValueError("a text of too many parts")
+    return json.loads(text)
 
 
 def _part(kind: type[Any], name: str, value: Any) -> Any:
-    if not limits.fits(kind, name, value):
+    if not fields.fits(kind, name, value):
         raise ValueError(f"{name} cannot be that")
     return value
 
@@ -358,7 +372,7 @@ def _part(kind: type[Any], name: str, value: Any) -> Any:
 def _of_run(value: Any) -> Sample:
     if isinstance(value, RunOpened | StepSample | EventSample):
         return value
-    raise ValueError("nothing that a run says")
+    raise ValueError("nothing that a run reports")
 
 
 def _time(value: Any) -> float:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
-import struct
+import sqlite3
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dashboards.model.samples import Tick
-from dashboards.recording.file_format import MAGIC, Appender, Block, blocks, pack, section
+from dashboards.recording.file_format import HISTORY, Appender
 from dashboards.recording.writer import Writer
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
 from dashboards.simulation.hour import hour
+from tests.dashboards.recording.rows import Row, read_rows, write_rows
 
-SECONDS = 34  # a key block stands at its beginning and after 30 s
+SECONDS = 34  # a key at the beginning and after 30 s
 INCIDENTS = (
     Incident("gpu_lost", 1, 1, 5, 30),
     Incident("clock_step", 2, 0, 12, 30, size=2.5),
@@ -44,17 +47,14 @@ def good(path: Path) -> Path:
 
 def odd(path: Path, count: int, seed: int = 7) -> Iterator[tuple[str, bytes]]:
     """(what was done, the file's bytes); `path` is a good recording."""
-    data = path.read_bytes()
-    found = list(blocks(path))
-    with path.open("rb") as file:
-        sections = [[section(file, block, number) or b"" for number in range(3)] for block in found]
+    data, rows = path.read_bytes(), read_rows(path)
     for number in range(count):
         chance = random.Random(f"{seed}-{number}")
-        how = chance.choice([_bytes, _header, _order, _content, _content, _content, _content])
-        yield f"{number} {how.__name__}", how(chance, data, found, sections)
+        how = chance.choice([_bytes, _columns, _order, _content, _content, _content, _content])
+        yield f"{number} {how.__name__}", how(chance, data, list(rows))
 
 
-def _bytes(chance: random.Random, data: bytes, _found: Any, _sections: Any) -> bytes:
+def _bytes(chance: random.Random, data: bytes, _rows: list[Row]) -> bytes:
     """Bits that flip, parts that are gone, torn, or there twice."""
     text = bytearray(data)
     for _ in range(chance.choice([1, 3, 30])):
@@ -70,57 +70,62 @@ def _bytes(chance: random.Random, data: bytes, _found: Any, _sections: Any) -> b
                 text[at : at + size] = chance.randbytes(min(size, len(text) - at))
         if len(text) < 100:
             break
-    return bytes(MAGIC + text[len(MAGIC) :] if chance.random() < 0.8 else text)
+    return bytes(data[:100] + text[100:] if chance.random() < 0.8 else text)
 
 
-def _header(chance: random.Random, data: bytes, found: list[Block], _sections: Any) -> bytes:
-    """A block that says another kind, length or time than it has."""
-    text = bytearray(data)
-    at = chance.choice(found).at
-    form, back = chance.choice([("<d", 8), ("<d", 16), ("<I", 20), ("<I", 24), ("<I", 28), ("<I", 32), ("<c", 33)])  # fmt: skip
-    value: Any = chance.choice([0, 1, 1 << 31, 0xFFFFFFFF])
-    if form == "<d":
-        value = chance.choice([0.0, -1.0, 1e300, float("nan"), float("inf"), 1.79e9 + 10])
-    if form == "<c":
-        value = chance.choice([b"k", b"K", b"r", b"x"])
-    struct.pack_into(form, text, at - back, value)
-    return bytes(text)
+def _columns(chance: random.Random, data: bytes, rows: list[Row]) -> bytes:
+    """Rows of another kind, time, id or payload than they have."""
+    odd: list[Any] = [0.0, -1.0, 1e300, float("inf"), 1.79e9 + 10, None, "x", b"", 2**62]
+    odd += ["begin", "deep", "key", "nodes", "history", "run", "round"]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with contextlib.closing(sqlite3.connect(file.name, isolation_level=None)) as db:
+            for _ in range(chance.choice([1, 3, 10])):
+                column = chance.choice(["id", "time_s", "time_s", "kind", "kind", "payload"])
+                with contextlib.suppress(sqlite3.Error):  # no id, or one that is taken
+                    db.execute(
+                        f"UPDATE samples SET {column} = ? WHERE id = ?",  # noqa: S608 - our own names
+                        (chance.choice(odd), chance.randrange(1, len(rows) + 1)),
+                    )
+        return Path(file.name).read_bytes()
 
 
-def _order(chance: random.Random, data: bytes, found: list[Block], _sections: Any) -> bytes:
-    """The blocks in another order, some of them twice or not at all."""
-    begins = [block.at - 37 for block in found]
-    pieces = [data[a:b] for a, b in zip(begins, [*begins[1:], len(data)], strict=True)]
+def _packed(rows: list[Row]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return write_rows(Path(folder) / "odd.rec", rows).read_bytes()
+
+
+def _order(chance: random.Random, _data: bytes, rows: list[Row]) -> bytes:
+    """The rows in another order, some of them twice or not at all."""
     match chance.randrange(3):
         case 0:
-            chance.shuffle(pieces)
+            chance.shuffle(rows)
         case 1:
-            pieces = chance.choices(pieces, k=len(pieces))
+            rows = chance.choices(rows, k=len(rows))
         case 2:
-            half = chance.randrange(len(pieces))
-            pieces = pieces[half:] + pieces[:half]
-    return MAGIC + b"".join(pieces)
+            half = chance.randrange(len(rows))
+            rows = rows[half:] + rows[:half]
+    return _packed(rows)
 
 
-def _content(
-    chance: random.Random, data: bytes, found: list[Block], sections: list[list[bytes]]
-) -> bytes:
-    """Another value in the text of a block whose checksum is right."""
-    place = chance.randrange(len(found))
-    block, texts = found[place], list(sections[place])
-    number = chance.choice([0, 0, 1, 1, 2]) if block.is_key else chance.choice([0, 1, 1])
-    head, newline, rows = (texts[number], b"", b"")
-    if number == 2:
-        head, newline, rows = texts[2].partition(b"\n")
-    value = json.loads(head)
+def _content(chance: random.Random, _data: bytes, rows: list[Row]) -> bytes:
+    """Another value in the text of a row whose checksum is right."""
+    kind = chance.choice(sorted({kind for _, kind, _ in rows}))
+    place = chance.choice([place for place, row in enumerate(rows) if row[1] == kind])
+    at_s, _, text = rows[place]
+    newline, history = b"", b""
+    if kind == HISTORY:
+        text, newline, history = text.partition(b"\n")
+    value = json.loads(text)
     for _ in range(chance.choice([1, 1, 2, 5])):
         _change(chance, value)
     text = json.dumps(value).encode()
     if chance.random() < 0.03:
         text = text[:-1] + b"," + 5000 * b"[" + 5000 * b"]" + text[-1:]
-    texts[number] = text + newline + rows[: chance.choice([len(rows), len(rows) // 2])]
-    new = pack(block.kind, texts, block.first_s, block.last_s)
-    return data[: block.at - 37] + new + data[block.at + sum(block.lengths) :]
+    history = history[: chance.choice([len(history), len(history) // 2])]
+    rows[place] = (at_s, kind, text + newline + history)
+    return _packed(rows)
 
 
 def _change(chance: random.Random, value: Any) -> None:

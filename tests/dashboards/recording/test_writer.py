@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +23,16 @@ from dashboards.feeds.base import ReplayFeed
 from dashboards.model.samples import NodeSample, Restored, Sample, Tick
 from dashboards.model.state import State, fold, initial_state
 from dashboards.recording import codec as plain
+from dashboards.recording import convert, file_format
 from dashboards.recording import writer as record
-from dashboards.recording.file_format import Appender, blocks, older, pack, section
+from dashboards.recording.file_format import DEEP, ROUND, Appender
 from dashboards.recording.replay_feed import Replay, open_replay
 from dashboards.recording.writer import Recording, Writer
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
 from dashboards.simulation.hour import BEGIN_S, hour
 from tests.dashboards.feeds.test_feeds import until
+from tests.dashboards.recording.rows import change_row, damage_row, read_rows, write_rows
 
 INCIDENTS = (
     Incident("node_dead", 3, 0, 20, 70),
@@ -151,20 +159,58 @@ def test_what_runs_too_fast_to_fold_is_restored(
     same(player.state, folded(150))
 
 
-def test_torn_end_loses_what_was_torn_and_nothing_else(recording: Path, tmp_path: Path) -> None:
+KILLED = """
+import sys
+from pathlib import Path
+from tests.dashboards.recording.test_writer import Appender, Writer, names, rounds
+writer = Writer(Appender(Path(sys.argv[1]), 1 << 30), names(4), "hour", 1.0)
+for samples in rounds(75):
+    writer.take(samples[-1].now_s, samples[:-1])
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+def killed(path: Path) -> Path:
+    """A recording of 75 s whose writer was killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "written\n"
+        with pytest.raises(UsageError, match="already being recorded"):
+            Appender(path, 1 << 20)
+        live = Player(path)  # while it is being written
+        live.feed.seek_end()
+        same(live.tick(0.0), folded(75))
+        live.feed.close()
+        writer.kill()
+    return path
+
+
+def test_killed_writer_loses_nothing_that_it_took(tmp_path: Path) -> None:
+    path = killed(tmp_path / "night")
+    assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in tmp_path.iterdir())
+    player = Player(path)
+    player.feed.seek_end()
+    same(player.tick(0.0), folded(75))
+    assert player.feed.note == ""
+
+
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
+def test_torn_copy_is_refused_in_one_sentence(recording: Path, tmp_path: Path, part: float) -> None:
     data = recording.read_bytes()
-    *_, before, last = blocks(recording)
     torn = tmp_path / "torn"
-    for size in (last.at - 5, last.at + 1, len(data) - 1):
-        torn.write_bytes(data[:size])
-        feed = Replay(torn, clock=lambda: 0.0)
-        assert feed.last_s == before.last_s
-        feed.close()
+    torn.write_bytes(data[: int(part * len(data))])
+    with pytest.raises(UsageError, match="torn cannot be read: database disk image is malformed"):
+        sources.replayed(torn)
 
 
-def test_killed_writer_is_followed_by_another(recording: Path, tmp_path: Path) -> None:
-    path = tmp_path / "again"
-    path.write_bytes(recording.read_bytes()[:-7])
+def test_killed_writer_is_followed_by_another(tmp_path: Path) -> None:
+    path = killed(tmp_path / "again")
     later = BEGIN_S + 1000
     write(path, hour((), nodes=4, gpus=2, seconds=40, begin_s=later))
     player = Player(path)
@@ -223,25 +269,19 @@ def test_replay_finds_each_session_also_where_the_clock_was_set_back(tmp_path: P
         assert len(state.nodes[names(2)[0]].history) == BEGIN_S + second - begun_s + 1
 
 
-def rewritten(path: Path, kind: bytes, number: int, old: str, new: str) -> Path:
-    """The recording with another text in the first section of that kind; its checksum is right."""
-    block = next(block for block in blocks(path) if block.kind == kind)
-    with path.open("rb") as file:
-        sections = [section(file, block, place) or b"" for place in range(3)]
-    text = sections[number].decode()
-    assert old in text
-    sections[number] = text.replace(old, new).encode()
-    data = path.read_bytes()
-    head = len(pack(b"k", [b""] * 3, 0.0, 0.0)) - 3 * 8
-    end = block.at + sum(block.lengths)
-    changed = pack(kind, sections, block.first_s, block.last_s)
-    path.with_suffix(".odd").write_bytes(data[: block.at - head] + changed + data[end:])
-    return path.with_suffix(".odd")
+def rewritten(path: Path, kind: str, old: str, new: str) -> Path:
+    """The recording with another text in the first row of that kind; its checksum is right."""
+    rows = read_rows(path)
+    place = next(place for place, row in enumerate(rows) if row[1] == kind)
+    at_s, _, text = rows[place]
+    assert old in text.decode()
+    rows[place] = (at_s, kind, text.decode().replace(old, new, 1).encode())
+    return write_rows(path.with_suffix(".odd"), rows)
 
 
 def test_history_rows_that_lie_no_time_apart_are_not_believed(tmp_path: Path) -> None:
     path = sessions(tmp_path / "night", BEGIN_S)
-    odd = rewritten(path, b"K", 0, '"history_step_s":1.0', '"history_step_s":0')
+    odd = rewritten(path, "begin", '"history_step_s":1.0', '"history_step_s":0')
     assert len(ticks(odd)) == len(ticks(path))
     player = Player(odd)
     player.feed.seek_end()
@@ -249,11 +289,11 @@ def test_history_rows_that_lie_no_time_apart_are_not_believed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("deep", [5_000, 400_000])
-def test_deeply_nested_text_is_a_damaged_block(
+def test_deeply_nested_text_is_a_damaged_row(
     tmp_path: Path, deep: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = sessions(tmp_path / "night", BEGIN_S)
-    odd = rewritten(path, b"r", 0, "[", "[" + deep * "[" + deep * "]" + ",")
+    odd = rewritten(path, ROUND, "[", "[" + deep * "[" + deep * "]" + ",")
     assert len(ticks(odd)) < len(ticks(path))
     assert run(["watch", "--replay", str(odd), "--skip", "run"]) == 3
     assert "parts of this recording are damaged" in capsys.readouterr().err
@@ -261,17 +301,21 @@ def test_deeply_nested_text_is_a_damaged_block(
     assert run(["top", "--once", "--replay", str(odd)]) in (0, 3)
 
 
-@pytest.mark.parametrize("how", ["header", "body"])
+@pytest.mark.parametrize("how", ["missing", "changed", "page"])
 def test_what_is_missing_of_a_recording_is_said_and_never_good(
     tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = sessions(tmp_path / "night", BEGIN_S)
     assert run(["watch", "--replay", str(path), "--json", "--skip", "run"]) == 0
     assert json.loads(capsys.readouterr().out)["damage"] == ""
-    data = bytearray(path.read_bytes())
-    block = [block for block in blocks(path) if not block.is_key][2]
-    data[block.at - 37 if how == "header" else block.at + 3] ^= 0xFF
-    path.write_bytes(data)
+    if how == "page":
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2 // 2048 * 2048 + 500] ^= 0xFF
+        path.write_bytes(data)
+    elif how == "missing":
+        change_row(path, ROUND, 12, "DELETE FROM samples WHERE id = ?")
+    else:
+        damage_row(path, ROUND, 12)
     assert run(["watch", "--replay", str(path), "--json", "--skip", "run"]) == 3
     end = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert "damaged" in end["damage"]
@@ -282,25 +326,24 @@ def test_recording_that_unpacks_to_all_of_the_memory_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = sessions(tmp_path / "night", BEGIN_S)
-    monkeypatch.setattr("dashboards.recording.file_format.MOST_BYTES", (600, 600, 600))
-    with pytest.raises(UsageError, match="no block of it can be read"):
+    monkeypatch.setattr(file_format, "MAX_BYTES", dict.fromkeys(file_format.MAX_BYTES, 600))
+    with pytest.raises(UsageError, match="no part of it can be read"):
         ticks(path)
+    appender = Appender(tmp_path / "long", 1 << 20)
     with pytest.raises(ValueError, match="too long"):
-        pack(b"r", [bytes(601), b"", b""], 1.0, 1.0)
+        appender.append(1.0, ROUND, bytes(601))
+    appender.close()
 
 
 def test_pipe_is_no_recording(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         sources.replayed(tmp_path / "pipe")
 
 
-def test_damaged_block_is_left_out(recording: Path, tmp_path: Path) -> None:
-    data = bytearray(recording.read_bytes())
-    bad = [block for block in blocks(recording) if not block.is_key][8]
-    data[bad.at + 3] ^= 0xFF
-    path = tmp_path / "damaged"
-    path.write_bytes(bytes(data))
+def test_damaged_row_is_left_out(recording: Path, tmp_path: Path) -> None:
+    path = shutil.copy(recording, tmp_path / "damaged")
+    damage_row(path, ROUND, 42)
     player = Player(path)
     player.tick(0.0)
     for _ in range(149):
@@ -315,8 +358,7 @@ def test_long_recording_keeps_its_newest_part_in_bounded_space(tmp_path: Path) -
     path = tmp_path / "long"
     limit = 1 << 16
     write(path, hour(INCIDENTS, nodes=4, gpus=2, seconds=300), limit)
-    assert older(path).exists()
-    assert path.stat().st_size + older(path).stat().st_size < 1.5 * limit  # and one key
+    assert path.stat().st_size < 1.6 * limit  # and one key
     player = Player(path)
     assert player.feed.last_s == BEGIN_S + 299
     assert player.feed.first_s > BEGIN_S
@@ -326,7 +368,7 @@ def test_long_recording_keeps_its_newest_part_in_bounded_space(tmp_path: Path) -
 
 def test_two_do_not_write_into_one_file(tmp_path: Path) -> None:
     first = Appender(tmp_path / "file", 1 << 20)
-    with pytest.raises(ValueError, match="already"):
+    with pytest.raises(UsageError, match="already being recorded"):
         Appender(tmp_path / "file", 1 << 20)
     first.close()
     Appender(tmp_path / "file", 1 << 20).close()
@@ -384,10 +426,10 @@ def test_failing_disk_stops_the_recording_and_not_the_view(tmp_path: Path) -> No
 def test_other_files_are_not_touched_and_not_read(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("mine\n")
-    with pytest.raises(UsageError, match="no recording"):
+    with pytest.raises(UsageError, match="not a recording"):
         Recording(Fixed(), path)
     assert path.read_text() == "mine\n"
-    with pytest.raises(UsageError, match="no recording"):
+    with pytest.raises(UsageError, match="not a recording"):
         open_replay(path, clock=lambda: 0.0)
     with pytest.raises(UsageError, match="No such file"):
         Recording(Fixed(), tmp_path / "nowhere" / "file")
@@ -395,7 +437,7 @@ def test_other_files_are_not_touched_and_not_read(tmp_path: Path) -> None:
 
 def test_recording_that_holds_nothing_yet_says_so(tmp_path: Path) -> None:
     Appender(tmp_path / "file", 1 << 20).close()
-    with pytest.raises(UsageError, match="nothing yet"):
+    with pytest.raises(UsageError, match="holds no samples"):
         open_replay(tmp_path / "file", clock=lambda: 0.0)
 
 
@@ -435,11 +477,8 @@ def test_file_from_elsewhere_makes_only_what_is_known(text: str) -> None:
 
 
 def test_damaged_key_falls_back_to_the_one_before(recording: Path, tmp_path: Path) -> None:
-    data = bytearray(recording.read_bytes())
-    key = [block for block in blocks(recording) if block.is_key][2]
-    data[key.at + 3] ^= 0xFF
-    path = tmp_path / "damaged"
-    path.write_bytes(bytes(data))
+    path = shutil.copy(recording, tmp_path / "damaged")
+    damage_row(path, "key", 1)
     player = Player(path)
     player.feed.pause()
     player.feed.seek_to(BEGIN_S + 65)
@@ -460,12 +499,72 @@ def test_history_that_another_version_laid_out_is_left_out(
     assert node.history.rows() == same.history.rows(len(node.history))
 
 
-def test_block_of_garbage_is_no_block(tmp_path: Path) -> None:
+def test_garbage_is_no_key(tmp_path: Path) -> None:
     path = tmp_path / "file"
     appender = Appender(path, 1 << 20)
-    appender.append(pack(b"K", [b"not json", b"", b""], 1.0, 1.0))
+    appender.append(1.0, DEEP, b"not json")
     appender.close()
     feed = Replay(path, clock=lambda: 0.0)
     feed.start()
     with pytest.raises(UsageError, match="can be read"):
         feed.drain()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE samples ADD COLUMN more",
+        "CREATE VIEW more AS SELECT * FROM samples",
+        "CREATE TRIGGER more AFTER INSERT ON samples BEGIN DELETE FROM samples; END",
+        "DROP INDEX by_time",
+    ],
+)
+def test_database_with_another_schema_is_refused(tmp_path: Path, statement: str) -> None:
+    path = sessions(tmp_path / "night", BEGIN_S)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(statement)
+    for use in (lambda: Player(path), lambda: Appender(path, 1 << 20)):
+        with pytest.raises(UsageError, match="not a recording"):
+            use()
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_side_file_that_leads_elsewhere_is_refused(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"night{ending}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        Appender(tmp_path / "night", 1 << 20)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+OLD = Path(__file__).with_name("old_format.rec")  # 40 s of rounds(), written by clusterctl 0.1.0
+
+
+def test_old_recording_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="older version") as refused:
+        Player(OLD)
+    assert "dashboards.recording.convert" in str(refused.value.hint)
+    new = tmp_path / "new"
+    assert convert.main([str(OLD), str(new)]) == 0
+    player = Player(new)
+    for second in (0, 35, 39):
+        player.feed.seek_to(BEGIN_S + second)
+        same(player.tick(0.0), folded(second + 1))
+    assert len(ticks(new)) == 41
+    assert convert.main([str(OLD), str(new)]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert convert.main([str(new), str(tmp_path / "more")]) == 2
+
+
+def test_damage_of_an_old_recording_stays_damage(tmp_path: Path) -> None:
+    data = bytearray(OLD.read_bytes())
+    data[data.rindex(convert.MARK) - 20] ^= 0xFF
+    (tmp_path / "old").write_bytes(data)
+    convert.convert(tmp_path / "old", tmp_path / "new")
+    replayed = sources.replayed(tmp_path / "new")
+    assert len(list(replayed.batches)) < 41
+    assert "damaged" in replayed.damage()
+    (tmp_path / "torn").write_bytes(OLD.read_bytes()[:-9])
+    convert.convert(tmp_path / "torn", tmp_path / "whole")
+    replayed = sources.replayed(tmp_path / "whole")
+    assert 30 < len(list(replayed.batches)) < 41
+    assert replayed.damage() == ""  # a writer was killed

@@ -1,0 +1,134 @@
+"""Convert a recording of clusterctl 0.1: `python -m dashboards.recording.convert OLD NEW`.
+
+The old file is blocks one behind the other: a header, then three sections (zlib). Where `OLD.1` exists,
+which holds the first half of a long recording, it is converted too.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+from dashboards.recording.file_format import (
+    BEGIN,
+    DEEP,
+    HISTORY,
+    KEY,
+    LATEST_S,
+    MAX_BYTES,
+    NODES,
+    OLD_MAGIC,
+    ROUND,
+    RUN,
+    Appender,
+)
+
+MARK = b"\xc7BLK"
+HEAD = struct.Struct("<4scIIIIdd")  # mark, kind, checksum, lengths of three sections, times
+OLD_KEY, OLD_DEEP, OLD_ROUNDS = b"k", b"K", b"r"
+
+Row = tuple[float, str, bytes]
+
+
+def old_rows(path: Path) -> Iterator[list[Row]]:
+    """Rows of each block; an empty list for a damaged one. Raises `OSError`, `UsageError`."""
+    with path.open("rb") as file:
+        if file.read(len(OLD_MAGIC)) != OLD_MAGIC:
+            raise UsageError(f"{path} is not a recording of clusterctl 0.1")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    at = len(OLD_MAGIC)
+    while (found := data.find(MARK, at)) >= 0:
+        if found != at:
+            yield []
+        rows, at = _block(data, found)
+        # Only a writer that was killed leaves a block that ends behind the end of the file.
+        if rows or at < len(data):
+            yield rows
+
+
+def _block(data: mmap.mmap, at: int) -> tuple[list[Row], int]:
+    """(rows, where the next block begins); no rows of a block that is torn or damaged."""
+    begin = at + HEAD.size
+    if begin > len(data):
+        return [], len(data)
+    _, kind, checksum, *lengths, first_s, last_s = HEAD.unpack(data[at:begin])
+    end = begin + sum(lengths)
+    follows = data[end : end + len(MARK)]
+    if end > len(data):
+        return [], at + 1 if data.find(MARK, at + 1) >= 0 else len(data)
+    if not MARK.startswith(follows) or not 0.0 <= first_s <= last_s <= LATEST_S:
+        return [], at + 1
+    if zlib.crc32(data[begin:end]) != checksum:
+        return [], end
+    texts = []
+    for length, name in zip(lengths, (RUN, NODES, HISTORY), strict=True):
+        unpacker = zlib.decompressobj()
+        texts.append(unpacker.decompress(data[begin : begin + length], MAX_BYTES[name]))
+        begin += length
+        if not unpacker.eof:
+            return [], end
+    try:
+        return _rows(kind, first_s, texts), end
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return [], end
+
+
+def _rows(kind: bytes, at_s: float, texts: Sequence[bytes]) -> list[Row]:
+    head = json.loads(texts[0])
+    if kind in (OLD_KEY, OLD_DEEP):
+        new = BEGIN if head.get("begins") else DEEP if kind == OLD_DEEP else KEY
+        return [(at_s, new, texts[0]), (at_s, NODES, texts[1]), (at_s, HISTORY, texts[2])]
+    rows: list[Row] = []
+    for (now_s, of_run), of_nodes in zip(head, json.loads(texts[1]), strict=True):
+        if of_run:
+            rows.append((float(now_s), RUN, _json(of_run)))
+        rows.append((float(now_s), ROUND, _json(of_nodes)))
+    return rows
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def convert(old: Path, new: Path) -> None:
+    """Raises `OSError`; `UsageError` where `old` is no old recording or `new` exists."""
+    if new.exists():
+        raise UsageError(f"{new} already exists; choose another name")
+    first_half = old.with_name(old.name + ".1")
+    paths = [first_half, old] if first_half.exists() else [old]
+    appender = None
+    for path in paths:
+        for rows in old_rows(path):
+            appender = appender or Appender(new, 1 << 62)
+            for row in rows:
+                appender.append(*row)
+            if not rows:
+                appender.insert(0.0, ROUND, b"")  # damaged here too
+            elif rows[0][1] in (BEGIN, DEEP):
+                appender.sync()
+    if appender is None:
+        raise UsageError(f"{old} holds no samples")
+    appender.close()
+
+
+def main(args: Sequence[str]) -> int:
+    if len(args) != 2:
+        print("usage: python -m dashboards.recording.convert OLD NEW", file=sys.stderr)
+        return 2
+    try:
+        convert(Path(args[0]), Path(args[1]))
+    except (OSError, UsageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
