@@ -38,8 +38,22 @@ COMMANDS = (
 )
 
 
+# A package registers a command with a file `commands/NAME.py`. Entry points would cost `--help` 20 ms
+# and be missing in a checkout until it is installed again.
+PACKAGES = ("clusterctl", "dashboards")
+HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+
+
+def _file_of(package: str, command: str) -> str:
+    return os.path.join(HOME, package, "commands", command.replace("-", "_") + ".py")  # noqa: PTH118
+
+
+def _package_of(command: str) -> str:
+    return next(p for p in PACKAGES if os.path.exists(_file_of(p, command)))  # noqa: PTH110
+
+
 def _module_name(command: str) -> str:
-    return "clusterctl.commands." + command.replace("-", "_")
+    return f"{_package_of(command)}.commands.{command.replace('-', '_')}"
 
 
 class LazyGroup(click.Group):
@@ -74,9 +88,7 @@ class LazyGroup(click.Group):
 
 def _summary(command: str) -> str:
     """The first line of the module's docstring."""
-    name = command.replace("-", "_") + ".py"
-    path = os.path.join(os.path.dirname(__file__), "commands", name)  # noqa: PTH118, PTH120
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+    with open(_file_of(_package_of(command), command), encoding="utf-8") as file:  # noqa: PTH123
         return file.readline().strip().strip('"').rstrip(".")
 
 

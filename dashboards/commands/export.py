@@ -1,215 +1,64 @@
-"""Prometheus: the state as metrics, over HTTP on this machine or as a file for node_exporter."""
+"""Serve metrics of nodes, run and alerts to Prometheus.
+
+On this machine only unless told otherwise; the board for Grafana and the rules come along.
+"""
 
 from __future__ import annotations
 
-import socket
-import sys
-import threading
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-from wsgiref.simple_server import make_server as simple_server
 
-from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
+import click
 
-from clusterctl.errors import CouldNotFindOut, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.output import Output
-from clusterctl.payload.files.private import replace_file
-from clusterctl.settings import Settings
-from dashboards.alerts.engine import HURRY_TICKS, AlertBook
-from dashboards.commands import select_feed as sources
-from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
-from dashboards.lifecycle import Ending, ended_by_signals
-from dashboards.model.fleet import fresh
-from dashboards.model.state import State, fold, initial_state
-from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
-
-FOREIGN = "ask by an address of this machine, by its own name, or by the name that --listen has\n"
-REQUEST_S = 30.0  # who asks must have said what by then
+from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
 
-class StateCollector(Collector):
-    """Gives the newest state; `state` is replaced whole by the loop, never changed."""
+@click.command(
+    "export",
+    epilog="""\b
+Examples:
+  clusterctl export nodes.txt --listen 127.0.0.1:9839
+  clusterctl export nodes.txt --once /var/lib/prometheus/node-exporter/clusterctl.prom""",
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:9839",
+    show_default=True,
+    metavar="ADDRESS:PORT",
+    help="Where Prometheus finds the metrics. Port 0: any free one.",
+)
+@click.option(
+    "--once",
+    metavar="FILE",
+    help="Write them once, whole or not at all, for node_exporter's textfile collector; - is stdout.",
+)
+@click.option(
+    "--print",
+    "printed",
+    type=click.Choice(["board", "rules"]),
+    help="The Grafana board or Prometheus' alerting rules on stdout; exports nothing.",
+)
+@source_options
+@cluster_options
+@output_options
+def command(settings: Settings, output: Output, printed: str | None, **options: Any) -> int:
+    """Serve metrics of nodes, run and alerts to Prometheus.
 
-    def __init__(self, state: State) -> None:
-        self._state, self._at = state, time.monotonic()
-
-    def show(self, state: State) -> None:
-        self._state, self._at = state, time.monotonic()
-
-    def collect(self) -> Iterator[Family]:
-        state, at = self._state, self._at
-        info = GaugeMetricFamily(
-            PREFIX + "build_info", "The version of clusterctl", labels=["version"]
-        )
-        info.add_metric([version("clusterctl")], 1.0)
-        yield info
-        # An exporter whose reading stands still must not look like a cluster that does.
-        yield GaugeMetricFamily(
-            PREFIX + "state_age_seconds", "Since the figures were made", time.monotonic() - at
-        )
-        for metric in METRICS:
-            labels = list(metric.labels)
-            family: CounterMetricFamily | GaugeMetricFamily
-            if metric.kind == COUNTER:
-                family = CounterMetricFamily(metric.full_name, metric.help, labels=labels)
-            else:
-                family = GaugeMetricFamily(metric.full_name, metric.help, labels=labels)
-            for words, value in values(metric, state):
-                family.add_metric(list(words), value)
-            yield family
-
-
-def registry_of(collector: Collector) -> CollectorRegistry:
-    """A registry of our own: what other libraries of this process count is nobody's business."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return registry
-
-
-def export(
-    settings: Settings,
-    output: Output,
-    *,
-    run_dir: Path | None,
-    demo: bool,
-    interval: float,
-    listen: str,
-    once: str | None,
-) -> int:
-    """Serve metrics until a signal, or write them once; returns the exit code.
-
-    Raises `UsageError` for an address that cannot be listened on and a folder that is not there,
-    `CouldNotFindOut` when the file cannot be written.
+    What is not known has no sample; it is never 0. Exit code 130 after Ctrl-C, 0 after SIGTERM; with
+    --once 3 when a node gave no readings (the file is written). docs/guide/alerts.md shows the set-up.
     """
-    host, port = address(listen)
-    if once is not None and once != "-" and not Path(once).absolute().parent.is_dir():
-        raise UsageError(f"--once: there is no folder {Path(once).parent}")
-    with ended_by_signals() as ending:
-        feed = sources.live_feed(settings, output, run_dir=run_dir, demo=demo, interval_s=interval)
-        state = initial_state(feed.nodes, now_s=feed.now(), interval_s=interval, source=feed.source)
-        state = replace(state, alerts=AlertBook(hurry=once is not None))
-        collector = StateCollector(state)
-        registry = registry_of(collector)
-        limits = settings.limits
-        batches = sources.live_batches(
-            feed,
-            interval_s=interval,
-            is_over=ending.is_set,
-            rounds_once_settled=None if once is None else HURRY_TICKS + 1,
-            patience_s=limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0,
-        )
-        if once is None:
-            return _serve(batches, state, collector, registry, host, port, output, ending)
-        for batch in batches:
-            state = fold(state, batch)
-        collector.show(state)
-        if ending.is_set():
-            return ending.exit_code or 130
-        _write(once, registry, output)
-        silent = len(state.nodes) - len(fresh(state.nodes.values(), state)) if state.watches else 0
-        if silent:
-            output.warn(f"{silent} of {len(state.nodes)} nodes give no readings", "warn")
-        return 3 if silent else 0
-
-
-def _serve(
-    batches: sources.Batches,
-    state: State,
-    collector: StateCollector,
-    registry: CollectorRegistry,
-    host: str,
-    port: int,
-    output: Output,
-    ending: Ending,
-) -> int:
-    try:
-        server = make_server(host, port, registry)
-    except OSError as error:
+    if output.json:
         raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}",
-            hint="--listen ADDRESS:PORT takes another one",
-        ) from None
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    try:
-        real_port = server.server_port
-        shown = f"[{host}]" if ":" in host else host
-        output.note(f"metrics on http://{shown}:{real_port}/metrics; Ctrl-C ends")
-        if not is_loopback(host):
-            output.warn(
-                "anybody who reaches this port can read the metrics: there is no password", "warn"
-            )
-        for batch in batches:
-            state = fold(state, batch)
-            collector.show(state)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5.0)
-    return ending.exit_code
+            "export speaks Prometheus' format",
+            hint="clusterctl watch --json has alerts, top --json figures",
+        )
+    if printed:
+        from dashboards.export import grafana_board, grafana_rules
 
+        module = grafana_board if printed == "board" else grafana_rules
+        output.line(module.render().rstrip("\n"))
+        return 0
+    from dashboards.export.serve import export
 
-class Server(ThreadingMixIn, WSGIServer):
-    """Each request has a thread of its own: one that asks and says nothing keeps nobody waiting."""
-
-    daemon_threads = True
-
-
-class Request(WSGIRequestHandler):
-    """One request, without a line on the terminal."""
-
-    timeout = REQUEST_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-def make_server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
-    """A bound server of the metrics, for requests under a name of this machine. Raises `OSError`."""
-    metrics, names = make_wsgi_app(registry), our_names(host)
-
-    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if is_ours(environ.get("HTTP_HOST", ""), names):
-            found: Iterable[bytes] = metrics(environ, start_response)
-            return found
-        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
-        return [FOREIGN.encode()]
-
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    kind = type("Server", (Server,), {"address_family": family})
-    server: WSGIServer = simple_server(host, port, answer, kind, Request)
-    return server
-
-
-def address(text: str) -> tuple[str, int]:
-    """`127.0.0.1:9839`, `[::1]:9839`, `:9839`, `9839`. Raises `UsageError`."""
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        host, port = "", text
-    if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise UsageError(f"--listen {text!r} is no ADDRESS:PORT", hint="such as 127.0.0.1:9839")
-    return host.strip("[]") or "127.0.0.1", int(port)
-
-
-def _write(where: str, registry: CollectorRegistry, output: Output) -> None:
-    text = generate_latest(registry).decode("utf-8")
-    if where == "-":
-        output.line(text.rstrip("\n"))
-        sys.stdout.flush()
-        return
-    if not where.endswith(".prom"):
-        output.warn("node_exporter reads only files that end in .prom", "warn")
-    path = Path(where)
-    try:
-        replace_file(str(path), text.encode(), 0o644)  # node_exporter is another user
-    except OSError as error:
-        raise CouldNotFindOut(f"{path} cannot be written: {error.strerror or error}") from None
+    return export(settings, output, **options)

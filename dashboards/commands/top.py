@@ -1,173 +1,79 @@
-"""What `clusterctl top` does with its options: choose the feed, then the screens or one look."""
+"""Live view of the cluster and of the run; without a terminal, one look as text.
+
+Watches every node over ssh and the newest run below outputs/. Reads only.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from clusterctl.errors import UsageError
+import click
+
 from clusterctl.output import Output
-from clusterctl.remote.fanout import WIDTH
-from clusterctl.settings import Settings
-from clusterctl.transport.base import Limits
-from dashboards.commands import once as look
-from dashboards.commands.select_feed import live_feed, run_of
-from dashboards.feeds.base import Feed, steady_clock
-
-if TYPE_CHECKING:
-    from dashboards.operations.actions import Actions
+from clusterctl.param_types import Number
+from clusterctl.settings import Settings, cluster_options, output_options, source_options
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where the screens' samples come from and go to."""
+@click.command(
+    "top",
+    epilog="""\b
+Examples:
+  clusterctl top nodes.txt
+  clusterctl top nodes.txt --record night.rec
+  clusterctl top --replay night.rec --speed 60
+  clusterctl top --demo --web --theme clusterctl-blue-orange""",
+)
+@source_options
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Play a recording or a run directory again, back and forth; connects to nothing.",
+)
+@click.option(
+    "--speed",
+    type=Number(0.1, 100_000),
+    help="How many times faster a replay runs. Default: 1, for a run directory 10.",
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write down all that is shown, for --replay; goes on with a file that is there.",
+)
+@click.option("--once", is_flag=True, help="One look as text, then exit.")
+@click.option(
+    "--readonly/--no-readonly",
+    default=None,
+    help="Take away what ends processes. Default: only in a replay and in a browser.",
+)
+@click.option(
+    "--theme",
+    metavar="NAME",
+    help="Colours: clusterctl, clusterctl-blue-orange (for colour-blind eyes), clusterctl-day, or one of textual's.",
+)
+@click.option(
+    "--web", is_flag=True, help="The same screens in a browser: pip install 'clusterctl[web]'."
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address that --web listens on."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port of --web; 0 takes a free one.",
+)
+@cluster_options
+@output_options
+def command(settings: Settings, output: Output, **options: Any) -> int:
+    """Live view of the cluster and of the run; without a terminal, one look as text.
 
-    run: Path | None = None
-    replay: Path | None = None
-    speed: float | None = None
-    record: Path | None = None
-
-
-def top(
-    settings: Settings,
-    output: Output,
-    *,
-    run_dir: Path | None,
-    replay: Path | None,
-    record: Path | None,
-    speed: float | None,
-    demo: bool,
-    interval: float,
-    once: bool,
-    readonly: bool | None,
-    theme: str | None,
-    web: bool,
-    host: str,
-    port: int,
-) -> int:
-    """Show the screens until the user leaves, or take one look; returns the exit code.
-
-    `readonly` None: only in a replay and in a browser. Raises `UsageError` for options that exclude
-    each other, folders that hold no run, unknown themes and a `web` without textual-serve;
-    `HostfileError` when there is neither a hostfile nor a run.
+    One look ends with 0 when all is well, 1 when a GPU is missing or odd or the run failed or
+    stalls, 3 when a node could not be asked.
     """
-    if web and (once or output.json):
-        raise UsageError("--web shows screens: it goes neither with --once nor with --json")
-    if record is not None and (replay is not None or web or once):
-        raise UsageError("--record is for live screens: not with --replay, --web or --once")
-    if speed is not None and replay is None:
-        raise UsageError("--speed is for --replay")
-    sources = Sources(run_dir, replay, speed, record)
-    feed, first = _choose(settings, output, sources, demo=demo, interval=interval)
-    if web:
-        feed.close()  # every page has its own
-        chosen = {
-            "run": run_dir,
-            "replay": replay,
-            "speed": speed,
-            "demo": demo,
-            "interval": interval,
-            "theme": theme,
-            "readonly": readonly is not False,
-            "no-readonly": readonly is False,
-        }
-        from dashboards.web.app import as_arguments, serve
+    from dashboards.tui.top import top
 
-        arguments = as_arguments({**cluster_options(settings), **chosen})
-        return serve(arguments, host=host, port=port, say=output.note)
-    if once or output.json or not _has_terminal():
-        return _look(feed, settings, output, interval)
-    # Where a shell has exported these, Textual believes them and never notices a resize.
-    for name in () if in_browser() else ("COLUMNS", "LINES"):
-        os.environ.pop(name, None)
-    # Only here: one look as text must not load textual.
-    from dashboards.tui.app import main
-
-    actions = _actions(settings, feed, demo=demo, is_replay=replay is not None)
-    if readonly is None:
-        readonly = replay is not None or in_browser()
-    main(feed, interval_s=interval, first=first, actions=actions, readonly=readonly, theme=theme)
-    return 0
-
-
-def cluster_options(settings: Settings) -> dict[str, object]:
-    """The options that make these settings again; only those that differ from the usual ones."""
-    usual = Limits()
-    limits = settings.limits
-    return {
-        "hostfile": settings.hostfile if settings.hostfile.exists() else None,
-        "only": settings.only,
-        "without": settings.without,
-        "fanout": settings.width if settings.width != WIDTH else None,
-        "connect-timeout": limits.tcp_s if limits.tcp_s != usual.tcp_s else None,
-        "command-timeout": limits.command_s if limits.command_s != usual.command_s else None,
-        "deadline": limits.run_s,
-        "accept-new": settings.accept_new,
-    }
-
-
-def in_browser() -> bool:
-    """Whether textual-serve started this process for a page."""
-    return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
-
-
-def _actions(settings: Settings, feed: Feed, *, demo: bool, is_replay: bool) -> Actions | None:
-    """Who carries out what the screens offer; None where there are no nodes."""
-    from dashboards.operations.actions import ClusterActions, LocalActions
-
-    if demo:
-        from dashboards.operations.demo_actions import DemoActions
-
-        return DemoActions(feed.nodes)
-    if is_replay or not settings.hostfile.exists():
-        return LocalActions()
-    return ClusterActions(settings)
-
-
-def _has_terminal() -> bool:
-    if in_browser():
-        return True
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def _choose(
-    settings: Settings, output: Output, options: Sources, *, demo: bool, interval: float
-) -> tuple[Feed, str]:
-    """The feed, and the screen to begin with. Raises `UsageError`, `HostfileError`."""
-    if options.replay is None:
-        feed = live_feed(settings, output, run_dir=options.run, demo=demo, interval_s=interval)
-        first = "cluster" if feed.nodes else "run"
-        if options.record is not None:
-            from dashboards.recording.writer import Recording
-
-            feed = Recording(feed, options.record, interval_s=interval)
-        return feed, first
-    from dashboards.recording.replay_feed import open_replay
-
-    path = options.replay
-    try:
-        replay = open_replay(
-            path if path.is_file() else run_of(path), clock=steady_clock(), speed=options.speed
-        )
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
-    return replay, "cluster" if replay.nodes else "run"
-
-
-def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> int:
-    """One look: as long as the slowest node may take, and not longer."""
-    limits = settings.limits
-    patience_s = limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0
-    state = look.collect(feed, interval_s=interval, patience_s=patience_s)
-    note = getattr(feed, "note", "")  # of a recording that is damaged
-    code = look.exit_code(state) or (3 if note else 0)
-    if output.json:
-        output.document("top", **{**look.as_json(state), "exit_code": code}, note=note)
-    else:
-        look.write(state, output)
-        if note:
-            output.warn(note, "warn")
-    return code
+    return top(settings, output, **options)

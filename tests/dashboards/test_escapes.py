@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
 from clusterctl.cli import run
-from dashboards.commands.export import StateCollector, registry_of
+from dashboards.export.serve import StateCollector, registry_of
 from dashboards.model.samples import Disk, EventSample, Gpu, NodeDown, NodeSample, Sample, Tick
 from dashboards.model.state import State, fold, initial_state
 from dashboards.operations.actions import LocalActions

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from clusterctl.output import Output
-from dashboards.commands.export import _write
+from dashboards.export.serve import _write
 from dashboards.recording.file_format import Appender
 
 

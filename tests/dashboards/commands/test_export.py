@@ -24,10 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clusterctl.cli import run
 from clusterctl.errors import UsageError
-from dashboards.commands.export import StateCollector, address, registry_of
 from dashboards.export import grafana_board as board
 from dashboards.export import grafana_rules as rules
 from dashboards.export.metrics import BY_NAME, METRICS
+from dashboards.export.serve import StateCollector, address, registry_of
 from dashboards.model.samples import Gpu, NodeDown, NodeSample, Tick
 from dashboards.model.state import fold, initial_state
 from tests.dashboards.conftest import NOW, demo_state

@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from dashboards.commands import once
 from dashboards.commands import select_feed as sources
-from dashboards.commands.export import StateCollector, registry_of
+from dashboards.export.serve import StateCollector, registry_of
 from dashboards.model.samples import Tick
 from dashboards.model.state import State, fold, initial_state
 from dashboards.recording.replay_feed import Replay
