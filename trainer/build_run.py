@@ -1,4 +1,4 @@
-"""A run put together from its config: parts, data, engine, schedule, average; fresh or from a checkpoint."""
+"""A run made of its config: parts, data, engine, schedule, average; fresh or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -40,14 +40,17 @@ from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import build_schedule
 from trainer.resume import place_note, read_source, stated_place, take_over
 from trainer.runlog.journal import RankZeroJournal
-from trainer.runlog.output import say
+from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Heartbeat
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
 from trainer.weights.source import EMA as EMA_FOLDER
 
 _SHARED_WAIT_S = 10.0
 _SHOWN_ROWS = 5
-LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips, and each clip once in it: upstream's weighting"
+LOSS_WEIGHTING = (
+    "each microbatch counts once, whatever the number of its clips, and each clip once in it: "
+    "upstream's weighting"
+)
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -67,9 +70,9 @@ def assemble(
     if manifest.wrong:
         journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
     buckets, plan = engine.together(lambda: _plan(config, manifest))
-    source = engine.alone(lambda: _source(config))
-    taken = engine.alone(lambda: read_source(source) if source is not None else None)
-    engine.alone(lambda: _prepare_text(config, run_dir, source, manifest.texts))
+    source = engine.run_on_rank0(lambda: _source(config))
+    taken = engine.run_on_rank0(lambda: read_source(source) if source is not None else None)
+    engine.run_on_rank0(lambda: _prepare_text(config, run_dir, source, manifest.texts))
     features = _features(config, manifest, buckets, run_dir, engine, journal)
     parts = engine.together(lambda: _parts(config, run_dir, source, features, engine))
     if source is None and config.model.from_pretrained is not None:
@@ -94,9 +97,13 @@ def assemble(
         engine.load(taken.path / checkpoint.OPTIMIZER)
         if note := take_over(schedule, taken):
             journal.event("lr", note)
-    ema = engine.together(lambda: EMA(engine.masters(), config.ema_decay, ramp=config.ema_warmup))
+    ema = engine.together(
+        lambda: EMA(engine.master_params(), config.ema_decay, ramp=config.ema_warmup)
+    )
     before = taken.sampler if taken is not None and not config.start_from_scratch else None
-    place = engine.alone(lambda: stated_place(config, plan, before, engine.world, data_state))
+    place = engine.run_on_rank0(
+        lambda: stated_place(config, plan, before, engine.world, data_state)
+    )
     before = before if place is None else None
     plan.put_into_steps(_balance(config, plan, before, parts, engine, run_dir))
     running: Mapping[str, int] = taken.running if taken is not None else {}
@@ -106,7 +113,7 @@ def assemble(
     if source is not None:
         engine.together(lambda: _take_average(ema, engine, source, running["ema_updates"]))
         if before is not None:
-            restored = engine.alone(
+            restored = engine.run_on_rank0(
                 lambda: data_state_of.restore(
                     plan, before, checkpoint.read_array(source / checkpoint.SEEN), data_state
                 )
@@ -133,7 +140,8 @@ def assemble(
     if not len(loader) and (begin := loader.next_place(config.epochs)) is not None:
         journal.event(
             "data",
-            f"less than a step is left of epoch {cursor.epoch}: the data go on in epoch {begin.epoch}",
+            f"less than a step is left of epoch {cursor.epoch}: the data continue in epoch "
+            f"{begin.epoch}",
         )
     journal.event("loss", LOSS_WEIGHTING)
     for note in config.notes:
@@ -177,8 +185,8 @@ def _left_out(manifest: Manifest) -> str:
     first = "; ".join(f"line {row}" for row in wrong[:_SHOWN_ROWS])
     more = f"; and {len(wrong) - _SHOWN_ROWS:,} more" if len(wrong) > _SHOWN_ROWS else ""
     return (
-        f"{len(wrong):,} rows of {manifest.source} are left out, {len(manifest):,} are good: {first}{more} "
-        f"(python -m trainer.data stats lists them)"
+        f"{len(wrong):,} rows of {manifest.source} are left out, {len(manifest):,} are good: "
+        f"{first}{more} (python -m trainer.data stats lists them)"
     )
 
 
@@ -191,7 +199,7 @@ def _plan(config: Config, manifest: Manifest) -> tuple[Buckets, DataPlan]:
 def _parts(
     config: Config, run_dir: Path, source: Path | None, features: Features | None, engine: Engine
 ) -> Parts:
-    """This rank's parts; the model has the weights of `source`, else fresh ones or, for others, none."""
+    """This rank's parts; the model has `source`'s weights, fresh ones, or none if they follow."""
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
     has_weights = source is not None or config.model.from_pretrained is not None
     parts = build_parts(
@@ -212,14 +220,14 @@ def _take_average(ema: EMA, engine: Engine, source: Path, updates: int) -> None:
     """Raises CheckpointError for an average of another model."""
     averages = read_weights(source / EMA_FOLDER)
     try:
-        shards = {name: engine.part(name, averages[name]) for name, _ in engine.masters()}
+        shards = {name: engine.part(name, averages[name]) for name, _ in engine.master_params()}
         ema.load_state_dict(shards, updates)
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{source / EMA_FOLDER} is of another model: {error}") from None
 
 
 def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJournal) -> None:
-    """The weights of --ckpt-path into the fresh model; ranks succeed or fail together (collective)."""
+    """Load --ckpt-path into the fresh model; ranks succeed or fail together (collective)."""
     report, failure = attempt(
         lambda: load_into(
             parts.model, str(config.model.from_pretrained), allow_partial=config.model.allow_partial
@@ -230,7 +238,8 @@ def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJourna
         raise refused or AssertionError("no report")
     journal.event("weights", report.summary(), report=report.as_dict())
     if engine.rank == 0:
-        say("\n".join(report.lines()))
+        for line in report.lines():
+            RUN.info(line)
 
 
 def _balance(
@@ -242,19 +251,23 @@ def _balance(
     if not window:
         return None
     if before is not None:
-        kept = engine.alone(lambda: data_state_of.balance_before(before, buckets, window, *step))
+        kept = engine.run_on_rank0(
+            lambda: data_state_of.balance_before(before, buckets, window, *step)
+        )
         if kept is not None:
-            engine.alone(lambda: write_costs(run_dir, buckets.cells, "checkpoint", kept.costs))
+            engine.run_on_rank0(
+                lambda: write_costs(run_dir, buckets.cells, "checkpoint", kept.costs)
+            )
             return kept
     recompute = parts.model.checkpoint_every == 1
     cells = list(buckets.cells)
     if how == "timed":
-        present = engine.alone(lambda: np.unique(plan.epoch(0).cells).tolist())
+        present = engine.run_on_rank0(lambda: np.unique(plan.epoch(0).cells).tolist())
         costs = costs_by_timing(cells, present, parts, engine, recompute)
     else:
         costs = costs_by_arithmetic(cells, parts, recompute)
     found: tuple[int, ...] = engine.broadcast(classes(costs))
-    engine.alone(lambda: write_costs(run_dir, buckets.cells, how, found, costs))
+    engine.run_on_rank0(lambda: write_costs(run_dir, buckets.cells, how, found, costs))
     return Balance(window, found, {0: step})
 
 
@@ -262,21 +275,21 @@ def _resumed(source: Path, running: Mapping[str, Any], cursor: Cursor, world: in
     before = running["world"]
     ranks = "" if before == world else f", written by {before} ranks and read by {world}"
     return (
-        f"{source} of step {running['global_step']}{ranks}; the data go on in epoch {cursor.epoch} "
-        f"after {cursor.consumed} microbatches"
+        f"{source} of step {running['global_step']}{ranks}; the data continue in epoch "
+        f"{cursor.epoch} after {cursor.consumed} microbatches"
     )
 
 
 def require_shared(run_dir: Path, engine: Engine) -> None:
     """All ranks must see rank 0's run directory, or no checkpoint can be whole (collective)."""
     mark = run_dir / engine.broadcast(f".seen-{secrets.token_hex(8)}")
-    engine.alone(mark.touch)
+    engine.run_on_rank0(mark.touch)
     deadline = time.monotonic() + _SHARED_WAIT_S
     # os.path's never raises; NFS may know of a new file later
     while not (seen := os.path.exists(mark)) and time.monotonic() < deadline:  # noqa: PTH110
         time.sleep(0.05)
     blind = [host for host, sees in engine.gather_objects((socket.gethostname(), seen)) if not sees]
-    engine.alone(lambda: mark.unlink(missing_ok=True))
+    engine.run_on_rank0(lambda: mark.unlink(missing_ok=True))
     if blind:
         error = ConfigError(
             f"{run_dir} of rank 0 cannot be seen by {len(blind)} of {engine.world} ranks "
@@ -309,7 +322,7 @@ def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Seq
 
 
 def _copy_whole(source: Path, target: Path) -> None:
-    """A folder that is there whole or not at all, however the copying ends."""
+    """Copy a folder, whole or not at all."""
     part = target.with_name(f".tmp-{target.name}")
     shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
     shutil.copytree(source, part)
@@ -337,6 +350,6 @@ def _features(
         features.check_rows(manifest, buckets)
         return unseen(features.key, run_key)
 
-    for note in engine.alone(check):
+    for note in engine.run_on_rank0(check):
         journal.event("note", note)
     return engine.together(lambda: Features(folder))

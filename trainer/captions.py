@@ -1,4 +1,4 @@
-"""Captions made plain, as Open-Sora 1.2 does before sampling: for prompts, and offline for training data.
+"""Clean captions as Open-Sora 1.2 does before sampling, for prompts and training data.
 
 `clean_caption` is a pure function of one text. Training on raw captions and sampling with cleaned
 ones is upstream's own mismatch; cleaning the manifest's captions once removes it.
@@ -98,8 +98,8 @@ _JOINTS_OF_A_NAME = 4  # from here on a text reads as a file name: this-is-my-cu
 def clean_caption(text: str) -> str:
     """What Open-Sora 1.2's inference makes of a prompt; may be empty.
 
-    Lower case; without links, markup, nicknames, Chinese characters, file names, article numbers and
-    shop words; dashes and quotation marks of one kind; broken encodings repaired.
+    Lower case; without links, markup, nicknames, Chinese characters, file names, article numbers
+    and shop words; dashes and quotation marks of one kind; broken encodings repaired.
 
     Raises ConfigError when ftfy or beautifulsoup4 is not installed.
     """
@@ -172,7 +172,8 @@ def _apply(rules: Iterable[_Rule], text: str) -> str:
 
 
 def _text_of_markup(text: str) -> str:
-    # bs4, not the standard library's parser alone: which text a stray "<" or "&" leaves is bs4's rule.
+    # bs4, not the standard library's parser alone: which text a stray "<" or "&" leaves is bs4's
+    # rule.
     try:
         import bs4
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What a config describes, built: VAE, text encoder, flow, model. Training and sampling share this."""
+"""Builds what a config describes, for training and sampling: VAE, text encoder, flow, model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Parts:
 def make_tiny_text_encoder(config: Config, run_dir: Path, texts: Iterable[str]) -> None:
     """Where the config asks for one, write the run's own encoder over the words of `texts`.
 
-    One process of a run calls this, before any calls `build_parts`. An encoder that is already there
-    stays: a resumed run must see the same features.
+    One process of a run calls this, before any calls `build_parts`. An encoder that is already
+    there stays: a resumed run must see the same features.
     """
     settings = config.text_encoder
     folder = run_dir / TINY_T5
@@ -63,7 +63,8 @@ def build_parts(
     With `empty` the model has no memory yet (meta device) and gets it with its weights, by
     trainer.weights: making 1.2 billion random numbers first takes 16 CPU seconds. `encoders` stand
     for VAE and text encoder where those have done their work (trainer.data.loader.features_loader).
-    Raises ConfigError for what does not fit or exist, CheckpointError for weights that cannot be read.
+    Raises ConfigError for what does not fit or exist, CheckpointError for weights that cannot be
+    read.
     """
     if encoders is None:
         encoders = build_vae(config.vae, dtype), build_text_encoder(config, run_dir, dtype)

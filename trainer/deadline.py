@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.errors import TrainerError
-from trainer.runlog.output import say
+from trainer.runlog.output import report_error
 
 
 @contextmanager
 def ends_after(limit_s: float, error: TrainerError) -> Iterator[None]:
     """While inside, the process ends after `limit_s` seconds with the error's words and exit code.
 
-    No exception can reach a thread that waits in C. The others of a run wait until its process is gone.
+    No exception can reach a thread that waits in C. The others of a run wait until its process is
+    gone.
     """
     left = threading.Event()
 
     def watch() -> None:
         if not left.wait(limit_s):
-            say(error.told(), sys.stderr)
-            os._exit(error.exit_code)
+            os._exit(report_error(error))
 
     threading.Thread(target=watch, name="deadline", daemon=True).start()
     try:
@@ -34,7 +33,7 @@ def ends_after(limit_s: float, error: TrainerError) -> Iterator[None]:
 
 
 def threads_end(limit_s: float) -> bool:
-    """Wait for the threads that the interpreter would wait for without a limit; False: they still work."""
+    """Wait for threads that the interpreter waits for without a limit; False: they still run."""
     until = time.monotonic() + limit_s
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:

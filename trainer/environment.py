@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.errors import TrainerError
+from trainer.runlog.output import configure, report_error
 
 TRAINING = (
     "numpy",
@@ -41,8 +42,8 @@ def require(*names: str) -> None:
     """
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        print(_missing(missing).told(), file=sys.stderr)
-        sys.exit(2)
+        configure()
+        sys.exit(report_error(_missing(missing)))
 
 
 @contextmanager

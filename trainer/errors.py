@@ -1,4 +1,4 @@
-"""One exception per cause for the trainer, with exit code and hint. Imports nothing of the trainer."""
+"""One exception a cause for the trainer, with exit code and hint. Imports nothing of ours."""
 
 from __future__ import annotations
 

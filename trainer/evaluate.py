@@ -31,6 +31,7 @@ from trainer.data import digits
 from trainer.data.video.mp4 import read_mp4
 from trainer.errors import ConfigError, TrainerError
 from trainer.infer.prompts import read_prompts
+from trainer.runlog.output import add_log_level, configure, report_error
 
 # T frames · N scans · canvas and box in logical pixels, see trainer.data.digits
 NEIGHBOURS = 5
@@ -74,7 +75,7 @@ def seen_digit(clip: NDArray[np.float32], direction: str) -> int:
 
 
 def seen_direction(clip: NDArray[np.float32]) -> str | None:
-    """Which way the ink's centre went from the first to the last frame; None without ink or motion."""
+    """Where the ink's centre went from first to last frame; None without ink or motion."""
     ends = clip[[0, -1]]
     ink = np.clip(ends, BACKGROUND, None) - BACKGROUND
     weights = ink.sum((1, 2))
@@ -137,13 +138,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=Path, required=True, help="folder of sample_0000.mp4 …")
     parser.add_argument("--prompts", type=Path, required=True, help="one prompt a line")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
+    add_log_level(parser)
     args = parser.parse_args(argv)
+    configure(args.log_level)
     try:
-        prompts = read_prompts(args.prompts, lambda line: print(line, file=sys.stderr))
+        prompts = read_prompts(args.prompts)
         scores = summarize(read_samples(args.samples, prompts))
     except TrainerError as error:
-        print(error.told(), file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
     if args.json:
         print(json.dumps({"schema": 1, "command": "evaluate digits", **scores}))
         return 0

@@ -9,9 +9,9 @@ import hashlib
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +24,7 @@ from trainer.components import Parts
 from trainer.config.load import Config
 from trainer.data.loader.dataset import Loader
 from trainer.data.loader.features_loader import latents_of
-from trainer.data.loader.microbatch import leave_out_bad
+from trainer.data.loader.microbatch import Batch, leave_out_bad
 from trainer.data.plan import state as data_state
 from trainer.data.plan.data_plan import DataPlan
 from trainer.engine.agreement import agreed, attempt, common
@@ -39,7 +39,7 @@ from trainer.runlog.telemetry import PHASES, Heartbeat, StepRecord
 
 @dataclass
 class Clock:
-    """Seconds by phase of the step at hand; the heartbeat tells the node's agent which one it is."""
+    """Seconds by phase of the current step; the heartbeat tells the node's agent the phase."""
 
     heartbeat: Heartbeat | None
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -125,16 +125,15 @@ def _steps(run: Run) -> bool:
         ends = stopped or run.is_over
         if ends or (every and run.step % every == 0):
             save(run, background=not ends)
-    save(
-        run, background=False
-    )  # when nothing was left to do: a run's directory holds where it stands
+    # When nothing was left to do: a run's directory holds where it stands.
+    save(run, background=False)
     return stopped and not run.is_over
 
 
-def _timed(run: Run) -> Iterator[dict[str, Any]]:
+def _timed(run: Run) -> Iterator[Batch]:
     """Batches of this epoch and the next ones; waiting for them is the phase "data"."""
     while True:
-        _tell_epoch(run)
+        _report_epoch(run)
         batches = iter(run.loader)
         while True:
             with run.clock.phase("data", run.step + 1):
@@ -144,46 +143,60 @@ def _timed(run: Run) -> Iterator[dict[str, Any]]:
             yield batch
 
 
-def _tell_epoch(run: Run) -> None:
+def _report_epoch(run: Run) -> None:
     """What the epoch trains on, and what of the data it leaves out and why."""
     cursor, plan = run.loader.cursor, run.plan.epoch(run.loader.cursor.epoch)
     if not len(plan):
         return
     left = plan.left_out(len(run.plan.manifest), run.engine.world * run.config.accumulation_steps)
     reasons = "".join(f"; {count:,} {why}" for why, count in left.items() if count)
-    begins = "goes on" if cursor.consumed else "begins"
+    begins = "continues" if cursor.consumed else "begins"
     clips = len(run.plan.manifest) - sum(left.values())
     text = f"epoch {cursor.epoch} {begins}: {clips:,} clips{reasons}"
     run.journal.event("epoch", text, step=run.step, clips=clips, left_out=left)
 
 
-@dataclass
-class Share:
-    """What this rank did in a step."""
+@dataclass(slots=True)
+class StepFigures:
+    """One rank's step in numbers, which all ranks exchange in one small collective."""
 
     loss: float = 0.0  # mean over its microbatches
-    samples: int = 0
-    tokens: int = 0
+    samples: float = 0
+    tokens: float = 0
     flops: float = 0.0
+    bad: float = 0  # clips that could not be read
+    decoder_bytes: float = 0  # peak of its largest decoding process
+    failed: float = False  # it has no batch
+    data: float = 0.0  # seconds by phase, see telemetry.PHASES
+    encode: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    checkpoint: float = 0.0
+    grad_norm: float = 0.0
+    square: float = 0.0  # sum of squares of the fp32 weights that it holds
+    step_s: float = 0.0
+    own_s: float = 0.0  # of them, not in gradient collectives
+    memory_bytes: float = 0
+    stop: float = False  # it got a signal
+    saver: float = 0  # `Saver.status`
+
+    def exchange(self, engine: Engine) -> list[StepFigures]:
+        """Every rank's, in rank order, on every rank (collective)."""
+        return [StepFigures(*row) for row in engine.gather(map(float, astuple(self)))]
+
+
+@dataclass
+class Share:
+    """What this rank did in a step, beside numbers for the others what it reports itself."""
+
+    figures: StepFigures = field(default_factory=StepFigures)
     buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
     bad: list[tuple[int, str, str]] = field(default_factory=list)
-    decoder_bytes: int = 0
     failure: TrainerError | None = None  # why this rank has no batch
 
-    def numbers(self) -> dict[str, float]:
-        """What of it all ranks are told."""
-        return {
-            "loss": self.loss,
-            "samples": self.samples,
-            "tokens": self.tokens,
-            "flops": self.flops,
-            "bad": len(self.bad),
-            "decoder_bytes": self.decoder_bytes,
-            "failed": self.failure is not None,
-        }
 
-
-def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
+def _step(run: Run, batches: Iterator[Batch]) -> bool:
     """One optimizer step; returns whether all ranks agreed to stop after it."""
     engine, clock, number = run.engine, run.clock, run.step + 1
     start = time.perf_counter() - clock.seconds["checkpoint"]  # what this step waited for
@@ -197,61 +210,62 @@ def _step(run: Run, batches: Iterator[dict[str, Any]]) -> bool:
         lr = run.schedule.lr
         grad_norm = engine.step()
         run.schedule.step()
-        masters = engine.masters()
+        masters = engine.master_params()
         run.ema.update(masters)
-        square = float(sum(norm.square() for norm in torch._foreach_norm([m for _, m in masters])))
+        norms = torch._foreach_norm([master for _, master in masters])
+        square = float(sum(norm.square() for norm in norms))
 
     step_s = time.perf_counter() - start
-    seconds = clock.take()
-    own_s = step_s - (engine.waited_s - waited)
-    mine = {
-        **share.numbers(),
-        **seconds,
-        "grad_norm": grad_norm,
-        "square": square,
-        "step_s": step_s,
-        "own_s": own_s,
-        "memory": _memory(engine),
-        "stop": run.stop_requested,
-        "saver": run.saver.status,
-    }
-    # The one small collective of a step; it carries the agreements too.
-    rows = engine.gather(map(float, mine.values()))
-    told = dict(zip(mine, zip(*rows, strict=True), strict=True))
-    if any(told["failed"]):
+    own = replace(
+        share.figures,
+        **clock.take(),
+        bad=len(share.bad),
+        failed=share.failure is not None,
+        grad_norm=grad_norm,
+        square=square,
+        step_s=step_s,
+        own_s=step_s - (engine.waited_s - waited),
+        memory_bytes=_memory(engine),
+        stop=run.stop_requested,
+        saver=run.saver.status,
+    )
+    ranks = own.exchange(engine)  # the agreements of a step, too
+    if any(rank.failed for rank in ranks):
         _end_without_data(run, number, share)
 
     run.step = number
-    run.samples += int(sum(told["samples"]))
+    samples = int(sum(rank.samples for rank in ranks))
+    run.samples += samples
+    squares, work_s = [rank.square for rank in ranks], [rank.own_s for rank in ranks]
     record = StepRecord(
         step=number,
         steps_total=run.steps_total,
         epoch=run.loader.cursor.epoch,
-        samples=int(sum(told["samples"])),
-        tokens=int(sum(told["tokens"])),
-        flops=sum(told["flops"]),
-        loss=sum(told["loss"]) / engine.world,
+        samples=samples,
+        tokens=int(sum(rank.tokens for rank in ranks)),
+        flops=sum(rank.flops for rank in ranks),
+        loss=sum(rank.loss for rank in ranks) / engine.world,
         grad_norm=grad_norm,
         lr=lr,
-        step_s=max(told["step_s"]),
-        seconds={name: sum(told[name]) / engine.world for name in PHASES},
-        weight_norm=math.sqrt(sum(told["square"]) if engine.is_sharded else told["square"][0]),
-        idle_share=1 - sum(told["own_s"]) / engine.world / max(told["own_s"]),
-        slowest_rank=told["own_s"].index(max(told["own_s"])),
+        step_s=max(rank.step_s for rank in ranks),
+        seconds={p: sum(getattr(rank, p) for rank in ranks) / engine.world for p in PHASES},
+        weight_norm=math.sqrt(sum(squares) if engine.is_sharded else squares[0]),
+        idle_share=1 - sum(work_s) / engine.world / max(work_s),
+        slowest_rank=work_s.index(max(work_s)),
         bucket=", ".join(share.buckets),
-        memory_bytes=int(max(told["memory"])),
-        decoder_bytes=int(max(told["decoder_bytes"])) or None,
+        memory_bytes=int(max(rank.memory_bytes for rank in ranks)),
+        decoder_bytes=int(max(rank.decoder_bytes for rank in ranks)) or None,
         world=engine.world,
         time_s=time.time(),
     )
     run.journal.step(record)
     for row, path, reason in share.bad:
         run.journal.bad_sample(number, engine.rank, row, path, reason)
-    _tell(run, run.saver.advance(told["saver"]))
-    _require_numbers(number, told)
-    if any(told["bad"]):
+    _report(run, run.saver.advance(rank.saver for rank in ranks))
+    _require_numbers(number, ranks)
+    if any(rank.bad for rank in ranks):
         _count_bad(run, share)
-    return any(told["stop"])
+    return any(rank.stop for rank in ranks)
 
 
 _NUMBERS = {
@@ -261,37 +275,42 @@ _NUMBERS = {
 }
 
 
-def _require_numbers(number: int, told: Mapping[str, Sequence[float]]) -> None:
-    """Raises `Diverged` on all ranks before anything that is no number can be saved."""
-    for name, words in _NUMBERS.items():
-        ranks = [rank for rank, value in enumerate(told[name]) if not math.isfinite(value)]
-        if ranks:
-            said = words.format(number, told[name][ranks[0]])
+def _require_numbers(number: int, ranks: Sequence[StepFigures]) -> None:
+    """Raises `Diverged` on all ranks before anything that is not finite can be saved."""
+    for name, template in _NUMBERS.items():
+        values = [getattr(rank, name) for rank in ranks]
+        bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
+        if bad:
             raise agreed(
                 Diverged(
-                    f"{said} on rank {', '.join(map(str, ranks))}; all ranks stop, and nothing of this step is saved",
+                    f"{template.format(number, values[bad[0]])} on rank "
+                    f"{', '.join(map(str, bad))}; all ranks stop; this step is not saved",
                     hint="resume from the newest checkpoint with a smaller lr or grad_clip",
                 )
             )
 
 
 def _count_bad(run: Run, share: Share) -> None:
-    """Each clip once, however many epochs it is in; raises `TooManyBadSamples` on all ranks (collective)."""
+    """Each clip once, in however many epochs it is (collective).
+
+    Raises `TooManyBadSamples` on all ranks.
+    """
     for paths in run.engine.gather_objects([path for _, path, _ in share.bad]):
         run.bad_clips.update(paths)
     if len(run.bad_clips) > run.config.max_bad_samples:
         raise agreed(
             TooManyBadSamples(
-                f"{len(run.bad_clips)} clips could not be read, more than max_bad_samples = {run.config.max_bad_samples}",
-                hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them with their reasons; make a manifest without "
-                f"them: {leave_out_bad(run.plan.manifest.source)}",
+                f"{len(run.bad_clips)} clips could not be read, more than "
+                f"max_bad_samples = {run.config.max_bad_samples}",
+                hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them with their reasons; "
+                f"make a manifest without them: {leave_out_bad(run.plan.manifest.source)}",
             )
         )
 
 
-def _next(run: Run, batches: Iterator[dict[str, Any]], share: Share) -> dict[str, Any]:
-    """The next microbatch. When this rank has none, one without clips: the others wait in the step's
-    collectives, and would wait there until their time is over (NCCL) if this rank just ended."""
+def _next(run: Run, batches: Iterator[Batch], share: Share) -> Batch:
+    """The next microbatch. When this rank has none, one without clips: the others wait in the
+    step's collectives, and would wait there until their timeout (NCCL) if this rank just ended."""
     if share.failure is None:
         batch, share.failure = attempt(lambda: next(batches))
         if batch is not None:
@@ -309,18 +328,18 @@ def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
     raise error
 
 
-def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> None:
+def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     """Forward and backward pass; `left` more of them make the step."""
     engine, clock, number = run.engine, run.clock, run.step + 1
     # By microbatch, not by rank: no generator's state needs saving, and the noise of a clip stays
     # the same when the number of ranks changes.
-    words = (run.config.seed, *batch["microbatch"])
+    seeds = (run.config.seed, *batch["microbatch"])
     with clock.phase("encode", number):
-        # The posterior's draw has a seed of its own: times and noise are the same whether a VAE runs
-        # (and draws for each frame, too) or its posterior comes from a cache.
-        torch.manual_seed(_seed(*words, 1))
+        # The posterior's draw has a seed of its own: times and noise are the same whether a VAE
+        # runs (and draws for each frame, too) or its posterior comes from a cache.
+        torch.manual_seed(_seed(*seeds, 1))
         z_BCTHW, conditions = _encode(run, batch)
-        torch.manual_seed(_seed(*words))
+        torch.manual_seed(_seed(*seeds))
         mask_BT = run.parts.masks.draw(z_BCTHW.shape[0], z_BCTHW.shape[2])
         mask_BT = None if mask_BT is None else mask_BT.to(engine.device)
     with engine.passing(is_last=not left):
@@ -329,21 +348,22 @@ def _microbatch(run: Run, batch: dict[str, Any], share: Share, left: int) -> Non
             loss = losses.mean() / run.config.accumulation_steps
         with clock.phase("backward", number):
             engine.backward(loss, is_last=not left)
-    share.loss += float(loss.detach())
-    share.samples += len(z_BCTHW)
+    figures = share.figures
+    figures.loss += float(loss.detach())
+    figures.samples += len(z_BCTHW)
     count, _, frames, height, width = z_BCTHW.shape
     patches = zip((frames, height, width), run.parts.model.config.patch_size, strict=True)
-    share.tokens += count * math.prod(-(-size // patch) for size, patch in patches)
+    figures.tokens += count * math.prod(-(-size // patch) for size, patch in patches)
     # three times the forward pass: what is recomputed counts once, as in every published MFU
-    share.flops += 3.0 * forward_flops(
+    figures.flops += 3.0 * forward_flops(
         run.parts.model.config, count, frames, height, width, conditions["y"].shape[2]
     )
     share.buckets[batch["bucket"]] = None
     share.bad += batch["bad"]
-    share.decoder_bytes = max(share.decoder_bytes, batch.get("decoder_bytes", 0))
+    figures.decoder_bytes = max(figures.decoder_bytes, batch.get("decoder_bytes", 0))
 
 
-def _encode(run: Run, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+def _encode(run: Run, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     device = run.engine.device
     sizes = {name: batch[name].to(device) for name in ("fps", "height", "width", "num_frames")}
     if "latents" in batch:  # of a feature cache
@@ -366,13 +386,13 @@ def _memory(engine: Engine) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
-def _seed(*words: int) -> int:
-    digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
+def _seed(*numbers: int) -> int:
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def save(run: Run, *, background: bool = True) -> None:
-    """Begin a checkpoint of this moment, unless it is there already (collective)."""
+    """Begin a checkpoint of this moment, unless there is one (collective)."""
     if run.saved_at == run.step:
         return
     engine = run.engine
@@ -389,7 +409,7 @@ def save(run: Run, *, background: bool = True) -> None:
             waited_s=time.perf_counter() - began,
         )
     run.saved_at = run.step
-    _tell(run, done)
+    _report(run, done)
 
 
 def _documents(run: Run) -> Callable[[], dict[str, Any]]:
@@ -422,29 +442,22 @@ def _finish(run: Run) -> None:
     """Wait for the checkpoint under way (collective)."""
     with run.clock.phase("checkpoint", run.step):
         done = run.saver.finish()
-    _tell(run, done)
+    _report(run, done)
 
 
 def _finish_after(error: TrainerError, run: Run) -> None:
-    """As `_finish`, when the run ends with an error already: what is wrong with the save is said beside it."""
+    """As `_finish` for a run that ends with an error; a failed save adds its message to it."""
     try:
         _finish(run)
     except CheckpointError as later:
         error.args = (f"{error}\n{later}",)
 
 
-def _tell(run: Run, done: Iterable[Saved]) -> None:
+def _report(run: Run, done: Iterable[Saved]) -> None:
     for saved in done:
-        text = (
-            f"{saved.path.name} in {saved.seconds:.1f} s, {saved.stall_s:.2f} s of them waited for"
-        )
-        run.journal.event(
-            "checkpoint",
-            text,
-            step=saved.step,
-            path=str(saved.path),
-            seconds=saved.seconds,
-            stall_s=saved.stall_s,
-        )
+        path, seconds, stall_s = saved.path, saved.seconds, saved.stall_s
+        text = f"{path.name} in {seconds:.1f} s, {stall_s:.2f} s of them waited for"
+        data = {"path": str(path), "seconds": seconds, "stall_s": stall_s}
+        run.journal.event("checkpoint", text, step=saved.step, **data)
         for note in saved.notes:
             run.journal.event("note", note, step=saved.step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.runlog import telemetry
+from trainer.runlog.atomic_file import part_of
+from trainer.runlog.output import LOG, add_log_level, configure
 
 # T frames · H,W height, width
 CURVE = "loss_curve.png"
@@ -57,9 +58,9 @@ def contact_sheet(
         corners.append((left, top))
     figure = _figure(sheet.shape[1] / DPI, sheet.shape[0] / DPI)
     figure.figimage(sheet)
-    room = cell_width // 6  # characters at this font size
+    capacity = cell_width // 6  # characters at this font size
     for (left, top), label in zip(corners, labels, strict=True):
-        text = label if len(label) <= room else label[: room - 1] + "…"
+        text = label if len(label) <= capacity else label[: capacity - 1] + "…"
         x, y = left / sheet.shape[1], 1 - (top - 7) / sheet.shape[0]
         figure.text(x, y, text, fontsize=7, color=INK, parse_math=False)
     _save(figure, path)
@@ -117,16 +118,12 @@ def _figure(width_inches: float, height_inches: float) -> Any:
 def _save(figure: Any, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with part_of(path) as part:
         FigureCanvasAgg(figure).print_png(str(part))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def draw_run(run_dir: Path) -> Path:
-    """The loss curve of a run directory; returns its path. Raises ValueError for a run without steps."""
+    """Draw a run directory's loss curve; returns its path. Raises ValueError without steps."""
     steps = {r.step: r for r in telemetry.read(run_dir) if isinstance(r, telemetry.StepRecord)}
     if not steps:
         raise ValueError(f"{run_dir} has no recorded step")
@@ -143,11 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m trainer.pictures", description="Draw a run's loss curve."
     )
     parser.add_argument("run_dir", type=Path)
+    add_log_level(parser)
     args = parser.parse_args(argv)
+    configure(args.log_level)
     try:
         print(draw_run(args.run_dir))
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        LOG.error("error: %s", error)
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""What a run takes over from a checkpoint beside tensors: counters, the schedule's place, the data's place."""
+"""What a run takes from a checkpoint beside tensors: counters, schedule, place in the data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COUNTS = ("epoch", "global_step", "samples", "bad_samples", "ema_updates", "wor
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint that a run goes on from."""
+    """A checkpoint that a run continues from."""
 
     path: Path
     running: Mapping[str, int]
@@ -47,14 +47,14 @@ def read_source(path: Path) -> Source:
 
 
 def take_over(schedule: Schedule, source: Source) -> str:
-    """The steps that the loaded schedule has counted; returns what to say about the learning rate, or ""."""
+    """Set the schedule to the checkpoint's step; returns a note about the learning rate, or ""."""
     schedule.load_state_dict(source.schedule)
     before = source.schedule.get("lr")
     if not isinstance(before, (int, float)) or abs(before - schedule.lr) <= 1e-9 * abs(before):
         return ""
     return (
-        f"the learning rate is {schedule.lr:.3g} by this run's lr = {schedule.config.lr:g} and schedule, "
-        f"not {before:.3g} as the checkpoint's would have it"
+        f"the learning rate is {schedule.lr:.3g} by this run's lr = {schedule.config.lr:g} and "
+        f"schedule, not {before:.3g} as the checkpoint's would have it"
     )
 
 
@@ -63,8 +63,9 @@ def stated_place(
 ) -> Cursor | None:
     """Where --start-epoch and --start-step say that the data begin; None when they say nothing.
 
-    Only the step given means that of the checkpoint's epoch, only the epoch its beginning. `before` is
-    the checkpoint's data state, if there is one. Raises ConfigError for a place that is not there.
+    Only the step given means that of the checkpoint's epoch, only the epoch its beginning. `before`
+    is the checkpoint's data state, if there is one. Raises ConfigError for a place that is not
+    there.
     """
     epoch, step = config.start_epoch, config.start_step
     if epoch is None and step is None:
@@ -73,8 +74,8 @@ def stated_place(
         raise ConfigError("--start-from-scratch begins with epoch 0, step 0; leave out one of them")
     if data_state != "fail":
         raise ConfigError(
-            f"--data-state {data_state} is about the checkpoint's place in the data, and --start-epoch "
-            "or --start-step state another; leave out one of them"
+            f"--data-state {data_state} is about the checkpoint's place in the data, and "
+            "--start-epoch or --start-step state another; leave out one of them"
         )
     if epoch is None:
         known = before.get("epoch") if isinstance(before, Mapping) else None
@@ -86,7 +87,8 @@ def stated_place(
     steps = plan.steps(Cursor(epoch), group)
     if step and step >= steps:
         raise ConfigError(
-            f"--start-step {step}: epoch {epoch} has {steps} steps of {group} microbatches, 0 to {steps - 1}",
+            f"--start-step {step}: epoch {epoch} has {steps} steps of {group} microbatches, "
+            f"0 to {steps - 1}",
             hint=f"its end is --start-epoch {epoch + 1} --start-step 0",
         )
     return Cursor(epoch, step * group)
@@ -94,9 +96,12 @@ def stated_place(
 
 def place_note(place: Cursor, source: Source | None, steps: int) -> str:
     """For people: where the data begin, and that this is not where they had come to."""
-    where = f"the data begin in epoch {place.epoch} after {place.consumed} microbatches, as --start-epoch and --start-step say"
+    where = (
+        f"the data begin in epoch {place.epoch} after {place.consumed} microbatches, as "
+        "--start-epoch and --start-step say"
+    )
     if source is None:
         return where
     return (
-        f"{where}; clips may be had twice or not at all; the count of steps goes on after {steps}"
+        f"{where}; clips may be had twice or not at all; the count of steps continues after {steps}"
     )

@@ -1,6 +1,7 @@
 """Start or resume a training run: `python -m trainer.train CONFIG [options] [--key VALUE ...]`.
 
-Under torchrun, `colossalai run` or `clusterctl launch` it is one rank of many, without them the only one.
+Under torchrun, `colossalai run` or `clusterctl launch` it is one rank of many, without them the
+only one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -28,7 +28,8 @@ from trainer.deadline import ends_after, threads_end
 from trainer.engine.agreement import in_words, is_lost
 from trainer.environment import missing_packages
 from trainer.errors import ConfigError, EngineError, TrainerError
-from trainer.runlog.output import all_is_out, say
+from trainer.runlog.output import LOG, add_log_level, all_is_out, configure, report_error
+from trainer.runlog.run_dir import make_run_dir
 from trainer.runlog.run_lock import lock
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKI
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     options, overrides = _parser().parse_known_args(words)
+    configure(options.log_level)
     try:
         if options.allow_partial:
             overrides.append("--allow-partial")
@@ -56,16 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with missing_packages():
             return _train(config, options, words)
     except TrainerError as error:
-        if _speaks(error):
-            say(error.told(), sys.stderr)
-        return error.exit_code
+        return report_error(error) if _speaks(error) else error.exit_code
     except Exception as error:  # noqa: BLE001 - the rank's last words; the launcher shows them
-        say(f"error: rank {os.environ.get('RANK', '0')}: {in_words(error)}", sys.stderr)
+        LOG.error("error: rank %s: %s", os.environ.get("RANK", "0"), in_words(error))
         return 1
 
 
 def _speaks(error: TrainerError) -> bool:
-    """One sentence for a failure that many ranks have alike: rank 0's, or each node's for its files."""
+    """One message for a failure that many ranks share: rank 0's, or each node's for its files."""
     if error.on_all_ranks:
         return os.environ.get("RANK", "0") == "0"
     return error.exit_code != 2 or os.environ.get("LOCAL_RANK", "0") == "0"
@@ -74,9 +74,11 @@ def _speaks(error: TrainerError) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.train",
-        description="Train. Every key of the config is an option too: --lr 1e-4 --dataset.data-path X.",
+        description="Train. Every key of the config is an option, too: "
+        "--lr 1e-4 --dataset.data-path X.",
         epilog="examples: python -m trainer.train demo --data-path digits/digits.csv\n"
-        "          torchrun --nproc_per_node 2 -m trainer.train demo --load outputs/001-STDiT3-demo",
+        "          torchrun --nproc_per_node 2 -m trainer.train demo "
+        "--load outputs/001-STDiT3-demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -93,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --ckpt-path, start although less than 99 %% of the tensors are there",
     )
+    add_log_level(parser)
     return parser
 
 
@@ -157,10 +160,10 @@ def _run(
     from trainer.build_run import assemble
     from trainer.loop import train
 
-    engine.alone(lambda: _look_at_weights(config))
-    run_dir = engine.alone(lambda: _run_dir(config, options))
-    unlocked = engine.alone(lambda: _lock(run_dir, closing))
-    engine.alone(lambda: _describe(config, run_dir, words))
+    engine.run_on_rank0(lambda: _look_at_weights(config))
+    run_dir = engine.run_on_rank0(lambda: _run_dir(config, options))
+    unlocked = engine.run_on_rank0(lambda: _lock(run_dir, closing))
+    engine.run_on_rank0(lambda: _describe(config, run_dir, words))
     run = assemble(config, engine, run_dir, heartbeat, options.data_state)
     closing.callback(run.journal.close)
     closing.callback(run.loader.close)
@@ -198,7 +201,7 @@ def _lock(run_dir: Path, closing: contextlib.ExitStack) -> str:
 
 
 def _look_at_weights(config: configuration.Config) -> None:
-    """Missing, cut or hostile weights are said before a run directory is made; a hub id is fetched."""
+    """Refuse missing, cut or hostile weights before a run directory is made; fetch a hub id."""
     if config.load is None and config.model.from_pretrained is not None:
         from trainer.weights.source import find_source
 
@@ -229,17 +232,7 @@ def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:
         return path
     outputs = Path(config.outputs).absolute()
     outputs.mkdir(parents=True, exist_ok=True)
-    label = config.model.type.replace("/", "-")
-    while True:
-        numbers = [
-            int(p.name.partition("-")[0]) for p in outputs.iterdir() if re.match(r"\d{3,}-", p.name)
-        ]
-        path = outputs / f"{max(numbers, default=0) + 1:03d}-{label}"
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            continue  # another run took the number
+    return make_run_dir(outputs, config.model.type.replace("/", "-"))
 
 
 def _describe(config: configuration.Config, run_dir: Path, words: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The directory of a run on the head: outputs/NNN-<model>, taken atomically, named by its config."""
+"""The directory of a run on the head: outputs/NNN-<model>, named by the config."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import planted
+from trainer.runlog.run_dir import make_run_dir
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
 FOLDERS = ("ranks", "stacks", "samples")
 LOCK_S = 10.0  # for the next number; it is held for a few file operations
-_NUMBER = re.compile(r"(\d{3,})-")
 
 
 def find_config(config: str, workdir: Path) -> Path:
@@ -91,7 +91,7 @@ def _text_entry(value: ast.expr | None, key: str) -> str | None:
     """The string under `key` of a dict display or a dict(...) call."""
     pairs: list[tuple[str | None, ast.expr]] = []
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict":
-        pairs = [(word.arg, word.value) for word in value.keywords]
+        pairs = [(argument.arg, argument.value) for argument in value.keywords]
     elif isinstance(value, ast.Dict):
         pairs = [
             (str(name.value), item)
@@ -102,14 +102,6 @@ def _text_entry(value: ast.expr | None, key: str) -> str | None:
         if name == key and isinstance(item, ast.Constant) and isinstance(item.value, str):
             return item.value
     return None
-
-
-def next_run_dir(outputs: Path, label: str) -> Path:
-    """The directory that `claim_run_dir` would make now; makes nothing."""
-    numbers = [0]
-    if outputs.is_dir():
-        numbers += [int(m[1]) for entry in outputs.iterdir() if (m := _NUMBER.match(entry.name))]
-    return outputs / f"{max(numbers) + 1:03d}-{label}"
 
 
 def next_place(folder: Path, label: str) -> Path:
@@ -137,14 +129,9 @@ def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
             _open_to(outputs, gid)
         # The lock, because two labels would both succeed in making 008-A and 008-B.
         with _locked(outputs / ".lock"):
-            while True:
-                path = next_run_dir(outputs, label)
-                try:
-                    path.mkdir(mode=0o700)
-                except FileExistsError:
-                    continue  # a trainer without launcher has just taken this number
-                _open_to(path, gid)
-                return path
+            path = make_run_dir(outputs, label, mode=0o700)
+            _open_to(path, gid)
+            return path
     except OSError as error:
         raise UsageError(f"no run directory can be made in {outputs}: {error}") from None
 

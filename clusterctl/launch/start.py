@@ -19,11 +19,12 @@ from clusterctl.gpus.summary import read_fleet
 from clusterctl.launch import environment
 from clusterctl.launch.inputs import kept_environment, read_words
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, make_plan, new_run_id
-from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label, next_run_dir
+from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label
 from clusterctl.nodes import Node
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
 from clusterctl.remote.run_payload import ask, tool_timeout
 from clusterctl.transport.base import Limits, Transport
+from trainer.runlog.run_dir import next_run_dir
 
 Result = NodeResult[dict[str, Any]]
 PORT_CHOICES = 20

@@ -242,7 +242,7 @@ def test_remap_at_the_end_of_an_epoch_goes_on_with_the_next_one(runs: Runs) -> N
     runs.good("remapped")
     assert [(r.step, r.epoch) for r in runs.steps("remapped")] == [(4, 1), (5, 1)]
     notes = runs.events("remapped", "data")
-    assert "less than a step is left of epoch 0: the data go on in epoch 1" in notes
+    assert "less than a step is left of epoch 0: the data continue in epoch 1" in notes
 
 
 def test_no_epoch_after_the_last_is_begun_when_chance_leaves_the_last_one_empty(runs: Runs) -> None:

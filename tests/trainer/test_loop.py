@@ -143,14 +143,16 @@ def test_a_resumed_run_is_the_one_that_never_stopped(runs: Runs, whole: str, res
 
 def test_each_epoch_says_what_it_trains_on(runs: Runs) -> None:
     assert runs.events("bf16")["epoch"] == "epoch 0 begins: 96 clips"
-    assert runs.events("resumed")["epoch"] == "epoch 0 goes on: 96 clips"
+    assert runs.events("resumed")["epoch"] == "epoch 0 continues: 96 clips"
     # 24 microbatches in steps of 2 ranks times 2
     assert runs.events("accumulated")["epoch"] == "epoch 0 begins: 96 clips"
 
 
 def test_the_resumed_run_says_where_it_goes_on(runs: Runs) -> None:
     text = runs.events("resumed")["resume"]
-    assert "epoch0-global_step4 of step 4; the data go on in epoch 0 after 8 microbatches" in text
+    assert (
+        "epoch0-global_step4 of step 4; the data continue in epoch 0 after 8 microbatches" in text
+    )
     assert "written by 2 ranks and read by 1" in runs.events("one-rank")["resume"]
 
 
@@ -272,7 +274,7 @@ def test_start_epoch_and_step_state_the_place_in_the_data(runs: Runs) -> None:
     assert [rank.rows for rank in runs.done["from-a-place"]] == place
     text = runs.events("from-a-place")["data"]
     assert "epoch 1 after 2 microbatches" in text
-    assert "the count of steps goes on after 4" in text
+    assert "the count of steps continues after 4" in text
 
 
 def test_a_place_that_is_not_there_is_refused_once(runs: Runs) -> None:

@@ -172,7 +172,7 @@ class TwoRanks:
     def broadcast(self, value: Any) -> Any:
         return value
 
-    def alone(self, work: Callable[[], Any]) -> Any:
+    def run_on_rank0(self, work: Callable[[], Any]) -> Any:
         return work()
 
     def gather_objects(self, value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Step time of every bucket, or the largest batch of each: `python -m trainer.bench CONFIG [options]`."""
+"""Step time, or the largest batch, of every bucket: `python -m trainer.bench CONFIG [options]`."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ if __name__ == "__main__":  # before the imports that need them
 from trainer.arguments import above_0, whole
 from trainer.config import load as configuration
 from trainer.errors import ConfigError, TrainerError
+from trainer.runlog.output import LOG, add_log_level, configure, report_error
 from trainer.runlog.progress import StepProgress
 
 _INTERRUPTED = 130
 _DESCRIPTION = """\
-Training steps on random latents, bucket by bucket: seconds by phase (medians), tokens/s, TFLOP/s and
-MFU of forward and backward pass (recomputation apart, as "again"), peak memory. Each bucket runs in a
-process of its own. Any key of the config is an option too: --dtype fp32.
+Training steps on random latents, bucket by bucket: seconds by phase (medians), tokens/s, TFLOP/s
+and MFU of forward and backward pass (recomputation apart, as "again"), peak memory. Each bucket
+runs in its own process. Any key of the config is an option too: --dtype fp32.
 
-With --search-batch-size, the largest batch of each bucket within --budget-s and --budget-mb, printed
-as a bucket_config."""
+With --search-batch-size, the largest batch of each bucket within --budget-s and --budget-mb,
+printed as a bucket_config."""
 _EPILOG = """\
 examples
   python -m trainer.bench demo --compare plain
   python -m trainer.bench stage1 --shards 192 --bucket 360p:102 --bucket 720p:51
-  python -m trainer.bench stage1 --shards 192 --search-batch-size --budget-s 12 --budget-mb 120000"""
+  python -m trainer.bench stage1 --shards 192 --search-batch-size --budget-s 12 \\
+      --budget-mb 120000"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args, overrides = _parser().parse_known_args(argv)
+    configure(args.log_level)
     try:
         return _run(args, overrides)
     except TrainerError as error:
-        print(error.told(), file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        LOG.error("interrupted")
         return _INTERRUPTED
 
 
@@ -96,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     search("--budget-s", type=above_0, metavar="X", help="seconds of a step")
     search("--budget-mb", type=above_0, metavar="X", help="peak memory, 10^6 bytes")
     search("--most", type=whole(1), default=4096, metavar="N", help="no batch above this")
+    add_log_level(parser)
     return parser
 
 
@@ -251,7 +254,7 @@ def _search(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device
                 "trials": best.trials,
             }
         )
-        _say(
+        LOG.info(
             f"{shape.name}: {best.batch}"
             + (f", {step_s:.3g} s, {(peak_bytes or 0) / 1e6:,.0f} MB" if step_s else "")
             + f"; one more: {best.limit} ({best.trials} trials)"
@@ -266,7 +269,7 @@ def _search(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device
 
 
 def _peak(args: argparse.Namespace, config: Any, device: str) -> float | None:
-    from trainer.bench.peaks import peak_flops
+    from trainer.runlog.gpu_peaks import peak_flops
 
     if args.peak_tflops:
         return args.peak_tflops * 1e12
@@ -301,14 +304,10 @@ def _notes(device: str, peak: float | None, shards: int) -> str:
     )
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _progress(what: str) -> StepProgress:
     """Of a trial; a log names it at once."""
     if not sys.stderr.isatty():
-        _say(what)
+        LOG.info(what)
     return StepProgress(what)
 
 

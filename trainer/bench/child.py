@@ -1,4 +1,4 @@
-"""Trials in processes of their own: what kills one is a result, by kind, and never ends the bench."""
+"""Trials in their own processes: what kills one is a result and never ends the bench."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _end_with_parent(connection: Connection) -> None:
 
 
 def _give_way(spec: Spec) -> None:
-    """Let this process be the one that runs out of memory: by an error, or as the one that is killed."""
+    """Make this process the one that runs out of memory, by an error or by being killed."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:

@@ -1,4 +1,4 @@
-"""The largest batch of a bucket that stays within a time and a memory budget. Pure: trials are handed in."""
+"""The largest batch of a bucket within a time and a memory budget. Pure: trials are passed in."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SPARE = 0.98  # of the budget, when a straight line says where it ends
 
 
 class SearchStopped(TrainerError):
-    """A trial failed for another reason than memory: a batch size found around it would be a guess."""
+    """A trial failed for another reason than memory; a batch size would be a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a training step; None is no limit (memory then ends where the allocator says so)."""
+    """Limits of a training step; None is no limit (of memory: the allocator's)."""
 
     step_s: float | None = None
     memory_bytes: int | None = None
@@ -35,7 +35,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The largest batch that fits (0: not even one clip), its measurement, and what the next one does."""
+    """The largest batch that fits (0: not one clip), its measurement, what the next one does."""
 
     batch: int
     measured: Measured | None
@@ -101,7 +101,7 @@ def _extrapolated(budget: Budget, seen: dict[int, Measured]) -> int | None:
 
 
 def _line(points: dict[int, float], budget: float) -> int | None:
-    """The count at which a line through the two largest points reaches a little less than the budget."""
+    """Where a line through the two largest points reaches a little less than the budget."""
     counts = sorted(points)[-2:]
     low = points[counts[0]] if len(counts) == 2 else 0.0
     start = counts[0] if len(counts) == 2 else 0

@@ -1,8 +1,8 @@
 """One measurement: a model, some training steps of one shape, seconds and bytes. Runs in a child.
 
 Inputs are random latents and text features: loading and encoding are not in it. The optimizer is
-AdamW on fp32 masters with gradient norm, clipping and EMA, over the share of the weights that one of
-`shards` ranks holds; what ranks say to each other is not in it.
+AdamW on fp32 masters with gradient norm, clipping and EMA, over the share of the weights that one
+of `shards` ranks holds; what ranks say to each other is not in it.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _given_frames(spec: Spec, device: torch.device) -> Tensor:
 
 
 class ShardedAdamW:
-    """AdamW, clipping and EMA over the first 1/shards of the trained weights, as one rank's part."""
+    """AdamW, clipping and EMA over the first 1/shards of the trained weights, one rank's part."""
 
     def __init__(self, model: nn.Module, shards: int, decay: float = 0.99) -> None:
         self._params = [p for p in model.parameters() if p.requires_grad]

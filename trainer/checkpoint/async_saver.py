@@ -1,16 +1,19 @@
-"""Saving while training goes on: a copy is taken, and threads write it.
+"""Saves while training continues: threads copy a rank's state, write it and hash it.
 
-A save begins on all ranks at one step. A thread of each rank copies the rank's state aside, writes it
-and hashes it. Forward and backward passes change none of that state, so the next step goes on meanwhile
-and only waits before it updates the weights (`hold`), if the copy is not done by then. That all parts are
-there is agreed on in the numbers that ranks exchange every step anyway; then rank 0 puts the averaged
-weights together from the parts, seals the checkpoint and renames it. Whatever fails on any rank is
-raised on all of them, at the same step. Only the threads touch files, only the loop's thread talks to
-other ranks.
+A save starts on all ranks at one step. The next step's forward and backward pass change nothing of
+the state; before it updates the weights the step waits for the copy (`hold`). Ranks agree in the
+numbers that they exchange every step that all parts are written; then rank 0 writes the averaged
+weights, seals the checkpoint and renames it. A failure on any rank is raised on all at the same
+step. Only the threads touch files, only the loop's thread talks to other ranks.
+
+Why not DCP's async_save: a checkpoint must load at any number of ranks, be a sealed folder or none,
+and stall a step no longer than this does, 0.006 s for 968 MB (one rank, tests/bench/save.py). That
+is not measured for DCP yet: docs/decisions/0005-sealed-checkpoints.md.
 """
 
 from __future__ import annotations
 
+import enum
 import shutil
 import threading
 import time
@@ -24,18 +27,27 @@ from torch import Tensor
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.files import Entries, Position
-from trainer.checkpoint.staging_buffer import Aside, Ready
+from trainer.checkpoint.staging_buffer import PendingCopy, StagingBuffer
 from trainer.engine.agreement import attempt
 from trainer.engine.base import Engine, EngineState
 from trainer.engine.shards import Shards, write
 from trainer.errors import CheckpointError
 from trainer.weights.source import EMA, MODEL
 
-_IDLE, _WORKING, _WRITTEN, _SEALED, _FAILED = range(5)
-_LOOK_S = 0.2  # how often `finish` asks the other ranks
+_POLL_S = 0.2  # how often `finish` asks the other ranks
 LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
 _KINDS = ("master", "exp_avg", "exp_avg_sq")
-_ROOM = 64 << 20  # bytes beside the tensors: documents, indexes, the filesystem's own
+_OVERHEAD = 64 << 20  # bytes beside the tensors: documents, indexes, the filesystem's own
+
+
+class _State(enum.IntEnum):
+    """Of a rank's save; goes through the exchange of a step as a float."""
+
+    IDLE = 0
+    WORKING = 1
+    WRITTEN = 2
+    SEALED = 3
+    FAILED = 4
 
 
 Documents = Callable[[], Mapping[str, Any]]  # called on a thread, with what it needs bound to it
@@ -49,7 +61,7 @@ class Saved:
     step: int
     seconds: float  # from the first file to the rename
     stall_s: float  # of them, what training waited
-    notes: tuple[str, ...] = ()  # what of older ones cannot be deleted, each told once
+    notes: tuple[str, ...] = ()  # older ones that cannot be deleted, each reported once
 
 
 @dataclass
@@ -62,7 +74,7 @@ class _Save:
     weights: Mapping[str, Tensor]
     began: float
     stall_s: float = 0.0
-    state: int = _WORKING
+    state: _State = _State.WORKING
     is_sealing: bool = False
     entries: Entries | None = None  # of this rank's files
     failure: str | None = None
@@ -70,19 +82,19 @@ class _Save:
     copied: threading.Event = field(default_factory=threading.Event)  # or failed to
     notes: list[str] = field(default_factory=list)
 
-    def reach(self, state: int) -> None:
+    def reach(self, state: _State) -> None:
         """What failed stays failed, whatever a late thread still does."""
-        if self.state != _FAILED:
+        if self.state != _State.FAILED:
             self.state = state
 
     def fail(self, why: str) -> None:
-        self.failure, self.state = why, _FAILED
+        self.failure, self.state = why, _State.FAILED
         self.copied.set()
 
-    def look(self) -> None:
-        """Notice a thread that ended without a word (no memory even for its first call)."""
+    def check_thread(self) -> None:
+        """Fail if the thread ended silently (no memory even for its first call)."""
         ended = self.thread is not None and not self.thread.is_alive()
-        if ended and self.state == _WORKING:
+        if ended and self.state == _State.WORKING:
             self.fail("the thread that writes it has ended")
 
 
@@ -101,15 +113,15 @@ class Saver:
     ) -> None:
         """`keep` newest ones stay (-1: all), and those of every `keep_every`-th step (0: none).
 
-        `wait_s` is how long a rank may wait by itself while the others stand in a collective: less than
-        those wait for it.
+        `wait_s` is how long a rank may wait by itself while the others stand in a collective: less
+        than those wait for it.
         """
         self._run_dir, self._engine = run_dir, engine
         self._keep, self._keep_every, self._background = keep, keep_every, background
         self._wait_s = min(wait_s, LIMIT_S)
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         self._save: _Save | None = None
-        self._aside = Aside()
+        self._buffer = StagingBuffer()
 
     def prepare(self, weights: Mapping[str, Tensor] | None) -> None:
         """Get the memory for copies on a thread, now, so that the first save does not wait for it.
@@ -119,20 +131,20 @@ class Saver:
         engine = self._engine
         if not self._background or not (engine.is_sharded or engine.rank == 0):
             return
-        masters = engine.masters()
+        masters = engine.master_params()
         sizes: dict[str, int] = {}
         for name, master in masters:
             size = _bytes([master])
             sizes |= {f"state/{name}/{kind}": size for kind in _KINDS} | {f"average/{name}": size}
         sizes |= {f"weights/{k}": _bytes([v]) for k, v in (weights or {}).items() if not v.is_meta}
-        self._aside.prepare(sizes, pinned=any(master.is_cuda for _, master in masters))
+        self._buffer.prepare(sizes, pinned=any(master.is_cuda for _, master in masters))
 
     @property
     def status(self) -> float:
         """This rank's number for `advance`; goes into what ranks exchange every step."""
         if self._save is None:
-            return float(_IDLE)
-        self._save.look()
+            return float(_State.IDLE)
+        self._save.check_thread()
         return float(self._save.state)
 
     def save(
@@ -148,10 +160,11 @@ class Saver:
     ) -> list[Saved]:
         """Begin a checkpoint; returns those that were complete by now.
 
-        `state` and `average` (the EMA under the model's names) are this rank's parts, `weights` rank
-        0's, of which those on the meta device are made of masters. None may change before `hold` has
-        returned. `background=False` waits until all is written, which needs no copy. `waited_s` is what
-        it took to get at them. Raises `CheckpointError` on all ranks when there is no room.
+        `state` and `average` (the EMA under the model's names) are this rank's parts, `weights`
+        rank 0's, of which those on the meta device are made of masters. None may change before
+        `hold` has returned. `background=False` waits until all is written, which needs no copy.
+        `waited_s` is what it took to get at them. Raises `CheckpointError` on all ranks when there
+        is no room.
         """
         done = self.finish()
         began = time.perf_counter()
@@ -161,7 +174,7 @@ class Saver:
         own = _bytes([*(state.tensors.values() if state else ()), *average.values()])
         own += _bytes(average.values())  # for a while the whole of it lies beside its parts
         own += _bytes((weights or {}).values())
-        need = int(sum(row[0] for row in self._engine.gather([float(own)]))) + _ROOM
+        need = int(sum(row[0] for row in self._engine.gather([float(own)]))) + _OVERHEAD
         notes = self._begin(part, need)
         save = _Save(position, documents, state.shapes if state else {}, weights or {}, began)
         save.notes += notes
@@ -169,11 +182,11 @@ class Saver:
         tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
         tensors |= {f"weights/{k}": v for k, v in save.weights.items() if not v.is_meta}
         background = background and self._background
-        ready = Ready(tensors)
+        ready = PendingCopy(tensors)
         self._save = save
 
         def work() -> None:
-            held = self._aside.copy(ready) if background else tensors
+            held = self._buffer.copy(ready) if background else tensors
             save.copied.set()
             self._write_part(save, part, state, held)
 
@@ -196,37 +209,37 @@ class Saver:
         save, began = self._save, time.perf_counter()
         if save is None or save.copied.is_set():
             return
-        while not save.copied.wait(_LOOK_S):
-            save.look()
+        while not save.copied.wait(_POLL_S):
+            save.check_thread()
             if time.perf_counter() - began > self._wait_s:
                 save.fail(f"{save.position.name} was not copied aside in {self._wait_s:g} s")
         save.stall_s += time.perf_counter() - began
 
     def advance(self, statuses: Iterable[float]) -> list[Saved]:
-        """Given every rank's `status` of one moment: the checkpoint that became complete, if one did.
+        """The checkpoint that became complete by every rank's `status` of one moment, if one did.
 
         Raises `CheckpointError` on all ranks when one of them failed; nothing half is left.
         """
         save, states = self._save, [int(status) for status in statuses]
         if save is None:
             return []
-        if _FAILED in states:
-            failures = self._engine.agree(save.failure)
+        if _State.FAILED in states:
+            failures = self._engine.gather_errors(save.failure)
             self._abandon(save)
             raise checkpoint.refusal(failures)
-        if not save.is_sealing and min(states) >= _WRITTEN:
+        if not save.is_sealing and min(states) >= _State.WRITTEN:
             save.is_sealing = True
             every = self._engine.gather_objects(save.entries or {})
             if self._engine.rank == 0:
                 files = {name: entry for entries in every for name, entry in entries.items()}
-                save.state = _WORKING
+                save.state = _State.WORKING
                 self._start(lambda: self._seal(save, files))
-        elif save.is_sealing and states[0] == _SEALED:
+        elif save.is_sealing and states[0] == _State.SEALED:
             self._save = None
             path = self._run_dir / save.position.name
             seconds = time.perf_counter() - save.began
-            notes = tuple(note for note in dict.fromkeys(save.notes) if note not in self._told)
-            self._told.update(notes)
+            notes = tuple(note for note in dict.fromkeys(save.notes) if note not in self._noted)
+            self._noted.update(notes)
             return [Saved(path, save.position.global_step, seconds, save.stall_s, notes)]
         return []
 
@@ -234,12 +247,12 @@ class Saver:
         """Wait for the checkpoint under way, if there is one, and return it."""
         began, done = time.perf_counter(), []
         while (save := self._save) is not None:
-            late = self._engine.agree(_late(began, save))
+            late = self._engine.gather_errors(_late(began, save))
             if late:
                 self._save = None
                 raise checkpoint.refusal(late)
             if save.thread is not None:
-                save.thread.join(_LOOK_S)
+                save.thread.join(_POLL_S)
             done += self.advance(row[0] for row in self._engine.gather([self.status]))
         waited = time.perf_counter() - began
         return [replace(saved, stall_s=saved.stall_s + waited) for saved in done]
@@ -286,20 +299,21 @@ class Saver:
             if not any(value.is_meta for value in save.weights.values()):
                 written += checkpoint.write_weights(part / MODEL, save.weights)
         save.entries = checkpoint.entries(part, written)
-        save.reach(_WRITTEN)
+        save.reach(_State.WRITTEN)
 
     def _seal(self, save: _Save, files: Entries) -> None:
         part = self._part(save.position)
         written = self._write_average(save, part)
         if not (part / MODEL).is_dir():
             written += self._write_model(save, part)
-        # No file of them is open any more: NFS would keep it under another name, and the folder with it.
+        # No file of them is open any more: NFS would keep it under another name, and the folder
+        # with it.
         shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
         written += checkpoint.write_documents(part, save.documents())
         final = self._run_dir / save.position.name
         save.notes += checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
         save.notes += checkpoint.forget_old(final, self._keep, self._keep_every)
-        save.reach(_SEALED)
+        save.reach(_State.SEALED)
 
     def _write_average(self, save: _Save, part: Path) -> list[Path]:
         parts = Shards(part / checkpoint.AVERAGE_PARTS)
@@ -332,20 +346,20 @@ class Saver:
         notes, failure = None, None
         if self._engine.rank == 0:
             notes, failure = attempt(lambda: checkpoint.begin(part, need))
-        failures = self._engine.agree(str(failure) if failure is not None else None)
+        failures = self._engine.gather_errors(str(failure) if failure is not None else None)
         if failures:
             if self._engine.rank == 0:
-                shutil.rmtree(part, ignore_errors=True)  # gives a full disk its room back
+                shutil.rmtree(part, ignore_errors=True)  # frees a full disk
             raise checkpoint.refusal(failures)
         return notes or []
 
     def _abandon(self, save: _Save) -> None:
-        """Give the room back; no thread writes any more when the folder goes."""
+        """Free the disk; no thread writes any more when the folder goes."""
         if save.thread is not None:
             save.thread.join(self._wait_s)
         writing = save.thread is not None and save.thread.is_alive()  # in a filesystem that hangs
         if (
-            not self._engine.agree("it writes still" if writing else None)
+            not self._engine.gather_errors("it is still writing" if writing else None)
             and self._engine.rank == 0
         ):
             shutil.rmtree(self._part(save.position), ignore_errors=True)

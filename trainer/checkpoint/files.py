@@ -1,8 +1,9 @@
-"""A run's checkpoints on disk: made aside, synced, sealed by a manifest, renamed. `async_saver.py` drives it.
+"""A run's checkpoints on disk: written beside their place, synced, sealed by a manifest, renamed.
 
-`epoch{E}-global_step{G}/` holds `model/` and `ema/` (safetensors with an index), `optimizer/` (one file
-per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json`, `seen.npy` and, last, `manifest.json` with size
-and SHA-256 of every other file. A folder without it is no checkpoint. `latest` names the newest one.
+`epoch{E}-global_step{G}/` holds `model/` and `ema/` (safetensors with an index), `optimizer/` (one
+file per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json`, `seen.npy` and, last,
+`manifest.json` with size and SHA-256 of every other file. A folder without it is no checkpoint.
+`latest` names the newest one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.runlog.atomic_file import sync, write_synced
 from trainer.runlog.json_file import read_object
 from trainer.weights.write import write_file
 
@@ -63,7 +64,7 @@ def refusal(failures: Iterable[str]) -> CheckpointError:
 
 
 def begin(part: Path, need: int) -> list[str]:
-    """Make the folder that a save writes to; returns what of older ones cannot be deleted, for people.
+    """Make the folder that a save writes to; returns messages about older ones left undeleted.
 
     Raises `CheckpointError` when `need` bytes do not fit.
     """
@@ -80,13 +81,14 @@ def begin(part: Path, need: int) -> list[str]:
 def discard(path: Path) -> str:
     """Delete a folder that nothing needs; returns why it cannot be deleted, or "".
 
-    It loses its name first: half of a checkpoint is never taken for a whole one, its place is free, and
-    the next save tries again (a file that is read elsewhere over NFS, an immutable one).
+    It loses its name first: half of a checkpoint is never taken for a whole one, its place is free,
+    and the next save tries again (a file that is read elsewhere over NFS, an immutable one).
     """
     try:
         shutil.rmtree(_put_aside(path))
     except OSError as error:
-        return f"{path.name} cannot be deleted, its room is not free: {error.filename}: {error.strerror}"
+        why = f"{error.filename}: {error.strerror}"
+        return f"{path.name} cannot be deleted and still takes space: {why}"
     return ""
 
 
@@ -114,17 +116,17 @@ def seal(part: Path, final: Path, files: Entries) -> list[str]:
     Returns what cannot be deleted now, for people: from the renaming on, nothing is a failed save.
     """
     ordered = {name: files[name] for name in sorted(files)}
-    _write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": ordered}, indent=1))
+    write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": ordered}, indent=1))
     for folder in [*(path for path in part.rglob("*") if path.is_dir()), part]:
-        _sync(folder)
+        sync(folder)
     pointer = final.parent / f".{LATEST}"
-    _write_synced(pointer, final.name + "\n")
+    write_synced(pointer, final.name + "\n")
     before = (
         _put_aside(final) if final.exists() else None
     )  # the run went back and comes by here again
     part.rename(final)
     pointer.replace(final.parent / LATEST)
-    _sync(final.parent)
+    sync(final.parent)
     note = discard(before) if before is not None else ""
     return [note] if note else []
 
@@ -162,7 +164,7 @@ def entries(part: Path, files: Iterable[Path]) -> Entries:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    _sync(path)
+    sync(path)
     return {"size": path.stat().st_size, "sha256": _sha256(path)}
 
 
@@ -174,25 +176,11 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def complete(run_dir: Path) -> list[Path]:
     """A run's complete checkpoints, in the order in which they were made.
 
-    Not in that of their numbers: a run that went back leaves higher ones behind, and those are older.
+    Not in that of their numbers: a run that went back leaves higher ones behind, and those are
+    older.
     """
     found = []
     for path in run_dir.iterdir():
@@ -218,7 +206,7 @@ def forget_old(newest: Path, keep: int, every: int = 0) -> list[str]:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the one that a run directory's `latest` names."""
+    """The checkpoint at a path: itself, or the one that a run directory's `latest` names."""
     path = path.absolute()
     if (path / MANIFEST).is_file():
         return path

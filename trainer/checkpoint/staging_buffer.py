@@ -1,7 +1,7 @@
-"""Memory where a copy of a rank's state waits until it is written.
+"""Memory for the copy of a rank's state until it is written.
 
-It is kept from save to save: fresh memory costs four to twenty times the copy (1 GB here: 0.15 s into
-memory that is there, 3.4 s into new pages).
+It is kept from save to save: fresh memory costs four to twenty times the copy (1 GB here: 0.15 s
+into existing pages, 3.4 s into new ones).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 
-class Ready:
-    """Tensors as they are now, for another thread: on an accelerator after what was asked of it so far."""
+class PendingCopy:
+    """Tensors as they are now, for another thread; on a GPU after the work queued so far."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = {key: value.detach() for key, value in tensors.items()}
@@ -38,27 +38,27 @@ class Ready:
         beside.synchronize()
 
 
-class Aside:
+class StagingBuffer:
     """Bytes by name. Only one thread at a time uses it; `prepare` is over when `copy` begins."""
 
     def __init__(self) -> None:
-        self._rooms: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
         self._preparing: threading.Thread | None = None
 
     def prepare(self, sizes: Mapping[str, int], *, pinned: bool) -> None:
-        """Get room of these bytes on a thread, now, so that the first save does not wait for it."""
+        """Allocate these bytes on a thread, now, so that the first save does not wait for it."""
 
         def get() -> None:
             # Where there is none, the save asks again, and says it.
             with contextlib.suppress(MemoryError, RuntimeError):
                 for key, size in sizes.items():
-                    room = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-                    self._rooms[key] = room.zero_()
+                    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+                    self._buffers[key] = buffer.zero_()
 
         self._preparing = threading.Thread(target=get, name="checkpoint memory")
         self._preparing.start()
 
-    def copy(self, ready: Ready) -> dict[str, Tensor]:
+    def copy(self, ready: PendingCopy) -> dict[str, Tensor]:
         """A copy of the tensors by name; the next one overwrites it."""
         if self._preparing is not None:
             self._preparing.join()
@@ -66,13 +66,13 @@ class Aside:
         held = {}
         for key, value in ready.tensors.items():
             size = value.numel() * value.element_size()
-            room = self._rooms.get(key)
-            if room is None or len(room) != size:
-                room = torch.empty(size, dtype=torch.uint8, pin_memory=value.is_cuda)
-                self._rooms[key] = room
-            held[key] = room.view(value.dtype).view(value.shape)
-        for key in self._rooms.keys() - held.keys():
-            del self._rooms[key]
+            buffer = self._buffers.get(key)
+            if buffer is None or len(buffer) != size:
+                buffer = torch.empty(size, dtype=torch.uint8, pin_memory=value.is_cuda)
+                self._buffers[key] = buffer
+            held[key] = buffer.view(value.dtype).view(value.shape)
+        for key in self._buffers.keys() - held.keys():
+            del self._buffers[key]
         if held:
             ready.copy_to(list(held.values()))
         return held

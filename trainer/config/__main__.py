@@ -1,29 +1,36 @@
-"""Print a config as it is resolved: python -m trainer.config show CONFIG [--json] [--key VALUE ...]"""
+"""Print a config with all its defaults and overrides: python -m trainer.config show CONFIG."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 
 from trainer.config.load import as_python, load, to_dict
 from trainer.errors import TrainerError
+from trainer.runlog.output import add_log_level, configure, report_error
 
-USAGE = "usage: python -m trainer.config show CONFIG [--json] [--key VALUE ...]"
 
-
-def main(args: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Exit code 0; 2 for wrong usage or a config that cannot be resolved."""
-    if len(args) < 2 or args[0] != "show":
-        print(USAGE, file=sys.stderr)
-        return 2
-    words = [word for word in args[2:] if word != "--json"]
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.config",
+        description="Print a config with all its defaults and overrides.",
+        usage="%(prog)s show CONFIG [--json] [--key VALUE ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("command", choices=("show",), metavar="show")
+    parser.add_argument("config", metavar="CONFIG", help="file, or short name of trainer/configs")
+    parser.add_argument("--json", action="store_true", help="one document instead of Python")
+    add_log_level(parser)
+    args, overrides = parser.parse_known_args(argv)
+    configure(args.log_level)
     try:
-        config = load(args[1], words)
+        config = load(args.config, overrides)
     except TrainerError as error:
-        print(error.told(), file=sys.stderr)
-        return error.exit_code
-    if len(words) < len(args[2:]):
+        return report_error(error)
+    if args.json:
         print(json.dumps({"schema": 1, "command": "config show", "config": to_dict(config)}))
     else:
         print(as_python(config), end="")

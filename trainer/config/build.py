@@ -1,4 +1,4 @@
-"""Plain data to the dataclasses of a config: names, types and values checked, each with its place."""
+"""Plain data to the dataclasses of a config; errors name the place of a key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Section:
 
     @classmethod
     def further(cls, data: Mapping[str, Any]) -> Any:
-        """A dataclass whose fields end in the field `options`, or None; `data` is the section's own."""
+        """A dataclass whose fields go to the field `options`, or None; `data` is the section's."""
         return None
 
 
@@ -137,7 +137,8 @@ def coerce(value: Any, kind: Any, key: Key, place: str) -> Any:
         elif origin is dict and isinstance(value, Mapping):
             return dict(value)
     raise ConfigError(
-        f"{place}: {'.'.join(key)} must be {type_name(kind)}, not {value!r} ({type(value).__name__})"
+        f"{place}: {'.'.join(key)} must be {type_name(kind)}, not {value!r} "
+        f"({type(value).__name__})"
     )
 
 

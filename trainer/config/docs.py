@@ -1,10 +1,11 @@
-"""The table of all config keys in docs/reference/configs.md, made from the dataclasses and their comments.
+"""The table of all config keys, made from the dataclasses and their comments.
 
-python -m trainer.config.docs --write docs/reference/configs.md     # a test fails while the file is behind
+python -m trainer.config.docs --write docs/reference/configs.md    # a test compares the file
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
@@ -143,7 +144,7 @@ def _cell(text: str) -> str:
 
 
 def updated(document: str) -> str:
-    """The document with its part between the two marks made anew. Raises ValueError without marks."""
+    """The document with a new table between the two marks. Raises ValueError without marks."""
     head, begin, rest = document.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -151,16 +152,16 @@ def updated(document: str) -> str:
     return f"{head}{BEGIN}\n\n{table()}\n{END}{tail}"
 
 
-def main(args: Sequence[str]) -> int:
-    """`python -m trainer.config.docs [--write FILE]`."""
-    if len(args) == 2 and args[0] == "--write":
-        path = Path(args[1])
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.config.docs", description="Print the table of all config keys."
+    )
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put it into this document")
+    path: Path | None = parser.parse_args(argv).write
+    if path is None:
+        print(table(), end="")
+    else:
         path.write_text(updated(path.read_text()))
-        return 0
-    if args:
-        print("usage: python -m trainer.config.docs [--write FILE]", file=sys.stderr)
-        return 2
-    print(table(), end="")
     return 0
 
 

@@ -34,15 +34,18 @@ def plain(value, name, depth=0):
     if depth > 100:
         raise Odd("%s is nested more than 100 levels deep" % name.split(".")[0])
     if isinstance(value, dict):
-        return {plain(k, name, depth + 1): plain(v, "%s.%s" % (name, k), depth + 1) for k, v in value.items()}
+        return {plain(k, name, depth + 1): plain(v, "%s.%s" % (name, k), depth + 1)
+                for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return (list if isinstance(value, list) else tuple)(plain(v, name, depth + 1) for v in value)
+        kind = list if isinstance(value, list) else tuple
+        return kind(plain(v, name, depth + 1) for v in value)
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
     if value is None:
         return None
-    raise Odd("%s is a %s; a config holds numbers, strings, lists, tuples and dicts" % (name, type(value).__name__))
+    raise Odd("%s is a %s; a config holds numbers, strings, lists, tuples and dicts"
+              % (name, type(value).__name__))
 try:
     space = {"__name__": "__config__", "__file__": path}
     with open(path, "rb") as file:
@@ -162,9 +165,10 @@ def _evaluate(path: Path) -> dict[str, Any]:
     try:
         answer = marshal.loads(child.stdout)
     except (EOFError, ValueError, TypeError):
-        said = child.stderr.decode(errors="replace").strip().splitlines()[-3:]
+        last = child.stderr.decode(errors="replace").strip().splitlines()[-3:]
         raise ConfigError(
-            f"{path} ended Python while it was read (exit code {child.returncode}): {' '.join(said)}"
+            f"{path} ended Python while it was read (exit code {child.returncode}): "
+            f"{' '.join(last)}"
         ) from None
     if answer[0] == "ok":
         return dict(answer[1])

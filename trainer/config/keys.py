@@ -104,7 +104,7 @@ class VaeConfig(Section):
     shift: tuple[float, ...] | None = None  # and before that moved by this
 
     harmless: ClassVar[Mapping[str, str]] = {
-        "micro_batch_size": "as many frames as fit into memory go through at once; see vae.memory_gb",
+        "micro_batch_size": "memory decides how many frames go through at once; see vae.memory_gb",
         "vae_2d": "the weights say what they are",
         "vae_temporal": "the weights say what they are",
         "force_huggingface": "weights come from a file or folder",
@@ -242,7 +242,7 @@ class Config(Section):
     ckpt_every: int = number(0, least=0)  # steps between checkpoints; 0 is only at the end
     keep_checkpoints: int = number(-1, least=-1)  # newest ones to keep; -1 is all
     keep_every: int = number(0, least=0)  # beside them, those of every n-th step; 0 is none
-    async_io: bool = True  # training goes on while a checkpoint is written, from a copy in memory
+    async_io: bool = True  # training continues while a checkpoint is written from a copy in memory
     # steps between lines on the terminal; telemetry has every step
     log_every: int = number(1, least=1)
     load: str | None = None  # checkpoint to resume from

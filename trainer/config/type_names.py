@@ -10,7 +10,10 @@ import difflib
 from trainer.errors import ConfigError
 
 _OTHER_NETWORK = "is another network; STDiT3 of Open-Sora 1.2 is trained here"
-_FEATURES = "reads its own files of features; ours are made by trainer.data encode and named by dataset.features"
+_FEATURES = (
+    "reads its own files of features; ours are made by trainer.data encode and named by "
+    "dataset.features"
+)
 _IDDPM = "is another diffusion; rectified flow ('rflow') is trained here"
 
 # Section -> name in a file -> our name.
@@ -61,7 +64,7 @@ REFUSED: dict[str, dict[str, str]] = {
 
 
 def our_type(section: str, name: str, place: str) -> str:
-    """Our name of a file's `section.type`. Raises ConfigError with why not, or with the nearest name."""
+    """Our name of a file's `section.type`. Raises ConfigError with the reason or nearest name."""
     known, refused = TYPES[section], REFUSED.get(section, {})
     if name in known:
         return known[name]

@@ -48,7 +48,8 @@ weight_decay = 0.01
 grad_clip = 1.0
 ema_decay = 0.99
 ema_warmup = True
-max_steps = 650  # 0.88 to 0.95 digits, 0.97 to 1.00 directions (2 seeds x 3 sampling seeds); 87 CPU s a rank
+# 0.88 to 0.95 digits, 0.97 to 1.00 directions (2 seeds x 3 sampling seeds); 87 CPU s a rank
+max_steps = 650
 epochs = 1000  # max_steps ends the run
 
 seed = 42

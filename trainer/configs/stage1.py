@@ -1,11 +1,11 @@
-# Stage 1: mainly 144p to 360p, from PixArt-Sigma's weights (the temporal branches start as identity).
+# Stage 1: mainly 144p to 360p, from PixArt-Sigma's weights (temporal branches start as identity).
 #
 #   clusterctl launch stage1 nodes.txt --data-path OpenVid1M.csv \
 #       --ckpt-path pretrained_models/PixArt-Sigma-XL-2-2K-MS.pth
 
 _base_ = "_recipe.py"
 
-# frames: (share, batch size per GPU), or ((share, share of clips long enough that take this length), ..)
+# frames: (share, batch size per GPU); the share may be (share, share of long enough clips)
 bucket_config = {
     "144p": {1: (1.0, 475), 51: (1.0, 51), 102: ((1.0, 0.33), 27), 204: ((1.0, 0.1), 13), 408: ((1.0, 0.1), 6)},
     "256": {1: (0.4, 297), 51: (0.5, 20), 102: ((0.5, 0.33), 10), 204: ((0.5, 0.1), 5), 408: ((0.5, 0.1), 2)},

@@ -1,7 +1,7 @@
-"""Which frames of a training clip are given, so that the model learns to continue, join and animate.
+"""Which frames of a training clip are given: the model learns to continue, join and animate.
 
-A mask is bool [T] over latent frames: True is made from noise and counts in the loss, False is given
-(clean, at time 0, outside the loss). Kinds and their statistics are Open-Sora 1.2's.
+A mask is bool [T] over latent frames: True is made from noise and counts in the loss, False is
+given (clean, at time 0, outside the loss). Kinds and their statistics are Open-Sora 1.2's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rectified flow: losses to train on, and the way from noise to a latent.
 
-Time runs from 0 (clean) to `num_timesteps` (noise). A point on the way is (1 - s) clean + s noise with
-s = t / num_timesteps, and the model's target is the velocity clean - noise. Numbers equal Open-Sora
-1.2's scheduler.
+Time runs from 0 (clean) to `num_timesteps` (noise). A point on the way is (1 - s) clean + s noise
+with s = t / num_timesteps, and the model's target is the velocity clean - noise. Numbers equal
+Open-Sora 1.2's scheduler.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def timestep_transform(
 def upstream_frames(num_frames_B: Tensor) -> Tensor:
     """Upstream's latent length of a number of video frames: 0 (so every t = 0) for 2 to 16 frames.
 
-    Whether the batch is images is read off its first row, as upstream does (hpcaitech/Open-Sora #601).
+    Whether the batch is images is read off its first row, as upstream does (hpcaitech/Open-Sora
+    #601).
     """
     if num_frames_B[0] == 1:
         return torch.ones_like(num_frames_B)
@@ -92,7 +93,7 @@ class RectifiedFlow:
         return torch.sigmoid(self.loc + self.scale * normal) * self.num_timesteps
 
     def transform(self, t_B: Tensor, z_BCTHW: Tensor, sizes: Mapping[str, Any]) -> Tensor:
-        """Times for the clips' size: `sizes` has height, width (pixels) and num_frames, each [B]."""
+        """Times for the clips' size; `sizes` has height, width (pixels), num_frames, each [B]."""
         if not self.use_timestep_transform:
             return t_B
         if self.timestep_transform == "upstream":
@@ -127,8 +128,8 @@ class RectifiedFlow:
         """Mean squared error of the velocity per clip, fp32 [B].
 
         `mask` bool [B, T] keeps frames that are False clean and out of the loss; a clip without any
-        True frame has loss 0 (upstream: NaN). A given `t` is used as it is, a drawn one transformed.
-        `generator` is a CPU generator: times, then noise.
+        True frame has loss 0 (upstream: NaN). A given `t` is used as it is, a drawn one
+        transformed. `generator` is a CPU generator: times, then noise.
         """
         kwargs = dict(model_kwargs or {})
         if t is None:
@@ -168,11 +169,11 @@ class RectifiedFlow:
         """From noise `z` to a latent, with guidance v = v_null + cfg_scale (v_text - v_null).
 
         `y_null` is the learned null text, or a negative prompt's features with its own `null_mask`
-        [1 or B, L]; without one the null half is read at the caption's own tokens, as upstream does.
-        `kwargs` go to the model (fps, height, width, num_frames, each [B]). `progress(step, z)` is
-        called with what the model is about to see. `frame_mask` [B, T] is each frame's edit ratio: 1
-        is made from noise, 0 kept as `z` has it, between takes part from that time on; its noise
-        comes from `generator` (one, or one per clip) or from `noises`, one tensor per step.
+        [1 or B, L]; without one the null half is read at the caption's own tokens, as upstream
+        does. `kwargs` go to the model (fps, height, width, num_frames, each [B]). `progress(step,
+        z)` is called with what the model is about to see. `frame_mask` [B, T] is each frame's edit
+        ratio: 1 is made from noise, 0 kept as `z` has it, between takes part from that time on; its
+        noise comes from `generator` (one, or one per clip) or from `noises`, one tensor per step.
         """
         steps, guidance = (
             steps or self.num_sampling_steps,
@@ -243,7 +244,7 @@ class _FrameMask:
 def draw_noise(
     shape: Sequence[int], generator: torch.Generator | Sequence[torch.Generator] | None
 ) -> Tensor:
-    """fp32 noise on the CPU; with one generator per clip, a clip's noise does not depend on its batch."""
+    """fp32 noise on the CPU; with one generator a clip it does not depend on the batch."""
     if generator is None or isinstance(generator, torch.Generator):
         return torch.randn(tuple(shape), generator=generator)
     return torch.stack([torch.randn(tuple(shape[1:]), generator=own) for own in generator])

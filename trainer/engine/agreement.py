@@ -1,9 +1,9 @@
-"""A failure of one rank, in words for all of them: what ranks do together they end together.
+"""A failure of one rank is raised on all: what ranks do together they end together.
 
-A rank that raises between two collectives leaves the others waiting in the next one. So what a rank does
-by itself is attempted, all ranks tell each other what came of it, and all raise the same error or none.
-Where ranks cannot meet any more (inside of a forward pass, say) the failed one ends, and the connections
-that break then end the others: `is_lost` knows such an error.
+A rank that raises between two collectives leaves the others waiting in the next one. So what a rank
+does by itself is attempted, all ranks tell each other what came of it, and all raise the same error
+or none. Where ranks cannot meet any more (inside of a forward pass, say) the failed one ends, and
+the connections that break then end the others: `is_lost` knows such an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOST = (
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, TrainerError | None]:
-    """What `work` returns, or why it failed. What nobody expected is printed here with its traceback."""
+    """What `work` returns, or why it failed; an unexpected error is logged with its traceback."""
     try:
         return work(), None
     except Exception as error:  # noqa: BLE001 - rank boundary: raised on all ranks
@@ -53,10 +53,10 @@ def in_words(error: Exception) -> TrainerError:
 
 
 def common(said: Sequence[TrainerError | None], prefix: str = "") -> TrainerError | None:
-    """The error that all ranks raise, of what each rank has to say, in rank order; None: all is well.
+    """The error that all ranks raise, of each rank's in rank order; None where none failed.
 
-    Kind and hint are the first one's. Each reason is told once, with the ranks that have it, unless all
-    have the same.
+    Kind and hint are the first one's. Each reason is given once, with its ranks, unless
+    all have the same.
     """
     alike: dict[str, list[int]] = {}
     for rank, error in enumerate(said):

@@ -1,8 +1,8 @@
 """The seam between a training step and the library that spreads it over ranks.
 
-A loop needs eight verbs: setup, wrap, backward, step, save, load, close, and the view on the weights
-(`masters`) that the EMA follows. Collectives stand here, because every engine does them with
-torch.distributed. Neither the loop nor the model knows which engine runs.
+A loop needs eight verbs: setup, wrap, backward, step, save, load, close, and the view on the
+weights (`master_params`) that the EMA follows. Collectives stand here, because every engine does
+them with torch.distributed. Neither the loop nor the model knows which engine runs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        """Gradients of this rank's loss, averaged over ranks, added to those since the last step."""
+        """Add this rank's gradients, averaged over ranks, to those since the last step."""
 
     @abc.abstractmethod
     def step(self) -> float:
@@ -107,7 +107,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def state(self) -> EngineState | None:
-        """The optimizer's state, this rank's part of it, not copied; None where others hold it all."""
+        """This rank's part of the optimizer's state, not copied; None where others hold it."""
 
     def save(self, directory: Path) -> None:
         """Write `state` into an existing directory."""
@@ -115,7 +115,7 @@ class Engine(abc.ABC):
             write(directory, state.rank, state.world, state.tensors, state.facts)
 
     def load(self, directory: Path) -> None:
-        """Read what `save` wrote, at any world size, and set the weights from its masters (collective).
+        """Read what `save` wrote at any world size, and set the weights from it (collective).
 
         Raises CheckpointError on all ranks when one of them cannot read it.
         """
@@ -152,24 +152,24 @@ class Engine(abc.ABC):
         """The whole model's state in working precision on rank 0 (collective); None elsewhere."""
 
     def weights_to_save(self) -> dict[str, Tensor] | None:
-        """As `weights`; tensors on the meta device are those of `masters`, in the dtype they tell."""
+        """As `weights`; those on the meta device are made of `master_params`, in their dtype."""
         return self.weights()
 
     @abc.abstractmethod
-    def masters(self) -> list[tuple[str, Tensor]]:
+    def master_params(self) -> list[tuple[str, Tensor]]:
         """Name and fp32 master of each trained parameter: this rank's flat part, or the whole."""
 
     @property
     @abc.abstractmethod
     def is_sharded(self) -> bool:
-        """Whether `masters` are parts that differ between ranks."""
+        """Whether `master_params` are parts that differ between ranks."""
 
     @abc.abstractmethod
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """Of a whole parameter, what `masters` holds of it here."""
+        """Of a whole parameter, what `master_params` holds of it here."""
 
     @abc.abstractmethod
-    def wholes(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def full_params(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The whole fp32 parameters from all ranks' parts, one after another (collective)."""
 
     @abc.abstractmethod
@@ -178,7 +178,7 @@ class Engine(abc.ABC):
 
     @property
     def waited_s(self) -> float:
-        """Seconds this process has stood in gradient collectives so far; 0 where it does not block."""
+        """Seconds in gradient collectives so far; 0 where they do not block."""
         return 0.0
 
     # --- collectives for the loop ---
@@ -207,8 +207,8 @@ class Engine(abc.ABC):
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def alone(self, work: Callable[[], T]) -> T:
-        """What rank 0's `work` returns, on every rank; its failure is raised on all of them (collective)."""
+    def run_on_rank0(self, work: Callable[[], T]) -> T:
+        """What rank 0's `work` returns, on every rank; all raise its failure (collective)."""
         value, failure = self.broadcast(attempt(work) if self.rank == 0 else (None, None))
         if failure is not None:
             raise agreed(failure)
@@ -224,7 +224,7 @@ class Engine(abc.ABC):
         return value  # type: ignore[return-value]
 
     def raise_any(self, failure: TrainerError | None, prefix: str = "") -> None:
-        """Raise on all ranks what any of them tells, with `prefix` before its words (collective)."""
+        """Raise on all ranks what failed on any, with `prefix` before its text (collective)."""
         error = common(self.gather_objects(failure), prefix)
         if error is not None:
             raise error
@@ -233,7 +233,7 @@ class Engine(abc.ABC):
         if self.world > 1:
             self.gather([0.0])  # unlike dist.barrier it needs no device guess under NCCL
 
-    def agree(self, failure: str | None) -> list[str]:
+    def gather_errors(self, failure: str | None) -> list[str]:
         """What went wrong on any rank, as `rank N: text`; empty when all is well (collective)."""
         return [
             f"rank {rank}: {text}" for rank, text in enumerate(self.gather_objects(failure)) if text
@@ -249,7 +249,7 @@ class Engine(abc.ABC):
 
 
 def build_engine(name: str) -> Engine:
-    """The engine of that name; imports its library. Raises `EngineError` when it is not installed."""
+    """Import and make the engine of a name. Raises `EngineError` when it is not installed."""
     module, _, attribute = _ENGINES[name].partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)()

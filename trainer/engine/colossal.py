@@ -50,7 +50,8 @@ class ColossalEngine(Engine):
         self._waited_s = 0.0
 
     def setup(self, seed: int, timeout_s: float) -> None:
-        # torch 2.13 renamed collectives that ColossalAI and we, for older torch, call by the old name.
+        # torch 2.13 renamed collectives that ColossalAI and we, for older torch, call by the old
+        # name.
         warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
         if torch.cuda.is_available():
             self.device = torch.device("cuda", self.local_rank)
@@ -137,8 +138,8 @@ class ColossalEngine(Engine):
         self._optimizer._unscale_and_clip_grads = clip
 
     def passing(self, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        # DDP decides in the forward pass whether the backward pass after it will reduce. ZeRO-2 keeps
-        # no whole gradient to wait with: every pass is reduced to this rank's part.
+        # DDP decides in the forward pass whether the backward pass after it will reduce. ZeRO-2
+        # keeps no whole gradient to wait with: every pass is reduced to this rank's part.
         if self.is_sharded or is_last:
             return contextlib.nullcontext()
         quiet: contextlib.AbstractContextManager[None] = self._model.module.no_sync()
@@ -150,7 +151,7 @@ class ColossalEngine(Engine):
             self._add_up_in_fp32()
 
     def _add_up_in_fp32(self) -> None:
-        """ColossalAI adds the next pass to these parts; in bf16 the sum would lose its last bits."""
+        """ColossalAI adds the next pass to these parts; a bf16 sum would lose its last bits."""
         for store in self._optimizer.pg_to_grad_store.values():
             for parts in store._grads_of_params.values():
                 for gradients in parts.values():
@@ -189,7 +190,7 @@ class ColossalEngine(Engine):
     def weights(self) -> dict[str, Tensor] | None:
         return dict(self.module.state_dict()) if self.rank == 0 else None
 
-    def masters(self) -> list[tuple[str, Tensor]]:
+    def master_params(self) -> list[tuple[str, Tensor]]:
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not self.is_sharded:
             return [(name, parameter.detach()) for name, parameter in named]
@@ -199,7 +200,7 @@ class ColossalEngine(Engine):
     def part(self, name: str, whole: Tensor) -> Tensor:
         return part_of(whole, self.rank, self.world) if self.is_sharded else whole
 
-    def wholes(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def full_params(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         if not self.is_sharded or self.world == 1:
             for name, part in parts:
                 yield name, part.reshape(-1)[: self._numels[name]].view(self._shapes[name])
@@ -226,7 +227,7 @@ class ColossalEngine(Engine):
     @torch.no_grad()
     def refresh(self) -> None:
         parameters = dict(self.module.named_parameters())
-        for name, master in self.masters():
+        for name, master in self.master_params():
             master.copy_(self.part(name, parameters[name]))
 
     # --- state on disk ---
@@ -264,14 +265,14 @@ class ColossalEngine(Engine):
     @torch.no_grad()
     def spread(self) -> None:
         parameters = dict(self.module.named_parameters())
-        for name, whole in self.wholes(self.masters()):
+        for name, whole in self.full_params(self.master_params()):
             parameters[name].copy_(whole)
 
     def _states(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         """Name, fp32 master and the optimizer's own state of each trained parameter."""
         inner = self._optimizer.optim
         parameters = dict(self.module.named_parameters())
-        for name, master in self.masters():
+        for name, master in self.master_params():
             # under DDP the optimizer's key is the parameter itself, not a detached view of it
             yield name, master, inner.state[master if self.is_sharded else parameters[name]]
 

@@ -4,8 +4,9 @@
 nearly all of it in libraries of features we do not offer: peft and with it bitsandbytes (LoRA),
 galore_torch (GaLore), torch's compiler (fp8 collectives decorate with torch.compile). While
 ColossalAI is imported, placeholders stand for those three libraries and torch.compile returns the
-plain function; both are taken away again at once, so the rest of the process sees the real ones. That leaves
-2 s. When another version of ColossalAI does not import this way, it is imported the ordinary way.
+plain function; both are taken away again at once, so the rest of the process sees the real ones.
+That leaves 2 s. When another version of ColossalAI does not import this way, it is imported the
+ordinary way.
 """
 
 from __future__ import annotations

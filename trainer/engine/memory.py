@@ -38,7 +38,7 @@ def available_bytes(device: torch.device) -> int:
         free, _total = torch.cuda.mem_get_info(device)
         # What torch holds but does not use is free for its own tensors.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min([_meminfo(), *_cgroup_rooms()])
+    return min([_meminfo(), *_cgroup_free()])
 
 
 def _meminfo() -> int:
@@ -48,7 +48,7 @@ def _meminfo() -> int:
     raise RuntimeError("/proc/meminfo has no MemAvailable")
 
 
-def _cgroup_rooms(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+def _cgroup_free(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
     """Limit less use of this process's control group and all above it (version 2)."""
     try:
         own = Path("/proc/self/cgroup").read_text().strip().splitlines()[-1].split(":")[-1]
@@ -69,7 +69,7 @@ def _cgroup_rooms(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of a group that the kernel gives up for others: files that were read or written, its own caches.
+    """Bytes of a group that the kernel frees on demand: cached files, its own caches.
 
     Files in memory (tmpfs, shared memory) count as files there and are not given up.
     """
@@ -86,11 +86,11 @@ def require(needed: int, device: torch.device, what: str, hint: str) -> None:
 
     Raises OutOfMemory.
     """
-    room = available_bytes(device)
-    if needed > room:
+    free = available_bytes(device)
+    if needed > free:
         raise OutOfMemory(
             f"{what}: at least {needed / GIB:,.1f} GiB are needed, {_where(device)} has "
-            f"{room / GIB:,.1f} GiB left",
+            f"{free / GIB:,.1f} GiB left",
             hint=hint,
         )
 

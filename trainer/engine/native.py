@@ -1,8 +1,8 @@
 """The engine without ColossalAI: torch's FSDP2, fp32 parts of every parameter on the ranks.
 
 Forward and backward gather one block at a time in working precision; optimizer and EMA work on this
-rank's fp32 rows, and those go to disk as they are. Every engine's files tell the same by the same names,
-so either may go on from the other's checkpoint, at any world size.
+rank's fp32 rows, and those go to disk as they are. Every engine's files tell the same by the same
+names, so either may continue from the other's checkpoint, at any world size.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ class NativeEngine(Engine):
                 found[name] = whole.to(self._dtype) if whole.is_floating_point() else whole
         return found if self.rank == 0 else None
 
-    def masters(self) -> list[tuple[str, Tensor]]:
+    def master_params(self) -> list[tuple[str, Tensor]]:
         return [(name, parameter.to_local().detach()) for name, parameter in self._trained()]
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         return self._rows(self._parameter(name), whole)
 
-    def wholes(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def full_params(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, part in parts:
             like = self._parameter(name)
             placed = DTensor.from_local(

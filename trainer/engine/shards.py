@@ -1,9 +1,9 @@
 """Optimizer state on disk: one safetensors file per rank with flat fp32 parts of each parameter.
 
-A parameter of n elements is flattened and cut in equal parts, the last of them shorter or padded. Parts
-are a whole number of rows where the engine holds rows. Part r stands in `rank-{r}-of-{world}.safetensors` as `<parameter>/<kind>`, kinds being
-`master`, `exp_avg` and `exp_avg_sq`. Any other world size reads the pieces it needs from the files
-that hold them.
+A parameter of n elements is flattened and cut in equal parts, the last of them shorter or padded.
+Parts are a whole number of rows where the engine holds rows. Part r stands in
+`rank-{r}-of-{world}.safetensors` as `<parameter>/<kind>`, kinds being `master`, `exp_avg` and
+`exp_avg_sq`. Any other world size reads the pieces it needs from the files that hold them.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ class Shards:
         }
         worlds = {world for _, world in found}
         if len(worlds) != 1:
-            raise CheckpointError(
-                f"{directory} holds {'no optimizer state' if not worlds else 'files of several world sizes'}"
-            )
+            found_instead = "files of several world sizes" if worlds else "no optimizer state"
+            raise CheckpointError(f"{directory} holds {found_instead}")
         self.world = worlds.pop()
         missing = [rank for rank in range(self.world) if (rank, self.world) not in found]
         if missing:

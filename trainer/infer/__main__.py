@@ -1,9 +1,10 @@
-"""Videos from prompts and a checkpoint: `python -m trainer.infer CONFIG --ckpt-path PATH [options]`."""
+"""Videos from prompts and a checkpoint: `python -m trainer.infer CONFIG --ckpt-path PATH`."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from trainer.config.load import Config
 from trainer.environment import missing_packages
 from trainer.errors import ConfigError, TrainerError
 from trainer.runlog.json_file import read_object
+from trainer.runlog.output import LOG, add_log_level, configure, report_error
 
 CONFIG_FILE = "config.json"  # of a run directory
 _INTERRUPTED = 130
@@ -44,20 +46,19 @@ examples
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, overrides = parser.parse_known_args(argv)
+    configure(args.log_level)
     try:
         with missing_packages():
             return _run(args, overrides)
     except TrainerError as error:
-        if _speaks(error):
-            print(error.told(), file=sys.stderr)
-        return error.exit_code
+        return report_error(error) if _speaks(error) else error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; finished videos stay and are not made again", file=sys.stderr)
+        LOG.error("interrupted; finished videos stay and are not made again")
         return _INTERRUPTED
 
 
 def _speaks(error: TrainerError) -> bool:
-    """What is wrong with the request all ranks find alike; each says what went wrong with its share."""
+    """All ranks find the same errors in a request; each reports those of its own share."""
     return error.exit_code != 2 or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -74,14 +75,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--ckpt-path",
         metavar="PATH",
-        help="checkpoint, run directory (its newest checkpoint), file or folder of weights, or a hub "
-        "id; default the run directory, else model.from_pretrained",
+        help="checkpoint, run directory (its newest checkpoint), file or folder of weights, or a "
+        "hub id; default the run directory, else model.from_pretrained",
     )
     add("--weights", choices=("ema", "model"), default="ema", help="default ema where there is one")
     add("--allow-partial", action="store_true", help="also weights of less than 99 %% of the model")
     add("--save-dir", type=Path, default=Path("samples"), metavar="DIR", help="default samples")
     add("--dry-run", action="store_true", help="print what would be made, make nothing")
     add("--overwrite", action="store_true", help="replace other videos of the same names")
+
+    add_log_level(parser)
 
     what = parser.add_argument_group("prompts").add_argument
     what("--prompt", action="append", metavar="TEXT", help="may be given several times")
@@ -163,7 +166,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     from trainer.runlog.progress import StepProgress
 
     rank = Rank.from_environment()
-    say = _say if rank.rank == 0 else _nothing
+    if rank.rank:  # its share goes like rank 0's
+        configure(max(args.log_level, logging.WARNING))
     if args.prompt and args.prompt_path:
         raise ConfigError("give --prompt or --prompt-path, not both")
     prompts: Sequence[str] = args.prompt or ()
@@ -171,7 +175,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         path = args.prompt_path or config.sample.prompts
         if path is None:
             raise ConfigError("there are no prompts", hint="--prompt TEXT, or --prompt-path FILE")
-        prompts = read_prompts(Path(path), say)
+        prompts = read_prompts(Path(path))
     options = Options(
         references=args.reference_path or (),
         strategies=args.mask_strategy or (),
@@ -194,11 +198,11 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
             for job in plan.jobs:
                 print(f"{plan.state(job).value:<10} {job.path}  {job.prompt.text}")
         return 0
-    say(f"{counted(len(plan.jobs))}: {plan.settings.describe()}")
+    LOG.info(f"{counted(len(plan.jobs))}: {plan.settings.describe()}")
     with StepProgress("sampling", quiet=rank.rank != 0) as progress:
-        made = carry_out(plan, rank, say=say, progress=progress)
+        made = carry_out(plan, rank, progress=progress)
     of_rank = f" by rank 0 of {rank.world}" if rank.world > 1 else ""
-    say(f"{counted(len(made))} in {time.monotonic() - began:.1f} s{of_rank}")
+    LOG.info(f"{counted(len(made))} in {time.monotonic() - began:.1f} s{of_rank}")
     if rank.rank == 0:
         print(plan.save_dir)
     return 0
@@ -245,14 +249,6 @@ def _load(name: str, overrides: list[str]) -> Config:
         return configuration.from_dict(config)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}", hint=error.hint) from None
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _nothing(line: str) -> None:
-    """The other ranks' part in talking: rank 0's share goes like theirs."""
 
 
 if __name__ == "__main__":

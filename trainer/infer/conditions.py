@@ -5,8 +5,8 @@ A mask strategy is upstream's text: groups separated by ";", each of up to six n
     loop, reference, reference start, target start, length, edit ratio      (default 0,0,0,0,1,0)
 
 Starts and lengths count latent frames; negative starts count from the end. With Open-Sora's VAE 5
-latent frames are 17 video frames that stand alone, so starts snap to multiples of 5 (`align`). An edit
-ratio of 0 keeps the frames as they are, 1 makes them anew, between they change that far.
+latent frames are 17 video frames that stand alone, so starts snap to multiples of 5 (`align`). An
+edit ratio of 0 keeps the frames as they are, 1 makes them anew, between they change that far.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Group(NamedTuple):
 
 
 def parse_strategy(text: str, where: str, references: int) -> tuple[Group, ...]:
-    """The groups of a strategy; `references` is how many there are. Raises ConfigError with `where`."""
+    """The groups of a strategy for so many `references`. Raises ConfigError with `where`."""
     groups = []
     for number, words in enumerate(text.split(";") if text.strip() else []):
         place = f"{where}: mask strategy group {number} ({words.strip()!r})"
@@ -95,10 +95,10 @@ def place_references(
     align: int,
     where: str,
 ) -> tuple[Tensor, Tensor]:
-    """Latent noise with its references put in, and each frame's edit ratio [T] (1: made from noise).
+    """Latent noise with its references, and each frame's edit ratio [T] (1: made from noise).
 
-    A group longer than the reference or the clip is cut, as upstream does. Raises ConfigError for one
-    that starts outside of either.
+    A group longer than the reference or the clip is cut, as upstream does. Raises ConfigError for
+    one that starts outside of either.
     """
     z_CTHW = z_CTHW.clone()
     total = z_CTHW.shape[1]
@@ -135,6 +135,6 @@ def frames_of(vae: VideoVAE, latents: int) -> int:
 
 
 def chunk_of(vae: VideoVAE) -> int:
-    """Latent frames that the VAE makes and reads on their own; 1 where frames do not depend on others."""
+    """Latent frames that the VAE makes and reads on their own; 1 where frames are independent."""
     frames = getattr(vae, "micro_frame_size", None)
     return vae.latent_size((frames, 64, 64))[0] if frames else 1

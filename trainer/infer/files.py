@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trainer.data.video.mp4 import read_mp4, read_tags, write_mp4
 from trainer.errors import ConfigError, VideoError
-from trainer.runlog.part_file import part_of
+from trainer.runlog.atomic_file import part_of
 
 # T frames · H,W height, width
 _MARK = "clusterctl request "  # in front of the identity, in the file's comment

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainer.errors import ConfigError
 from trainer.runlog.json_file import parse
+from trainer.runlog.output import LOG
 
 SETTINGS = ("reference_path", "mask_strategy")  # of the JSON behind a prompt
 _PART = re.compile(r"\|\s*(\d+)\s*\|")
@@ -48,7 +49,7 @@ class Scores:
     camera_motion: str | None = None
 
     def append(self, text: str) -> str:
-        """`text` with the missing scores behind it, word for word as the training captions had them."""
+        """`text` with the missing scores behind it, in the words of the training captions."""
         said = (
             ("aesthetic score:", self.aes, "aesthetic score: {:.1f}."),
             ("motion score:", self.flow, "motion score: {:.1f}."),
@@ -60,8 +61,8 @@ class Scores:
         return text
 
 
-def read_prompts(path: Path, say: Callable[[str], None]) -> tuple[str, ...]:
-    """One prompt a line; blank lines are left out and said so.
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """One prompt a line; blank lines are left out.
 
     Raises ConfigError when the file cannot be read or holds no prompt.
     """
@@ -74,7 +75,7 @@ def read_prompts(path: Path, say: Callable[[str], None]) -> tuple[str, ...]:
     if not prompts:
         raise ConfigError(f"the prompt file {path} holds no prompt")
     if len(prompts) < len(lines):
-        say(f"{len(lines) - len(prompts)} blank lines of {path} left out")
+        LOG.info(f"{len(lines) - len(prompts)} blank lines of {path} left out")
     return prompts
 
 

@@ -27,7 +27,7 @@ def split_paths(text: str) -> tuple[str, ...]:
 
 @dataclass
 class ReferenceFiles:
-    """Decoding happens in a helper process, which starts with the first file and is ended by `close`."""
+    """Decodes in a helper process, which starts with the first file and ends with `close`."""
 
     timeout_s: float = _TIMEOUT_S
     _lengths: dict[str, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class ReferenceFiles:
     def frames(
         self, path: str, count: int, height: int, width: int, where: str, resize: str = "bilinear"
     ) -> NDArray[Any]:
-        """The first `count` frames [3, T, H, W] of `Window.dtype`, scaled to cover the size and cropped."""
+        """The first `count` frames [3, T, H, W] of `Window.dtype`, at the wanted size."""
         window = Window(0, count, 1, height, width, 1, resize)
         pixels, (reply,) = self._helper().decode([(path, window)], (3, count, height, width))
         if reply.error:
@@ -82,7 +82,7 @@ class ReferenceReader:
     def read(
         self, path: str, index: int, groups: Sequence[Group], align: int, where: str
     ) -> Tensor:
-        """Latent [C, T, H, W] in fp32 of file number `index`, as far as the groups reach into it."""
+        """Latent [C, T, H, W] in fp32 of file `index`, as far as the groups reach into it."""
         mine = [group for group in groups if group.reference == index]
         total = self.files.length(path, where)
         if all(group.reference_start >= 0 for group in mine):
@@ -94,5 +94,5 @@ class ReferenceReader:
 
     @torch.no_grad()
     def encode(self, video_CTHW: Tensor) -> Tensor:
-        """Latent [C, T, H, W] in fp32 of pixels in -1..1; the mean, so that chance has no part in it."""
+        """Latent [C, T, H, W] in fp32 of pixels in -1..1: the mean, without random draws."""
         return self.vae.encode_mean(video_CTHW[None])[0].float()

@@ -128,7 +128,7 @@ def _check(settings: Settings, config: Config) -> None:
     if settings.negative_prompt is not None and settings.cfg_scale == 1:
         raise ConfigError("a negative prompt needs guidance: --cfg-scale above 1")
     if settings.loop > 1 and settings.is_image:
-        raise ConfigError("an image cannot go on: --loop needs more than 1 frame")
+        raise ConfigError("an image cannot be extended: --loop needs more than 1 frame")
     flow = config.scheduler
     if (
         flow.use_timestep_transform

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,13 +31,13 @@ from trainer.infer.sampling import Progress, Sampler, groups_of
 from trainer.models.text import TextEncoder
 from trainer.pictures import contact_sheet
 from trainer.runlog import telemetry
+from trainer.runlog.output import LOG
 from trainer.weights.load import load_into
 from trainer.weights.source import find_source
 
 SHEET = "contact_sheet.png"
 _CHECKPOINT = re.compile(r"(\.tmp-.*)?epoch\d+-global_step\d+")
 _ON_SHEET = 400  # videos; a longer sheet nobody looks at
-Say = Callable[[str], None]  # one line for the person
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,8 @@ def _references(prompt: Prompt, settings: Settings, known: ReferenceFiles) -> tu
     for group in groups_of(Job(prompt, 0, Path())):
         if group.loop >= settings.loop:
             raise ConfigError(
-                f"{where}: its mask strategy names loop {group.loop}, counted from 0, of {settings.loop}"
+                f"{where}: its mask strategy names loop {group.loop}, counted from 0, of "
+                f"{settings.loop}"
             )
     return paths
 
@@ -230,7 +231,8 @@ def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
         if (run / TINY_T5).is_dir():
             return run
     raise ConfigError(
-        f"the model reads its prompts through its run's own text encoder, and there is no {TINY_T5} "
+        f"the model reads its prompts through its run's own text encoder, and there is no "
+        f"{TINY_T5} "
         f"folder in {' or '.join(map(str, runs))}",
         hint="give the run directory that made these weights as CONFIG",
     )
@@ -255,11 +257,7 @@ def _made_of(config: Config, checkpoint: Path | str, options: Options) -> str:
 
 
 def carry_out(
-    plan: Plan,
-    rank: Rank | None = None,
-    *,
-    say: Say = lambda line: None,
-    progress: Progress | None = None,
+    plan: Plan, rank: Rank | None = None, *, progress: Progress | None = None
 ) -> list[Path]:
     """Make this rank's share of the videos that are not finished; returns what was made.
 
@@ -272,28 +270,26 @@ def carry_out(
     todo = [job for job in mine if states[job.path] is not State.FINISHED]
     broken = [job for job in todo if states[job.path] is State.BROKEN]
     if len(todo) < len(mine):
-        say(f"{len(mine) - len(todo)} of {len(mine)} videos are there already")
+        LOG.info(f"{len(mine) - len(todo)} of {len(mine)} videos are there already")
     if broken:
-        say(f"{broken[0].path.name} is not whole and made anew ({len(broken)} such)")
-    made = _make(plan, rank, todo, say, progress) if todo else []
+        LOG.info(f"{broken[0].path.name} is not whole and made anew ({len(broken)} such)")
+    made = _make(plan, rank, todo, progress) if todo else []
     if all(plan.state(job) is State.FINISHED for job in plan.jobs):
         sheet = plan.save_dir / SHEET
         if made or not sheet.is_file():
-            _draw(plan, sheet, say)
+            _draw(plan, sheet)
     return made
 
 
-def _make(
-    plan: Plan, rank: Rank, todo: Sequence[Job], say: Say, progress: Progress | None
-) -> list[Path]:
+def _make(plan: Plan, rank: Rank, todo: Sequence[Job], progress: Progress | None) -> list[Path]:
     device = plan.device(rank)
-    say("loading the text encoder, the VAE and the model")
+    LOG.info("loading the text encoder, the VAE and the model")
     set_threads(plan.config.threads, rank.on_host, device.type != "cpu")
     with memory.as_one_sentence(
         device, "the model and its encoders", "a smaller text encoder or model, or dtype = bf16"
     ):
-        sampler = _sampler(plan, device, say)
-    _tell_cut(sampler.parts.text, todo, say)
+        sampler = _sampler(plan, device)
+    _tell_cut(sampler.parts.text, todo)
     made = []
     for job, frames in sampler.videos(todo, progress):
         _refuse_others(plan, [job])  # another process may have written here meanwhile
@@ -309,7 +305,7 @@ def _make(
     return made
 
 
-def _tell_cut(text: TextEncoder, jobs: Sequence[Job], say: Say) -> None:
+def _tell_cut(text: TextEncoder, jobs: Sequence[Job]) -> None:
     """Name the prompts whose ends the text encoder does not read."""
     prompts = {job.prompt.index: job.prompt for job in jobs}
     cut = [
@@ -319,13 +315,13 @@ def _tell_cut(text: TextEncoder, jobs: Sequence[Job], say: Say) -> None:
         if len(text.tokenizer(part, verbose=False)["input_ids"]) > text.max_length
     ]
     if cut:
-        say(
-            f"{len(cut)} prompts are longer than the {text.max_length} tokens that the model reads and "
-            f"are cut there, first prompt {cut[0].index}"
+        LOG.info(
+            f"{len(cut)} prompts are longer than the {text.max_length} tokens that the model reads "
+            f"and are cut there, first prompt {cut[0].index}"
         )
 
 
-def _sampler(plan: Plan, device: torch.device, say: Say) -> Sampler:
+def _sampler(plan: Plan, device: torch.device) -> Sampler:
     config, options = plan.config, plan.options
     dtype = torch.bfloat16 if config.dtype == "bf16" and device.type == "cuda" else torch.float32
     parts = build_parts(config, plan.run_dir, dtype, empty=True)
@@ -333,17 +329,17 @@ def _sampler(plan: Plan, device: torch.device, say: Say) -> Sampler:
         parts.model, plan.checkpoint, ema=options.ema, allow_partial=options.allow_partial
     )
     for line in report.lines() if not report.is_whole else report.notes:
-        say(line)
+        LOG.info(line)
     parts.model.to(device, dtype)
     parts.text.to(device)
     parts.vae.to(device)
     return Sampler(parts, plan.settings, device)
 
 
-def _draw(plan: Plan, sheet: Path, say: Say) -> None:
+def _draw(plan: Plan, sheet: Path) -> None:
     shown = plan.jobs[:_ON_SHEET]
     if len(shown) < len(plan.jobs):
-        say(f"the contact sheet shows the first {len(shown)} of {len(plan.jobs)} videos")
+        LOG.info(f"the contact sheet shows the first {len(shown)} of {len(plan.jobs)} videos")
     back = functools.partial(files.read, upscale=plan.options.upscale)
     with files.as_one_sentence(sheet):
         contact_sheet(
@@ -358,7 +354,6 @@ def infer(
     save_dir: Path,
     options: Options | None = None,
     *,
-    say: Say = lambda line: None,
     progress: Progress | None = None,
 ) -> list[Path]:
     """Sample every prompt into `save_dir` in one process; returns the videos' paths, in order.
@@ -367,5 +362,5 @@ def infer(
     while sampling.
     """
     plan = prepare(config, checkpoint, prompts, save_dir, options)
-    carry_out(plan, say=say, progress=progress)
+    carry_out(plan, progress=progress)
     return [job.path for job in plan.jobs]

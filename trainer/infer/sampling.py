@@ -29,8 +29,8 @@ def generator_of(
 ) -> torch.Generator:
     """The random numbers of one clip: a function of the seed, the prompt's place and the sample.
 
-    So a video does not change with the batch size, the number of ranks or the prompts around it, and
-    the same prompt twice, or a second sample of it, is another video.
+    So a video does not change with the batch size, the number of ranks or the prompts around it,
+    and the same prompt twice, or a second sample of it, is another video.
     """
     words = [str(seed), str(index)]
     words += [f"sample{sample}"] * (sample > 0) + [f"loop{loop}"] * (loop > 0) + [what] * bool(what)
@@ -214,7 +214,7 @@ class Sampler:
         )
 
     def _least_bytes(self, count: int) -> int:
-        """A lower bound of what a batch takes: its pixels, latents and the activations of one block."""
+        """A lower bound of a batch's bytes: pixels, latents and the activations of one block."""
         settings, config = self.settings, self.parts.model.config
         pixels = count * settings.num_frames * settings.height * settings.width * 3
         halves = 1 + (settings.cfg_scale != 1)

@@ -1,7 +1,7 @@
-"""Attention of queries to keys: scaled_dot_product_attention, and on the CPU a form for short sequences.
+"""Scaled dot-product attention, and on the CPU a form of it for short sequences.
 
-Torch's CPU kernel hands single heads to single threads. For the short sequences of a CPU's latents a
-second thread gains it nothing (temporal: 5.3 ms on one thread, 7 to 11 ms on two, measured with
+Torch's CPU kernel hands single heads to single threads. For the short sequences of a CPU's latents
+a second thread gains it nothing (temporal: 5.3 ms on one thread, 7 to 11 ms on two, measured with
 1,024 sequences of 8), so there products over all heads at once stand instead: 1.2 ms on two.
 """
 

@@ -2,9 +2,9 @@
 
     off | all | every 2 | 24000 MB
 
-`every n` recomputes each n-th pair of a spatial and a temporal block. A size keeps as many blocks as
-fit into it and recomputes the others, anew for each shape of a batch. Without torch: reading a config
-parses these words.
+`every n` recomputes each n-th pair of a spatial and a temporal block. A size keeps as many blocks
+as fit into it and recomputes the others, anew for each shape of a batch. Without torch: reading a
+config parses these words.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class GradCheckpoint:
         if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(mb|gb)", word):
             return cls(budget_bytes=int(float(match[1]) * _UNITS[match[2].upper()]))
         raise ConfigError(
-            f"grad_checkpoint must be off, all, 'every 2' or a size such as '24000 MB'; not {value!r}"
+            "grad_checkpoint must be off, all, 'every 2' or a size such as '24000 MB'; "
+            f"not {value!r}"
         )
 
     def blocks(

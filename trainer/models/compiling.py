@@ -1,4 +1,4 @@
-"""torch.compile of each block by itself: seconds instead of minutes, shared by all blocks of a kind."""
+"""torch.compile block by block: seconds instead of minutes, shared by blocks of a kind."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.models.stdit_config import STDiT3Config
 
-# B clips · T frames, S places of the token grid · N = T*S tokens of a clip · L text tokens · D width
+# B clips · T frames, S places of the token grid · N = T*S tokens of a clip · L text tokens
+# D width
 _FREQUENCIES = 256  # sinusoids that a timestep or frame rate enters as
 
 

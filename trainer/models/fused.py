@@ -2,7 +2,8 @@
 
 They pass over memory less often than autograd's chain of single operations and keep less of it:
 `norm_modulate` keeps its input only, `gelu_tanh` its derivative, `split_heads` the projection it is
-given. Under torch.compile the plain formulas stand instead, because the compiler fuses those itself.
+given. Under torch.compile the plain formulas stand instead, because the compiler fuses those
+itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def layer_norm(x: Tensor) -> Tensor:
 
 
 def norm_modulate(x_BTSD: Tensor, shift_BF1D: Tensor, scale_BF1D: Tensor) -> Tensor:
-    """layer_norm(x) * (1 + scale) + shift; one shift and scale per clip (F = 1) or per frame (F = T)."""
+    """layer_norm(x) * (1 + scale) + shift, which are per clip (F = 1) or per frame (F = T)."""
     if torch.compiler.is_compiling():
         return torch.addcmul(shift_BF1D, layer_norm(x_BTSD), 1 + scale_BF1D)
     return _NormModulate.apply(x_BTSD, shift_BF1D, scale_BF1D)
@@ -108,7 +109,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 class _GeluTanh(torch.autograd.Function):
-    """Torch's CPU kernels take 4 ns an element both ways (tanh); this takes 2 and then one product."""
+    """Torch's CPU kernels take 4 ns an element both ways (tanh); this takes 2 and a product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -168,7 +169,7 @@ def plain_split_heads(
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Root-mean-square norm over the last axis; rounded to x's dtype before the weight, as upstream."""
+    """RMS norm over the last axis; rounded to x's dtype before the weight, as upstream."""
     normal = F.rms_norm(x.to(wide(x.dtype)), x.shape[-1:], eps=NORM_EPS)
     return weight * normal.to(x.dtype)
 

@@ -13,7 +13,8 @@ from trainer.errors import ModelInputError
 if TYPE_CHECKING:
     from trainer.models.stdit_config import STDiT3Config
 
-# B batch · C channels · T,H,W latent frames, height, width · L text tokens · K tokens of all captions
+# B batch · C channels · T,H,W latent frames, height, width
+# L text tokens · K tokens of all captions
 
 
 def check_inputs(
@@ -48,7 +49,8 @@ def check_inputs(
         fits = x_mask.shape in ((batch, frames), (batch, tokens))
         if not fits or x_mask.dtype != torch.bool:
             raise ModelInputError(
-                f"x_mask must be bool [{batch}, {frames}], one entry per frame; it is {_said(x_mask)}"
+                f"x_mask must be bool [{batch}, {frames}], one entry per frame; it is "
+                f"{_said(x_mask)}"
             )
 
 
@@ -65,7 +67,8 @@ def _check_text(
         lengths = [int(length) for length in mask] if mask is not None else []
         if sum(lengths) != y.shape[1] or len(lengths) != batch:
             raise ModelInputError(
-                f"packed text has {y.shape[1]} tokens, its lengths {lengths} are for a batch of {batch}"
+                f"packed text has {y.shape[1]} tokens, its lengths {lengths} are for a batch of "
+                f"{batch}"
             )
         return
     channels = config.caption_channels
@@ -84,7 +87,8 @@ def _check_text(
     shape = tuple(torch.as_tensor(mask).shape)
     if len(shape) != 2 or shape[1] != length or not _repeats(shape[0], batch):
         raise ModelInputError(
-            f"the text mask must be [{batch}, {length}], or fewer rows that repeat; it is {list(shape)}"
+            f"the text mask must be [{batch}, {length}], or fewer rows that repeat; "
+            f"it is {list(shape)}"
         )
 
 

@@ -1,8 +1,8 @@
-"""The parts STDiT3 is made of. Names and shapes of parameters are Open-Sora 1.2's, so its weights load.
+"""The parts of STDiT3. Names and shapes of parameters are Open-Sora 1.2's: its weights load.
 
-Every attention is one call of `attend`: no CUDA extension, and on an accelerator no explicit softmax
-path (upstream takes that one whenever a sequence is shorter than its batch, which is every temporal
-block).
+Every attention is one call of `attend`: no CUDA extension, and on an accelerator no explicit
+softmax path (upstream takes that one whenever a sequence is shorter than its batch, which is every
+temporal block).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HeadNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention within each sequence of a batch; with `rotation`, positions enter after the norms."""
+    """Attention within each sequence; with `rotation`, positions enter after the norms."""
 
     def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class CrossAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x_BTSD: Tensor, y_BLD: Tensor, keep_BL: Tensor | None) -> Tensor:
-        """`keep_BL` (bool) leaves the padding out; it equals upstream's packing of the real tokens."""
+        """`keep_BL` (bool) leaves the padding out; equal to upstream's packing of real tokens."""
         frames = x_BTSD.shape[1]
         q = rearrange(self.q_linear(x_BTSD), "b t s (n e) -> b n (t s) e", n=self.heads)
         k, v = rearrange(self.kv_linear(y_BLD), "b l (k n e) -> k b n l e", k=2, n=self.heads)
@@ -116,7 +116,7 @@ class ScalarEmbedder(nn.Module):
 
 
 class CaptionEmbedder(nn.Module):
-    """Text features to the model's width; in training some captions give way to the learned null text."""
+    """Text features to the model's width; training drops some captions for the null text."""
 
     y_embedding: Tensor
 
@@ -142,7 +142,8 @@ class CaptionEmbedder(nn.Module):
             if y_B1LC.shape[2:] != self.y_embedding.shape:
                 raise ModelInputError(
                     f"text features are {tuple(y_B1LC.shape[2:])} per caption but the null text is "
-                    f"{tuple(self.y_embedding.shape)}; encode with max_length {len(self.y_embedding)}"
+                    f"{tuple(self.y_embedding.shape)}; encode with max_length "
+                    f"{len(self.y_embedding)}"
                 )
             draws = torch.rand(y_B1LC.shape[0], generator=generator)
             dropped = (draws < self.drop_probability).to(y_B1LC.device)

@@ -1,7 +1,7 @@
 """A network over more rows of a batch than fit into memory at once.
 
-How much fits is decided by bytes, not by a count: `Room` starts from the device's size, so that a
-machine divides the work the same way in every run, and halves whenever an allocation fails.
+How much fits is decided by bytes, not by a count: `MemoryBudget` starts from the device's size, so
+that a machine divides the work the same way in every run, and halves whenever an allocation fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOST_MOST = GIB  # a CPU is no faster with more at once
 
 
 @dataclass
-class Room:
+class MemoryBudget:
     """Bytes that one call of a network may take; falls when that proves too much."""
 
     limit_bytes: int | None = None  # None: a share of the device's memory
@@ -48,7 +48,7 @@ def _share(device: torch.device) -> int:
     return HOST_MOST
 
 
-def in_batches(network: Network, x: Tensor, each_bytes: int, room: Room) -> Tensor:
+def in_batches(network: Network, x: Tensor, each_bytes: int, budget: MemoryBudget) -> Tensor:
     """network(x) for as many rows of x at a time as fit, joined; `each_bytes` is one row's peak.
 
     Raises OutOfMemory when one row alone does not fit.
@@ -56,10 +56,10 @@ def in_batches(network: Network, x: Tensor, each_bytes: int, room: Room) -> Tens
     out: Tensor | None = None
     start = 0
     while start < len(x):
-        count = min(len(x) - start, room.fits(each_bytes, x.device))
+        count = min(len(x) - start, budget.fits(each_bytes, x.device))
         piece = _attempt(network, x[start : start + count])
         if piece is None:
-            room.limit_bytes = count * each_bytes // 2
+            budget.limit_bytes = count * each_bytes // 2
             if count == 1:
                 raise OutOfMemory(
                     f"{' x '.join(map(str, x.shape[1:]))} values at once are too many for the VAE "

@@ -45,7 +45,7 @@ def sinusoid(values_B: Tensor, width: int, max_period: float = 10_000.0) -> Tens
 def grid_embedding(
     width: int, rows: int, columns: int, scale: Tensor, device: torch.device, mode: str = EXACT
 ) -> Tensor:
-    """Position of each patch of a frame, [rows*columns, width] in fp32; the column's half comes first.
+    """Positions of a frame's patches, [rows*columns, width] in fp32; the column's half is first.
 
     `scale` (one number) is the frame's size in units the model was trained on; positions are spread
     so that grids of another shape but the same number of patches cover the same range.
@@ -67,7 +67,7 @@ def grid_embedding(
 
 
 class RotaryFrequencies(nn.Module):
-    """Rotation of queries and keys by their frame number, in interleaved pairs over the whole head."""
+    """Rotation of queries and keys by frame number, in interleaved pairs over the head."""
 
     def __init__(self, head_width: int, theta: float = 10_000.0) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """STDiT3: Open-Sora 1.2's diffusion transformer over video latents.
 
-Spatial and temporal blocks take turns; text enters by cross-attention; timestep and frame rate enter
-by modulation. State dicts equal upstream's in names and shapes (973 keys at XL/2). Upstream's quirks
-that its weights depend on are kept and marked "quirk".
+Spatial and temporal blocks take turns; text enters by cross-attention; timestep and frame rate
+enter by modulation. State dicts equal upstream's in names and shapes (973 keys at XL/2). Upstream's
+quirks that its weights depend on are kept and marked "quirk".
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class STDiT3(nn.Module):
         return y_BLD, None if keep_BL is None else keep_BL.to(y.device, non_blocking=True)
 
     def _initialize(self) -> None:
-        """Upstream's start: Xavier everywhere, temporal blocks as identity, frame rate without effect."""
+        """Upstream's start: Xavier, temporal blocks as identity, frame rate without effect."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

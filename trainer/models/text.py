@@ -117,8 +117,8 @@ def build_tiny_t5(
 
     A real T5EncoderModel and tokenizer, loadable by transformers. Untrained, it must not blur what
     it reads: embeddings of words are orthogonal (as far as d_model allows) and the layers start
-    small (`initializer_factor`), so the residual stream keeps the word. `feature_scale` is the RMS of
-    what comes out; 2 to 4 lets a small STDiT find the words soonest (1 is slower, 10 never did).
+    small (`initializer_factor`), so the residual stream keeps the word. `feature_scale` is the RMS
+    of what comes out; 2 to 4 lets a small STDiT find the words soonest (1 is slower, 10 never did).
     Words outside `texts` become one unknown token. The same arguments give the same files; the
     folder appears whole or not at all.
     """

@@ -11,8 +11,8 @@ from torch import Tensor
 class EMA:
     """Follows named tensors: whole parameters, or the shard of them that this rank owns.
 
-    With `ramp` the decay starts low and reaches `decay` later (min(decay, (1 + n) / (10 + n)) at the
-    n-th update), so that a short run's average is not mostly its random start.
+    With `ramp` the decay starts low and reaches `decay` later (min(decay, (1 + n) / (10 + n)) at
+    the n-th update), so that a short run's average is not mostly its random start.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class EMA:
         for name, value in self._shadow.items():
             if state[name].shape != value.shape:
                 raise ValueError(
-                    f"EMA of {name} has shape {tuple(state[name].shape)}, the model {tuple(value.shape)}"
+                    f"EMA of {name} has shape {tuple(state[name].shape)}, the model "
+                    f"{tuple(value.shape)}"
                 )
         torch._foreach_copy_(list(self._shadow.values()), [state[name] for name in self._shadow])
         self.updates = 1_000_000_000 if updates is None else updates

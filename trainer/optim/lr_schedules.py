@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run. A schedule's state is two short values, never an optimizer."""
+"""Learning rates over the steps of a run. A schedule's state is two short values."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ _RATES: dict[str, Callable[[ScheduleConfig], Rate]] = {
 
 
 class Schedule:
-    """Sets every group's learning rate: of the first step at once, of the next after each `step()`."""
+    """Sets every group's learning rate: for the first step at once, then after each `step()`."""
 
     def __init__(self, optimizer: HasParamGroups, config: ScheduleConfig) -> None:
         self._optimizer, self.config = optimizer, config
@@ -145,7 +145,7 @@ class Schedule:
 
 
 def build_schedule(optimizer: HasParamGroups, config: object) -> Schedule:
-    """The schedule of a training config: any mapping or object with some of ScheduleConfig's fields."""
+    """The schedule of a config: any mapping or object with some of ScheduleConfig's fields."""
     found = config if isinstance(config, Mapping) else _attributes(config)
     known = {field.name for field in fields(ScheduleConfig)}
     return Schedule(optimizer, ScheduleConfig(**{key: found[key] for key in known & found.keys()}))

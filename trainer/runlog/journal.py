@@ -1,25 +1,24 @@
-"""What a run tells people and files: telemetry.jsonl, bad_samples.jsonl, lines on the terminal.
+"""What a run reports: telemetry.jsonl, bad_samples.jsonl, lines on the terminal.
 
-None of it ends a run: what cannot be written is lost, and that is said where it still can be.
+None of it ends a run: what cannot be written is lost, with a warning where that can be written.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.config.load import Config, to_dict
-from trainer.runlog.output import say
+from trainer.runlog.output import LOG, RUN
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Writer
 from trainer.runlog.wandb_logger import Wandb
 
 
 class Journal(Protocol):
-    """What rank 0 tells people and files; nothing on the other ranks."""
+    """What rank 0 reports; nothing on the other ranks."""
 
     def step(self, record: StepRecord) -> None: ...
 
@@ -55,25 +54,23 @@ class RankZeroJournal:
         if self._tracker is not None:
             self._tracker.log(record)
         if record.step % self._log_every == 0 or record.step == 1:
-            say(
-                f"step {record.step}/{record.steps_total}  epoch {record.epoch}  loss {record.loss:.4f}  "
-                f"grad {record.grad_norm:.3f}  lr {record.lr:.2e}  {record.step_s:.3f} s/step"
+            RUN.info(
+                f"step {record.step}/{record.steps_total}  epoch {record.epoch}  "
+                f"loss {record.loss:.4f}  grad {record.grad_norm:.3f}  lr {record.lr:.2e}  "
+                f"{record.step_s:.3f} s/step"
             )
 
     def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None:
-        writer = self._writer  # the tracker tells from its own thread, perhaps after close
+        writer = self._writer  # the tracker reports from its own thread, perhaps after close
         if writer is not None:
             self._write(writer, Event(name, text, data, step, time.time()))
-            say(f"{name}: {text}")
+            RUN.info("%s: %s", name, text)
 
     def _write(self, writer: Writer, record: Record) -> None:
         before = writer.lost
         writer.write(record)
         if writer.lost and not before:
-            say(
-                f"warning: lines for {FILE} are lost until it can be written: {writer.why}",
-                sys.stderr,
-            )
+            LOG.warning("lines for %s are lost until it can be written: %s", FILE, writer.why)
 
     def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None:
         line = {"step": step, "rank": rank, "row": row, "path": path, "reason": reason}
@@ -81,10 +78,8 @@ class RankZeroJournal:
             with self._bad.open("a") as file:  # one write of one short line: ranks do not mix
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            say(
-                f"warning: bad clip {path}: {reason} ({self._bad.name} cannot be written: {error.strerror})",
-                sys.stderr,
-            )
+            why = f"{self._bad.name} cannot be written: {error.strerror}"
+            LOG.warning("bad clip %s: %s (%s)", path, reason, why)
 
     def close(self) -> None:
         if self._tracker is not None:

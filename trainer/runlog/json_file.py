@@ -1,7 +1,7 @@
 """JSON that somebody else may have written: as data of a known size and depth, or a ValueError.
 
-Python's parser gives up at deep nesting with a RecursionError, and what it just takes still ends the
-code behind it (a merge, a dump) so.
+Python's parser gives up at deep nesting with a RecursionError, and what it just takes still ends
+the code behind it (a merge, a dump) so.
 """
 
 from __future__ import annotations

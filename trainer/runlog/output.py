@@ -1,23 +1,78 @@
-"""What a rank prints. A full disk, a closed pipe or a character that the terminal lacks never ends a run."""
+"""What a process of the trainer prints: logging, set up once. No output failure ends a run.
+
+Loggers below `trainer` write to stderr, `RUN` (what a run reports of its steps) to stdout. Data
+that a user pipes, tables and JSON, is no log: `print`.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+from argparse import ArgumentParser, ArgumentTypeError
 from typing import TextIO
 
+from trainer.errors import TrainerError
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """A line to stdout or `stream`, at once.
+LOG = logging.getLogger("trainer")
+RUN = logging.getLogger("trainer.run")
+LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
+LEVEL_VARIABLE = "TRAINER_LOG_LEVEL"
 
-    What the encoding of the stream lacks is escaped (a file name that is not UTF-8). A line that cannot
-    be written is lost: telemetry.jsonl has it, too.
+
+class _Handler(logging.Handler):
+    """One line a record; the stream is that of the moment. Errors name their rank themselves."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_error, text = record.levelno >= logging.ERROR, record.getMessage()
+        if record.levelno == logging.WARNING:
+            text = f"warning: {text}"
+        if not is_error and (rank := os.environ.get("RANK", "0")) != "0":
+            text = f"rank {rank}: {text}"
+        is_report = record.name == RUN.name and record.levelno < logging.WARNING
+        write(f"{text}\n", sys.stdout if is_report else sys.stderr)
+
+
+def configure(level: int = logging.INFO) -> None:
+    """Set up the trainer's loggers, once a process; a second call changes the level only."""
+    LOG.setLevel(level)
+    LOG.propagate = False
+    if not any(isinstance(handler, _Handler) for handler in LOG.handlers):
+        LOG.addHandler(_Handler())
+
+
+def add_log_level(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-level",
+        type=_level,
+        default=os.environ.get(LEVEL_VARIABLE, "info"),
+        metavar="LEVEL",
+        help=f"{', '.join(LEVELS)}; default ${LEVEL_VARIABLE}, else info",
+    )
+
+
+def _level(text: str) -> int:
+    if text not in LEVELS:
+        raise ArgumentTypeError(f"{text!r} is not one of {', '.join(LEVELS)}")
+    return LEVELS[text]
+
+
+def report_error(error: TrainerError) -> int:
+    """Log what a command prints of it; returns its exit code."""
+    LOG.error(error.told())
+    return error.exit_code
+
+
+def write(text: str, stream: TextIO) -> None:
+    """Write and flush. What the encoding lacks is escaped (a file name that is not UTF-8).
+
+    Text that cannot be written is lost (a full disk, a closed pipe): telemetry.jsonl has it, too.
     """
-    stream = sys.stdout if stream is None else stream
     try:
-        stream.write(text + "\n")
+        stream.write(text)
         stream.flush()
     except UnicodeEncodeError as error:
-        say(text.encode(error.encoding, "backslashreplace").decode(error.encoding), stream)
+        write(text.encode(error.encoding, "backslashreplace").decode(error.encoding), stream)
     except (OSError, ValueError):  # ValueError: it is closed
         pass
 

@@ -1,4 +1,4 @@
-"""One line about work that takes long: how far, how fast, how long still."""
+"""Progress of long work, on stderr: how far, how fast, how much longer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from trainer.runlog.output import write
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -14,7 +16,7 @@ _ON_TERMINAL_S, _IN_LOG_S = 0.2, 10.0
 
 
 class ProgressLine:
-    """Writes to stderr: one line over and over on a terminal, a line every ten seconds elsewhere."""
+    """Writes to stderr: one line that changes on a terminal, a line every ten seconds elsewhere."""
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._quiet = quiet
@@ -34,8 +36,7 @@ class ProgressLine:
         self._last = time.monotonic()
         # A line that wraps would not be taken off whole.
         width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r\x1b[2K{text[:width]}" if self._live else text + "\n")
-        self._stream.flush()
+        write(f"\r\x1b[2K{text[:width]}" if self._live else text + "\n", self._stream)
         self._shown = self._live
 
     def __enter__(self) -> Self:
@@ -47,8 +48,7 @@ class ProgressLine:
     def clear(self) -> None:
         """Take the line off a terminal."""
         if self._shown:
-            self._stream.write("\r\x1b[2K")
-            self._stream.flush()
+            write("\r\x1b[2K", self._stream)
             self._shown = False
 
 
@@ -85,6 +85,21 @@ class StepProgress(ProgressLine):
         if self.is_due():
             left = f", {clock((now - self._began) / done * (total - done))} left" if done else ""
             self.show(f"{self._what}: step {done + 1} of {total}{left}")
+
+
+class ByteProgress(ProgressLine):
+    """Of a file being written: bytes and their speed."""
+
+    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
+        super().__init__(quiet, stream)
+        self._what, self._started = what, 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        self._started = self._started or time.monotonic() - 1e-3  # with the first part written
+        if self.is_due():
+            speed = done / (time.monotonic() - self._started)
+            done_mb, total_mb, speed_mb = (f"{size / 1e6:,.0f}" for size in (done, total, speed))
+            self.show(f"{self._what}: {done_mb} of {total_mb} MB, {speed_mb} MB/s")
 
 
 def line(share: float, rows: int, first: tuple[float, int], seconds: float) -> str:

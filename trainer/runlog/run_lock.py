@@ -1,4 +1,4 @@
-"""One run at a time in a run directory: a second one would write over its files and delete what it saves."""
+"""One run at a time in a run directory: a second would overwrite and delete its files."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def encode(record: Record) -> str:
 
 
 def decode(line: str | bytes) -> Record | None:
-    """The record of a line; None for a line that is torn or of a kind this version does not know."""
+    """The record of a line; None for a torn line or a kind that this version does not know."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
@@ -87,8 +87,8 @@ def decode(line: str | bytes) -> Record | None:
 class Writer:
     """Appends records; each line is written whole, so that a reader never sees half of one.
 
-    A disk that is full costs lines, not the run: `lost` counts them, `why` says it, and the first line
-    that can be written again is an event "lost" with their number.
+    A disk that is full costs lines, not the run: `lost` counts them, `why` says it, and the first
+    line that can be written again is an event "lost" with their number.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -158,7 +158,8 @@ def read(run_dir: Path) -> Iterator[Record]:
 class Heartbeat:
     """Where a rank is: written by the step loop, read by the node's agent.
 
-    One line `{"rank", "pid", "step", "phase", "mono_s"}`, `mono_s` from CLOCK_MONOTONIC of this node.
+    One line `{"rank", "pid", "step", "phase", "mono_s"}`, `mono_s` from CLOCK_MONOTONIC of this
+    node.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -168,7 +169,7 @@ class Heartbeat:
 
     @classmethod
     def from_environment(cls, rank: int) -> Heartbeat | None:
-        """The launcher's agent names the directory in CLUSTERCTL_HEARTBEATS; without it there is none."""
+        """The launcher's agent sets CLUSTERCTL_HEARTBEATS to the directory; None without it."""
         directory = os.environ.get("CLUSTERCTL_HEARTBEATS")
         return cls(Path(directory) / f"{rank}.json", rank) if directory else None
 
@@ -194,7 +195,8 @@ class Heartbeat:
 class CurrentClip:
     """Which file a decoding process works on, for whoever asks why it hangs: `clip-PID.json`.
 
-    Rewritten in place, one small write into memory a clip; a reader may see it torn and looks again.
+    Rewritten in place, one small write into memory a clip; a reader may see it torn and looks
+    again.
     """
 
     def __init__(self, path: Path) -> None:

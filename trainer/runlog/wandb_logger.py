@@ -1,8 +1,8 @@
 """Weights & Biases as a listener that a run never waits for and never fails by.
 
-Everything of wandb (import, init, log, finish) happens on one daemon thread behind a bounded queue. A
-call of `log` puts a small dict there and returns; when the queue is full, or wandb has failed, the
-figures are dropped, for telemetry.jsonl has them all. A failure becomes one "tracking" event.
+Everything of wandb (import, init, log, finish) happens on one daemon thread behind a bounded queue.
+A call of `log` puts a small dict there and returns; when the queue is full, or wandb has failed,
+the figures are dropped, for telemetry.jsonl has them all. A failure becomes one "tracking" event.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tell = Callable[[str], None]
 
 
 class Wandb:
-    """One run in W&B. `tell` takes a sentence about a failure, from another thread, at most once."""
+    """One run in W&B. `tell` gets a message about a failure, from another thread, at most once."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class Wandb:
         config: Mapping[str, Any],
         tell: Tell,
     ) -> None:
-        # wandb's reports about itself hold up the end of the process for 10 s where their server is not reached
+        # wandb's reports about itself hold up the end of the process for 10 s where their server is
+        # not reached
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._where: dict[str, Any] = {
             "mode": mode,
@@ -102,13 +103,13 @@ class Wandb:
             wandb.teardown()  # the service has written all only when it has ended
         except ModuleNotFoundError:
             self._fail("W&B is not installed: pip install wandb, or --wandb off")
-        except Exception as error:  # noqa: BLE001 - thread boundary: told once, then the run goes on
+        except Exception as error:  # noqa: BLE001 - thread boundary: reported once, then the run continues
             first = (str(error).strip().splitlines() or [""])[0]
-            self._fail(f"W&B failed, the run goes on without it: {type(error).__name__}: {first}")
+            self._fail(f"W&B failed, the run continues without it: {type(error).__name__}: {first}")
 
 
 def is_stuck() -> bool:
-    """Whether a sink was left behind by `close`. wandb's exit hooks would then wait for its server."""
+    """Whether `close` left its thread running: wandb's exit hooks would wait for its server."""
     return any(thread.name == _THREAD for thread in threading.enumerate())
 
 

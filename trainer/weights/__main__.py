@@ -1,11 +1,10 @@
-"""`python -m trainer.weights inspect PATH [--json]` and `convert SRC DST [--dtype bf16] [--from pixart]`."""
+"""`python -m trainer.weights inspect PATH [--json]` and `convert SRC DST [--dtype bf16]`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,20 +14,21 @@ if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
 from trainer.errors import TrainerError
-from trainer.runlog.progress import ProgressLine
+from trainer.runlog.output import LOG, add_log_level, configure, report_error
+from trainer.runlog.progress import ByteProgress
 from trainer.weights.contents import as_lines, inspect
 from trainer.weights.convert import DTYPES, FORMATS, convert
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
+    configure(args.log_level)
     try:
         return _inspect(args) if args.command == "inspect" else _convert(args)
     except TrainerError as error:
-        print(error.told(), file=sys.stderr)
-        return error.exit_code
+        return report_error(error)
     except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
+        LOG.error("interrupted; nothing was written")
         return 130
 
 
@@ -36,11 +36,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.weights",
         description="Look into weights of any format, and convert them.",
-        epilog="examples: python -m trainer.weights inspect outputs/008-STDiT3-XL-2/epoch4-global_step2210\n"
-        "          python -m trainer.weights convert PixArt-Sigma-XL-2-2K-MS.pth start/ --from pixart --dtype bf16",
+        epilog="examples:\n"
+        "  python -m trainer.weights inspect outputs/008-STDiT3-XL-2/epoch4-global_step2210\n"
+        "  python -m trainer.weights convert PixArt-Sigma-XL-2-2K-MS.pth start/ "
+        "--from pixart --dtype bf16",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_log_level(parser)
     verbs = parser.add_subparsers(dest="command", required=True)
     look = verbs.add_parser("inspect", help="which model it is, its tensors by prefix, its config")
     look.add_argument("path", help="file, folder, checkpoint, run directory or hub id")
@@ -70,7 +73,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    with _Progress(args.target) as progress:
+    with ByteProgress(str(args.target)) as progress:
         report = convert(
             args.source,
             args.target,
@@ -84,27 +87,10 @@ def _convert(args: argparse.Namespace) -> int:
             progress=progress,
         )
     if report is not None:
-        print("\n".join([report.summary(), *report.lines()]), file=sys.stderr)
+        for line in (report.summary(), *report.lines()):
+            LOG.info(line)
     print(args.target)
     return 0
-
-
-class _Progress(ProgressLine):
-    """Bytes written and their speed."""
-
-    def __init__(self, target: Path) -> None:
-        super().__init__()
-        self._target, self._began = target, 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        self._began = self._began or time.monotonic() - 1e-3  # the first tensor is written
-        if self.is_due():
-            speed = done / (time.monotonic() - self._began)
-            self.show(f"{self._target}: {_mb(done)} of {_mb(total)} MB, {_mb(speed)} MB/s")
-
-
-def _mb(size: float) -> str:
-    return f"{size / 1e6:,.0f}"
 
 
 if __name__ == "__main__":

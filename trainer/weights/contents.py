@@ -1,4 +1,4 @@
-"""What lies at a path: which model, its tensors by prefix, its config. Data are not read, only shapes."""
+"""The weights at a path: model, tensors by prefix, config. Reads shapes, not data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BUFFERS = ("y_embedder.y_embedding",)  # a state dict has it, its model does no
 
 
 def inspect(place: str) -> dict[str, Any]:
-    """Plain data: source, layout, model, parameters, bytes, dtypes, groups by prefix, config, average.
+    """Source, layout, model, parameters, bytes, dtypes, groups by prefix, config, average.
 
     Raises CheckpointError for what cannot be read.
     """

@@ -1,4 +1,4 @@
-"""From any source to one safetensors file or a Hugging Face folder; from PixArt to a whole STDiT3."""
+"""Any source to a safetensors file or a Hugging Face folder; PixArt to a whole STDiT3."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def read_source(source: Source, ema: bool) -> tuple[dict[str, Tensor], bool]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Place) -> None:
-    """Set every tensor of the model. Raises CheckpointError naming what is missing, extra or misshapen."""
+    """Set all tensors of the model. Raises CheckpointError naming missing, extra, misshapen ones."""
     report = compare(model, weights, str(source))
     problems = _problems(report, (*report.missing, *report.new))
     if problems:
@@ -69,7 +69,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Place)
 def load_into(
     model: nn.Module, place: Place, *, ema: bool = False, allow_partial: bool = False
 ) -> LoadReport:
-    """Start a freshly built model from weights of any source; PixArt's are recognised and converted.
+    """Start a freshly built model from weights of any source; PixArt's are converted.
 
     A model built on the meta device gets its memory here, on the CPU, and random numbers only where
     the source is not whole: those of an XL/2 take 16 CPU seconds.
@@ -118,7 +118,7 @@ def converted(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, T
 
 
 def compare(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> LoadReport:
-    """What of `weights` fits the model; nothing is set. Raises CheckpointError for integer weights."""
+    """What of `weights` fits the model; sets nothing. Raises CheckpointError for integers."""
     wanted = model.state_dict()
     found = architecture_of(weights)
     if found.kind == PIXART_DIFFUSERS:
@@ -135,7 +135,8 @@ def compare(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> Loa
         given = weights[name].is_floating_point() and weights[name].element_size() > 1
         if wanted[name].is_floating_point() != given:
             raise CheckpointError(
-                f"{source}: {name} is {_dtype(weights[name])}, the model's is {_dtype(wanted[name])}; "
+                f"{source}: {name} is {_dtype(weights[name])}, the model's is "
+                f"{_dtype(wanted[name])}; "
                 "quantised weights are not read here",
                 hint="take the weights in bf16, fp16 or fp32",
             )
@@ -200,7 +201,8 @@ def _hint(report: LoadReport, model: nn.Module) -> str:
 
 def _refusal(report: LoadReport, model: nn.Module) -> CheckpointError:
     share = f"{len(report.loaded)} of {report.expected} tensors fit"
-    said = f"{report.source} is not of this model: {share}; {', '.join(_problems(report, report.missing))}"
+    problems = ", ".join(_problems(report, report.missing))
+    said = f"{report.source} is not of this model: {share}; {problems}"
     hint = _hint(report, model)
     if report.loaded:
         hint += "; --allow-partial takes what fits and leaves the rest as it is made"

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# Of PixArt's tensors, those a video model computes (positions) or has no use for (alpha's size inputs).
+# Of PixArt's tensors, those a video model computes (positions) or has no use for (alpha's size
+# inputs).
 _LEFT_OUT = re.compile(r"pos_embed|csize_embedder\.|ar_embedder\.")
 _NEW = re.compile(
     r"temporal_blocks\.|fps_embedder\.|rope\.|spatial_blocks\.\d+\.attn\.[qk]_norm\.weight$"
@@ -30,7 +31,7 @@ def is_new(name: str) -> bool:
 def to_stdit(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """PixArt's tensors for a model whose state dict is `wanted`, and the names that were left out."""
+    """PixArt's tensors for a model with the state dict `wanted`, and the names left out."""
     left_out = [name for name in tensors if _LEFT_OUT.match(name)]
     result = {
         f"spatial_{name}" if name.startswith("blocks.") else name: tensor
@@ -42,7 +43,8 @@ def to_stdit(
         result[PATCH] = _inflated(result[PATCH], times)
     for name in FINAL:
         if times > 1 and name in result:
-            # Each of the patch's frames starts as the one image (values are laid out frame by frame).
+            # Each of the patch's frames starts as the one image (values are laid out frame by
+            # frame).
             result[name] = torch.cat([result[name]] * times)
     if NULL_TEXT in result and NULL_TEXT in wanted:
         result[NULL_TEXT] = _of_length(result[NULL_TEXT], len(wanted[NULL_TEXT]))

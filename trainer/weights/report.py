@@ -44,7 +44,7 @@ def _shown(prefix: str, numbers: set[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Names by what became of them. `new` is missing by right: the source's kind has no such tensor."""
+    """Names by what became of them. `new` are those that the source's kind does not have."""
 
     source: str
     model: str  # what the weights are

@@ -1,4 +1,4 @@
-"""Where weights lie: a file, a folder of shards, a Hugging Face folder, a checkpoint of ours or upstream's.
+"""Where weights are: file, folder of shards, Hugging Face folder, our or upstream's checkpoint.
 
 A source is found by what is there, not by what it is called. Nothing is read but names and indexes.
 """
@@ -37,7 +37,7 @@ class Source:
     average: Source | None = None  # a checkpoint's EMA; of ours only the trained tensors
 
     def read(self, *, shapes_only: bool = False) -> dict[str, Tensor]:
-        """All tensors; raises CheckpointError also for what the index promises and no shard holds."""
+        """All tensors; raises CheckpointError also for what the index names and no shard holds."""
         weights: dict[str, Tensor] = {}
         for file in self.files:
             more = read_file(file, shapes_only=shapes_only)
@@ -103,7 +103,7 @@ def _folder(folder: Path) -> Source:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether this trainer's own rules say what is whole here: a run directory, or a part of a checkpoint."""
+    """Whether it is a run directory or a part of a checkpoint of this trainer."""
     if (folder / checkpoint.LATEST).is_file() or checkpoint.complete(folder):
         return True
     return any((folder / checkpoint.OPTIMIZER).glob("rank-*-of-*.safetensors"))
@@ -163,7 +163,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _download(repository: str) -> Path:
-    """The hub's folder, from its local cache where it is there. Raises CheckpointError when it cannot."""
+    """The hub's folder, from its local cache if it has it. Raises CheckpointError."""
     by_hand = (
         f"where there is internet: hf download {repository} --local-dir DIR; then give DIR here"
     )

@@ -1,4 +1,4 @@
-"""One file of tensors, safetensors or a torch pickle: told apart by content, never run, mapped not copied."""
+"""One file of tensors, safetensors or torch pickle: known by content, never run, mapped."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
     """The file's tensors by name, on the CPU; with `shapes_only` on the meta device, data unread.
 
     Torch pickles are read with weights_only: nothing in them is run. Raises CheckpointError in one
-    sentence for what is missing, cut off, of another format, or asks for code, and for a pickle where
-    torch is too old to keep that promise.
+    sentence for what is missing, cut off, of another format, or asks for code, and for a pickle
+    where torch is too old to keep that promise.
     """
     try:
         with path.open("rb") as file:
@@ -149,7 +149,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _unwrapped(path: Path, found: Any) -> dict[str, Tensor]:
-    """The tensors of a checkpoint's dict, of whatever program; its step counts and the like left out."""
+    """The tensors of any program's checkpoint dict, without step counts and the like."""
     if isinstance(found, Mapping) and {"state", "param_groups"} <= found.keys():
         raise CheckpointError(f"{path} is an optimizer's state, not a model's weights")
     for _ in range(2):  # {"state_dict": {"model": ...}} has been seen

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.runlog.atomic_file import sync, write_synced
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
 SHARD_BYTES = 5 * 10**9  # largest file of a folder, as the hub's tools write them
@@ -43,11 +43,13 @@ _NAMES = {
 def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) -> Iterator[Path]:
     """A place beside `target` to write to; renamed to it at the end, removed on any failure.
 
-    Raises CheckpointError when the target is there already, the disk has too little room, or a write
+    Raises CheckpointError when the target already exists, the disk has too little space, or a write
     fails; what was there before stays.
     """
     if target.exists() and not overwrite:
-        raise CheckpointError(f"{target} is there already", hint="another name, or --overwrite")
+        raise CheckpointError(
+            f"{target} already exists", hint="choose another name, or --overwrite"
+        )
     part, aside = (target.with_name(f".{word}-{target.name}") for word in ("tmp", "old"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,16 +57,17 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
         free = shutil.disk_usage(target.parent).free
         if free < need_bytes:
             raise CheckpointError(
-                f"{target.parent} has {free / 1e9:.1f} GB free, {need_bytes / 1e9:.1f} GB are needed"
+                f"{target.parent} has {free / 1e9:.1f} GB free, {need_bytes / 1e9:.1f} GB are "
+                "needed"
             )
         yield part
-        _sync(part.parent)
+        sync(part.parent)
         _remove(aside)
         if target.exists():
             target.rename(aside)
         part.rename(target)
         _remove(aside)
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise CheckpointError(
             f"{target} could not be written: {error.strerror or error}",
@@ -110,8 +113,7 @@ def write_file(
             ready = found.detach().to("cpu", kind).contiguous()
             file.write(ready.reshape(-1).view(torch.uint8).numpy().data)
             wrote(tensor.numel() * kind.itemsize)
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
 
 
 def write_folder(
@@ -136,9 +138,9 @@ def write_folder(
     if len(shards) > 1:
         total = total_bytes(tensors, dtypes)
         index = {"metadata": {"total_size": total}, "weight_map": table}
-        _write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=1))
-    _write_text(folder / "config.json", json.dumps(dict(config), indent=1))
-    _sync(folder)
+        write_synced(folder / "model.safetensors.index.json", json.dumps(index, indent=1) + "\n")
+    write_synced(folder / "config.json", json.dumps(dict(config), indent=1) + "\n")
+    sync(folder)
 
 
 def dtypes_for(
@@ -181,23 +183,8 @@ def _split(
     return shards
 
 
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

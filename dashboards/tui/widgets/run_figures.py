@@ -6,12 +6,12 @@ from rich.style import Style
 
 from dashboards.model import units
 from dashboards.model.fleet import short_names
-from dashboards.model.gpu_peaks import bf16_flops
 from dashboards.model.run_progress import Figures, figures, mfu
 from dashboards.model.state import RunState, State
 from dashboards.tui.braille import bar
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, words
+from trainer.runlog.gpu_peaks import peak_flops
 
 
 class Phases(Panel):
@@ -137,7 +137,7 @@ def _peak(state: State) -> float | None:
         for gpu in (node.sample.gpus or () if node.sample else ())[:1]
         if gpu.name
     }
-    return bf16_flops(names.pop()) if len(names) == 1 else None
+    return peak_flops(names.pop(), "bf16") if len(names) == 1 else None
 
 
 def _where(run: RunState, rank: int) -> str:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from dashboards.model.gpu_peaks import bf16_flops
+from dashboards.model.reduce import fold
 from dashboards.model.run_progress import Figures, figures, is_bad, mfu, one_line
 from dashboards.model.samples import EventSample, RunOpened, Sample, StepSample
-from dashboards.model.state import fold, initial_state
+from dashboards.model.state import initial_state
 from tests.dashboards.runs import record
 from trainer.runlog.telemetry import Event
 
@@ -94,13 +94,6 @@ def test_slowest_rank_is_named_with_how_often() -> None:
 
 def test_one_rank_is_never_the_slowest() -> None:
     assert run_of(*steps(1, 5, world=1, slowest_rank=0), now_s=1.0).slowest_rank is None
-
-
-def test_peaks_are_those_of_the_trainers_bench() -> None:
-    from trainer.bench import peaks
-
-    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "A100-SXM4", "NVIDIA L4", "Foo 1"):
-        assert bf16_flops(name) == peaks.peak_flops(name, "bf16")
 
 
 def test_mfu_is_of_the_whole_time_between_steps() -> None:

@@ -17,7 +17,6 @@ from tests.trainer.bench import work as bench_work
 from trainer.bench import __main__ as bench
 from trainer.bench import child
 from trainer.bench.child import Kind, Outcome, try_in_child
-from trainer.bench.peaks import peak_flops
 from trainer.bench.report import rates
 from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import as_bucket_config, shapes_of
@@ -27,6 +26,7 @@ from trainer.data.plan.buckets import Buckets
 from trainer.errors import ConfigError
 from trainer.models.flops import forward_flops
 from trainer.models.stdit import STDiT3Config
+from trainer.runlog.gpu_peaks import peak_flops
 
 SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2, "patch_size": (1, 2, 2),
          "input_sq_size": 16, "caption_channels": 16, "model_max_length": 6}  # fmt: skip

@@ -23,7 +23,7 @@ from torch import Tensor
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saved, Saver
 from trainer.checkpoint.files import Position
-from trainer.checkpoint.staging_buffer import Aside
+from trainer.checkpoint.staging_buffer import StagingBuffer
 from trainer.engine.base import EngineState
 from trainer.engine.shards import part_of
 from trainer.errors import CheckpointError
@@ -57,7 +57,7 @@ class Rank:
     def gather(self, values: list[float]) -> list[list[float]]:
         return self.gather_objects(list(values))
 
-    def agree(self, failure: str | None) -> list[str]:
+    def gather_errors(self, failure: str | None) -> list[str]:
         said = self.gather_objects(failure)
         return [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]
 
@@ -66,7 +66,7 @@ class Rank:
 
     is_sharded = True
 
-    def masters(self) -> list[tuple[str, Tensor]]:
+    def master_params(self) -> list[tuple[str, Tensor]]:
         return list(self.average().items())
 
     def state(self) -> EngineState:
@@ -185,7 +185,7 @@ def test_what_cannot_be_deleted_is_a_note_and_the_save_is_good(tmp_path: Path, o
         saved = saved_by(saver, 3)
         (note,) = saved.notes
         assert (
-            note.startswith(f"{old} cannot be deleted, its room is not free: ")
+            note.startswith(f"{old} cannot be deleted and still takes space: ")
             or ".tmp-old-" in note
         )
         checkpoint.verify(saved.path)
@@ -203,7 +203,7 @@ def test_a_rank_whose_save_hangs_ends_all_within_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
 ) -> None:
     """None ends by itself: the others stand in a collective."""
-    owner, name = (Aside, "copy") if hangs == "copy" else (checkpoint, "write_weights")
+    owner, name = (StagingBuffer, "copy") if hangs == "copy" else (checkpoint, "write_weights")
     plain, calls, over = getattr(owner, name), itertools.count(), threading.Event()
 
     def first_hangs(*args: Any) -> Any:
@@ -307,7 +307,7 @@ def _die_in_the_manifest(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "left"),
-    [("seal", 1), ("write_weights", 1), ("_entry", 1), ("_write_synced", 1), ("forget_old", 2)],
+    [("seal", 1), ("write_weights", 1), ("_entry", 1), ("write_synced", 1), ("forget_old", 2)],
 )
 def test_kill_while_saving_leaves_a_whole_one_and_the_next_save_works(
     tmp_path: Path, moment: str, left: int
@@ -315,7 +315,7 @@ def test_kill_while_saving_leaves_a_whole_one_and_the_next_save_works(
     save(tmp_path, 1)
     child = os.fork()
     if child == 0:
-        setattr(checkpoint, moment, _die_in_the_manifest if moment == "_write_synced" else _die)
+        setattr(checkpoint, moment, _die_in_the_manifest if moment == "write_synced" else _die)
         with contextlib.suppress(BaseException):
             save(tmp_path, 2)
         os._exit(0)
@@ -394,9 +394,9 @@ def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_copy, may_write = threading.Event(), threading.Event()
-    copy, write = Aside.copy, checkpoint.write_weights
+    copy, write = StagingBuffer.copy, checkpoint.write_weights
 
-    def copied_late(self: Aside, *args: Any) -> Any:
+    def copied_late(self: StagingBuffer, *args: Any) -> Any:
         assert may_copy.wait(30)
         return copy(self, *args)
 
@@ -404,7 +404,7 @@ def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
         assert may_write.wait(30)
         return write(*args)
 
-    monkeypatch.setattr(Aside, "copy", copied_late)
+    monkeypatch.setattr(StagingBuffer, "copy", copied_late)
     monkeypatch.setattr(checkpoint, "write_weights", written_late)
     engine = Rank(Together(1), 0)
     saver = Saver(tmp_path, engine)  # type: ignore[arg-type]
@@ -457,7 +457,7 @@ def test_a_save_that_fails_behind_the_step_is_raised_on_all_ranks_and_leaves_not
     def fails(*_: Any, **__: Any) -> Any:
         raise MemoryError("no pages left")
 
-    where = {"copy": (Aside, "copy"), "documents": (checkpoint, "write_documents"), "write": (checkpoint, "write_weights")}  # fmt: skip
+    where = {"copy": (StagingBuffer, "copy"), "documents": (checkpoint, "write_documents"), "write": (checkpoint, "write_weights")}  # fmt: skip
     monkeypatch.setattr(*where[broken], fails)
     results = save(tmp_path, 2, sizes=(10, 10))
     assert [type(result) for result in results] == [CheckpointError, CheckpointError]

@@ -112,8 +112,8 @@ def native(colossal: Engine, folder: Path, weights: dict[str, Tensor]) -> dict[s
         said[f"native-{dtype}"] = {
             "norms": norms,
             "apart": difference(state_of(engine), weights),
-            "masters_apart": difference(dict(engine.wholes(engine.masters())), weights),
-            "parts": sum(part.numel() for _, part in engine.masters()),
+            "masters_apart": difference(dict(engine.full_params(engine.master_params())), weights),
+            "parts": sum(part.numel() for _, part in engine.master_params()),
             "files": sorted(path.name for path in saved.iterdir()),
         }
     norms, _ = train(engine, "zero2", "fp32", each=3)
@@ -151,9 +151,9 @@ def main(folder: Path) -> None:
         said[f"{plugin}-{dtype}"] = {
             "norms": norms,
             "apart": difference(state_of(engine), weights),
-            "masters_apart": difference(dict(engine.wholes(engine.masters())), weights),
+            "masters_apart": difference(dict(engine.full_params(engine.master_params())), weights),
             "lrs": [group["lr"] for group in engine.param_groups],
-            "trained": [name for name, _ in engine.masters()],
+            "trained": [name for name, _ in engine.master_params()],
             "files": sorted(path.name for path in saved.iterdir()),
         }
     for plugin, dtype in (("zero2", "fp32"), ("zero1", "fp32"), ("ddp", "fp32"), ("zero2", "bf16")):
@@ -169,11 +169,11 @@ def main(folder: Path) -> None:
     said["waited"] = engine.waited_s
     said["gathered"] = engine.gather([engine.rank, 0.5])
     said["mean"] = engine.all_reduce_mean(float(engine.rank))
-    said["agree"] = engine.agree("disk full" if engine.rank == engine.world - 1 else None)
+    said["agree"] = engine.gather_errors("disk full" if engine.rank == engine.world - 1 else None)
     said["broadcast"] = engine.broadcast(f"of rank {engine.rank}")
     said["host"] = engine.ranks_on_this_host()
     try:
-        engine.alone(lambda: (folder / "nowhere" / "x").read_text())
+        engine.run_on_rank0(lambda: (folder / "nowhere" / "x").read_text())
     except TrainerError as error:
         said["alone"] = str(error)
     for name, work in (("one", lambda: 1 / (1 - engine.rank)), ("both", lambda: (folder / "nowhere").stat())):  # fmt: skip

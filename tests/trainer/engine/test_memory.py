@@ -22,8 +22,8 @@ def test_page_cache_is_room_and_files_in_memory_are_not(tmp_path: Path) -> None:
     group(tmp_path, "max", 0)
     # 7 of 8 GiB: 1 of weights, 5 of clips that were read, 1 in /dev/shm
     group(folder, str(8 * GIB), 7 * GIB, anon=GIB, file=6 * GIB, shmem=GIB, slab_reclaimable=0)
-    assert next(memory._cgroup_rooms(tmp_path)) == 6 * GIB
+    assert next(memory._cgroup_free(tmp_path)) == 6 * GIB
     group(folder, str(8 * GIB), 7 * GIB, anon=7 * GIB, file=0, shmem=0, slab_reclaimable=0)
-    assert next(memory._cgroup_rooms(tmp_path)) == GIB
+    assert next(memory._cgroup_free(tmp_path)) == GIB
     (folder / "memory.stat").unlink()
-    assert next(memory._cgroup_rooms(tmp_path)) == GIB
+    assert next(memory._cgroup_free(tmp_path)) == GIB

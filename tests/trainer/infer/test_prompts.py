@@ -12,6 +12,7 @@ from trainer.errors import ConfigError
 from trainer.infer.prompts import Prompt, Scores, parse_prompts, read_prompts
 from trainer.infer.request import parse_length, plan_jobs, settings_of, share_of
 from trainer.infer.sampling import generator_of
+from trainer.runlog.output import configure
 
 
 def test_scores_stand_behind_a_prompt_that_does_not_say_them() -> None:
@@ -117,15 +118,18 @@ def test_random_numbers_belong_to_seed_place_sample_and_loop() -> None:
     assert generator_of(1, 0).initial_seed() in draws
 
 
-def test_a_prompt_file_of_any_editor_has_one_prompt_a_line(tmp_path: Path) -> None:
-    path, said = tmp_path / "prompts.txt", []
+def test_a_prompt_file_of_any_editor_has_one_prompt_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure()
+    path = tmp_path / "prompts.txt"
     lines = ["a cat", "a line\u2028separator", "next\x85line", "a form\x0cfeed", "größer"]
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "", ""]).encode())
-    assert read_prompts(path, said.append) == tuple(lines)
-    assert said == [f"1 blank lines of {path} left out"]
+    assert read_prompts(path) == tuple(lines)
+    assert capsys.readouterr().err == f"1 blank lines of {path} left out\n"
     path.write_bytes("\n".join(lines).encode("utf-16"))
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_prompts(path, said.append)
+        read_prompts(path)
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,14 @@ from trainer.components import build_parts, make_tiny_text_encoder
 from trainer.config import load as configuration
 from trainer.config.load import VaeConfig
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
-from trainer.models.memory_budget import Room, in_batches
+from trainer.models.memory_budget import MemoryBudget, in_batches
 from trainer.models.vae.build import IdentityVAE, build_vae
 from trainer.models.vae.posterior import Posterior
 from trainer.models.vae.spatial import modern_names
 from trainer.models.vae.tiled import Strips
 from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings, load_vae, save_vae
 
-EVERYTHING = Room(1 << 40)
+EVERYTHING = MemoryBudget(1 << 40)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_published_sizes() -> None:
 def test_what_fits_at_once_changes_nothing_but_rounding() -> None:
     video = clip(21, 32, 48, batch=2)
     noises = (torch.randn(42, 4, 4, 6), torch.randn(2, 4, 6, 4, 6))
-    all_at_once, one_by_one = tiny_vae(room=EVERYTHING), tiny_vae(room=Room(1))
+    all_at_once, one_by_one = tiny_vae(budget=EVERYTHING), tiny_vae(budget=MemoryBudget(1))
     want = all_at_once.encode(video, noises=noises)
     assert relative(one_by_one.encode(video, noises=noises), want) < 1e-5
     assert relative(one_by_one.decode(want, 21), all_at_once.decode(want, 21)) < 1e-5
@@ -118,7 +118,7 @@ def test_a_frame_in_strips_is_the_frame_at_once(
 
 def test_a_large_frame_goes_in_strips_by_itself() -> None:
     image = clip(1, 200, 160)
-    small, large = tiny_vae(room=Room(2_000_000)), tiny_vae(room=EVERYTHING)
+    small, large = tiny_vae(budget=MemoryBudget(2_000_000)), tiny_vae(budget=EVERYTHING)
     calls: list[tuple[int, ...]] = []
     small.spatial_vae.module.encode = lambda x: calls.append(x.shape)
     want = large.encode_mean(image)
@@ -136,11 +136,11 @@ def test_less_goes_through_at_once_after_memory_ran_out() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 2 * x
 
-    room = Room(1000)
+    budget = MemoryBudget(1000)
     x = torch.arange(20.0)[:, None]
-    assert in_batches(network, x, 100, room).equal(2 * x)
+    assert in_batches(network, x, 100, budget).equal(2 * x)
     assert sizes == [10, 5, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
-    assert room.limit_bytes == 250  # kept: the next call starts there
+    assert budget.limit_bytes == 250  # kept: the next call starts there
 
 
 def test_an_input_too_large_alone_is_one_sentence() -> None:
@@ -148,7 +148,7 @@ def test_an_input_too_large_alone_is_one_sentence() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(OutOfMemory, match="too many for the VAE") as caught:
-        in_batches(network, torch.zeros(2, 3, 8, 8), 10, Room(10))
+        in_batches(network, torch.zeros(2, 3, 8, 8), 10, MemoryBudget(10))
     assert "memory_gb" in str(caught.value.hint)
 
 
@@ -164,8 +164,8 @@ def test_strips_become_narrower_while_memory_runs_out(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Strips, "moments", scarce)
     monkeypatch.setattr("trainer.models.vae.spatial.LEAST_ROOM", 1)
-    image, vae = clip(1, 64, 64), tiny_vae(room=Room(100_000))
-    assert relative(vae.encode_mean(image), tiny_vae(room=EVERYTHING).encode_mean(image)) < 1e-5
+    image, vae = clip(1, 64, 64), tiny_vae(budget=MemoryBudget(100_000))
+    assert relative(vae.encode_mean(image), tiny_vae(budget=EVERYTHING).encode_mean(image)) < 1e-5
     assert widths == [6250, 3125, 1562]
 
 
@@ -174,7 +174,7 @@ def test_other_errors_are_not_taken_for_memory() -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="multiplied"):
-        in_batches(network, torch.zeros(2, 1), 1, Room(10))
+        in_batches(network, torch.zeros(2, 1), 1, MemoryBudget(10))
 
 
 # --- chance and precision ----------------------------------------------------------------------
@@ -192,8 +192,8 @@ def test_chance_comes_from_the_generator_alone(vae: OpenSoraVAE) -> None:
 def test_the_same_noise_whatever_fits_into_memory() -> None:
     video = clip(18, batch=2)
     latents = [
-        tiny_vae(room=room).encode(video, torch.Generator().manual_seed(1))
-        for room in (EVERYTHING, Room(1))
+        tiny_vae(budget=budget).encode(video, torch.Generator().manual_seed(1))
+        for budget in (EVERYTHING, MemoryBudget(1))
     ]
     assert relative(*latents) < 1e-5
 
@@ -289,7 +289,7 @@ def test_shift_scale_chunk_and_memory_of_the_config_win(folder: Path, vae: OpenS
         config(from_pretrained=str(folder), shift=(0.0,) * 4, scale=(2.0,) * 4, micro_frame_size=8, memory_gb=0.5)
     )  # fmt: skip
     assert isinstance(built, OpenSoraVAE)
-    assert built.room.limit_bytes == 500_000_000
+    assert built.budget.limit_bytes == 500_000_000
     assert built.latent_size((17, 16, 16))[0] == 5  # 2 + 2 + 1
     z = vae.encode_mean(clip(5)) * vae.scale + vae.shift
     assert relative(built.encode_mean(clip(5)), z / 2) < 1e-5

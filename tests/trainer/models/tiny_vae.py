@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainer.models.memory_budget import Room
+from trainer.models.memory_budget import MemoryBudget
 from trainer.models.vae.spatial import SpatialSettings
 from trainer.models.vae.temporal import TemporalSettings
 from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
@@ -18,10 +18,12 @@ SETTINGS = VideoVAESettings(
 )
 
 
-def tiny_vae(settings: VideoVAESettings = SETTINGS, room: Room | None = None) -> OpenSoraVAE:
+def tiny_vae(
+    settings: VideoVAESettings = SETTINGS, budget: MemoryBudget | None = None
+) -> OpenSoraVAE:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        vae = OpenSoraVAE(settings, room)
+        vae = OpenSoraVAE(settings, budget)
         for parameter in vae.parameters():  # norms and biases that do something
             parameter.add_(0.1 * torch.randn_like(parameter))
     return vae

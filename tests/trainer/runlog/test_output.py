@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -13,25 +14,26 @@ import pytest
 from tests.trainer.ranks import REPO
 from trainer.config.load import load
 from trainer.runlog.journal import RankZeroJournal
-from trainer.runlog.output import say
+from trainer.runlog.output import LOG, RUN, configure, write
 from trainer.runlog.telemetry import Event, read
+from trainer.train import main as train_main
 
 
 def test_what_a_terminal_cannot_show_is_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    say("gr\udcfc\u00df", stream)
+    write("gr\udcfc\u00df\n", stream)
     assert stream.buffer.getvalue() == b"gr\\udcfc\\xdf\n"  # type: ignore[attr-defined]
 
 
 def test_a_closed_stream_and_a_full_device_are_no_errors() -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        say("lost", full)
+        write("lost\n", full)
         with pytest.raises(OSError, match="No space"):
             full.flush()  # it was tried
         full.buffer.raw.close()  # type: ignore[attr-defined]
     closed = io.StringIO()
     closed.close()
-    say("lost", closed)
+    write("lost\n", closed)
 
 
 def test_a_file_name_that_is_not_utf_8_does_not_hide_the_error_it_is_in(
@@ -39,6 +41,7 @@ def test_a_file_name_that_is_not_utf_8_does_not_hide_the_error_it_is_in(
 ) -> None:
     strict = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
     monkeypatch.setattr(sys, "stdout", strict)
+    configure()
     journal = RankZeroJournal(tmp_path, load("demo", []), 0)
     name = os.fsdecode(b"/data/gr\xfc\xdfe.mp4")
     journal.event("failed", f"{name} cannot be read", step=3)
@@ -53,6 +56,7 @@ def test_a_file_name_that_is_not_utf_8_does_not_hide_the_error_it_is_in(
 def test_a_list_of_bad_clips_that_cannot_be_written_is_told_instead(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    configure()
     journal = RankZeroJournal(tmp_path, load("demo", []), 1)
     (tmp_path / "bad_samples.jsonl").mkdir()
     journal.bad_sample(3, 1, 7, "/data/a.mp4", "empty file")
@@ -63,7 +67,42 @@ def test_a_list_of_bad_clips_that_cannot_be_written_is_told_instead(
 
 
 def test_a_command_whose_output_cannot_be_written_keeps_its_exit_code() -> None:
-    code = "import sys; from trainer.runlog.output import say; from trainer.train import main, _exit; say('x'); _exit(main(['demo', '--data-path', 'none']))"
+    code = (
+        "from trainer.runlog.output import RUN, configure; from trainer.train import main, _exit; "
+        "configure(); RUN.info('x'); _exit(main(['demo', '--data-path', 'none']))"
+    )
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, cwd=REPO)
     assert done.returncode == 2
+
+
+def test_a_record_is_one_line_on_the_stream_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    configure()
+    RUN.info("step 1/2")
+    LOG.info("loading")
+    RUN.warning("a clip is bad")
+    LOG.error("error: rank 3: no weights")  # errors name their rank themselves
+    LOG.debug("not at this level")
+    configure(logging.ERROR)
+    LOG.warning("nor this")
+    configure()
+    printed = capsys.readouterr()
+    assert printed.out == "rank 3: step 1/2\n"
+    assert printed.err.splitlines() == [
+        "rank 3: loading",
+        "rank 3: warning: a clip is bad",
+        "error: rank 3: no weights",
+    ]
+
+
+def test_a_level_that_does_not_exist_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINER_LOG_LEVEL", "loud")
+    with pytest.raises(SystemExit) as ended:
+        train_main(["demo"])
+    assert ended.value.code == 2
+    assert "'loud' is not one of debug, info, warning, error" in capsys.readouterr().err

@@ -99,9 +99,11 @@ def build_vae(settings: Any, dtype: torch.dtype = torch.float32) -> VideoVAE:
             hint="--vae.from-pretrained hpcai-tech/OpenSora-VAE-v1.2",
         )
     # Here because it brings torch modules that the identity does not need.
-    from trainer.models.memory_budget import Room
+    from trainer.models.memory_budget import MemoryBudget
     from trainer.models.vae.video import load_vae
 
     limit = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)
     own = {name: getattr(settings, name) for name in ("micro_frame_size", "shift", "scale")}
-    return load_vae(settings.from_pretrained, dtype=dtype, room=Room(limit), overrides=own)
+    return load_vae(
+        settings.from_pretrained, dtype=dtype, budget=MemoryBudget(limit), overrides=own
+    )

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError, OutOfMemory
-from trainer.models.memory_budget import Network, Room, in_batches
+from trainer.models.memory_budget import MemoryBudget, Network, in_batches
 from trainer.models.vae.tiled import Strips
 
 # N images · C channels · H,W pixels
 # Upstream keeps Stable Diffusion's factor although the published weights are SDXL's (0.13025).
 FACTOR = 0.18215
-# Measured (fp32, 384 x 384): encoding 5.0 and decoding 4.0 layers at full size, in strips 3.0 and 2.6.
+# Measured (fp32, 384 x 384): encoding 5.0 and decoding 4.0 layers at full size, in strips 3.0 and
+# 2.6.
 LAYERS_AT_ONCE, LAYERS_IN_STRIPS = 5, 3
 STRIPS_OF_ROOM = 16
 LEAST_ROOM = 1 << 26  # bytes; strips are as narrow as they get
@@ -51,7 +52,8 @@ class SpatialSettings:
 class SpatialVAE(nn.Module):
     """Images to the moments of their latents, and back; as many at once as memory allows.
 
-    An image that does not fit alone goes in strips (trainer.models.vae.tiled), with the same result.
+    An image that does not fit alone goes in strips (trainer.models.vae.tiled), with the same
+    result.
     """
 
     def __init__(self, settings: SpatialSettings) -> None:
@@ -66,19 +68,19 @@ class SpatialVAE(nn.Module):
         self.settings = settings
         self.module: Any = AutoencoderKL(**asdict(settings))
 
-    def moments(self, x_NCHW: Tensor, room: Room) -> Tensor:
+    def moments(self, x_NCHW: Tensor, budget: MemoryBudget) -> Tensor:
         """Mean and log-variance of each image's latent, [N, 2 latent_channels, H//8, W//8]."""
 
         def network(x: Tensor) -> Tensor:
             return self.module.encode(x.to(dtype)).latent_dist.parameters
 
         dtype = self._dtype
-        # At full size a block holds its input, the normalised one and its result, and the convolution
-        # needs memory of its own.
+        # At full size a block holds its input, the normalised one and its result, and the
+        # convolution needs memory of its own.
         channels, pixels = self.settings.block_out_channels[0], x_NCHW[0, 0].numel()
-        return self._over(network, Strips.moments, x_NCHW, channels, pixels, room)
+        return self._over(network, Strips.moments, x_NCHW, channels, pixels, budget)
 
-    def decode(self, z_NCHW: Tensor, room: Room) -> Tensor:
+    def decode(self, z_NCHW: Tensor, budget: MemoryBudget) -> Tensor:
         """[N, 3, 8 H, 8 W] in -1..1, about."""
 
         def network(z: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ class SpatialVAE(nn.Module):
         # The last stage's first block has the channels of the stage before it.
         channels = self.settings.block_out_channels[1]
         pixels = z_NCHW[0, 0].numel() * self.settings.factor**2
-        return self._over(network, Strips.decode, z_NCHW, channels, pixels, room)
+        return self._over(network, Strips.decode, z_NCHW, channels, pixels, budget)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -101,21 +103,23 @@ class SpatialVAE(nn.Module):
         x_NCHW: Tensor,
         channels: int,
         pixels: int,
-        room: Room,
+        budget: MemoryBudget,
     ) -> Tensor:
         layer_bytes, device = channels * pixels * self._dtype.itemsize, x_NCHW.device
-        if LAYERS_AT_ONCE * layer_bytes <= room.bytes(device):
+        if LAYERS_AT_ONCE * layer_bytes <= budget.bytes(device):
             try:
-                return in_batches(network, x_NCHW, LAYERS_AT_ONCE * layer_bytes, room)
+                return in_batches(network, x_NCHW, LAYERS_AT_ONCE * layer_bytes, budget)
             except OutOfMemory:
-                pass  # one image alone was too much, and `room` is half of that now
+                pass  # one image alone was too much, and `budget` is half of that now
         while True:
-            limit = room.bytes(device)
+            limit = budget.bytes(device)
             store = device if LAYERS_IN_STRIPS * layer_bytes <= limit else torch.device("cpu")
             strips = Strips(self.module, limit // STRIPS_OF_ROOM, store)
             try:
-                return in_batches(partial(in_strips, strips), x_NCHW, limit, room)
-            except OutOfMemory:  # `room` is half of what it was: narrower strips, kept on the host
+                return in_batches(partial(in_strips, strips), x_NCHW, limit, budget)
+            except (
+                OutOfMemory
+            ):  # `budget` is half of what it was: narrower strips, kept on the host
                 if limit < LEAST_ROOM:
                     raise
 

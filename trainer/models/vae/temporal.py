@@ -176,7 +176,8 @@ class TemporalVAE(nn.Module):
         """Peak memory of encoding and of decoding a chunk, per latent pixel of a frame.
 
         The widest stage at full length, of which a ResBlock holds five: its input, the normalised
-        one, that padded in front, the convolution's result, and room for the convolution's own work.
+        one, that padded in front, the convolution's result, and room for the convolution's own
+        work.
         """
         length = frames + -frames % self.settings.factor
         stages, halvings = self.settings.widths, self.settings.temporal_downsample

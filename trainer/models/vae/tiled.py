@@ -1,14 +1,15 @@
 """Frames too large for memory: diffusers' image VAE layer by layer, each in strips of rows.
 
-The usual tiling sends each tile through the whole network, so group norms and attention see the tile
-instead of the frame: results change everywhere (with the small networks of the tests by 5 to 27 %)
-and tiles must be blended. Here a layer is finished before the next one begins. Strips overlap by the
-row that a convolution reaches beyond them, norms use the whole frame's statistics, the attention at
-1/8 of the size sees everything: the result is the undivided one up to rounding, without seams.
+The usual tiling sends each tile through the whole network, so group norms and attention see the
+tile instead of the frame: results change everywhere (with the small networks of the tests by 5 to
+27 %) and tiles must be blended. Here a layer is finished before the next one begins. Strips overlap
+by the row that a convolution reaches beyond them, norms use the whole frame's statistics, the
+attention at 1/8 of the size sees everything: the result is the undivided one up to rounding,
+without seams.
 
-At one time there are a block's input, its middle and its output, in place where it can be, besides one
-strip: half of what the undivided network takes. With `store` on the host an accelerator holds only
-the strip.
+At one time there are a block's input, its middle and its output, in place where it can be, besides
+one strip: half of what the undivided network takes. With `store` on the host an accelerator holds
+only the strip.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Strips:
     def _resnet(self, x: Tensor, block: Any) -> Tensor:
         before = self._norm(x, block.norm1, block.nonlinearity)
         h = self._conv(x, block.conv1, before)
-        # Strip by strip over the input where the shapes allow: a strip reads only its own rows of it.
+        # Strip by strip over the input where the shapes allow: a strip reads only its own rows of
+        # it.
         out = None if block.conv_shortcut is not None else x
         between = self._norm(h, block.norm2, block.nonlinearity)
         return self._conv(h, block.conv2, between, added=(x, block.conv_shortcut), out=out)
@@ -95,7 +97,7 @@ class Strips:
         added: tuple[Tensor, nn.Module | None] | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """conv(before(x)) for 3x3 kernels, plus what a block adds; into `out` where that is given."""
+        """conv(before(x)) for 3x3 kernels, plus what a block adds; into `out` if given."""
         height = x.shape[2]
         for a, b in self._spans(x, height):
             low, high = max(0, a - 1), min(height, b + 1)
@@ -151,7 +153,7 @@ class Strips:
     def _norm(
         self, x: Tensor, norm: nn.GroupNorm, activation: Callable[[Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """Group norm with the statistics of all of x, then the activation, for any of its strips."""
+        """Group norm with the statistics of all of x, then the activation, for any strip."""
         groups = norm.num_groups
         counts, means, variances = [], [], []
         for a, b in self._spans(x, x.shape[2]):

@@ -18,7 +18,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
-from trainer.models.memory_budget import Room, in_batches
+from trainer.models.memory_budget import MemoryBudget, in_batches
 from trainer.models.vae.posterior import Posterior, draw
 from trainer.models.vae.spatial import FACTOR, SpatialSettings, SpatialVAE, modern_names
 from trainer.models.vae.temporal import TemporalSettings, TemporalVAE
@@ -63,18 +63,18 @@ def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OpenSoraVAE(nn.Module):
-    """Frozen: nothing here is differentiated. Inputs may have any dtype, weights give the compute's.
+    """Frozen, without gradients. Inputs may have any dtype; it computes in the weights'.
 
-    How many images or chunks go through at once is decided by memory (`room`) and changes nothing
+    How many images or chunks go through at once is decided by memory (`budget`) and changes nothing
     but rounding.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, settings: VideoVAESettings, room: Room | None = None) -> None:
+    def __init__(self, settings: VideoVAESettings, budget: MemoryBudget | None = None) -> None:
         super().__init__()
-        self.settings, self.room = settings, room or Room()
+        self.settings, self.budget = settings, budget or MemoryBudget()
         self.spatial_vae = SpatialVAE(settings.spatial)
         self.temporal_vae = TemporalVAE(settings.temporal)
         for name, values in (("scale", settings.scale), ("shift", settings.shift)):
@@ -169,7 +169,7 @@ class OpenSoraVAE(nn.Module):
         z = (z_BCZHW.float() * self.scale.float() + self.shift.float()).to(self.dtype)
         frames = self._in_chunks(z, num_frames, encoding=False)
         images = rearrange(frames, "b c t h w -> (b t) c h w")
-        video = self.spatial_vae.decode(images / FACTOR, self.room)
+        video = self.spatial_vae.decode(images / FACTOR, self.budget)
         return rearrange(video, "(b t) c h w -> b c t h w", b=len(z_BCZHW))
 
     def _check(self, video: Tensor) -> None:
@@ -177,16 +177,18 @@ class OpenSoraVAE(nn.Module):
         if video.ndim != 5 or video.shape[1] != channels or not video.is_floating_point():
             kind = str(video.dtype).removeprefix("torch.")
             raise ValueError(
-                f"a video is [B, {channels}, T, H, W] of floats in -1..1, not {kind} {list(video.shape)}"
+                f"a video is [B, {channels}, T, H, W] of floats in -1..1, not {kind} "
+                f"{list(video.shape)}"
             )
         if video.shape[2] < 1 or min(video.shape[3:]) < edge:
             raise ValueError(
-                f"a video needs 1 frame of {edge} x {edge} pixels at least, not {list(video.shape[2:])}"
+                f"a video needs 1 frame of {edge} x {edge} pixels at least, not "
+                f"{list(video.shape[2:])}"
             )
 
     def _frame_posterior(self, video_BCTHW: Tensor) -> Posterior:
         images = rearrange(video_BCTHW, "b c t h w -> (b t) c h w")
-        posterior = Posterior.of(self.spatial_vae.moments(images, self.room))
+        posterior = Posterior.of(self.spatial_vae.moments(images, self.budget))
         return posterior.scaled(FACTOR)
 
     def _chunk_posterior(self, frames_NCHW: Tensor, batch: int) -> Posterior:
@@ -213,7 +215,7 @@ class OpenSoraVAE(nn.Module):
             each = sizes[0 if encoding else 1] * piece.shape[3] * piece.shape[4]
             decode = partial(self.temporal_vae.decode, frames=length)
             network = self.temporal_vae.moments if encoding else decode
-            out = in_batches(network, chunks, each, self.room)
+            out = in_batches(network, chunks, each, self.budget)
             parts.append(rearrange(out, "(b n) c t h w -> b c (n t) h w", n=count))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
@@ -222,7 +224,7 @@ def load_vae(
     place: str | Path,
     *,
     dtype: torch.dtype = torch.float32,
-    room: Room | None = None,
+    budget: MemoryBudget | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> OpenSoraVAE:
     """The VAE of a file, a folder or (online) a hub id, on the CPU.
@@ -235,7 +237,7 @@ def load_vae(
     settings = VideoVAESettings.from_dict(source.config)
     chosen = {k: v for k, v in (overrides or {}).items() if v is not None}
     with torch.device("meta"):  # no time spent on numbers that are overwritten
-        vae = OpenSoraVAE(settings, room)
+        vae = OpenSoraVAE(settings, budget)
     vae.to_empty(device="cpu")
     # shift and scale stay fp32: bf16 rounds 3.85 to 3.84375
     vae.spatial_vae.to(dtype)

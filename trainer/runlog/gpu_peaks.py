@@ -1,4 +1,4 @@
-"""What accelerators can do at most, as their vendors state it: dense matrix products, no sparsity."""
+"""Peak FLOP/s of GPUs by their data sheets: dense matrix products, no sparsity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PEAKS: tuple[tuple[str, float, float], ...] = (
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """FLOP/s of a device's name for "bf16" or "fp32"; None for one that is not in the table."""
+    """FLOP/s for "bf16" or "fp32" by the driver's name of a device; None for an unknown one."""
     for pattern, bf16, fp32 in _PEAKS:
         if re.search(pattern, device_name, re.IGNORECASE):
             return 1e12 * (bf16 if dtype == "bf16" else fp32)

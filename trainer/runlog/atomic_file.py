@@ -1,10 +1,10 @@
-"""A file that appears whole: written beside its name, synced, renamed.
+"""Files that appear whole: written beside their names, synced, renamed.
 
     with part_of(path) as part:
         encode(part)
 
-Who writes holds a lock on the hidden file, so what a killed process left is told from what another
-process is writing at this moment: two requests for one folder do not hurt each other.
+The writer holds a lock on the hidden file, which tells what a killed process left from what another
+process is writing now: two requests for one folder do not hurt each other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def sync(path: Path) -> None:
+    """Put a file's data, or a folder's names, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a file that is on the disk afterwards; not atomic, for folders renamed later."""
+    path.write_text(text)
+    sync(path)
+
+
 @contextmanager
 def part_of(path: Path) -> Iterator[Path]:
     """A hidden file to write to, which gets the name `path` at the end and goes on any failure.
@@ -30,11 +45,7 @@ def part_of(path: Path) -> Iterator[Path]:
     descriptor = _locked(part)
     try:
         yield part
-        written = os.open(part, os.O_RDONLY)
-        try:
-            os.fsync(written)  # a power cut leaves no empty file of that name
-        finally:
-            os.close(written)
+        sync(part)  # a power cut leaves no empty file of that name
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer.runlog.part_file import part_of, sweep
+from trainer.runlog.atomic_file import part_of, sweep
 
 WRITER = """
 import sys
 from pathlib import Path
-from trainer.runlog.part_file import part_of
+from trainer.runlog.atomic_file import part_of
 with part_of(Path(sys.argv[1])) as part:
     part.write_text(sys.argv[2])
     print("writing", flush=True)
