@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BESIDE_CODE = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", "CHANGELOG.md")
+EXAMPLES = ("my_stage.py", "train.py")  # of users, in commands
 # The browser loads these by itself; a link that somebody clicks is not among them.
 LOADED = re.compile(
     r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*rel=[\"']?(?:stylesheet|preload)[^>]*//"
@@ -102,3 +103,24 @@ def test_code_names_documents_that_exist() -> None:
     ).stdout.split()  # fmt: skip
     assert listed
     assert [one for one in sorted(set(listed)) if not (ROOT / one).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*(ROOT / name for name in BESIDE_CODE[:4]), *sorted((ROOT / "docs").glob("[!d]*/*.md"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_files_that_documents_name_exist(path: Path) -> None:
+    """A document may leave out the first folders of a path. Decisions may name files of their time."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    ends = {
+        "/".join(parts[start:])
+        for one in listed
+        for parts in [one.split("/")]
+        for start in range(len(parts))
+    }
+    named = re.findall(r"`((?:[a-z_\d]+/)*[a-z_\d]+\.py)[ `]", path.read_text(encoding="utf-8"))
+    assert [one for one in named if one not in ends and one not in EXAMPLES] == []
