@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         return 1 if manifest.wrong else 0
     with _Together(rank, world, local_rank) as ranks:
         manifest, notes = read_once(ranks, data_path, root, by_shards)
-        document = ranks.alone(lambda: jobs.prepare(config, manifest, out, options))
+        document = ranks.run_on_rank0(lambda: jobs.prepare(config, manifest, out, options))
     if not rank:
         for note in notes:
             print(note, file=sys.stderr)
@@ -210,7 +210,7 @@ class _Together:
 
         return gathered(value, self.world)
 
-    def alone(self, work: Callable[[], T]) -> T:
+    def run_on_rank0(self, work: Callable[[], T]) -> T:
         """What rank 0's `work` gives, or its failure, on every rank."""
         if self.world == 1:
             return work()

@@ -11,7 +11,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.runlog.part_file import part_of
+from trainer.runlog.atomic_file import part_of
 
 # T frames · H,W height, width
 QUALITY = "12"  # x264's crf: small clips are looked at closely and read back by machine
