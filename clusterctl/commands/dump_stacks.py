@@ -22,9 +22,9 @@ from clusterctl.settings import Settings, cluster_options, output_options
 
 if TYPE_CHECKING:
     from clusterctl.jobs.processes import Pick
-    from clusterctl.stacks.collect import Looks
+    from clusterctl.stacks.collect import DumpOptions
     from clusterctl.stacks.evidence import Clue
-    from clusterctl.stacks.model import Picture
+    from clusterctl.stacks.model import JobSnapshot
     from clusterctl.stacks.verdict import Verdict
 
 _OPTIONS = (
@@ -66,14 +66,14 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
     Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told. docs/guide/stacks.md
     says how to read a verdict.
     """
-    from clusterctl.stacks.collect import Looks
+    from clusterctl.stacks.collect import DumpOptions
     from clusterctl.stacks.diagnose import diagnose
     from clusterctl.stacks.wait_sites import Sites, read_sites
 
     if options["diff"]:
         return _show_difference(output, *options["diff"])
     sites = Sites(read_sites(sites_file) if sites_file else ())
-    looks = Looks(
+    dump_options = DumpOptions(
         samples=options["samples"],
         interval_s=options["interval"],
         limit_s=options["dump_timeout"],
@@ -87,53 +87,59 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
             nodes,
             transport,
             pick,
-            looks,
+            dump_options,
             limits=settings.limits,
             width=settings.width,
             sites=sites,
             is_part=bool(settings.only or settings.without),
             sweep=output.sweep,
         )
-        picture, verdict, clues = seen.picture, seen.verdict, seen.clues
-        _refuse_nothing(picture, pick)
+        snapshot, verdict, clues = seen.snapshot, seen.verdict, seen.clues
+        _refuse_nothing(snapshot, pick)
         if not options["watch"] or verdict.kind not in ("moving", "busy"):
             break
         output.note(f"{time.strftime('%H:%M:%S')}  {verdict.headline}", "dim")
-        time.sleep(looks.interval_s)
+        time.sleep(dump_options.interval_s)
     native = (
-        _native(settings, output, picture, verdict, looks) if options["native_suspects"] else {}
+        _native(settings, output, snapshot, verdict, dump_options)
+        if options["native_suspects"]
+        else {}
     )
-    _write_files(output, options, picture, verdict, clues, native)
-    _show(output, options, picture, verdict, clues, native)
+    _write_files(output, options, snapshot, verdict, clues, native)
+    _show(output, options, snapshot, verdict, clues, native)
     output.ways(seen.results)
     output.unreachable(seen.results)
     return verdict.exit_code
 
 
-def _refuse_nothing(picture: Picture, pick: Pick) -> None:
-    if len(picture.runs) > 1 and not pick.runs:
+def _refuse_nothing(snapshot: JobSnapshot, pick: Pick) -> None:
+    if len(snapshot.runs) > 1 and not pick.runs:
         raise UsageError(
-            f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}",
+            f"{len(snapshot.runs)} runs are there: {', '.join(snapshot.runs)}",
             hint="name one: --run ID",
         )
-    for rank, names in picture.twice.items():
+    for rank, names in snapshot.twice.items():
         raise UsageError(
             f"more than one job fits: rank {rank} runs on {' and on '.join(names)}",
             hint="name one: --run ID, --user NAME, a --match that only fits one, or -w for its nodes",
         )
-    if picture.procs or picture.silent:
+    if snapshot.procs or snapshot.silent:
         return
-    others = sum(node.others for node in picture.nodes)
+    others = sum(node.others for node in snapshot.nodes)
     hint = "--match finds jobs by their command lines, --run by the name of the run"
     if others:
         hint = f"{others} processes of other users fit: --user NAME, with --sudo"
     raise CouldNotFindOut(
-        f"nothing found on {counted(len(picture.nodes), 'node')}: {pick.words()}", hint=hint
+        f"nothing found on {counted(len(snapshot.nodes), 'node')}: {pick.words()}", hint=hint
     )
 
 
 def _native(
-    settings: Settings, output: Output, picture: Picture, verdict: Verdict, looks: Looks
+    settings: Settings,
+    output: Output,
+    snapshot: JobSnapshot,
+    verdict: Verdict,
+    dump_options: DumpOptions,
 ) -> dict[str, str]:
     """C and Python stacks of one process of each class of suspects, by `node pid`."""
     from clusterctl.stacks.collect import collect_native
@@ -147,15 +153,15 @@ def _native(
     pids: dict[Any, list[int]] = {}
     for proc in chosen.values():
         pids.setdefault(by_name[proc.node], []).append(proc.pid)
-    views = {by_name[view.name]: view.py_spy for view in picture.nodes}
+    views = {by_name[view.name]: view.py_spy for view in snapshot.nodes}
     if not pids:
         return {}
     fanout = collect_native(
         pids,
         settings.transport(),
         views,
-        given=looks.py_spy,
-        sudo=looks.sudo,
+        given=dump_options.py_spy,
+        sudo=dump_options.sudo,
         limits=settings.limits,
         width=settings.width,
     )
@@ -169,7 +175,7 @@ def _native(
 def _write_files(
     output: Output,
     options: dict[str, Any],
-    picture: Picture,
+    snapshot: JobSnapshot,
     verdict: Verdict,
     clues: list[Clue],
     native: dict[str, str],
@@ -178,10 +184,10 @@ def _write_files(
 
     try:
         if options["speedscope"]:
-            write_speedscope(options["speedscope"], picture)
+            write_speedscope(options["speedscope"], snapshot)
             output.note(f"profile: {options['speedscope']} (https://www.speedscope.app)")
         if options["out"]:
-            write_folder(options["out"], picture, verdict, clues, native)
+            write_folder(options["out"], snapshot, verdict, clues, native)
             output.note(f"all stacks: {options['out']}/index.html")
     except OSError as error:
         raise UsageError(f"cannot write: {error}") from None
@@ -190,7 +196,7 @@ def _write_files(
 def _show(
     output: Output,
     options: dict[str, Any],
-    picture: Picture,
+    snapshot: JobSnapshot,
     verdict: Verdict,
     clues: list[Clue],
     native: dict[str, str],
@@ -198,14 +204,14 @@ def _show(
     from clusterctl.stacks.report import lines, to_json
 
     if output.json:
-        output.document("dump-stacks", **to_json(picture, verdict, clues), native=native)
+        output.document("dump-stacks", **to_json(snapshot, verdict, clues), native=native)
         return
     if output.quiet:
         output.line(verdict.headline, "good" if verdict.exit_code == 0 else "bad")
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     shown = lines(
-        picture,
+        snapshot,
         verdict,
         clues,
         everything=options["everything"],
@@ -229,6 +235,6 @@ def _show_difference(output: Output, before: Path, after: Path) -> int:
         return 0
     for entry in found:
         output.line(f"{entry['mark']} {entry['who']}: {entry['text']}")
-    if not found:
-        output.note("no process stands elsewhere")
+    if all(entry["mark"] == "=" for entry in found):
+        output.note("no process has moved from the first report to the second")
     return 0

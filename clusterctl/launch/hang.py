@@ -13,16 +13,16 @@ from clusterctl.jobs.processes import Pick
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.launch.run_dir import next_place
 from clusterctl.remote.fanout import WIDTH
-from clusterctl.stacks.collect import Looks
+from clusterctl.stacks.collect import DumpOptions
 from clusterctl.stacks.diagnose import Diagnosis, diagnose
-from clusterctl.stacks.verdict import ALL_SAME, DATA, DESYNC, HANG
+from clusterctl.stacks.verdict import VerdictKind
 from clusterctl.transport.base import Limits, Transport
 from trainer.runlog import telemetry
 
 RECENT = 100  # steps whose longest one says what is long for this run
 PATIENCE = 5.0  # times that: the safety factor of nvidia-resiliency-ext over what it has seen
 SAVING = 3.0  # times the limit while a rank says that it saves: the first save has no like
-HANGS = (HANG, DESYNC, ALL_SAME, DATA)
+HANGS = (VerdictKind.HANG, VerdictKind.DESYNC, VerdictKind.ALL_SAME, VerdictKind.DATA)
 SPARE_S = 1.0  # of the limit: for judging and writing what has come home
 
 
@@ -101,7 +101,7 @@ class Look:
                 plan.nodes,
                 transport,
                 Pick((plan.run_id,)),
-                Looks(),
+                DumpOptions(),
                 limits=self._limits(limits),
                 width=WIDTH,
             )
@@ -154,7 +154,7 @@ class Look:
             "headline": self.headline,
             "verdict": found.verdict.to_json() if found else None,
             "clues": [clue.to_json() for clue in found.clues] if found else [],
-            "silent": [node.name for node in found.picture.silent] if found else [],
+            "silent": [node.name for node in found.snapshot.silent] if found else [],
             "stacks": str(self.folder.relative_to(run_dir)) if self.folder else None,
             "error": self.error,
             "seconds": round(time.monotonic() - self.began_s, 3),

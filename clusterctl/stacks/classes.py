@@ -1,4 +1,4 @@
-"""Processes that stand in the same place as one line: equivalence classes over ranks, roles and nodes."""
+"""Processes in the same place as one line: equivalence classes over ranks, roles and nodes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold
-from clusterctl.stacks import wait_sites as kinds
-from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.model import JobSnapshot, Proc
 from clusterctl.stacks.verdict import Verdict
-from clusterctl.stacks.wait_sites import is_hidden
+from clusterctl.stacks.wait_sites import Kind, is_hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +33,15 @@ class Class:
         if len(self.procs) == 1:
             return f"{self.first.label} pid {self.first.pid} ({self.first.node})"
         ranks = fold_ranks(p.rank for p in self.procs if p.rank is not None)
-        words = f"rank{'s' * (',' in ranks or '-' in ranks)} {ranks}" if ranks else self.nodes
-        return words if self.first.role == "trainer" else f"{words} {self.first.role}"
+        where = f"rank{'s' * (',' in ranks or '-' in ranks)} {ranks}" if ranks else self.nodes
+        return where if self.first.role == "trainer" else f"{where} {self.first.role}"
 
 
-def classes(picture: Picture, verdict: Verdict) -> list[Class]:
-    """Suspects first, then trainers, then the others; larger classes behind smaller ones."""
+def classes(snapshot: JobSnapshot, verdict: Verdict) -> list[Class]:
+    """Suspects first, then trainers, then the others; smaller classes before larger ones."""
     blamed = {id(s.proc) for s in verdict.suspects if s.proc}
     groups: dict[tuple[object, ...], list[Proc]] = {}
-    for proc in picture.procs:
+    for proc in snapshot.procs:
         key = (
             proc.role,
             proc.kind,
@@ -67,25 +66,25 @@ def _order(proc: Proc) -> tuple[int, int, str, int]:
 
 
 def is_dull(one: Class) -> bool:
-    """What stands so in every healthy job: idle loaders, launchers, trackers."""
+    """Classes of every healthy job: idle loaders, launchers, trackers."""
     if one.suspect or one.first.state in ("T", "D"):
         return False
     if one.first.role == "trainer":
         return False
-    return one.first.kind in (kinds.IDLE, kinds.PUT, kinds.HELPER) or one.first.role != "loader"
+    return one.first.kind in (Kind.IDLE, Kind.PUT, Kind.HELPER) or one.first.role != "loader"
 
 
-def hidden_line(dull: Sequence[Class], picture: Picture) -> str:
+def hidden_line(dull: Sequence[Class], snapshot: JobSnapshot) -> str:
     """`3,071 loaders idle, 24 launchers, 6,500 helper threads hidden (--all)`."""
     counts: Counter[str] = Counter()
     for one in dull:
         word = f"{one.first.role}s idle" if one.first.role == "loader" else f"{one.first.role}s"
         counts[word] += len(one.procs)
-    threads = sum(hidden_threads(p) for p in picture.procs)
-    words = [f"{count:,} {word}" for word, count in counts.most_common()]
+    threads = sum(hidden_threads(p) for p in snapshot.procs)
+    parts = [f"{count:,} {word}" for word, count in counts.most_common()]
     if threads:
-        words.append(f"{threads:,} helper threads")
-    return f"{', '.join(words)} hidden (--all)" if words else ""
+        parts.append(f"{threads:,} helper threads")
+    return f"{', '.join(parts)} hidden (--all)" if parts else ""
 
 
 def hidden_threads(proc: Proc) -> int:

@@ -1,4 +1,4 @@
-"""Ask every node for its stacks: one ssh each, py-spy carried along where a node has none."""
+"""Collect stacks from every node: one ssh each, py-spy sent along where a node has none."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NATIVE_S = 20.0  # one --native dump of a torch process takes 7 s and stops it m
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
-    """How processes are looked at."""
+class DumpOptions:
+    """How processes are dumped."""
 
     samples: int = 2
     interval_s: float = 2.0
@@ -46,7 +46,7 @@ _packing = threading.Lock()
 
 @functools.cache
 def _packed_py_spy() -> str | None:
-    """The head's own py-spy for a node that has none; None when there is none here either."""
+    """The head's own py-spy, for a node that has none; None without one."""
     beside = Path(sys.executable).with_name("py-spy")
     path = str(beside) if beside.is_file() else shutil.which("py-spy")
     if path is None:
@@ -57,7 +57,7 @@ def _packed_py_spy() -> str | None:
 def _py_spy_for(machine: str) -> dict[str, Any]:
     if machine != platform.machine():
         return {"op": "go"}  # another processor's program
-    with _packing:  # many nodes may ask at once, the work is done once
+    with _packing:  # once, also when many nodes need it at the same time
         data = _packed_py_spy()
     return {"op": "py-spy", "data": data} if data else {"op": "go"}
 
@@ -66,28 +66,28 @@ def collect(
     nodes: Sequence[Node],
     transport: Transport,
     pick: Pick,
-    looks: Looks,
+    options: DumpOptions,
     *,
     limits: Limits,
     width: int,
 ) -> Fanout[dict[str, Any]]:
     """A fan-out whose values are the unpacked reports of payload stacks.py."""
-    budget_s = limits.command_s + (looks.samples - 1) * looks.interval_s
+    budget_s = limits.command_s + (options.samples - 1) * options.interval_s
 
     def args(node: Node) -> dict[str, Any]:
         return {
             "pick": pick.to_args(node),
-            "samples": looks.samples,
-            "interval_s": looks.interval_s,
-            "limit_s": looks.limit_s,
+            "samples": options.samples,
+            "interval_s": options.interval_s,
+            "limit_s": options.limit_s,
             "budget_s": budget_s,
-            "width": looks.width,
-            "py_spy": looks.py_spy,
-            "carry": looks.carry,
-            "blocking": looks.blocking,
+            "width": options.width,
+            "py_spy": options.py_spy,
+            "carry": options.carry,
+            "blocking": options.blocking,
         }
 
-    return _fan_out(nodes, transport, args, budget_s + 10.0, looks.sudo, limits, width)
+    return _fan_out(nodes, transport, args, budget_s + 10.0, options.sudo, limits, width)
 
 
 def collect_native(
@@ -100,9 +100,9 @@ def collect_native(
     limits: Limits,
     width: int,
 ) -> Fanout[dict[str, Any]]:
-    """Native stacks of a few processes: each is stopped for seconds, checked afterwards and woken.
+    """Native stacks of a few processes: each is stopped for seconds, then woken if still stopped.
 
-    `py_spy` is what the first look used on each node, `given` the path that the user named.
+    `py_spy` is what `collect` used on each node, `given` the path that the user named.
     """
 
     def args(node: Node) -> dict[str, Any]:
@@ -147,9 +147,9 @@ def _converse(held: ship.PayloadStream, patience_s: float) -> dict[str, Any]:
         try:
             message = held.receive(max(0.0, deadline - time.monotonic()))
         except EOFError:
-            said = held.stderr_tail().strip().splitlines()
+            stderr = held.stderr_tail().strip().splitlines()
             raise TransportError(
-                "command", f"the payload ended: {said[-1] if said else 'no word'}"
+                "command", f"the payload ended: {stderr[-1] if stderr else 'no reason given'}"
             ) from None
         if message is None:
             raise TransportError("command", f"no stacks in {patience_s:g} s")

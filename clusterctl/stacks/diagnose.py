@@ -11,11 +11,11 @@ from typing import Any
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
 from clusterctl.remote.fanout import NodeResult, in_order
-from clusterctl.stacks.collect import Looks, collect
+from clusterctl.stacks.collect import DumpOptions, collect
 from clusterctl.stacks.evidence import Clue, clues
 from clusterctl.stacks.files import write_folder
 from clusterctl.stacks.judge import judge
-from clusterctl.stacks.model import Picture, read_picture
+from clusterctl.stacks.model import JobSnapshot, read_snapshot
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Limits, Transport
@@ -27,21 +27,21 @@ Sweep = Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]]
 class Diagnosis:
     """What was seen of a job at one time, and what it means."""
 
-    picture: Picture
+    snapshot: JobSnapshot
     verdict: Verdict
     clues: list[Clue]
     results: list[NodeResult[dict[str, Any]]]
 
     def write(self, folder: Path) -> None:
         """All stacks, report.json and index.html. Raises OSError."""
-        write_folder(folder, self.picture, self.verdict, self.clues, {})
+        write_folder(folder, self.snapshot, self.verdict, self.clues, {})
 
 
 def diagnose(
     nodes: Sequence[Node],
     transport: Transport,
     pick: Pick,
-    looks: Looks | None = None,
+    options: DumpOptions | None = None,
     *,
     limits: Limits,
     width: int,
@@ -54,17 +54,17 @@ def diagnose(
     `is_part` says that the user left nodes out. Takes the interval between samples and some
     seconds; at most the command limit, the intervals and the connection limits together.
     """
-    looks = looks or Looks()
+    options = options or DumpOptions()
     begun = time.monotonic()
-    fanout = collect(nodes, transport, pick, looks, limits=limits, width=width)
+    fanout = collect(nodes, transport, pick, options, limits=limits, width=width)
     results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
-    picture = read_picture(
+    snapshot = read_snapshot(
         results,
         sites or Sites(),
-        interval_s=looks.interval_s,
-        samples=looks.samples,
+        interval_s=options.interval_s,
+        samples=options.samples,
         seconds=time.monotonic() - begun,
         taken_s=time.time(),
         is_part=is_part,
     )
-    return Diagnosis(picture, judge(picture), clues(picture), results)
+    return Diagnosis(snapshot, judge(snapshot), clues(snapshot), results)

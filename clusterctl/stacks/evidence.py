@@ -1,4 +1,4 @@
-"""What logs, flight recorders and kernels say beside the stacks: NCCL's watchdog, Xid, counters."""
+"""Evidence beside the stacks: NCCL's watchdog, flight recorders, Xid and kernel logs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from checks.reference.xid_codes import grade
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold
 from clusterctl.stacks.flight import compare, read_dump
-from clusterctl.stacks.model import Picture
+from clusterctl.stacks.model import JobSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """One thing that was said; `source` is where: log, flight recorder, kernel."""
+    """One piece of evidence; `source` is log, flight recorder or kernel."""
 
     source: str
     text: str
@@ -35,88 +35,67 @@ class Clue:
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """A collective that torch's watchdog gave up on. None where this generation does not say."""
+    """A collective that torch's watchdog gave up on."""
 
-    rank: int | None
+    rank: int
     sequence: int
     operation: str
-    timeout_ms: int | None
-    ran_ms: int | None
-    group: str | None = None
+    timeout_ms: int
 
 
 _WORK = re.compile(
     r"\[Rank (?P<rank>\d+)\].*?Watchdog caught collective operation timeout: WorkNCCL\("
     r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, .*?)?(?:, Timeout\(ms\)=(?P<limit>\d+))\)"
-    r"(?: ran for (?P<ran>\d+) milliseconds)?"
 )
 _COUNTERS = re.compile(
-    r"\[PG (?:ID )?(?P<pg>\S+).*?Rank (?P<rank>\d+)\].*?Timeout at NCCL work: (?P<at>\d+), "
+    r"\[PG .*?Rank (?P<rank>\d+)\].*?Timeout at NCCL work: \d+, "
     r"last enqueued NCCL work: (?P<queued>-?\d+), last completed NCCL work: (?P<done>-?\d+)"
 )
-_GLOO = re.compile(
-    r"gloo.*?(?:Timed out waiting (?P<ms>\d+)ms|Connection (?:closed|reset) by peer(?: \[(?P<peer>[^\]]+)\])?)"
-)
+_GLOO = re.compile(r"gloo.*?(?:Timed out waiting \d+ms|Connection (?:closed|reset) by peer)")
 _NET = re.compile(r"NCCL WARN (?P<text>.*?NET.*?(?:completion|error).*)")
 
 
 def parse_watchdog(lines: Iterable[str]) -> list[Timeout]:
-    """Timeouts in a log, of every generation of torch's text; other lines are passed over."""
-    found = []
-    for line in lines:
-        work = _WORK.search(line)
-        if work:
-            found.append(
-                Timeout(
-                    int(work["rank"]),
-                    int(work["seq"]),
-                    work["op"],
-                    int(work["limit"]) if work["limit"] else None,
-                    int(work["ran"]) if work["ran"] else None,
-                )
-            )
-    return found
+    """Timeouts in a log, of every generation of torch's text; other lines are ignored."""
+    return [
+        Timeout(int(work["rank"]), int(work["seq"]), work["op"], int(work["limit"]))
+        for work in map(_WORK.search, lines)
+        if work
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """How far a rank's process group was when its watchdog spoke."""
+    """How far a rank's process group was when its watchdog reported."""
 
     rank: int
-    group: str
-    timed_out: int
     enqueued: int
     completed: int
 
 
 def parse_counters(lines: Iterable[str]) -> list[Counters]:
     """`last enqueued … last completed …` lines."""
-    found = []
-    for line in lines:
-        at = _COUNTERS.search(line)
-        if at:
-            found.append(
-                Counters(
-                    int(at["rank"]), at["pg"], int(at["at"]), int(at["queued"]), int(at["done"])
-                )
-            )
-    return found
-
-
-def clues(picture: Picture) -> list[Clue]:
-    """Everything that was said, the most telling first."""
     return [
-        *_flight(picture),
-        *_watchdog(picture),
-        *_gloo(picture),
-        *_network(picture),
-        *_kernel(picture),
+        Counters(int(found["rank"]), int(found["queued"]), int(found["done"]))
+        for found in map(_COUNTERS.search, lines)
+        if found
     ]
 
 
-def _flight(picture: Picture) -> list[Clue]:
+def clues(snapshot: JobSnapshot) -> list[Clue]:
+    """All evidence, the most important first."""
+    return [
+        *_flight(snapshot),
+        *_watchdog(snapshot),
+        *_gloo(snapshot),
+        *_network(snapshot),
+        *_kernel(snapshot),
+    ]
+
+
+def _flight(snapshot: JobSnapshot) -> list[Clue]:
     dumps, unread = {}, []
-    for node in picture.nodes:
+    for node in snapshot.nodes:
         for rank, packed in node.flight.items():
             dump = read_dump(packed)
             if isinstance(dump, str):
@@ -125,17 +104,17 @@ def _flight(picture: Picture) -> list[Clue]:
                 )
             else:
                 dumps[rank] = dump
-    world = picture.world or (max(dumps) + 1 if dumps else 0)
+    world = snapshot.world or (max(dumps) + 1 if dumps else 0)
     return [
         *(Clue("flight recorder", text, tuple(ranks)) for text, ranks in compare(dumps, world)),
         *unread,
     ]
 
 
-def _watchdog(picture: Picture) -> list[Clue]:
+def _watchdog(snapshot: JobSnapshot) -> list[Clue]:
     groups: dict[tuple[int, str], list[Timeout]] = {}
     counters: dict[int, Counters] = {}
-    for node in picture.nodes:
+    for node in snapshot.nodes:
         for rank, lines in node.logs.items():
             for one in parse_watchdog(lines):
                 groups.setdefault((one.sequence, one.operation), []).append(one)
@@ -143,53 +122,37 @@ def _watchdog(picture: Picture) -> list[Clue]:
                 counters[rank] = counter
     found = []
     for (sequence, operation), timeouts in sorted(groups.items()):
-        ranks = sorted({one.rank for one in timeouts if one.rank is not None})
-        limit = next((one.timeout_ms for one in timeouts if one.timeout_ms), None)
-        after = f" after {limit / 1000:g} s" if limit else ""
-        found.append(
-            Clue(
-                "log",
-                f"NCCL watchdog: {operation} number {sequence} timed out{after} on rank {fold_ranks(ranks)}",
-                tuple(ranks),
-            )
+        ranks = sorted({one.rank for one in timeouts})
+        limit_ms = next((one.timeout_ms for one in timeouts if one.timeout_ms), None)
+        after = f" after {limit_ms / 1000:g} s" if limit_ms else ""
+        text = (
+            f"NCCL watchdog: {operation} number {sequence} timed out{after} on rank "
+            f"{fold_ranks(ranks)}"
         )
+        found.append(Clue("log", text, tuple(ranks)))
     if counters:
         lowest = min(one.completed for one in counters.values())
         behind = [rank for rank, one in counters.items() if one.completed == lowest]
         if len(behind) < len(counters):
-            found.append(
-                Clue(
-                    "log",
-                    f"rank {fold_ranks(behind)} completed the fewest collectives ({lowest})",
-                    tuple(sorted(behind)),
-                )
-            )
+            text = f"rank {fold_ranks(behind)} completed the fewest collectives ({lowest})"
+            found.append(Clue("log", text, tuple(sorted(behind))))
     return found
 
 
-def _gloo(picture: Picture) -> list[Clue]:
+def _gloo(snapshot: JobSnapshot) -> list[Clue]:
     ranks = sorted(
         rank
-        for node in picture.nodes
+        for node in snapshot.nodes
         for rank, lines in node.logs.items()
         if any(_GLOO.search(line) for line in lines)
     )
-    return (
-        [
-            Clue(
-                "log",
-                f"gloo lost or waited too long for a peer on rank {fold_ranks(ranks)}",
-                tuple(ranks),
-            )
-        ]
-        if ranks
-        else []
-    )
+    text = f"gloo lost or waited too long for a peer on rank {fold_ranks(ranks)}"
+    return [Clue("log", text, tuple(ranks))] if ranks else []
 
 
-def _network(picture: Picture) -> list[Clue]:
+def _network(snapshot: JobSnapshot) -> list[Clue]:
     found: dict[str, list[int]] = {}
-    for node in picture.nodes:
+    for node in snapshot.nodes:
         for rank, lines in node.logs.items():
             for line in lines:
                 warned = _NET.search(line)
@@ -201,11 +164,11 @@ def _network(picture: Picture) -> list[Clue]:
     ]
 
 
-def _kernel(picture: Picture) -> list[Clue]:
+def _kernel(snapshot: JobSnapshot) -> list[Clue]:
     """What the nodes' kernels logged in the last hour, equal lines of many nodes as one."""
     nodes: dict[tuple[str, int | None, str], list[str]] = {}
     ages: dict[tuple[str, int | None, str], float] = {}
-    for node in picture.nodes:
+    for node in snapshot.nodes:
         for age_s, line in node.kernel:
             for event in read_events(line, Unknown("not asked"), Unknown("not asked")):
                 number = event.xid if event.kind == "xid" else None
@@ -220,8 +183,11 @@ def _kernel(picture: Picture) -> list[Clue]:
         names = list(dict.fromkeys(names))
         ago = f"{ages[key] / 60:.0f} min ago" if ages[key] >= 90 else f"{ages[key]:.0f} s ago"
         found.append(Clue("kernel", f"{fold(names)}: {key[2]} ({ago})", nodes=tuple(names)))
-    for node in picture.nodes:
+    for node in snapshot.nodes:
         if node.kernel_cut_s is not None:
-            text = f"{node.name}: its log is longer than 1 MiB, only the last {node.kernel_cut_s / 60:.0f} min of it were read"
+            text = (
+                f"{node.name}: its log is longer than 1 MiB, only the last "
+                f"{node.kernel_cut_s / 60:.0f} min of it were read"
+            )
             found.append(Clue("kernel", text, nodes=(node.name,)))
     return found

@@ -1,4 +1,4 @@
-"""What --out and --speedscope write, and --diff reads: one text per process, a report, a page, a profile."""
+"""Files of --out, --speedscope and --diff: texts of processes, report.json, index.html, profile."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.stacks.evidence import Clue
 from clusterctl.stacks.html_report import page
-from clusterctl.stacks.model import Picture, Proc
+from clusterctl.stacks.model import JobSnapshot, Proc
 from clusterctl.stacks.report import to_json
 from clusterctl.stacks.verdict import Verdict
 
 
 def write_folder(
     folder: Path,
-    picture: Picture,
+    snapshot: JobSnapshot,
     verdict: Verdict,
     clues: Sequence[Clue],
     native: Mapping[str, str],
 ) -> None:
     """DIR/NODE/RANK-ROLE-PID.txt for every process, report.json and index.html. Raises OSError.
 
-    Names and texts are as nodes gave them: nothing of them leads out of DIR or cannot be written.
+    Names and texts come from nodes: no name leads out of DIR, and every text can be written.
     """
-    for node in picture.nodes:
+    for node in snapshot.nodes:
         place = folder / _safe(node.name)
         place.mkdir(parents=True, exist_ok=True)
         if node.silent is not None:
@@ -38,7 +38,7 @@ def write_folder(
             more = native.get(f"{proc.node} {proc.pid}")
             text += f"\nnative:\n{more}\n" if more else ""
             _write(place / file_name(proc), text)
-    document = {"schema": 1, "command": "dump-stacks", **to_json(picture, verdict, clues)}
+    document = {"schema": 1, "command": "dump-stacks", **to_json(snapshot, verdict, clues)}
     _write(folder / "report.json", json.dumps(document) + "\n")
     _write(folder / "index.html", page(document))
 
@@ -60,10 +60,13 @@ def _safe(name: str, most: int = 200) -> str:
 
 
 def process_text(proc: Proc) -> str:
-    """A process as py-spy would print it, with the kernel's word and the progress above."""
+    """A process as py-spy prints it, below its kernel state and progress."""
     lines = [
         f"{proc.label}  pid {proc.pid} on {proc.node}: {proc.program}",
-        f"state {proc.state}  {proc.kind}  {proc.progress}  {proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s  by {proc.how}",
+        (
+            f"state {proc.state}  {proc.kind}  {proc.progress}  {proc.cpu_share:.0%} CPU in "
+            f"{proc.seconds:.1f} s  by {proc.how}"
+        ),
     ]
     if proc.error:
         lines.append(f"error: {proc.error}")
@@ -95,11 +98,11 @@ def native_text(threads: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_speedscope(path: Path, picture: Picture) -> None:
-    """A sampled profile whose weights are processes: the widest tower is where most stand."""
+def write_speedscope(path: Path, snapshot: JobSnapshot) -> None:
+    """A sampled profile whose weights are processes: the widest tower is where most are."""
     frames: dict[tuple[str, str, int], int] = {}
     weights: Counter[tuple[int, ...]] = Counter()
-    for proc in picture.procs:
+    for proc in snapshot.procs:
         chain = [(proc.role, "", 0)]
         chain += [(f.function, f.path, f.line) for f in reversed(proc.stack.frames)]
         weights[tuple(frames.setdefault(frame, len(frames)) for frame in chain)] += 1
@@ -134,12 +137,12 @@ def read_report(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: {error}") from None
     if not isinstance(document, dict) or "nodes" not in document or "classes" not in document:
-        raise UsageError(f"{file} is no report of dump-stacks")
+        raise UsageError(f"{file} is not a report of dump-stacks")
     return document
 
 
 def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What stands elsewhere, is new or gone, and what has not moved from one report to the other."""
+    """Processes that moved, are new or gone, or did not move from one report to the other."""
     old, new = _places(before), _places(after)
     groups: dict[tuple[str, str], list[str]] = {}
     for key in dict.fromkeys([*old, *new]):

@@ -1,6 +1,6 @@
-"""torch's flight recorder: which rank is behind, and whose collective is another one.
+"""torch's flight recorder: which rank is behind, and which one is in another collective.
 
-Records are read on the nodes (payload/dump/flight.py), as plain values; here come their newest entries.
+Nodes read the records (payload/dump/flight.py) and send their newest entries as plain values.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_dump(sent: Mapping[str, Any]) -> Dump | str:
 def make_dump(data: Any) -> Dump:
     """Entries by group. Raises `ValueError` for another shape than torch's."""
     if not isinstance(data, dict) or not isinstance(data.get("entries", []), list):
-        raise ValueError("no flight record: no entries")
+        raise ValueError("not a flight record: no entries")
     groups: dict[str, dict[int, Entry]] = {}
     completed: dict[str, int] = {}
     for row in data.get("entries", []):
@@ -87,7 +87,7 @@ def _entry(row: Mapping[str, Any]) -> Entry:
 
 
 def compare(dumps: Mapping[int, Dump], world: int) -> list[tuple[str, list[int]]]:
-    """(sentence, ranks it is about): who is behind, and whose collective is another one."""
+    """(sentence, ranks it is about): which are behind, and which are in another collective."""
     if not dumps:
         return []
     found: list[tuple[str, list[int]]] = []
@@ -116,7 +116,7 @@ def _compare_group(name: str, members: Mapping[int, Dump]) -> list[tuple[str, li
             f"its last was {last.operation} at {last.caller}"
         )
         return [(text, behind)]
-    # Everybody stands at the same number: do they mean the same by it?
+    # All are at the same number: is it the same collective?
     first_open = min(dump.completed.get(name, 0) for dump in members.values()) + 1
     recorded = {number for dump in members.values() for number in dump.groups[name]}
     for sequence in sorted(number for number in recorded if number >= first_open - 1):
@@ -131,8 +131,9 @@ def _compare_group(name: str, members: Mapping[int, Dump]) -> list[tuple[str, li
         one = entries[odd[0]]
         usual_one = next(e for e in entries.values() if (e.operation, e.sizes, e.dtypes) == usual)
         text = (
-            f"number {sequence} of group {name} is {one.operation} {one.sizes} at {one.caller} on rank "
-            f"{fold_ranks(odd)}, but {usual_one.operation} {usual_one.sizes} at {usual_one.caller} on {count} others"
+            f"number {sequence} of group {name} is {one.operation} {one.sizes} at {one.caller} on "
+            f"rank {fold_ranks(odd)}, but {usual_one.operation} {usual_one.sizes} at "
+            f"{usual_one.caller} on {count} others"
         )
         return [(text, odd)]
     open_now = [
@@ -140,10 +141,10 @@ def _compare_group(name: str, members: Mapping[int, Dump]) -> list[tuple[str, li
     ]
     if len(open_now) == len(members):
         entry = next(iter(members.values())).groups[name][highest]
-        return [
-            (
-                f"all {len(members)} ranks have joined number {highest} of group {name} ({entry.operation}), and none has finished it: not a rank but the network or a device",
-                sorted(members),
-            )
-        ]
+        text = (
+            f"all {len(members)} ranks have joined number {highest} of group {name} "
+            f"({entry.operation}), and none has finished it: the cause is the network or a device, "
+            "not a rank"
+        )
+        return [(text, sorted(members))]
     return []

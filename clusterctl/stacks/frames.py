@@ -1,4 +1,4 @@
-"""Frames and stacks: where a thread stands, without the interpreter's own beginnings."""
+"""Frames and stacks: where a thread is, without the interpreter's outermost frames."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import cached_property
 _ROOTS = re.compile(r".*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
 _STANDARD = re.compile(r".*/lib/python3\.\d+/(?!.*(?:site|dist)-packages/)")
 
-# What every thread begins with. Outside of these nothing tells anything; a forked worker even
-# carries its parent's frames there.
+# What every thread begins with. Frames outside of these say nothing; a forked worker has its
+# parent's frames there.
 _CUT = (
     ("_bootstrap", "multiprocessing/process.py"),
     ("_bootstrap", "threading.py"),
@@ -26,7 +26,7 @@ _CUT = (
 class Frame:
     """One call. `path` is relative to the environment or the library, or as py-spy shortens it."""
 
-    function: str  # the last word of the qualified name: py-spy tells it only from Python 3.11 on
+    function: str  # the last part of the qualified name: py-spy gives that only from Python 3.11 on
     path: str
     line: int
     is_standard: bool = False  # of Python's own library
@@ -41,7 +41,7 @@ class Frame:
 
 
 def make_frame(function: str, filename: str, short: str, line: int) -> Frame:
-    """A frame of py-spy's: `Connection._recv`, /opt/…/lib/python3.11/multiprocessing/connection.py."""
+    """A frame of py-spy's: `Connection._recv`, /opt/…/lib/python3.11/multiprocessing/x.py."""
     name = function if function.startswith("<") else function.rsplit(".", 1)[-1]
     found = _ROOTS.match(filename)
     path = filename[found.end() :] if found else short
@@ -49,12 +49,12 @@ def make_frame(function: str, filename: str, short: str, line: int) -> Frame:
 
 
 DISPATCH = "torch/_ops.py"
-"""Calls whatever operator it was given: which one, the line below tells (payload/dump/frames.py alike)."""
+"""Calls any operator: the next frame shows which (as in payload/dump/frames.py)."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Frames from the innermost outwards; `source` is the text of the innermost line but torch/_ops.py's."""
+    """Frames from the innermost outwards; `source` is the innermost line not of torch/_ops.py."""
 
     frames: tuple[Frame, ...]
     source: str = ""
@@ -67,8 +67,8 @@ class Stack:
     def text(self, site: int = 0, limit: int = 4) -> str:
         """`all_reduce <- step train.py:17 <- main`.
 
-        The frame that says what it waits for, then the user's own frames: what lies between them
-        is torch's and the library's way of saying the same.
+        The frame that shows what it waits for, then the user's own frames, without what the library
+        has between them.
         """
         if not self.frames:
             return "no Python frame"
@@ -85,8 +85,8 @@ class Stack:
 
 
 _LIBRARIES = re.compile(
-    r"^(torch|torchvision|colossalai|numpy|av|PIL|multiprocessing|threading|selectors|urllib3|requests|"
-    r"wandb|tqdm|safetensors|transformers|diffusers|accelerate|deepspeed|einops|pandas|decord|cv2|"
+    r"^(torch|torchvision|colossalai|numpy|av|PIL|multiprocessing|threading|selectors|urllib3|"
+    r"requests|wandb|tqdm|safetensors|transformers|diffusers|accelerate|deepspeed|einops|pandas|decord|cv2|"
     r"<frozen|<string>)(/|\.py|$| )"
 )
 
@@ -149,7 +149,7 @@ _FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*?)
 
 
 def parse_faulthandler(text: str) -> list[tuple[str, list[Frame]]]:
-    """(thread name or "", frames) of a dump by Python's faulthandler; the last one is the main thread.
+    """(thread name or "", frames) of a dump by Python's faulthandler; the main thread is the last.
 
     Never raises; what is cut off is left out.
     """

@@ -64,11 +64,11 @@ box.addEventListener('input', draw); draw();
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """A page that needs nothing but itself; every text of the cluster is data in it, never markup."""
+    """A page without other files; every text of the cluster is data in it, never markup."""
     verdict = report["verdict"]
     data = json.dumps(report).replace("<", "\\u003c").replace("\u2028", "").replace("\u2029", "")
     silent = [node["node"] for node in report["nodes"] if node["silent"]]
-    said = [
+    evidence = [
         *verdict["evidence"],
         *(f"{clue['source']}: {clue['text']}" for clue in report["clues"]),
     ]
@@ -77,7 +77,7 @@ def page(report: Mapping[str, Any]) -> str:
         f"<style>{_STYLE}</style>",
         f"<h1>{html.escape(verdict['kind'].upper())}: {html.escape(verdict['sentence'])}</h1>",
         f"<p>{html.escape(verdict['confidence'])} confidence</p><ul>",
-        *(f"<li>{html.escape(text)}</li>" for text in said),
+        *(f"<li>{html.escape(text)}</li>" for text in evidence),
         *(f"<li>next: {html.escape(text)}</li>" for text in verdict["next"]),
         *(f"<li>no answer: {html.escape(name)}</li>" for name in silent),
         '</ul><p><input id="filter" placeholder="filter: node, rank, function, file" autofocus> ',

@@ -1,17 +1,17 @@
-"""Sentences of a verdict: who, where, since when, and what the kernel says of it."""
+"""Sentences of a verdict: who, where, since when, and in which kernel state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.stacks import wait_sites as kinds
 from clusterctl.stacks.model import Proc
-from clusterctl.stacks.progress import SPINNING
+from clusterctl.stacks.progress import Progress
+from clusterctl.stacks.wait_sites import Kind
 
 
 def halt_reason(proc: Proc) -> str:
-    """Why a halted process does not go on."""
+    """Why a halted process does not run."""
     if proc.is_frozen:
         return "is frozen by its cgroup (state D)"
     if proc.state == "T":
@@ -36,26 +36,26 @@ def names(procs: Sequence[Proc]) -> str:
 
 
 def waits(waiting: Sequence[Proc]) -> str:
-    """`191 ranks wait in all_reduce`; `… stand in conv2d, as if they waited` where no stack says so."""
+    """`191 ranks wait in all_reduce`; `… are in conv2d, as if waiting` where no stack shows it."""
     sure = [p for p in waiting if p.waits_for_peers]
     operations = [p.operation if sure else p.stack.frames[0].function for p in sure or waiting]
     common = max(sorted(set(operations)), key=operations.count) if operations else "?"
     count, s = len(waiting), "s" * (len(waiting) == 1)
-    what = (
-        f"wait{s} in {common}"
-        if sure
-        else f"stand{s} in {common}, as if {'it' if s else 'they'} waited"
-    )
+    is_ = "is" if s else "are"
+    what = f"wait{s} in {common}" if sure else f"{is_} in {common}, as if waiting"
     return f"{count} rank{'s' * (count != 1)} {what}"
 
 
 def doubt(waiting: Sequence[Proc]) -> list[str]:
-    """Evidence that some ranks were only taken to wait."""
+    """Evidence that some ranks only seem to wait."""
     crowd = [p for p in waiting if not p.waits_for_peers]
     if not crowd:
         return []
     return [
-        f"{names(crowd)} stand{'s' * (len(crowd) == 1)} in one place that is no collective; NCCL lets a rank run on until its launch queue is full"
+        (
+            f"{names(crowd)} {'is' if len(crowd) == 1 else 'are'} in one place that is not a "
+            "collective; with NCCL a rank runs until its launch queue is full"
+        )
     ]
 
 
@@ -65,9 +65,9 @@ def places(procs: Sequence[Proc], limit: int = 3) -> str:
     for proc in procs:
         groups.setdefault((proc.kind, proc.where(limit=2)), []).append(proc)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    told = [f"{names(found)} in {place}" for (_, place), found in ordered[:limit]]
+    shown = [f"{names(found)} in {place}" for (_, place), found in ordered[:limit]]
     more = len(ordered) - limit
-    return "; ".join([*told, *([f"and {more} more places"] if more > 0 else [])])
+    return "; ".join([*shown, *([f"and {more} more places"] if more > 0 else [])])
 
 
 def where(proc: Proc) -> str:
@@ -80,19 +80,19 @@ def where(proc: Proc) -> str:
 
 
 def at(proc: Proc) -> str:
-    """` at read_video.py:210 …, file x`: where a halted process stands, if its stack is known."""
+    """` at read_video.py:210 …, file x` of a halted process whose stack is known, else ""."""
     return f" at {where(proc)}" if proc.stack.frames else ""
 
 
 def asleep(proc: Proc) -> str:
-    """`, asleep in the kernel (nfs_wait)` of a process whose disk or mount works, or does not."""
+    """`, asleep in the kernel (nfs_wait)` of a process that waits for a disk or mount, else ""."""
     if proc.state != "D":
         return ""
     return f", asleep in the kernel ({proc.wchan})" if proc.wchan else ", asleep in the kernel"
 
 
 def age(proc: Proc) -> str:
-    """How long it has been there, where something knows."""
+    """` for 12 s`, where that is known."""
     if proc.clip:
         return f" for {proc.clip['age_s']:.0f} s"
     beat = proc.beat
@@ -105,7 +105,8 @@ def facts(proc: Proc) -> str:
     wchan = f" in {proc.wchan}" if proc.wchan else ""
     return (
         f"{proc.label} ({proc.node}) pid {proc.pid}: {proc.kind}, {proc.progress}, "
-        f"{proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s, state {proc.state}{wchan}{gil}: {proc.where(limit=3)}"
+        f"{proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s, state {proc.state}{wchan}{gil}: "
+        f"{proc.where(limit=3)}"
     )
 
 
@@ -115,16 +116,17 @@ def beat_lines(procs: Iterable[Proc]) -> list[str]:
         beat = proc.beat
         if beat:
             lines.append(
-                f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, {beat['age_s']:.1f} s old"
+                f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, "
+                f"{beat['age_s']:.1f} s old"
             )
     return lines[:3]
 
 
 def next_for(proc: Proc) -> list[str]:
-    if proc.progress == SPINNING:
+    if proc.progress == Progress.SPINNING:
         return ["py-spy top or --native-suspects on it: where the CPU goes"]
     if proc.in_storage:
-        return ["the mount that file lies on, and that node's kernel log"]
+        return ["check that file's mount and that node's kernel log"]
     if proc.role == "loader":
         file = proc.file()
         return [
@@ -132,6 +134,6 @@ def next_for(proc: Proc) -> list[str]:
             if file
             else "--native-suspects: which call in C it waits in"
         ]
-    if proc.kind == kinds.LOG:
-        return ["the network of that node; a run must not wait for its logger"]
+    if proc.kind == Kind.LOG:
+        return ["check the network of that node; a run must not wait for its logger"]
     return ["--native-suspects: which call in C it waits in"]

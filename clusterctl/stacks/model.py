@@ -1,4 +1,4 @@
-"""What was found of a job: every process with its stack, its progress and the kernel's word."""
+"""What was found of a job: every process with its stack, its progress and its kernel state."""
 
 from __future__ import annotations
 
@@ -12,35 +12,32 @@ from typing import Any
 from clusterctl.errors import TransportError
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.messages.stacks import read_report
-from clusterctl.stacks import wait_sites as kinds
 from clusterctl.stacks.frames import Book, Stack, parse_faulthandler, trim
 from clusterctl.stacks.progress import (
     AUTOGRAD,
-    GONE,
-    STUCK,
     TICK_S,
-    UNSURE,
+    Progress,
     comm,
     judge_progress,
     own_threads,
     ticks,
 )
-from clusterctl.stacks.wait_sites import Sites
+from clusterctl.stacks.wait_sites import WAITS_FOR_PEERS, Kind, Sites
 
 _STORAGE = re.compile(
-    r"fuse|request_wait_answer|nfs|rpc_wait|cifs|smb|ceph|lustre|gpfs|folio_wait|wait_on_page|io_schedule|"
-    r"blk_|jbd2|xfs_|ext4_|rq_qos"
+    r"fuse|request_wait_answer|nfs|rpc_wait|cifs|smb|ceph|lustre|gpfs|folio_wait|wait_on_page"
+    r"|io_schedule|blk_|jbd2|xfs_|ext4_|rq_qos"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread as it stood in the last sample."""
+    """A thread in the last sample."""
 
     tid: int
     name: str
     stack: Stack
-    kind: str
+    kind: Kind
     owns_gil: bool
 
 
@@ -57,9 +54,9 @@ class Proc:
     user: str
     program: str
     state: str | None  # of the last sample: R S D T Z; None: gone
-    kind: str
+    kind: Kind
     stack: Stack
-    progress: str
+    progress: Progress
     cpu_share: float  # of the whole process between first and last sample, 1 is one core
     seconds: float  # between its first and last sample
     how: str  # py-spy, faulthandler, kernel
@@ -74,20 +71,20 @@ class Proc:
     repaired: bool = False
     owns_gil: bool = False
     samples: tuple[Stack, ...] = ()
-    site_index: int = 0  # of the frame that told the kind
+    site_index: int = 0  # of the frame that decided the kind
     operation: str = "?"  # what it waits in, where it waits: all_reduce, backward
     caller: str = "?"  # the user's frame that called it
 
     def where(self, limit: int = 4) -> str:
         """The site and the user's frames around it; from the innermost frame for its own code."""
-        own = self.kind in (kinds.WORK, kinds.CHECKPOINT, kinds.CODE, kinds.LOG)
+        own = self.kind in (Kind.WORK, Kind.CHECKPOINT, Kind.CODE, Kind.LOG)
         return self.stack.text(0 if own else self.site_index, limit)
 
     @property
     def label(self) -> str:
         """`rank 64 loader 7`."""
-        words = [] if self.rank is None else [f"rank {self.rank}"]
-        return " ".join([*words, self.role, *([] if self.index is None else [str(self.index)])])
+        rank = [] if self.rank is None else [f"rank {self.rank}"]
+        return " ".join([*rank, self.role, *([] if self.index is None else [str(self.index)])])
 
     @property
     def beat(self) -> dict[str, Any] | None:
@@ -95,15 +92,15 @@ class Proc:
 
     @property
     def stood_s(self) -> float:
-        """Seconds that it is known to have been where it is."""
-        ages = [self.seconds if self.progress == STUCK else 0.0]
+        """Seconds for which it is known to be where it is."""
+        ages = [self.seconds if self.progress == Progress.STUCK else 0.0]
         ages += [self.beat["age_s"]] if self.beat else []
         ages += [self.clip["age_s"]] if self.clip else []
         return max(ages)
 
     @property
     def waits_for_peers(self) -> bool:
-        return self.kind in kinds.WAITS_FOR_PEERS
+        return self.kind in WAITS_FOR_PEERS
 
     @property
     def in_storage(self) -> bool:
@@ -112,7 +109,7 @@ class Proc:
         return self.state == "D" and bool(_STORAGE.search(text)) and not self.is_frozen
 
     def file(self) -> str | None:
-        """The file it works on: what our decoder says, else the first it has open."""
+        """The file it works on: the one our decoder reports, else the first open one."""
         if self.clip:
             return str(self.clip["path"])
         return self.files[0] if self.files else None
@@ -120,7 +117,7 @@ class Proc:
 
 @dataclass(slots=True)
 class NodeView:
-    """What one node said; `silent` says why it said nothing."""
+    """What one node reported; `silent` is why it reported nothing."""
 
     name: str
     procs: list[Proc] = field(default_factory=list)
@@ -137,7 +134,7 @@ class NodeView:
 
 
 @dataclass(slots=True)
-class Picture:
+class JobSnapshot:
     """A job on all nodes at one time."""
 
     nodes: list[NodeView]
@@ -165,41 +162,35 @@ class Picture:
 
     @property
     def twice(self) -> dict[int, list[str]]:
-        """Ranks that run on several nodes, with these: then it is not one job that was found."""
+        """Ranks that run on several nodes, with these nodes: then more than one job was found."""
         homes: dict[int, list[str]] = {}
         for proc in self.trainers:
-            if proc.rank is not None and proc.progress != GONE:
+            if proc.rank is not None and proc.progress != Progress.GONE:
                 homes.setdefault(proc.rank, []).append(proc.node)
         return {rank: names for rank, names in homes.items() if len(names) > 1}
 
     def loaders(self, trainer: Proc) -> list[Proc]:
-        """Loader processes of a trainer: its children, or by rank where a fork server is between."""
+        """Loader processes of a trainer: its children, or by rank where a fork server is used."""
         mine = [p for p in self.procs if p.role == "loader" and p.node == trainer.node]
         own = [p for p in mine if p.ppid == trainer.pid]
         return own or [p for p in mine if trainer.rank is not None and p.rank == trainer.rank]
 
 
-REPORT_BYTES = (
-    6 << 20
-)  # of one node's report; 136 processes are under 1 MB, with 100 samples under 3
+# Of one node's report; 136 processes are under 1 MB, with 100 samples under 3.
+REPORT_BYTES = 6 << 20
 
 
 def inflate(packed: str) -> bytes:
-    """The text of a packed report. Raises `TransportError` with phase parse, also when it is too long."""
+    """The text of a packed report. Raises `TransportError("parse")`, also when it is too long."""
     inflater = zlib.decompressobj()
     try:
         text = inflater.decompress(base64.b64decode(packed), REPORT_BYTES)
     except (zlib.error, ValueError) as error:
-        raise TransportError(
-            "parse", f"the report of stacks is not packed right: {error}"
-        ) from None
+        raise TransportError("parse", f"cannot unpack the report of stacks: {error}") from None
     if not inflater.eof:
-        why = (
-            f"is longer than {REPORT_BYTES >> 20} MiB"
-            if len(text) == REPORT_BYTES
-            else "is cut off"
-        )
-        raise TransportError("parse", f"the report of stacks {why}")
+        too_long = f"longer than {REPORT_BYTES >> 20} MiB"
+        why = too_long if len(text) == REPORT_BYTES else "cut off"
+        raise TransportError("parse", f"the report of stacks is {why}")
     return text
 
 
@@ -208,7 +199,7 @@ def unpack(packed: str) -> dict[str, Any]:
     return read_report(inflate(packed))
 
 
-def read_picture(
+def read_snapshot(
     results: Sequence[NodeResult[dict[str, Any]]],
     sites: Sites,
     *,
@@ -217,10 +208,10 @@ def read_picture(
     seconds: float = 0.0,
     taken_s: float = 0.0,
     is_part: bool = False,
-) -> Picture:
-    """Reports of all nodes as one picture. A process that two names of one machine show stands once.
+) -> JobSnapshot:
+    """Reports of all nodes as one snapshot. A process that two names of a machine show counts once.
 
-    `is_part`: the user left nodes out, so ranks that are not seen are not missed.
+    `is_part`: the user left nodes out, so ranks that are not seen are not missing.
     """
     book, nodes, runs = Book(), [], {}
     world: int | None = None
@@ -245,11 +236,11 @@ def read_picture(
     world = None if is_part else world
     for view in nodes:
         _one_trainer_per_rank(view)
-    return Picture(nodes, world, tuple(runs), interval_s, samples, seconds, sites, taken_s)
+    return JobSnapshot(nodes, world, tuple(runs), interval_s, samples, seconds, sites, taken_s)
 
 
 def _one_trainer_per_rank(view: NodeView) -> None:
-    """Of several on one node the first that started; a daemon of its own bears the rank's number, too."""
+    """Keep the first started; a daemon that a trainer started has the rank's number, too."""
     seen: set[int] = set()
     for proc in view.procs:
         if proc.role == "trainer" and proc.rank is not None:
@@ -313,9 +304,9 @@ def _read_proc(
         user=row["user"],
         program=row["program"],
         state=last.get("state"),
-        kind=main.kind if main else kinds.UNKNOWN,
+        kind=main.kind if main else Kind.UNKNOWN,
         stack=stack,
-        progress=UNSURE,
+        progress=Progress.UNSURE,
         cpu_share=ticks(looks) * TICK_S / seconds if seconds > 0 else 0.0,
         seconds=seconds,
         how=last.get("how", "kernel"),
@@ -335,8 +326,8 @@ def _read_proc(
     _correct_role(proc)
     proc.operation, proc.caller = sites.call(stack)
     proc.progress = judge_progress(looks, proc.samples, own_threads(looks, pid), seconds)
-    if proc.kind == kinds.BACKWARD and proc.progress == STUCK:
-        proc.kind = kinds.BACKWARD_WAIT  # in C++, and nobody computes
+    if proc.kind == Kind.BACKWARD and proc.progress == Progress.STUCK:
+        proc.kind = Kind.BACKWARD_WAIT  # in C++, and nobody computes
     return proc
 
 
@@ -362,10 +353,10 @@ def _threads(
 
 
 def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any]) -> list[Thread]:
-    """The thread that says where the process stands, in each dump that has it.
+    """The thread that shows what the process does, in each dump that has it.
 
-    That is the main one. While it sits in a backward pass of a device, autograd's threads run the
-    hooks: what stands in there in Python says more, a wait for peers before all.
+    That is the main one, or, while it is in a backward pass of a device, one of autograd's threads
+    that runs a hook in Python, first of all one that waits for peers.
     """
     if not dumps:
         return []
@@ -373,12 +364,12 @@ def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any])
     hooks = [
         thread
         for thread in dumps[-1]
-        if main.kind == kinds.BACKWARD
+        if main.kind == Kind.BACKWARD
         and thread.tid != main.tid
         and thread.stack.frames
         and _runs_hooks(thread, look)
     ]
-    acting = min(hooks, key=lambda t: t.kind not in kinds.WAITS_FOR_PEERS) if hooks else main
+    acting = min(hooks, key=lambda t: t.kind not in WAITS_FOR_PEERS) if hooks else main
     if acting is main:
         return [_main(threads, pid) for threads in dumps]
     return [thread for threads in dumps for thread in threads if thread.tid == acting.tid]
@@ -387,7 +378,7 @@ def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any])
 def _runs_hooks(thread: Thread, look: dict[str, Any]) -> bool:
     name = comm(look, str(thread.tid))
     if not name:  # the node did not say whose thread it is
-        return thread.kind in kinds.WAITS_FOR_PEERS
+        return thread.kind in WAITS_FOR_PEERS
     return name.startswith(AUTOGRAD)
 
 
@@ -399,11 +390,11 @@ def _main(threads: Sequence[Thread], pid: int) -> Thread:
 
 
 def _correct_role(proc: Proc) -> None:
-    """A stack knows better than a name what a forked child is for."""
+    """A stack shows better than a name what a forked child does."""
     functions = {frame.function for stack in proc.samples for frame in stack.frames}
     if proc.role in ("trainer", "loader", "helper"):
-        # A forked worker whose rank has died bears all that told the rank: its line, its environment.
+        # A forked worker whose rank has died looks like the rank: same command, same environment.
         if "_worker_loop" in functions:
             proc.role = "loader"
-        elif proc.role == "loader" and proc.kind == kinds.CHECKPOINT:
+        elif proc.role == "loader" and proc.kind == Kind.CHECKPOINT:
             proc.role = "writer"

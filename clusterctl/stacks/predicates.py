@@ -1,12 +1,12 @@
-"""What the looks at processes say of each: goes on, is halted, saves, is not there."""
+"""What the samples show of each process: it moves, is halted, saves, is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterctl.stacks import wait_sites as kinds
-from clusterctl.stacks.model import Picture, Proc
-from clusterctl.stacks.progress import GONE, MOVING, STANDS, STUCK
+from clusterctl.stacks.model import JobSnapshot, Proc
+from clusterctl.stacks.progress import STANDS, Progress
+from clusterctl.stacks.wait_sites import Kind
 
 
 def has_moved(trainers: Sequence[Proc]) -> bool:
@@ -20,10 +20,9 @@ def has_gone_on(proc: Proc) -> bool:
         first, last = proc.beats[0], proc.beats[-1]
         if first["step"] != last["step"]:
             return True
-        # Within a step: another phase, or the same one begun anew.
-        began_anew = last["age_s"] < proc.seconds - 0.01
-        return bool(began_anew or first["phase"] != last["phase"])
-    return proc.progress == MOVING
+        restarted = last["age_s"] < proc.seconds - 0.01  # the same phase, begun again
+        return bool(restarted or first["phase"] != last["phase"])
+    return proc.progress == Progress.MOVING
 
 
 def is_halted(proc: Proc) -> bool:
@@ -32,30 +31,32 @@ def is_halted(proc: Proc) -> bool:
         return False
     if proc.state in ("T", "t") or proc.is_frozen:
         return True
-    return proc.state == "D" and proc.progress == STUCK
+    return proc.state == "D" and proc.progress == Progress.STUCK
 
 
 def saves(proc: Proc) -> bool:
     """By its stack, or by what it says itself."""
-    return proc.kind == kinds.CHECKPOINT or bool(
+    return proc.kind == Kind.CHECKPOINT or bool(
         proc.beat and proc.beat["phase"] == "checkpoint" and not proc.waits_for_peers
     )
 
 
-MOST = 0.75  # of the ranks, in one place: then that place is where they wait
+MOST = 0.75  # share of the ranks in one place from which on they wait there
 
 
-def who_waits(picture: Picture, trainers: Sequence[Proc], missing: Sequence[int]) -> list[Proc]:
-    """Ranks that wait for peers: by their stacks, or because nearly all stand in one place.
+def who_waits(
+    snapshot: JobSnapshot, trainers: Sequence[Proc], missing: Sequence[int]
+) -> list[Proc]:
+    """Ranks that wait for peers: by their stacks, or because nearly all are in one place.
 
-    With NCCL the CPU runs on until the launch queue is full, and stops, often spinning, in whatever
-    operation comes then. So where some ranks are missing, halted, save or wait for data, a crowd in one
+    With NCCL the CPU runs until the launch queue is full and then stops, often spinning, in any
+    operation. So where some ranks are missing, halted, saving or waiting for data, a crowd in one
     place waits for them.
     """
     sure = [p for p in trainers if p.waits_for_peers and p.progress in STANDS]
     known = {id(p) for p in sure}
     rest = [p for p in trainers if id(p) not in known]
-    telling = {id(p) for p in rest if p.kind == kinds.WAIT_DATA or saves(p) or is_halted(p)}
+    telling = {id(p) for p in rest if p.kind == Kind.WAIT_DATA or saves(p) or is_halted(p)}
     if not telling and not missing:
         return sure
     places: dict[object, list[Proc]] = {}
@@ -68,9 +69,9 @@ def who_waits(picture: Picture, trainers: Sequence[Proc], missing: Sequence[int]
     return sure + crowd if is_most else sure
 
 
-def missing_ranks(picture: Picture) -> list[int]:
+def missing_ranks(snapshot: JobSnapshot) -> list[int]:
     """Ranks of which no trainer is alive; only where the world's size is known."""
-    if not picture.world:
+    if not snapshot.world:
         return []
-    seen = {p.rank for p in picture.trainers if p.progress != GONE}
-    return [rank for rank in range(picture.world) if rank not in seen]
+    seen = {p.rank for p in snapshot.trainers if p.progress != Progress.GONE}
+    return [rank for rank in range(snapshot.world) if rank not in seen]

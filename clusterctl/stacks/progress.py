@@ -1,15 +1,29 @@
-"""Whether a process goes on: its stacks and its threads' CPU between the first and the last look."""
+"""Whether a process moves: its stacks and its threads' CPU from the first to the last sample."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Any
 
 from clusterctl.stacks.frames import Stack
 
 TICK_S = 0.01  # SC_CLK_TCK is 100 on every Linux we know
-STUCK, SPINNING, MOVING, GONE, UNSURE = "stuck", "spinning", "moving", "gone", "unsure"
-STANDS = (STUCK, SPINNING)
+
+
+class Progress(str, Enum):
+    """What a process did between the samples."""
+
+    STUCK = "stuck"
+    SPINNING = "spinning"  # uses CPU in the same functions
+    MOVING = "moving"
+    GONE = "gone"
+    UNSURE = "unsure"
+
+    __str__ = str.__str__
+
+
+STANDS = (Progress.STUCK, Progress.SPINNING)
 
 AUTOGRAD = "pt_autograd"
 """Name of the threads in which torch computes backward passes of a device."""
@@ -27,7 +41,7 @@ def own_threads(looks: Sequence[dict[str, Any]], pid: int) -> list[str]:
 
 
 def comm(look: dict[str, Any], name: str) -> str:
-    """The kernel's name of a thread; "" where the node did not say."""
+    """The kernel's name of a thread; "" where the node did not report it."""
     row = (look.get("tasks") or {}).get(name) or []
     return str(row[4] or "") if len(row) > 4 else ""
 
@@ -47,28 +61,34 @@ def _grown(looks: Sequence[dict[str, Any]], names: Iterable[str] | None, column:
 
 def judge_progress(
     looks: Sequence[dict[str, Any]], stacks: Sequence[Stack], names: Sequence[str], seconds: float
-) -> str:
-    """stuck: same stack, no CPU, no switch; spinning: same functions, CPU burnt; else moving.
+) -> Progress:
+    """stuck: same stack, no CPU, no switch; spinning: same functions, CPU used; else moving.
 
-    `stacks` are of the thread that counts, one a look; `names` the threads that do the work. One that
-    wakes once a second to look at a clock does not move, nor does one that a dump makes tick: hence
-    the small allowances.
+    `stacks` are of the main thread, one a sample; `names` the threads that do the work. A thread
+    that wakes once a second to read a clock, or that a dump wakes, does not move: hence the small
+    allowances.
     """
     states = [look.get("state") for look in looks]
     if not states or states[-1] == "Z" or None in states:
-        return GONE
+        return Progress.GONE
     if len(looks) < 2 or seconds <= 0:
-        return UNSURE
+        return Progress.UNSURE
     spent, switches = ticks(looks, names), _grown(looks, names, 2)
     share = spent * TICK_S / seconds
     quiet = spent <= max(1.0, 2.0 * seconds) and switches <= max(2.0, 2.0 * seconds)
     same = len(set(stacks)) == 1 if len(stacks) > 1 else None
     if same is None:  # no stacks: the kernel alone tells
-        return STUCK if quiet else SPINNING if share > 0.9 and not switches else UNSURE
+        return (
+            Progress.STUCK
+            if quiet
+            else Progress.SPINNING
+            if share > 0.9 and not switches
+            else Progress.UNSURE
+        )
     if same and quiet:
-        return STUCK
+        return Progress.STUCK
     # Who burns CPU gives it up to nobody; on a crowded machine its share may be small all the same.
     burns = share >= 0.5 or (share >= 0.1 and switches <= max(2.0, 2.0 * seconds))
     if burns and len({stack.coarse for stack in stacks}) == 1:
-        return SPINNING
-    return MOVING
+        return Progress.SPINNING
+    return Progress.MOVING

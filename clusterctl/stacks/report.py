@@ -1,4 +1,4 @@
-"""The screen: one header, the verdict, a line for each class, what to do. Fits 80x24 for 24 nodes."""
+"""The text report: header, verdict, a line for each class, next steps. 24 nodes fit in 80x24."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold
 from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull, shown_threads
 from clusterctl.stacks.evidence import Clue
-from clusterctl.stacks.model import Picture, Proc
-from clusterctl.stacks.progress import GONE, MOVING
+from clusterctl.stacks.model import JobSnapshot, Proc
+from clusterctl.stacks.progress import Progress
 from clusterctl.stacks.verdict import Verdict
 
 Line = tuple[str, str | None]  # text and style
 MAX_CLASSES = 8
 
 
-def header(picture: Picture) -> str:
+def header(snapshot: JobSnapshot) -> str:
     """`192 ranks on 24 nodes, 3264 processes, 2 samples 2.0 s apart, 4.1 s; 0 nodes silent`."""
-    ranks = len({p.rank for p in picture.trainers if p.rank is not None and p.progress != GONE})
-    words = [
-        f"{counted(ranks or len(picture.trainers), 'rank')} on {counted(len(picture.nodes), 'node')}",
-        counted(len(picture.procs), "process"),
-        f"{counted(picture.samples, 'sample')} {picture.interval_s:.1f} s apart",
-        f"{picture.seconds:.1f} s",
-    ]
-    return f"{', '.join(words)}; {counted(len(picture.silent), 'node')} silent"
+    ranks = len(
+        {p.rank for p in snapshot.trainers if p.rank is not None and p.progress != Progress.GONE}
+    )
+    return (
+        f"{counted(ranks or len(snapshot.trainers), 'rank')} on "
+        f"{counted(len(snapshot.nodes), 'node')}, {counted(len(snapshot.procs), 'process')}, "
+        f"{counted(snapshot.samples, 'sample')} {snapshot.interval_s:.1f} s apart, "
+        f"{snapshot.seconds:.1f} s; {counted(len(snapshot.silent), 'node')} silent"
+    )
 
 
 def lines(
-    picture: Picture,
+    snapshot: JobSnapshot,
     verdict: Verdict,
     clues: Sequence[Clue],
     *,
@@ -40,13 +41,13 @@ def lines(
     verbose: bool = False,
 ) -> Iterator[Line]:
     """The report. `width` 0 does not cut lines (a pipe)."""
-    found = classes(picture, verdict)
+    found = classes(snapshot, verdict)
     shown = found if everything else [one for one in found if not is_dull(one)]
     dull = [one for one in found if one not in shown]
     more = shown[MAX_CLASSES:] if not everything else []
     shown = shown[: len(shown) - len(more)]
 
-    yield from _wrap(header(picture), None, width)
+    yield from _wrap(header(snapshot), None, width)
     good = verdict.kind == "moving"
     yield from _wrap(
         f"{verdict.headline} ({verdict.confidence} confidence)", "good" if good else "bad", width
@@ -58,7 +59,7 @@ def lines(
         style = "bold" if one.suspect else None
         text = f" {'>' if one.suspect else ' '} {who:{who_width}}  {what}"
         if one.suspect and width and len(text) > width:
-            # What a suspect does is why this was asked: it gets a line of its own.
+            # What a suspect does is the point of the report: it gets a line of its own.
             yield _fit(f" > {who}", "", width), style
             yield _fit(f"     {what}", "", width), style
         else:
@@ -67,11 +68,9 @@ def lines(
             for name, stack in shown_threads(one.first):
                 yield f"       {name or 'thread'}: {stack}", "dim"
     if more:
-        yield (
-            f"   and {counted(len(more), 'more class')} of {counted(sum(len(one.procs) for one in more), 'process')} (--all)",
-            "dim",
-        )
-    hidden = hidden_line(dull, picture)
+        count = counted(sum(len(one.procs) for one in more), "process")
+        yield f"   and {counted(len(more), 'more class')} of {count} (--all)", "dim"
+    hidden = hidden_line(dull, snapshot)
     if hidden:
         yield f"   {hidden}", "dim"
     limit = len(verdict.evidence) if everything or verbose else 3
@@ -81,7 +80,7 @@ def lines(
         yield _fit(f"{clue.source}: {clue.text}", "", width), "warn"
     for text in verdict.next_steps[: None if everything else 3]:
         yield _fit(f"next: {text}", "", width), None
-    for text in permission_lines(picture):
+    for text in permission_lines(snapshot):
         yield from _wrap(text, "warn", width)
 
 
@@ -92,7 +91,7 @@ def _row(one: Class) -> tuple[str, str]:
     if proc.state in ("T", "t", "D", "Z"):
         kind = f"{proc.kind} (state {proc.state}) {proc.progress}"
     since = proc.clip["age_s"] if proc.clip else proc.beat["age_s"] if proc.beat else 0.0
-    if proc.progress != MOVING and since >= 1:
+    if proc.progress != Progress.MOVING and since >= 1:
         kind += f" {since:.0f} s"
     site = proc.where() if proc.stack.frames else proc.error or "no Python stack"
     file = proc.file() if one.suspect and proc.role == "loader" else None
@@ -112,10 +111,10 @@ def _wrap(text: str, style: str | None, width: int) -> Iterator[Line]:
         yield line, style
 
 
-def permission_lines(picture: Picture) -> list[str]:
+def permission_lines(snapshot: JobSnapshot) -> list[str]:
     """What to allow where py-spy was refused or is missing; equal nodes together."""
     groups: dict[str, list[str]] = {}
-    for node in picture.nodes:
+    for node in snapshot.nodes:
         refused = [
             p
             for p in node.procs
@@ -140,18 +139,18 @@ def _advice(rights: dict[str, Any], proc: Proc, py_spy: str | None) -> str:
     scope = rights.get("scope")
     if scope:
         return (
-            f"py-spy may not look (kernel.yama.ptrace_scope = {scope}; {instead}): --sudo, or as root "
-            "sysctl kernel.yama.ptrace_scope=0"
+            f"py-spy has no permission (kernel.yama.ptrace_scope = {scope}; {instead}): --sudo, or "
+            "as root sysctl kernel.yama.ptrace_scope=0"
         )
-    return f"py-spy may not look ({instead}): --sudo, or in a container --cap-add SYS_PTRACE"
+    return f"py-spy has no permission ({instead}): --sudo, or in a container --cap-add SYS_PTRACE"
 
 
-def to_json(picture: Picture, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
+def to_json(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
     """All of it for --json; classes as on the screen, every process beside them.
 
-    JSON knows no NaN and no infinity, and a browser takes nothing of a text that has one: they are null.
+    JSON has no NaN and no infinity, and a browser rejects a text that has one: they become null.
     """
-    document: dict[str, Any] = _finite(_document(picture, verdict, clues))
+    document: dict[str, Any] = _finite(_document(snapshot, verdict, clues))
     return document
 
 
@@ -163,16 +162,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _document(picture: Picture, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
+def _document(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
     return {
         "verdict": verdict.to_json(),
         "exit_code": verdict.exit_code,
-        "world": picture.world,
-        "runs": list(picture.runs),
-        "samples": picture.samples,
-        "interval_s": picture.interval_s,
-        "seconds": round(picture.seconds, 3),
-        "taken_s": picture.taken_s,
+        "world": snapshot.world,
+        "runs": list(snapshot.runs),
+        "samples": snapshot.samples,
+        "interval_s": snapshot.interval_s,
+        "seconds": round(snapshot.seconds, 3),
+        "taken_s": snapshot.taken_s,
         "clues": [clue.to_json() for clue in clues],
         "classes": [
             {
@@ -186,7 +185,7 @@ def _document(picture: Picture, verdict: Verdict, clues: Sequence[Clue]) -> dict
                 "nodes": one.nodes,
                 "frames": [f"{f.function} {f.path}:{f.line}" for f in one.first.stack.frames],
             }
-            for one in classes(picture, verdict)
+            for one in classes(snapshot, verdict)
         ],
         "nodes": [
             {
@@ -197,7 +196,7 @@ def _document(picture: Picture, verdict: Verdict, clues: Sequence[Clue]) -> dict
                 "late": node.late,
                 "processes": [_proc_json(proc) for proc in node.procs],
             }
-            for node in picture.nodes
+            for node in snapshot.nodes
         ],
     }
 

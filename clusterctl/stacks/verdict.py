@@ -1,34 +1,55 @@
-"""What a diagnosis answers: who hangs, why, how sure that is, and what to do next."""
+"""The result of a diagnosis: who hangs, why, how sure that is, and what to do next."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from clusterctl.nodes import fold
-from clusterctl.stacks import messages as words
+from clusterctl.stacks import messages
 from clusterctl.stacks.model import Proc
 
-HANG, DESYNC, WAITING, ALL_SAME, DATA, SILENT, OK, BUSY, UNKNOWN = (
-    "hang",
-    "desync",
-    "waiting",
-    "all-same",
-    "data",
-    "no-answer",
-    "moving",
-    "busy",
-    "unknown",
-)
-EXIT = {OK: 0, WAITING: 1, HANG: 1, DESYNC: 1, ALL_SAME: 1, DATA: 1, SILENT: 3, BUSY: 3, UNKNOWN: 3}
-HIGH, MEDIUM, LOW = "high", "medium", "low"
-SURE_S = 10.0  # a rank that has stood for less may just be slow
-FEW = 0.25  # suspects beyond this share of the ranks are no minority any more
+
+class VerdictKind(str, Enum):
+    """What is known of a job; `headline` and `exit_code` are what people and scripts see."""
+
+    headline: str
+    exit_code: int
+
+    def __new__(cls, value: str, headline: str, exit_code: int) -> VerdictKind:
+        kind = str.__new__(cls, value)
+        kind._value_, kind.headline, kind.exit_code = value, headline, exit_code
+        return kind
+
+    HANG = "hang", "HANG", 1
+    DESYNC = "desync", "DESYNC", 1
+    WAITING = "waiting", "WAITING", 1
+    ALL_SAME = "all-same", "HANG", 1
+    DATA = "data", "HANG", 1
+    SILENT = "no-answer", "NO ANSWER", 3
+    OK = "moving", "MOVING", 0
+    BUSY = "busy", "BUSY", 3
+    UNKNOWN = "unknown", "UNKNOWN", 3
+
+    __str__ = str.__str__
+
+
+class Confidence(str, Enum):
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+    __str__ = str.__str__
+
+
+SURE_S = 10.0  # a rank that was in one place for less may just be slow
+FEW = 0.25  # suspects beyond this share of the ranks are not a minority
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Somebody the others wait for; `proc` is None for a node or rank of which nothing was seen."""
+    """A process that others wait for; `proc` is None for a node or rank that was not seen."""
 
     node: str
     rank: int | None
@@ -55,31 +76,20 @@ class Suspect:
 class Verdict:
     """The answer: `kind`, one sentence, who, why, and what to do next."""
 
-    kind: str
+    kind: VerdictKind
     sentence: str
-    confidence: str = HIGH
+    confidence: Confidence = Confidence.HIGH
     suspects: list[Suspect] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     next_steps: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        return EXIT[self.kind]
+        return self.kind.exit_code
 
     @property
     def headline(self) -> str:
-        word = {
-            HANG: "HANG",
-            DESYNC: "DESYNC",
-            WAITING: "WAITING",
-            ALL_SAME: "HANG",
-            DATA: "HANG",
-            SILENT: "NO ANSWER",
-            OK: "MOVING",
-            BUSY: "BUSY",
-            UNKNOWN: "UNKNOWN",
-        }[self.kind]
-        return f"{word}: {self.sentence}"
+        return f"{self.kind.headline}: {self.sentence}"
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -100,4 +110,4 @@ def suspect(proc: Proc, why: str) -> Suspect:
 def named(suspects: Sequence[Suspect]) -> str:
     """`ranks 3,5`, `rank 3 loader 1 (and 2 more)`, or nodes where no process was seen."""
     procs = [s.proc for s in suspects if s.proc]
-    return words.names(procs) if procs else fold([s.node for s in suspects])
+    return messages.names(procs) if procs else fold([s.node for s in suspects])

@@ -1,49 +1,60 @@
-"""Wait sites: what a stack means, as data. First match from the innermost frame decides.
+"""Wait sites: what a stack means, as data. The first match from the innermost frame decides.
 
-A user's file of the same form (`--sites FILE`, TOML, `[[site]]` tables) is asked first.
+A user's table (`--sites FILE`, TOML, `[[site]]`) comes before the built-in one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.stacks.frames import Stack
 
-COLLECTIVE, DEVICE, RENDEZVOUS = "collective", "device-wait", "rendezvous"
-WAIT_DATA, IDLE, PUT, WORK = "wait-data", "loader-idle", "loader-put", "loader-work"
-CHECKPOINT, LOG, LOCK, GC, BACKWARD, CODE, NONE = (
-    "checkpoint",
-    "net-log",
-    "lock",
-    "gc",
-    "backward",
-    "code",
-    "none",
-)
-STORAGE, HELPER, UNKNOWN = "io-storage", "helper", "unknown"
-BACKWARD_WAIT = "backward-wait"
 
-WAITS_FOR_PEERS = (COLLECTIVE, DEVICE, RENDEZVOUS, BACKWARD_WAIT)
-"""A rank here does nothing but wait for other ranks (or for its device, which waits for them).
+class Kind(str, Enum):
+    """What a thread does or waits for; BACKWARD_WAIT is set by model.py, not by the table."""
 
-No line of the table says backward-wait: it is a backward pass whose threads all rest (model.py).
-"""
+    COLLECTIVE = "collective"
+    DEVICE = "device-wait"
+    RENDEZVOUS = "rendezvous"
+    WAIT_DATA = "wait-data"
+    IDLE = "loader-idle"
+    PUT = "loader-put"
+    WORK = "loader-work"
+    CHECKPOINT = "checkpoint"
+    LOG = "net-log"
+    LOCK = "lock"
+    GC = "gc"
+    BACKWARD = "backward"
+    BACKWARD_WAIT = "backward-wait"
+    STORAGE = "io-storage"  # for a user's table
+    CODE = "code"
+    NONE = "none"
+    HELPER = "helper"
+    UNKNOWN = "unknown"
+
+    __str__ = str.__str__
+
+
+WAITS_FOR_PEERS = (Kind.COLLECTIVE, Kind.DEVICE, Kind.RENDEZVOUS, Kind.BACKWARD_WAIT)
+"""A rank here only waits for other ranks, or for its device, which waits for them."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One line of the table. Patterns are regular expressions; an empty one fits everything.
+    """One line of the table. Patterns are regular expressions; an empty one matches everything.
 
-    `function` and `file` are of one frame, `inner` of the function that it called ("-" for none),
-    `source` of the text of the innermost line, where that is not Python's own.
+    `function` and `file` match one frame, `inner` the function that it called ("-" for none),
+    `source` the text of the innermost line outside of Python's library.
     """
 
-    kind: str
+    kind: Kind
     function: str = ""
     file: str = ""
     inner: str = ""
@@ -73,8 +84,8 @@ class Site:
         return index == 0 and not frame.is_standard and bool(source.search(stack.source))
 
 
-# A wait for the device has no frame of its own: the line's text tells. What it asks the device for
-# before it goes on: a number, a copy, a decision.
+# A wait for the device has no frame of its own; the source line shows it by what it needs from the
+# device: a number, a copy, a decision.
 _DEVICE_LINE = (
     r"\.(item|tolist|numpy|nonzero)\(|\.(all|any)\(\)|synchronize\(|\bprint\(\s*\w*loss|"
     r"\.(cpu|cuda)\((?!.*non_blocking)|\.to\(\s*(device\b|[\"'](cpu|cuda))(?!.*non_blocking)|"
@@ -83,48 +94,49 @@ _DEVICE_LINE = (
 )
 
 TABLE: tuple[Site, ...] = (
-    Site(RENDEZVOUS, "init_process_group|_new_process_group_helper|new_group|_store_based_barrier|_new_group_with_tag", r"torch/distributed/distributed_c10d"),
-    Site(RENDEZVOUS, "", r"torch/distributed/(rendezvous|elastic/rendezvous|elastic/utils/store)"),
-    Site(COLLECTIVE, r"(i?all_|_all_|i?reduce|broadcast|barrier|monitored_barrier|i?gather|scatter|_reduce|i?send|i?recv|batch_isend|_coalescing).*|wait", r"torch/distributed/(distributed_c10d|_functional_collectives|nn/functional|utils|tensor)"),
-    Site(COLLECTIVE, "wait_tensor|wait", r"torch/(distributed|_ops)"),
-    # DistributedDataParallel: its constructor compares shapes (NCCL's first connection), a forward agrees on buckets and buffers
-    Site(COLLECTIVE, "_verify_param_shape_across_processes|_sync_module_states|_sync_params_and_buffers|_broadcast_coalesced", r"torch/distributed/utils\.py$"),
-    Site(COLLECTIVE, "_sync_buffers|_sync_module_buffers|_check_and_sync_module_buffers|_default_broadcast_coalesced|_distributed_broadcast_coalesced", r"torch/nn/parallel/distributed\.py$"),
-    Site(COLLECTIVE, "_distributed_broadcast_coalesced", ""),
-    Site(COLLECTIVE, "_pre_forward", r"torch/nn/parallel/distributed\.py$", anywhere=False),
-    Site(DEVICE, "synchronize|wait_event|wait_stream|query", r"torch/(cuda|xpu|npu|accelerator)"),
-    Site(DEVICE, "", r"torch/_tensor_str\.py$"),
+    Site(Kind.RENDEZVOUS, "init_process_group|_new_process_group_helper|new_group|_store_based_barrier|_new_group_with_tag", r"torch/distributed/distributed_c10d"),
+    Site(Kind.RENDEZVOUS, "", r"torch/distributed/(rendezvous|elastic/rendezvous|elastic/utils/store)"),
+    Site(Kind.COLLECTIVE, r"(i?all_|_all_|i?reduce|broadcast|barrier|monitored_barrier|i?gather|scatter|_reduce|i?send|i?recv|batch_isend|_coalescing).*|wait", r"torch/distributed/(distributed_c10d|_functional_collectives|nn/functional|utils|tensor)"),
+    Site(Kind.COLLECTIVE, "wait_tensor|wait", r"torch/(distributed|_ops)"),
+    # DistributedDataParallel: its constructor compares shapes (NCCL's first connection), a forward
+    # agrees on buckets and buffers
+    Site(Kind.COLLECTIVE, "_verify_param_shape_across_processes|_sync_module_states|_sync_params_and_buffers|_broadcast_coalesced", r"torch/distributed/utils\.py$"),
+    Site(Kind.COLLECTIVE, "_sync_buffers|_sync_module_buffers|_check_and_sync_module_buffers|_default_broadcast_coalesced|_distributed_broadcast_coalesced", r"torch/nn/parallel/distributed\.py$"),
+    Site(Kind.COLLECTIVE, "_distributed_broadcast_coalesced", ""),
+    Site(Kind.COLLECTIVE, "_pre_forward", r"torch/nn/parallel/distributed\.py$", anywhere=False),
+    Site(Kind.DEVICE, "synchronize|wait_event|wait_stream|query", r"torch/(cuda|xpu|npu|accelerator)"),
+    Site(Kind.DEVICE, "", r"torch/_tensor_str\.py$"),
     # what stands in C++ below the user's line: work.wait(), [x.wait() for x in …], store.get(…)
-    Site(RENDEZVOUS, source=r"\b\w*store\w*\.(get|multi_get|wait|barrier)\(", anywhere=False),
-    Site(COLLECTIVE, source=r"\.wait\(|\bwait_tensor\b", anywhere=False),
+    Site(Kind.RENDEZVOUS, source=r"\b\w*store\w*\.(get|multi_get|wait|barrier)\(", anywhere=False),
+    Site(Kind.COLLECTIVE, source=r"\.wait\(|\bwait_tensor\b", anywhere=False),
     # our trainer
-    Site(WAIT_DATA, "take", r"trainer/data/(loader/)?dataset\.py$"),
-    Site(IDLE, "serve", r"trainer/data/(video/)?decode\.py$", inner="-"),
-    Site(WORK, "serve", r"trainer/data/(video/)?decode\.py$"),
-    Site(CHECKPOINT, "", r"trainer/(checkpoint(/files)?|engine/shards)\.py$"),
-    Site(CHECKPOINT, "save|_save.*", r"trainer/(loop|engine/.*)\.py$"),
-    Site(LOG, "", r"trainer/(tracking|runlog/wandb_logger)\.py$"),
+    Site(Kind.WAIT_DATA, "take", r"trainer/data/(loader/)?dataset\.py$"),
+    Site(Kind.IDLE, "serve", r"trainer/data/(video/)?decode\.py$", inner="-"),
+    Site(Kind.WORK, "serve", r"trainer/data/(video/)?decode\.py$"),
+    Site(Kind.CHECKPOINT, "", r"trainer/(checkpoint(/files)?|engine/shards)\.py$"),
+    Site(Kind.CHECKPOINT, "save|_save.*", r"trainer/(loop|engine/.*)\.py$"),
+    Site(Kind.LOG, "", r"trainer/(tracking|runlog/wandb_logger)\.py$"),
     # the DataLoaders of torch and torchdata; without workers the rank itself works in fetch
-    Site(WORK, "fetch", r"torch/utils/data/_utils/fetch\.py$"),
-    Site(WAIT_DATA, "_next_data|_try_get_data|_get_data|__next__|_shutdown_workers", r"(torch/utils/data/dataloader|torchdata/stateful_dataloader/stateful_dataloader)\.py$"),
-    Site(IDLE, "_worker_loop", r"", inner="get|-"),
-    Site(PUT, "_worker_loop", r"", inner="put"),
-    Site(WORK, "_worker_loop", r""),
-    Site(HELPER, "_pin_memory_loop|do_one_step|_feed|_serve", r""),
-    Site(CHECKPOINT, "save|_save|_legacy_save|save_file|async_save|save_state_dict|save_checkpoint|save_model|save_optimizer", r"(torch/serialization|torch/distributed/checkpoint|safetensors|checkpoint)"),
-    Site(CHECKPOINT, "save_checkpoint|save_ckpt|_save_checkpoint|_?rotate_checkpoints", r""),
-    Site(LOG, "", r"^(wandb|requests|urllib3|http/client|urllib/request|grpc|tensorboard|mlflow)\b"),
-    Site(LOG, "create_connection|getaddrinfo", r"^socket\.py$"),
-    # only as innermost frame: Python that runs inside of a backward pass (hooks, recomputation) means what it means elsewhere
-    Site(BACKWARD, "_engine_run_backward", r"torch/autograd/graph\.py$", anywhere=False),
-    Site(DEVICE, source=_DEVICE_LINE, anywhere=False),
-    Site(GC, source=r"\bgc\.collect\(", anywhere=False),
+    Site(Kind.WORK, "fetch", r"torch/utils/data/_utils/fetch\.py$"),
+    Site(Kind.WAIT_DATA, "_next_data|_try_get_data|_get_data|__next__|_shutdown_workers", r"(torch/utils/data/dataloader|torchdata/stateful_dataloader/stateful_dataloader)\.py$"),
+    Site(Kind.IDLE, "_worker_loop", r"", inner="get|-"),
+    Site(Kind.PUT, "_worker_loop", r"", inner="put"),
+    Site(Kind.WORK, "_worker_loop", r""),
+    Site(Kind.HELPER, "_pin_memory_loop|do_one_step|_feed|_serve", r""),
+    Site(Kind.CHECKPOINT, "save|_save|_legacy_save|save_file|async_save|save_state_dict|save_checkpoint|save_model|save_optimizer", r"(torch/serialization|torch/distributed/checkpoint|safetensors|checkpoint)"),
+    Site(Kind.CHECKPOINT, "save_checkpoint|save_ckpt|_save_checkpoint|_?rotate_checkpoints", r""),
+    Site(Kind.LOG, "", r"^(wandb|requests|urllib3|http/client|urllib/request|grpc|tensorboard|mlflow)\b"),
+    Site(Kind.LOG, "create_connection|getaddrinfo", r"^socket\.py$"),
+    # only as innermost frame: Python inside of a backward pass (hooks, recomputation) counts itself
+    Site(Kind.BACKWARD, "_engine_run_backward", r"torch/autograd/graph\.py$", anywhere=False),
+    Site(Kind.DEVICE, source=_DEVICE_LINE, anywhere=False),
+    Site(Kind.GC, source=r"\bgc\.collect\(", anywhere=False),
 )  # fmt: skip
 
-# Asked only where no other line fits any frame: nearly everything that waits does so in a lock.
+# Only where no other line matches any frame: nearly everything that waits does so in a lock.
 LAST: tuple[Site, ...] = (
     Site(
-        LOCK,
+        Kind.LOCK,
         "acquire|wait|join|_wait_for_tstate_lock|__enter__|get|put",
         r"^(threading|queue|multiprocessing/(synchronize|queues)|filelock)\b",
         anywhere=False,
@@ -132,8 +144,9 @@ LAST: tuple[Site, ...] = (
 )
 
 _HIDDEN_THREADS = re.compile(
-    r"QueueFeederThread|QueueManagerThread|ResourceSharer|pin_memory|Thread-\d+ \(_pin|tqdm|TMonitor|wandb|"
-    r"pt_data_pin|asyncio_|ThreadPoolExecutor|MsgRouterThr|ChkStopThr|NetStatThr|IntMsgThr|StreamThr|SystemMonitor"
+    r"QueueFeederThread|QueueManagerThread|ResourceSharer|pin_memory|Thread-\d+ \(_pin|tqdm"
+    r"|TMonitor|wandb|pt_data_pin|asyncio_|ThreadPoolExecutor|MsgRouterThr|ChkStopThr|NetStatThr"
+    r"|IntMsgThr|StreamThr|SystemMonitor"
 )
 
 
@@ -143,44 +156,42 @@ def is_hidden(thread_name: str) -> bool:
 
 
 class Sites:
-    """The table with what a user added; remembers what it said of each stack."""
+    """The table with a user's additions; remembers the answer for each stack."""
 
     def __init__(self, extra: Sequence[Site] = ()) -> None:
         self._tables = ((*extra, *TABLE), LAST)
-        self._said: dict[int, tuple[Site, int]] = {}
-        self._kept: list[Stack] = []  # keeps ids of remembered stacks from being used again
+        # By id: hashing a stack takes as long as it is deep. The stack itself keeps its id in use.
+        self._known: dict[int, tuple[Stack, tuple[Site, int]]] = {}
 
-    def kind(self, stack: Stack) -> str:
-        return self._look(stack)[0].kind
+    def kind(self, stack: Stack) -> Kind:
+        return self._decide(stack)[0].kind
 
     def match(self, stack: Stack) -> int:
         """Index of the frame that decided; the innermost where none did."""
-        return self._look(stack)[1]
-
-    def _look(self, stack: Stack) -> tuple[Site, int]:
-        known = self._said.get(id(stack))
-        if known is None:
-            known = self._said[id(stack)] = self._decide(stack)
-            self._kept.append(stack)
-        return known
+        return self._decide(stack)[1]
 
     def _decide(self, stack: Stack) -> tuple[Site, int]:
+        if id(stack) not in self._known:
+            self._known[id(stack)] = (stack, self._find(stack))
+        return self._known[id(stack)][1]
+
+    def _find(self, stack: Stack) -> tuple[Site, int]:
         if not stack.frames:
-            return Site(NONE), 0
+            return Site(Kind.NONE), 0
         for table in self._tables:
             for index in range(len(stack.frames)):
                 for site in table:
                     if site.fits(stack, index):
                         return site, index
-        return Site(CODE), 0
+        return Site(Kind.CODE), 0
 
     def call(self, stack: Stack) -> tuple[str, str]:
         """(operation, caller) of a stack that waits for peers: all_reduce, `step train.py:17`."""
         if not stack.frames:
             return "?", "?"
-        site, index = self._look(stack)
+        site, index = self._decide(stack)
         first = stack.frames[index]
-        operation = "backward" if site.kind == BACKWARD else first.function
+        operation = "backward" if site.kind == Kind.BACKWARD else first.function
         if site.source:  # the line is all there is of the operation
             operation, index = stack.source[:40], index - 1
         for frame in stack.frames[index + 1 :]:
@@ -190,18 +201,28 @@ class Sites:
 
 
 def read_sites(path: Path) -> list[Site]:
-    """A user's table. Raises `UsageError` with the file and what is wrong."""
+    """A user's table. Raises `UsageError` with the file and the mistake."""
+    from clusterctl import toml_file
+
     try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("site", [])
-        sites = [Site(**table) for table in tables]
-        for site in sites:
-            _ = site.patterns
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, re.error) as error:
+        tables = toml_file.parse(path.read_text(encoding="utf-8")).get("site", [])
+        return [_read_site(table) for table in tables]
+    except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{path}: {error}", hint='[[site]] with kind = "…" and function, file, inner or source'
+            f"{path}: {reason}", hint='[[site]] with kind = "…" and function, file, inner or source'
         ) from None
-    return sites
+
+
+def _read_site(table: Mapping[str, Any]) -> Site:
+    """Raises `ValueError`, `TypeError` and `re.error`."""
+    known = [field.name for field in fields(Site)]
+    for key in table:
+        if key not in known:
+            raise ValueError(f"unknown key {key!r}: must be one of {', '.join(known)}")
+    kind = table.get("kind", "")
+    if kind not in [one.value for one in Kind]:
+        raise ValueError(f"unknown kind {kind!r}: must be one of {', '.join(Kind)}")
+    site = Site(**{**table, "kind": Kind(kind)})
+    _ = site.patterns
+    return site

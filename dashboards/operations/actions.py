@@ -160,7 +160,7 @@ class ClusterActions(LocalActions):
             is_part=bool(settings.only or settings.without),
             sweep=watch.sweep,
         )
-        picture = seen.picture
+        picture = seen.snapshot
         if not picture.procs and not picture.silent:
             raise CouldNotFindOut(
                 f"no process of a run on {fold([node.name for node in picture.nodes])}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from clusterctl.jobs.processes import NodeJob, Pick, Process
 from clusterctl.nodes import Node
 from clusterctl.stacks.frames import Frame, Stack
-from clusterctl.stacks.model import NodeView, Picture, Proc, Thread
-from clusterctl.stacks.progress import STUCK
+from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Thread
+from clusterctl.stacks.progress import Progress
 from clusterctl.stacks.wait_sites import Sites
 from dashboards.model.state import RunState
 from dashboards.operations.actions import Ending, LogText
@@ -142,7 +142,7 @@ class DemoActions:
         return LogText(f"{node}: kernel", "\n".join(lines) + "\n")
 
 
-def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> Picture:
+def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> JobSnapshot:
     """All ranks wait in all_reduce for rank 27, which waits for a loader that reads one clip."""
     sites = Sites()
     views = []
@@ -176,7 +176,7 @@ def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> Pi
                 view.procs.append(one)
         views.append(view)
     world = len(names) * GPUS if len(asked) == len(names) else None
-    return Picture(views, world, ("demo-7f3a",), 2.0, 2, 4.1, sites, now_s)
+    return JobSnapshot(views, world, ("demo-7f3a",), 2.0, 2, 4.1, sites, now_s)
 
 
 def _proc(
@@ -203,7 +203,7 @@ def _proc(
         state="S",
         kind=sites.kind(stack),
         stack=stack,
-        progress=STUCK,
+        progress=Progress.STUCK,
         cpu_share=0.0,
         seconds=2.0,
         how="py-spy",

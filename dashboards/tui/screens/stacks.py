@@ -138,7 +138,7 @@ class StacksScreen(TopScreen):
         seen = self.listing.diagnosis
         if seen is None or self.top.is_web:
             return
-        folder = Path(time.strftime("dumps/%Y%m%d-%H%M%S", time.localtime(seen.picture.taken_s)))
+        folder = Path(time.strftime("dumps/%Y%m%d-%H%M%S", time.localtime(seen.snapshot.taken_s)))
         try:
             seen.write(folder)
         except OSError as error:

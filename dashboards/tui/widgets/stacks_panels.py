@@ -45,7 +45,7 @@ class VerdictPanel(Panel):
             + sum(len(wrapped(f"because {text}", width)) for text in evidence)
             + min(2, len(seen.clues))
             + sum(len(wrapped(f"next: {text}", width)) for text in seen.verdict.next_steps[:2])
-            + len(permission_lines(seen.picture))
+            + len(permission_lines(seen.snapshot))
         )
 
     def _headline(self, seen: Diagnosis) -> str:
@@ -90,22 +90,22 @@ class VerdictPanel(Panel):
 
     def _verdict(self, seen: Diagnosis, state: State, width: int, colors: Palette) -> list[Line]:
         verdict = seen.verdict
-        at = time.strftime("%H:%M:%S", time.localtime(seen.picture.taken_s))
-        ago = units.age(max(0.0, state.now_s - seen.picture.taken_s))
+        at = time.strftime("%H:%M:%S", time.localtime(seen.snapshot.taken_s))
+        ago = units.age(max(0.0, state.now_s - seen.snapshot.taken_s))
         self.title(f"stacks of {at}", f"{ago} ago")
         style = colors.bad
         if verdict.kind in MOVING_KINDS:
             style = colors.good
         elif verdict.kind in UNSURE_KINDS:
             style = colors.warn
-        lines = [words((f" {header(seen.picture)}", colors.label))]
+        lines = [words((f" {header(seen.snapshot)}", colors.label))]
         lines += [words((f" {line}", style)) for line in wrapped(self._headline(seen), width)]
         said: list[tuple[str, Style]] = [
             (f"because {text}", colors.text) for text in verdict.evidence[:3]
         ]
         said += [(f"{clue.source}: {clue.text}", colors.warn) for clue in seen.clues[:2]]
         said += [(f"next: {text}", colors.accent) for text in verdict.next_steps[:2]]
-        said += [(text, colors.warn) for text in permission_lines(seen.picture)]
+        said += [(text, colors.warn) for text in permission_lines(seen.snapshot)]
         for text, ink in said:
             lines += [words((f" {line}", ink)) for line in wrapped(text, width)]
         return lines
@@ -129,10 +129,10 @@ class ClassList(Listing):
         """List again, after a new look or with other ones hidden."""
         if self.diagnosis is None:
             return
-        found = classes(self.diagnosis.picture, self.diagnosis.verdict)
+        found = classes(self.diagnosis.snapshot, self.diagnosis.verdict)
         self.listed = [one for one in found if self.everything or not is_dull(one)]
         dull = [one for one in found if one not in self.listed]
-        self._hidden = hidden_line(dull, self.diagnosis.picture).replace("(--all)", "(x shows)")
+        self._hidden = hidden_line(dull, self.diagnosis.snapshot).replace("(--all)", "(x shows)")
         self.at = 0
 
     def chosen(self) -> Class | None:
@@ -155,7 +155,7 @@ class ClassList(Listing):
         proc = one.first
         who = who if len(who) <= wide else who[: wide - 1] + "…"
         style = colors.bad if one.suspect else colors.text
-        doing = proc.progress
+        doing = str(proc.progress)
         if proc.progress != "moving" and proc.stood_s >= 1:
             doing += f" {proc.stood_s:.0f} s"
         doing = f"{doing:<11}" if width < 100 else f"{proc.kind + ' ' + doing:<24}"

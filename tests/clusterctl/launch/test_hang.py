@@ -266,7 +266,7 @@ def test_hang_on_a_node_whose_sshd_is_gone_accuses_that_node_and_stops_it(
     assert incident["silent"] == ["node-2"]
     assert [one["node"] for one in incident["verdict"]["suspects"]] == ["node-2"]
     assert result.verdict is not None
-    assert result.verdict.startswith("HANG: node-2 gives no answer, so rank 1 may hang there")
+    assert result.verdict.startswith("HANG: node-2 did not answer, so rank 1 may hang there")
     assert result.leftovers == ()
     assert [line.split(":")[0] for line in result.unconfirmed] == ["node-2"]
     assert tagged(launch.plan.run_id) == []

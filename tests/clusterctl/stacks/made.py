@@ -9,7 +9,7 @@ from typing import Any
 from clusterctl.nodes import Node
 from clusterctl.payload.dump.frames import Table
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.stacks.model import Picture, read_picture
+from clusterctl.stacks.model import JobSnapshot, read_snapshot
 from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Unreachable
 
@@ -137,9 +137,9 @@ def silent(name: str) -> NodeResult[dict[str, Any]]:
     return NodeResult(Node(name), None, Unreachable("tcp", 3.0, "no route to host"), 3.0)
 
 
-def picture(*nodes: Made | NodeResult[dict[str, Any]], sites: Sites | None = None) -> Picture:
+def snapshot(*nodes: Made | NodeResult[dict[str, Any]], sites: Sites | None = None) -> JobSnapshot:
     results = [node.result() if isinstance(node, Made) else node for node in nodes]
-    return read_picture(results, sites or Sites(), interval_s=2.0, samples=2, seconds=4.1)
+    return read_snapshot(results, sites or Sites(), interval_s=2.0, samples=2, seconds=4.1)
 
 
 def cluster(

@@ -22,8 +22,8 @@ from tests.clusterctl.stacks.made import (
     TORCH,
     WAIT_DATA,
     Made,
-    picture,
     silent,
+    snapshot,
 )
 
 # Ticks of 10 ms in the 2 s between two looks.
@@ -74,35 +74,35 @@ CAUSES = {
 def test_one_rank_is_named_while_the_others_rest_in_backward(cause: str, beside: list[Any], world: int) -> None:  # fmt: skip
     odd, kind, what = CAUSES[cause]
     made = job(world, {1: dict(odd) if odd is not None else None}, beside=beside)
-    verdict = judge(picture(*made))
+    verdict = judge(snapshot(*made))
     assert (verdict.kind, named(verdict)) == (kind, [(1, what)]), verdict.headline
     assert f"{world - 1} rank{'s wait' if world > 2 else ' waits'} in backward" in verdict.sentence
 
 
 def test_silent_node_of_a_job_that_rests_in_backward_is_the_first_suspect() -> None:
     made = job(4, {})
-    verdict = judge(picture(*made[:3], silent("node-3")))
+    verdict = judge(snapshot(*made[:3], silent("node-3")))
     assert (verdict.kind, [s.node for s in verdict.suspects]) == ("hang", ["node-3"])
 
 
 @pytest.mark.parametrize("world", [2, 4, 64])
 def test_backward_that_computes_in_its_device_thread_is_busy_and_not_stuck(world: int) -> None:
     computes = {"beside": [("pt_autograd_0", BUSY, []), *POLLING]}
-    verdict = judge(picture(*job(world, {1: computes}, beside=POLLING)))
+    verdict = judge(snapshot(*job(world, {1: computes}, beside=POLLING)))
     assert (verdict.kind, verdict.exit_code, named(verdict)) == ("busy", 3, [(1, "trainer")])
     assert "still works" in verdict.sentence
-    verdict = judge(picture(*job(world, {}, beside=computes["beside"])))
+    verdict = judge(snapshot(*job(world, {}, beside=computes["beside"])))
     assert (verdict.kind, named(verdict)) == ("busy", [])
 
 
 def test_backward_that_computes_in_the_main_thread_is_busy() -> None:
-    verdict = judge(picture(*job(3, {2: {"ticks": BUSY}})))
+    verdict = judge(snapshot(*job(3, {2: {"ticks": BUSY}})))
     assert (verdict.kind, named(verdict)) == ("busy", [(2, "trainer")])
 
 
 def test_polling_of_the_libraries_is_no_work() -> None:
     (node, *_) = job(1, {}, beside=POLLING)
-    (proc,) = picture(node).procs
+    (proc,) = snapshot(node).procs
     assert (proc.kind, proc.progress) == ("backward-wait", "stuck")
     assert proc.cpu_share > 3
 
@@ -115,9 +115,9 @@ def test_crowd_that_spins_where_its_launch_queue_is_full_waits(
 ) -> None:
     odd, kind, what = CAUSES[cause]
     made = job(world, {1: dict(odd) if odd is not None else None}, stack=place, ticks=BUSY, beside=POLLING)  # fmt: skip
-    verdict = judge(picture(*made))
+    verdict = judge(snapshot(*made))
     assert (verdict.kind, named(verdict)) == (kind, [(1, what)]), verdict.headline
-    assert f"{world - 1} ranks stand in {place[0][0]}, as if they waited" in verdict.sentence
+    assert f"{world - 1} ranks are in {place[0][0]}, as if waiting" in verdict.sentence
     assert any("launch queue" in text for text in verdict.evidence)
     assert verdict.confidence != "high" or cause in ("stopped", "dead")
 
@@ -125,51 +125,51 @@ def test_crowd_that_spins_where_its_launch_queue_is_full_waits(
 def test_rank_that_logs_its_loss_stands_beside_a_crowd() -> None:
     """One is surely in a collective, six have run on into the next operation, one waits for data."""
     made = job(8, {0: {"stack": ALL_REDUCE}, 1: {"stack": WAIT_DATA, "loader": READ}}, stack=FORWARD, ticks=BUSY)  # fmt: skip
-    verdict = judge(picture(*made))
+    verdict = judge(snapshot(*made))
     assert (verdict.kind, named(verdict)) == ("hang", [(1, "loader")]), verdict.headline
 
 
 def test_crowd_without_a_reason_to_wait_computes() -> None:
-    verdict = judge(picture(*job(8, {}, stack=FORWARD, ticks=BUSY)))
+    verdict = judge(snapshot(*job(8, {}, stack=FORWARD, ticks=BUSY)))
     assert (verdict.kind, named(verdict)) == ("busy", [])
 
 
 def test_most_ranks_are_not_accused_because_one_waits() -> None:
-    verdict = judge(picture(*job(8, {1: {"stack": ALL_REDUCE}}, stack=FORWARD)))
+    verdict = judge(snapshot(*job(8, {1: {"stack": ALL_REDUCE}}, stack=FORWARD)))
     assert (verdict.kind, verdict.confidence, named(verdict)) == ("hang", "low", [])
-    assert "1 rank waits in all_reduce; 7 others stand" in verdict.sentence
+    assert "1 rank waits in all_reduce; 7 others are stuck" in verdict.sentence
     assert "ranks 0,2-7 in forward model.py:40" in verdict.sentence
 
 
 def test_explicit_collective_of_one_rank_does_not_accuse_all_in_backward() -> None:
-    verdict = judge(picture(*job(8, {3: {"stack": ALL_REDUCE}})))
+    verdict = judge(snapshot(*job(8, {3: {"stack": ALL_REDUCE}})))
     assert (verdict.kind, named(verdict)) == ("desync", [(3, "trainer")])
     assert "ranks 0-2,4-7 in backward at main train.py:314" in verdict.evidence[0]
 
 
 def test_all_in_the_same_backward_accuse_nobody() -> None:
-    verdict = judge(picture(*job(8, {}, beside=POLLING)))
+    verdict = judge(snapshot(*job(8, {}, beside=POLLING)))
     assert (verdict.kind, verdict.confidence, named(verdict)) == ("all-same", "low", [])
 
 
 def test_nobody_is_accused_where_all_stand_and_no_stack_tells() -> None:
     other = [("lookup", "/home/me/job/cache.py", "cache.py", 7), *FORWARD[1:]]
-    verdict = judge(picture(*job(4, {0: {"stack": other}}, stack=FORWARD)))
+    verdict = judge(snapshot(*job(4, {0: {"stack": other}}, stack=FORWARD)))
     assert (verdict.kind, verdict.confidence, named(verdict)) == ("hang", "low", [])
     assert "ranks 1-3 in forward model.py:40 <- main; rank 0 in lookup cache.py:7" in verdict.sentence  # fmt: skip
 
 
 def test_rank_alone_that_stands_is_named() -> None:
-    verdict = judge(picture(*job(1, {0: {"stack": FORWARD}})))
+    verdict = judge(snapshot(*job(1, {0: {"stack": FORWARD}})))
     assert (verdict.kind, named(verdict)) == ("hang", [(0, "trainer")])
 
 
 def test_hooks_of_a_backward_pass_tell_where_it_stands() -> None:
     in_hook = {"beside": [("pt_autograd_0", RESTS, HOOK)]}
-    (proc,) = picture(job(1, {0: dict(in_hook)})[0]).procs
+    (proc,) = snapshot(job(1, {0: dict(in_hook)})[0]).procs
     assert (proc.kind, proc.operation, proc.progress) == ("collective", "all_gather_into_tensor", "stuck")  # fmt: skip
     # A hook that hangs is the rank's own fault, not a wait.
-    verdict = judge(picture(*job(4, {2: {"beside": [("pt_autograd_0", RESTS, STUCK_HOOK)]}})))
+    verdict = judge(snapshot(*job(4, {2: {"beside": [("pt_autograd_0", RESTS, STUCK_HOOK)]}})))
     assert (verdict.kind, named(verdict)) == ("hang", [(2, "trainer")])
     assert "read offload.py:12" in verdict.sentence
 
@@ -178,17 +178,17 @@ def test_rank_whose_stack_could_not_be_read_is_not_accused() -> None:
     made = job(4, {})[:3]
     node = Made("node-3")
     node.add("trainer", 3, world=4, error="no end in 5 s, killed")
-    verdict = judge(picture(*made, node))
+    verdict = judge(snapshot(*made, node))
     assert (verdict.kind, verdict.exit_code, named(verdict)) == ("unknown", 3, [])
     assert "no stack of rank 3 (node-3) could be read" in verdict.sentence
 
 
 def test_rank_that_ended_is_named_also_when_the_others_stand_elsewhere() -> None:
     made = job(3, {1: None, 2: {"stack": [("lookup", "/home/me/job/cache.py", "cache.py", 7)]}}, stack=FORWARD)  # fmt: skip
-    verdict = judge(picture(*made))
+    verdict = judge(snapshot(*made))
     assert (verdict.kind, verdict.confidence, named(verdict)) == ("hang", "medium", [(1, "trainer")])  # fmt: skip
 
 
 def test_rank_that_is_stopped_is_named_also_when_nobody_waits_yet() -> None:
-    verdict = judge(picture(*job(2, {1: {"stack": FORWARD, "state": "T"}}, stack=FORWARD, ticks=BUSY)))  # fmt: skip
+    verdict = judge(snapshot(*job(2, {1: {"stack": FORWARD, "state": "T"}}, stack=FORWARD, ticks=BUSY)))  # fmt: skip
     assert (verdict.kind, named(verdict)) == ("hang", [(1, "trainer")])

@@ -24,10 +24,10 @@ from clusterctl.payload.jobs.heartbeats import heartbeat
 from clusterctl.payload.jobs.processes import rank_number
 from clusterctl.remote import payload as ship
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.stacks.collect import Looks, collect, collect_native
+from clusterctl.stacks.collect import DumpOptions, collect, collect_native
 from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.files import native_text
-from clusterctl.stacks.model import NodeView, Proc, read_picture
+from clusterctl.stacks.model import NodeView, Proc, read_snapshot
 from clusterctl.stacks.report import permission_lines
 from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Limits
@@ -76,12 +76,12 @@ def start(tmp_path: Path, run_id: str) -> Iterator[Start]:
 
 
 def look(run_id: str, env: dict[str, str] | None = None, **looks: object) -> NodeView:
-    options = Looks(**{"interval_s": 0.3, "limit_s": 20.0, **looks})  # type: ignore[arg-type]
+    options = DumpOptions(**{"interval_s": 0.3, "limit_s": 20.0, **looks})  # type: ignore[arg-type]
     transport = LocalTransport({"here": LocalConnection(env)})
     fanout = collect([HERE], transport, Pick((run_id,), user=None), options, limits=Limits(), width=1)  # fmt: skip
     results: list[NodeResult] = list(fanout)
     assert results[0].unreachable is None, results[0].unreachable
-    return read_picture(results, Sites(), interval_s=0.3, samples=2).nodes[0]
+    return read_snapshot(results, Sites(), interval_s=0.3, samples=2).nodes[0]
 
 
 def only(view: NodeView) -> Proc:
@@ -149,9 +149,9 @@ def test_where_ptrace_is_refused_the_trainer_tells_its_stacks_itself(
     assert by_rank[0].where().startswith("waits_here program.py:6")
     assert by_rank[0].progress == "stuck"
     assert deaf.poll() is None  # SIGUSR1 would have killed it
-    picture = read_picture([], Sites(), interval_s=1, samples=2)
-    picture.nodes = [view]
-    assert any("--sudo" in line for line in permission_lines(picture))
+    snapshot = read_snapshot([], Sites(), interval_s=1, samples=2)
+    snapshot.nodes = [view]
+    assert any("--sudo" in line for line in permission_lines(snapshot))
 
 
 def test_dump_that_is_cut_off_leaves_its_target_running(
@@ -213,9 +213,9 @@ def test_end_of_a_long_kernel_log_is_read_and_the_cut_is_told(start: Start, run_
     start()
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     env = kernel_log(tmp_path / "log", 60_000, 240.0, 3.0, XID, uptime_s)
-    picture = read_picture([], Sites(), interval_s=1, samples=2)
-    picture.nodes = [look(run_id, env)]
-    texts = [clue.text for clue in clues(picture)]
+    snapshot = read_snapshot([], Sites(), interval_s=1, samples=2)
+    snapshot.nodes = [look(run_id, env)]
+    texts = [clue.text for clue in clues(snapshot)]
     assert any("Xid 79 on 0000:44:00" in text for text in texts), texts
     assert any(re.search(r"here: its log is longer than 1 MiB, only the last \d+ min of it were read", text) for text in texts), texts  # fmt: skip
 

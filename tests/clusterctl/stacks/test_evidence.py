@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from clusterctl.payload.dump.flight import flight_dump, load_plain, newest
 from clusterctl.stacks.evidence import clues, parse_counters, parse_watchdog
 from clusterctl.stacks.flight import compare, make_dump, read_dump
-from tests.clusterctl.stacks.made import cluster, picture
+from tests.clusterctl.stacks.made import cluster, snapshot
 from tests.ports import free_port
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -207,7 +207,7 @@ def test_clues_stand_beside_the_verdict() -> None:
     pid = str(made[0].rows[0]["pid"])
     log = (CAPTURES / "nccl/watchdog-timeout.txt").read_text().splitlines()[:2]
     made[0].more["logs"] = {pid: log}
-    texts = [clue.text for clue in clues(picture(*made))]
+    texts = [clue.text for clue in clues(snapshot(*made))]
     assert "rank 1 never joined number 2" in texts[0]
     assert any(
         "_REDUCE_SCATTER_BASE number 1559 timed out after 1800 s on rank 65-66" in t for t in texts

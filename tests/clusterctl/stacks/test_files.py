@@ -17,13 +17,13 @@ from clusterctl.stacks.files import compare_reports, read_report, write_folder, 
 from clusterctl.stacks.frames import parse_faulthandler
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.model import inflate
-from tests.clusterctl.stacks.made import ALL_REDUCE, FORWARD, Made, cluster, picture, silent
+from tests.clusterctl.stacks.made import ALL_REDUCE, FORWARD, Made, cluster, silent, snapshot
 
 CAPTURES = Path(__file__).parents[2] / "captures/py-spy"
 
 
 def test_folder_holds_every_process_once_and_a_page(tmp_path: Path) -> None:
-    made = picture(*cluster(2, 2, 3))
+    made = snapshot(*cluster(2, 2, 3))
     write_folder(tmp_path, made, judge(made), [], {})
     texts = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*.txt"))
     assert len(texts) == 2 * 2 * 4
@@ -42,7 +42,7 @@ def test_page_treats_what_the_cluster_says_as_text(tmp_path: Path) -> None:
     node = Made("a")
     evil = [("<script>alert(1)</script>", "/x/</script><b>.py", "</script><b>.py", 1)]
     node.add("trainer", 0, evil, world=1)
-    made = picture(node)
+    made = snapshot(node)
     write_folder(tmp_path, made, judge(made), [], {})
     page = (tmp_path / "index.html").read_text()
     assert "<script>alert" not in page
@@ -50,7 +50,7 @@ def test_page_treats_what_the_cluster_says_as_text(tmp_path: Path) -> None:
 
 
 def test_profile_weighs_stacks_by_processes(tmp_path: Path) -> None:
-    write_speedscope(tmp_path / "p.json", picture(*cluster(2, 4, 2)))
+    write_speedscope(tmp_path / "p.json", snapshot(*cluster(2, 4, 2)))
     profile = json.loads((tmp_path / "p.json").read_text())["profiles"][0]
     assert sorted(profile["weights"]) == [8, 16]
     assert profile["endValue"] == 24
@@ -58,7 +58,7 @@ def test_profile_weighs_stacks_by_processes(tmp_path: Path) -> None:
 
 def test_difference_of_two_reports(tmp_path: Path) -> None:
     for name, stacks in (("a", {1: FORWARD}), ("b", {1: ALL_REDUCE})):
-        made = picture(*cluster(2, 1, 1, stacks))
+        made = snapshot(*cluster(2, 1, 1, stacks))
         write_folder(tmp_path / name, made, judge(made), [], {})
     found = compare_reports(read_report(tmp_path / "a"), read_report(tmp_path / "b/report.json"))
     assert [entry["mark"] for entry in found] == ["~", "=", "="]
@@ -76,7 +76,7 @@ def test_captures_of_py_spy_are_understood() -> None:
             sample["processes"][str(pid)]["threads"] = node.table.add(
                 [{**t, "os_thread_id": pid if t["thread_name"] == "MainThread" else t["os_thread_id"]} for t in threads]
             )  # fmt: skip
-    trainer, worker = picture(node).procs
+    trainer, worker = snapshot(node).procs
     assert worker.kind == "loader-work"
     assert worker.where() == "read_video_frames train.py:5 <- _worker_loop"
     assert trainer.where().startswith("train_one_epoch train.py:17 <- main")
@@ -104,7 +104,7 @@ def test_role_of_any_kind_leads_to_a_file_of_the_folder(role: str, tmp_path: Pat
     node = Made("a")
     node.add(role, 0, ALL_REDUCE, world=2)
     node.add("trainer", 1, FORWARD, world=2)
-    made = picture(node)
+    made = snapshot(node)
     write_folder(tmp_path / "out", made, judge(made), [], {})
     write_speedscope(tmp_path / "profile.json", made)
     names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
@@ -114,7 +114,7 @@ def test_role_of_any_kind_leads_to_a_file_of_the_folder(role: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "../up", "n\udce9"])
 def test_node_of_any_name_gets_a_folder(name: str, tmp_path: Path) -> None:
-    made = picture(*cluster(1, 1, 1), silent(name))
+    made = snapshot(*cluster(1, 1, 1), silent(name))
     write_folder(tmp_path / "out", made, judge(made), [], {})
     assert len(list(tmp_path.glob("out/*/no-answer.txt"))) == 1
 
@@ -124,7 +124,7 @@ def test_name_of_a_file_that_is_no_text_is_written(tmp_path: Path) -> None:
     pid = node.add("loader", 0, FORWARD, index=0)
     node.add("trainer", 0, ALL_REDUCE, world=1)
     node.more["open"] = {str(pid): ["/data/caf\udce9.mp4"]}
-    made = picture(node)
+    made = snapshot(node)
     write_folder(tmp_path, made, judge(made), [], {})
     assert "open: /data/caf\\udce9.mp4" in next(tmp_path.glob("a/*loader*")).read_text()
 
@@ -133,7 +133,7 @@ def test_name_of_a_file_that_is_no_text_is_written(tmp_path: Path) -> None:
 def test_number_that_json_does_not_know_is_null(odd: float, tmp_path: Path) -> None:
     node = Made("a")
     node.add("trainer", 0, FORWARD, world=1, clip={"path": "/a.mp4", "age_s": odd})
-    made = picture(node)
+    made = snapshot(node)
     write_folder(tmp_path, made, judge(made), [], {})
     page = (tmp_path / "index.html").read_text()
     for text in (

@@ -59,7 +59,7 @@ def test_stopped_decoder_is_named_with_its_rank_then_the_run_saves_and_ends(clus
         run_id = json.loads((run_dir / "plan.json").read_text())["run_id"]
         done = clusterctl("dump-stacks", str(nodes.hostfile), "--run", run_id, "--interval", "3")
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "MOVING: all 2 ranks go on" in done.stdout
+        assert "MOVING: all 2 ranks move" in done.stdout
 
         decoders = [
             pid for pid in tagged(run_id)

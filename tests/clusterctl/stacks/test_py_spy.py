@@ -14,8 +14,8 @@ import pytest
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
 from clusterctl.payload.dump import py_spy as spy
-from clusterctl.stacks.collect import Looks, _packed_py_spy, collect, collect_native
-from clusterctl.stacks.model import Picture, Proc, read_picture
+from clusterctl.stacks.collect import DumpOptions, _packed_py_spy, collect, collect_native
+from clusterctl.stacks.model import JobSnapshot, Proc, read_snapshot
 from clusterctl.stacks.report import permission_lines
 from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Limits
@@ -69,16 +69,16 @@ def plant(folder: Path, mark: Path, owner: int = -1) -> Path:
     return path
 
 
-def look(run_id: str, env: dict[str, str] | None = None, **looks: object) -> Picture:
-    options = Looks(**{"interval_s": 0.1, "limit_s": 20.0, **looks})  # type: ignore[arg-type]
+def look(run_id: str, env: dict[str, str] | None = None, **looks: object) -> JobSnapshot:
+    options = DumpOptions(**{"interval_s": 0.1, "limit_s": 20.0, **looks})  # type: ignore[arg-type]
     transport = LocalTransport({"here": LocalConnection(env)})
     results = list(collect([HERE], transport, Pick((run_id,), user=None), options, limits=Limits(), width=1))  # fmt: skip
     assert results[0].unreachable is None, results[0].unreachable
-    return read_picture(results, Sites(), interval_s=0.1, samples=2)
+    return read_snapshot(results, Sites(), interval_s=0.1, samples=2)
 
 
-def only(picture: Picture) -> Proc:
-    (proc,) = picture.procs
+def only(snapshot: JobSnapshot) -> Proc:
+    (proc,) = snapshot.procs
     return proc
 
 

@@ -1,4 +1,4 @@
-"""The verdict's rules on made-up pictures: who is named, how sure, and who is not."""
+"""The verdict's rules on made-up snapshots: who is named, how sure, and who is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.judge import judge
-from clusterctl.stacks.model import read_picture
+from clusterctl.stacks.model import read_snapshot
 from clusterctl.stacks.report import lines
 from clusterctl.stacks.wait_sites import Site, Sites
 from tests.clusterctl.stacks.made import (
@@ -21,8 +21,8 @@ from tests.clusterctl.stacks.made import (
     WAIT_DATA,
     Made,
     cluster,
-    picture,
     silent,
+    snapshot,
 )
 
 
@@ -43,7 +43,7 @@ def with_blocked_loader(nodes: int = 24, ranks: int = 8, loaders: int = 16) -> l
 
 
 def test_blocked_loader_among_192_ranks() -> None:
-    verdict = judge(picture(*with_blocked_loader()))
+    verdict = judge(snapshot(*with_blocked_loader()))
     # Seen for 2 s, and there is no heartbeat: it may be slow.
     assert (verdict.kind, verdict.confidence) == ("hang", "medium")
     assert [(s.node, s.rank, s.what) for s in verdict.suspects] == [("node-009", 64, "loader")]
@@ -54,13 +54,13 @@ def test_blocked_loader_among_192_ranks() -> None:
 
 def test_old_heartbeat_makes_it_sure() -> None:
     made = cluster(4, 1, 0, {2: FORWARD}, beats=(beat(118, "forward", 310.0), beat(118, "forward", 312.0)))  # fmt: skip
-    verdict = judge(picture(*made))
+    verdict = judge(snapshot(*made))
     assert (verdict.kind, verdict.confidence) == ("hang", "high")
     assert "for 312 s" in verdict.sentence
 
 
 def test_24_nodes_fit_a_small_screen() -> None:
-    made = picture(*with_blocked_loader(), silent("node-025"))
+    made = snapshot(*with_blocked_loader(), silent("node-025"))
     verdict = judge(made)
     shown = [text for text, _ in lines(made, verdict, clues(made), width=80)]
     assert len(shown) <= 22
@@ -76,7 +76,7 @@ def test_merging_192_times_17_stacks_is_quick() -> None:
     spent = []
     for _ in range(5):
         begun = time.process_time()
-        judge(read_picture(results, Sites(), interval_s=2.0, samples=2))
+        judge(read_snapshot(results, Sites(), interval_s=2.0, samples=2))
         spent.append(time.process_time() - begun)
     assert min(spent) < 0.6  # 0.2 s on a quiet machine, see the slow test below
 
@@ -87,14 +87,14 @@ def test_merging_192_times_17_stacks_takes_a_fifth_of_a_second() -> None:
     spent = []
     for _ in range(7):
         begun = time.process_time()
-        judge(read_picture(results, Sites(), interval_s=2.0, samples=2))
+        judge(read_snapshot(results, Sites(), interval_s=2.0, samples=2))
         spent.append(time.process_time() - begun)
     print(f"merge and verdict: {min(spent):.3f} s")
     assert min(spent) < 0.2
 
 
 def test_rank_in_another_collective_is_shown_with_both_call_sites() -> None:
-    verdict = judge(picture(*cluster(4, 1, 0, {2: BARRIER})))
+    verdict = judge(snapshot(*cluster(4, 1, 0, {2: BARRIER})))
     assert verdict.kind == "desync"
     assert [(s.node, s.rank) for s in verdict.suspects] == [("node-003", 2)]
     assert verdict.evidence[0] == "ranks 0-1,3 in all_reduce at all_reduce_mean utils.py:9"
@@ -102,17 +102,17 @@ def test_rank_in_another_collective_is_shown_with_both_call_sites() -> None:
 
 
 def test_equal_groups_accuse_nobody_unless_their_steps_tell() -> None:
-    verdict = judge(picture(*cluster(2, 1, 0, {1: BARRIER})))
+    verdict = judge(snapshot(*cluster(2, 1, 0, {1: BARRIER})))
     assert (verdict.kind, verdict.confidence, verdict.suspects) == ("desync", "low", [])
     made = [Made("a"), Made("b")]
     made[0].add("trainer", 0, ALL_REDUCE, world=2, beats=(beat(8, "backward", 60.0),))
     made[1].add("trainer", 1, ALL_REDUCE, world=2, beats=(beat(7, "backward", 61.0),))
-    verdict = judge(picture(*made))
+    verdict = judge(snapshot(*made))
     assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("desync", [1])
 
 
 def test_identical_stacks_are_said_to_tell_nothing() -> None:
-    verdict = judge(picture(*cluster(8, 8, 2)))
+    verdict = judge(snapshot(*cluster(8, 8, 2)))
     assert (verdict.kind, verdict.confidence, verdict.suspects) == ("all-same", "low", [])
     assert "ncclras" in " ".join(verdict.next_steps)
 
@@ -120,7 +120,7 @@ def test_identical_stacks_are_said_to_tell_nothing() -> None:
 def test_wait_for_the_device_counts_as_waiting_for_peers() -> None:
     made = cluster(1, 4, 0, {0: ITEM, 1: ITEM, 2: ITEM, 3: FORWARD})
     made[0].more["source"] = {"/home/me/job/train.py:333": "loss_value = loss.item()"}
-    verdict = judge(picture(*made))
+    verdict = judge(snapshot(*made))
     assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("hang", [3])
 
 
@@ -130,7 +130,7 @@ def test_all_ranks_waiting_for_data_name_the_loaders_that_stand() -> None:
         pid = node.add("trainer", rank, WAIT_DATA, world=2)
         node.add("loader", rank, READ, index=0, ppid=pid, state="D", wchan="request_wait_answer")
         node.add("loader", rank, IDLE, index=1, ppid=pid)
-    verdict = judge(picture(node))
+    verdict = judge(snapshot(node))
     assert verdict.kind in ("data", "hang")
     assert [(s.rank, s.proc.index) for s in verdict.suspects] == [(0, 0), (1, 0)]
     assert "storage" in verdict.sentence
@@ -141,7 +141,7 @@ def test_loaders_that_work_are_slow_not_hung() -> None:
     for rank in range(2):
         pid = node.add("trainer", rank, WAIT_DATA, world=2)
         node.add("loader", rank, READ, FORWARD + READ, index=0, ppid=pid, ticks=90)
-    verdict = judge(picture(node))
+    verdict = judge(snapshot(node))
     assert (verdict.kind, verdict.exit_code) == ("busy", 3)
 
 
@@ -149,7 +149,7 @@ def test_stopped_trainer_is_rule_one() -> None:
     node = Made("a")
     for rank in range(4):
         node.add("trainer", rank, FORWARD if rank == 3 else ALL_REDUCE, world=4, state="T" if rank == 3 else "S")  # fmt: skip
-    verdict = judge(picture(node))
+    verdict = judge(snapshot(node))
     assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("hang", [3])
     assert "kill -CONT" in " ".join([verdict.sentence, *verdict.next_steps])
 
@@ -160,7 +160,7 @@ def test_save_that_sleeps_in_the_kernel_is_waiting_and_no_fault_yet() -> None:
     made.add("trainer", 3, save, world=4, state="D", wchan="nfs_wait_client_init_complete")
     for row in made.rows:
         row["world"] = 4
-    verdict = judge(picture(made))
+    verdict = judge(snapshot(made))
     assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("waiting", [3])
     assert "asleep in the kernel (nfs_" in verdict.sentence
 
@@ -169,16 +169,16 @@ def test_rank_that_burns_cpu_is_named_but_not_with_certainty() -> None:
     made = cluster(4, 1, 0)[:3]
     node = Made("node-004")
     node.add("trainer", 3, FORWARD, world=4, ticks=195)
-    verdict = judge(picture(*made, node))
+    verdict = judge(snapshot(*made, node))
     assert (verdict.kind, verdict.confidence) == ("hang", "medium")
-    assert "without an end or for long" in verdict.sentence
+    assert "for long or without end" in verdict.sentence
 
 
 def test_rank_that_has_ended_is_missed() -> None:
     node = Made("a")
     for rank in (0, 1, 3):
         node.add("trainer", rank, ALL_REDUCE, world=4)
-    verdict = judge(picture(node))
+    verdict = judge(snapshot(node))
     assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("hang", [2])
     assert "rank 2" in verdict.sentence
 
@@ -188,29 +188,29 @@ def test_forked_worker_that_outlives_its_rank_is_not_taken_for_it() -> None:
     for rank in (0, 1, 3):
         node.add("trainer", rank, ALL_REDUCE, world=4)
     node.add("trainer", 2, IDLE, world=4)
-    verdict = judge(picture(node))
+    verdict = judge(snapshot(node))
     assert (verdict.kind, [(s.rank, s.why) for s in verdict.suspects]) == ("hang", [(2, "no process of it")])  # fmt: skip
 
 
 def test_ranks_on_nodes_that_were_left_out_are_not_missed() -> None:
     results = [node.result() for node in cluster(4, 1, 0)[:3]]
-    made = read_picture(results, Sites(), interval_s=2.0, samples=2, is_part=True)
+    made = read_snapshot(results, Sites(), interval_s=2.0, samples=2, is_part=True)
     assert judge(made).kind == "all-same"
-    assert judge(read_picture(results, Sites(), interval_s=2.0, samples=2)).kind == "hang"
+    assert judge(read_snapshot(results, Sites(), interval_s=2.0, samples=2)).kind == "hang"
 
 
 def test_two_jobs_are_not_taken_for_one() -> None:
     made = cluster(1, 2, 0) + cluster(1, 2, 0)
     made[1].name = "node-002"
-    assert picture(*made).twice == {0: ["node-001", "node-002"], 1: ["node-001", "node-002"]}
+    assert snapshot(*made).twice == {0: ["node-001", "node-002"], 1: ["node-001", "node-002"]}
     node = Made("a")
     node.add("trainer", 0, ALL_REDUCE, world=1)
     node.add("trainer", 0, FORWARD, world=1)  # a daemon that the rank started
-    assert [p.role for p in picture(node).procs] == ["trainer", "helper"]
+    assert [p.role for p in snapshot(node).procs] == ["trainer", "helper"]
 
 
 def test_silent_node_with_waiting_peers_is_the_first_suspect() -> None:
-    verdict = judge(picture(*cluster(2, 2, 0)[:1], silent("node-002")))
+    verdict = judge(snapshot(*cluster(2, 2, 0)[:1], silent("node-002")))
     assert (verdict.kind, [s.node for s in verdict.suspects]) == ("hang", ["node-002"])
 
 
@@ -218,14 +218,14 @@ def test_slow_rank_that_still_moves_is_not_accused_of_hanging() -> None:
     made = cluster(4, 1, 0)[:3]
     node = Made("node-004")
     node.add("trainer", 3, FORWARD, BARRIER[1:] + FORWARD, world=4, ticks=150, switches=40)
-    verdict = judge(picture(*made, node))
+    verdict = judge(snapshot(*made, node))
     assert (verdict.kind, verdict.exit_code, verdict.confidence) == ("busy", 3, "low")
     assert [s.rank for s in verdict.suspects] == [3]
 
 
 def test_heartbeats_outrank_equal_stacks() -> None:
     made = cluster(2, 2, 0, beats=(beat(10, "forward", 0.1), beat(14, "forward", 0.1)))
-    verdict = judge(picture(*made))
+    verdict = judge(snapshot(*made))
     assert (verdict.kind, verdict.confidence) == ("moving", "high")
 
 
@@ -234,7 +234,7 @@ def test_without_any_stack_it_is_unknown_and_says_why() -> None:
     for rank in range(2):
         node.add("trainer", rank, world=2, error="Permission Denied: Try running again")
     node.more["rights"] = {"scope": 1}
-    made = picture(node)
+    made = snapshot(node)
     verdict = judge(made)
     assert (verdict.kind, verdict.exit_code) == ("unknown", 3)
     text = "\n".join(line for line, _ in lines(made, verdict, []))
@@ -244,4 +244,4 @@ def test_without_any_stack_it_is_unknown_and_says_why() -> None:
 
 def test_users_sites_come_first() -> None:
     sites = Sites([Site("collective", function="forward", file=r"model\.py$")])
-    assert judge(picture(*cluster(2, 1, 0, {1: FORWARD}), sites=sites)).kind == "desync"
+    assert judge(snapshot(*cluster(2, 1, 0, {1: FORWARD}), sites=sites)).kind == "desync"

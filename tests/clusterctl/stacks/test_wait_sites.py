@@ -62,6 +62,9 @@ def test_users_table_is_read_or_refused_with_its_name(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UsageError, match=r"sites\.toml"):
             read_sites(path)
+    path.write_text('[[site]]\nkind = "colective"\n')
+    with pytest.raises(UsageError, match="unknown kind 'colective': must be one of collective, "):
+        read_sites(path)
 
 
 C10D = f"{TORCH}/distributed/distributed_c10d.py"

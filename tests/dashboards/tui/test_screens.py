@@ -301,7 +301,7 @@ def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
         assert isinstance(screen, StacksScreen)
         await until(pilot, lambda: screen.listing.diagnosis)
         assert screen.listing.diagnosis is not None
-        asked = screen.listing.diagnosis.picture.nodes
+        asked = screen.listing.diagnosis.snapshot.nodes
         assert [node.name[-3:] for node in asked] == ["003"]  # 002 was listed, so * unmarked it
         await pilot.press("1", "escape", "escape", "e")
         assert (app.clipboard, grid(app).border_subtitle) == ("ml-64-node-002", "")
