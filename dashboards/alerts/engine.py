@@ -7,47 +7,21 @@ one kind into one line. What cannot be seen just now neither makes nor ends an a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from dashboards.alerts.grouping import Alert, Track, folded, worst_first
+from dashboards.alerts.book import SEVERITIES, Alert, AlertBook, Kept, Key, Rule, Sign, Track, Unit
+from dashboards.alerts.grouping import folded, worst_first
 from dashboards.alerts.rules import gpus, nodes, run
-from dashboards.alerts.rules.base import SEVERITIES, Kept, Look, Rule, Sign, Unit
+from dashboards.alerts.rules.base import Look
 from dashboards.alerts.rules.memory import keep
-from dashboards.alerts.rules.thresholds import DEFAULT, Limits
-from dashboards.model.fleet import STALE_INTERVALS
-
-if TYPE_CHECKING:
-    from dashboards.model.state import State
-
-__all__ = ["RULES", "Alert", "AlertBook", "Change", "acknowledge", "after", "changes", "mute"]
+from dashboards.model.state import STALE_INTERVALS, State
 
 RULES: tuple[Rule, ...] = (*run.RULES, *gpus.RULES, *nodes.RULES)
 HISTORY = 500
 HURRY_TICKS = 4  # readings that are enough where the user takes one look only
 
-Key = tuple[str, Unit]  # of a rule and what it sees; an Alert folds several of them
 Signs = dict[Unit, Sign]
-
-
-@dataclass(frozen=True, slots=True)
-class AlertBook:
-    """All that is known of alerts. `active` has the worst first, `history` the newest last."""
-
-    active: tuple[Alert, ...] = ()
-    history: tuple[Alert, ...] = ()
-    tracks: Mapping[Key, Track] = field(default_factory=dict)
-    mutes: Mapping[Key, float] = field(default_factory=dict)
-    kept: Kept = field(default_factory=Kept)
-    now_s: float | None = None
-    limits: Limits = DEFAULT
-    rules: tuple[Rule, ...] = RULES
-    hurry: bool = False  # for one look: a few readings are enough
-
-    @property
-    def by_id(self) -> dict[str, Rule]:
-        return {rule.id: rule for rule in self.rules}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +30,14 @@ class Change:
 
     kind: str
     alert: Alert
+
+
+def rules_of(book: AlertBook) -> tuple[Rule, ...]:
+    return RULES if book.rules is None else book.rules
+
+
+def _by_id(book: AlertBook) -> dict[str, Rule]:
+    return {rule.id: rule for rule in rules_of(book)}
 
 
 def after(book: AlertBook, state: State) -> AlertBook:
@@ -72,7 +54,7 @@ def after(book: AlertBook, state: State) -> AlertBook:
     seen = _see(look, book)
     tracks: dict[Key, Track] = {}
     ended: list[tuple[Key, Track]] = []
-    for rule in book.rules:
+    for rule in rules_of(book):
         signs = seen[rule.id]
         units = dict.fromkeys([*signs, *(unit for id, unit in book.tracks if id == rule.id)])
         for unit in units:
@@ -96,7 +78,7 @@ def after(book: AlertBook, state: State) -> AlertBook:
                 tracks[key] = track
     history = book.history
     if ended:
-        gone = folded(ended, book.by_id, book.mutes, state, cleared_s=now_s)
+        gone = folded(ended, _by_id(book), book.mutes, state, cleared_s=now_s)
         history = (*history, *gone)[-HISTORY:]
     mutes = book.mutes
     if any(until_s <= now_s for until_s in mutes.values()):
@@ -109,15 +91,15 @@ def _with_active(book: AlertBook, state: State) -> AlertBook:
     fired = [item for item in book.tracks.items() if item[1].fired_s is not None]
     if not fired and not book.active:
         return book
-    return replace(book, active=folded(fired, book.by_id, book.mutes, state))
+    return replace(book, active=folded(fired, _by_id(book), book.mutes, state))
 
 
 def _see(look: Look, book: AlertBook) -> dict[str, Signs]:
     """What each rule sees; what another alert about the same unit says already belongs to that one."""
     seen: dict[str, Signs] = {
-        rule.id: {sign.unit: sign for sign in rule.look(look)} for rule in book.rules
+        rule.id: {sign.unit: sign for sign in rule.look(look)} for rule in rules_of(book)
     }
-    for rule in book.rules:
+    for rule in rules_of(book):
         for id in rule.joins:
             if id not in seen:
                 continue  # left out by the user: then this one speaks for itself
@@ -196,7 +178,7 @@ def changes(before: AlertBook, now: AlertBook, state: State) -> tuple[Change, ..
     found = [
         Change(kind, alert)
         for kind, items in groups.items()
-        for alert in folded(items, now.by_id, now.mutes, state)
+        for alert in folded(items, _by_id(now), now.mutes, state)
     ]
     ended = [alert for alert in now.history if alert.cleared_s == now.now_s]
     if now.now_s != before.now_s:

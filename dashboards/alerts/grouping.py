@@ -4,58 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.nodes import fold
 from clusterctl.printable import printable
-from dashboards.alerts.rules.base import SEVERITIES, Rule, Sign, Unit, command_line
-
-if TYPE_CHECKING:
-    from dashboards.model.state import State
+from dashboards.alerts.book import SEVERITIES, Alert, Rule, Track, Unit
+from dashboards.alerts.rules.base import command_line
+from dashboards.model.state import State
 
 MOST_PARTS = 4  # names of parts that are written out
 LONGEST = 240  # characters of evidence
-
-
-@dataclass(frozen=True, slots=True)
-class Track:
-    """One rule and one unit, from the first time it was seen over the limit to its end."""
-
-    sign: Sign  # the last one
-    severity: str  # the worst so far
-    first_s: float  # head's clock
-    last_s: float  # when it was last seen over the limit
-    over_s: float = 0.0  # for so long it was seen over
-    under_s: float = 0.0  # and for so long under, since then
-    fired_s: float | None = None  # when it became an alert; None: not yet
-    seen: int = 1  # at the last look: 1 over, -1 under, 0 not known
-    acknowledged: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """One line of the screen. Times are the head's clock; `nodes` in the hostfile's order."""
-
-    id: str
-    severity: str  # "warn" or "fail"
-    subject: str  # node set and part: `ml-64-node-004 GPU 3`, or the run's name
-    nodes: tuple[str, ...]  # () for what belongs to no node
-    text: str  # evidence: what was measured, against what
-    command: str  # what to type next
-    first_s: float
-    last_s: float
-    over_s: float | None = None
-    acknowledged: bool = False
-    muted_until_s: float | None = None
-    cleared_s: float | None = None  # set in the history
-    units: tuple[Unit, ...] = ()  # (node, part) of all that it folds
-    is_known: bool = True  # False: nothing can be seen of any of them just now
-    could_not_ask: bool = False  # not a fault that was seen but something that could not be read
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.id, self.subject
 
 
 Item = tuple[tuple[str, Unit], Track]

@@ -14,15 +14,16 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
-from dashboards.alerts.engine import HURRY_TICKS, RULES, Alert, AlertBook, Change, after, changes
+from dashboards.alerts.book import FAIL, SEVERITIES, Alert, AlertBook
+from dashboards.alerts.engine import HURRY_TICKS, RULES, Change, after, changes, rules_of
 from dashboards.alerts.exec_hook import Hook, parse_command
-from dashboards.alerts.rules.base import FAIL, SEVERITIES
 from dashboards.commands import select_feed as sources
 from dashboards.lifecycle import Ending, ended_by_signals
 from dashboards.model import units
 from dashboards.model.fleet import fresh
+from dashboards.model.reduce import fold
 from dashboards.model.samples import Restored, Tick
-from dashboards.model.state import State, fold, initial_state
+from dashboards.model.state import State, initial_state
 from dashboards.recording.writer import Recording
 
 STYLES = {"fail": "bad", "warn": "warn", "clear": "good"}
@@ -149,7 +150,7 @@ def _begin(
         what = f"{len(feed.nodes)} nodes" if feed.nodes else "the run"
         if not once:
             output.note(
-                f"watching {what} for {len(book.rules)} kinds of alerts; Ctrl-C ends", "dim"
+                f"watching {what} for {len(rules_of(book))} kinds of alerts; Ctrl-C ends", "dim"
             )
     state = replace(state, alerts=book)
     begun_s: float | None = None

@@ -26,9 +26,10 @@ from dashboards.model.fleet import (
     node_value,
     summarise,
 )
+from dashboards.model.reduce import fold
 from dashboards.model.run_progress import Figures, figures, one_line
 from dashboards.model.samples import Tick
-from dashboards.model.state import NodeState, RunState, State, fold, initial_state
+from dashboards.model.state import NodeState, RunState, State, initial_state
 from trainer.runlog.telemetry import StepRecord
 
 STATES = {"": "ok", ALARM: "alarm", STALE: "stale", UNKNOWN: "unknown", MISSING: "missing"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from dashboards.alerts.book import Rule
 from dashboards.alerts.engine import RULES
-from dashboards.alerts.rules.base import Rule
 from dashboards.export.metrics import PREFIX
 
 FILE = "clusterctl-alerts.yml"

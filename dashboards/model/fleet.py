@@ -11,17 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dashboards.model import units
 from dashboards.model.history_columns import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample
-
-if TYPE_CHECKING:
-    from dashboards.model.state import NodeState, State
+from dashboards.model.state import STALE_INTERVALS, NodeState, State
 
 ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
-STALE_INTERVALS = 3
 
 # A GPU that waits while the others compute draws less than half of them (100 of 700 W in the
 # hangs that were seen); below this many or this idle there is no fleet to compare with.

@@ -14,16 +14,12 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dashboards.alerts import engine as alerts
-from dashboards.alerts import grouping as fold_alerts
-from dashboards.alerts.rules import base as rule
-from dashboards.model import downsample as thin
-from dashboards.model import ring_buffer as ring
-from dashboards.model import samples, state
+from dashboards.alerts import book
+from dashboards.model import downsample, ring_buffer, samples, state
 from dashboards.recording import fields
 from trainer.runlog import telemetry
 
-MODULES = (samples, state, alerts, fold_alerts, rule, ring, thin, telemetry)
+MODULES = (samples, state, book, ring_buffer, downsample, telemetry)
 # Not data but how this program works: a state gets its own anew.
 LEFT_OUT = {"AlertBook": ("limits", "rules", "hurry")}
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from dashboards.model.history_columns import FLEET_COLUMNS, LAYOUT, NODE_COLUMNS
+from dashboards.model.reduce import fold
 from dashboards.model.ring_buffer import Ring
 from dashboards.model.samples import (
     EventSample,
@@ -29,7 +30,7 @@ from dashboards.model.samples import (
     StepSample,
     Tick,
 )
-from dashboards.model.state import HISTORY_S, NodeState, RunState, State, fold
+from dashboards.model.state import HISTORY_S, NodeState, RunState, State
 from dashboards.recording import codec, fields
 from dashboards.recording.file_format import (
     BEGIN,

@@ -19,9 +19,10 @@ from typing import Any
 from clusterctl.errors import UsageError
 from dashboards.feeds.base import Feed
 from dashboards.model.history_columns import LAYOUT
+from dashboards.model.reduce import fold
 from dashboards.model.ring_buffer import Ring
 from dashboards.model.samples import NodeDown, NodeSample, Sample, Tick
-from dashboards.model.state import State, fold, initial_state
+from dashboards.model.state import State, initial_state
 from dashboards.recording import codec
 from dashboards.recording.file_format import BEGIN, DEEP, HISTORY, KEY, NODES, ROUND, RUN, Appender
 

@@ -24,9 +24,11 @@ from textual.theme import BUILTIN_THEMES
 from clusterctl.errors import UsageError
 from clusterctl.printable import printable
 from dashboards.alerts import engine as alerts
+from dashboards.alerts.book import AlertBook
 from dashboards.feeds.base import Feed
+from dashboards.model.reduce import fold, tick_parts
 from dashboards.model.samples import Sample, Tick
-from dashboards.model.state import fold, initial_state, tick_parts
+from dashboards.model.state import initial_state
 from dashboards.operations.actions import Actions
 from dashboards.tui import themes
 from dashboards.tui.screens.alerts import AlertsScreen
@@ -220,7 +222,7 @@ class TopApp(App[None]):
     def mute(self, key: tuple[str, str], until_s: float | None) -> None:
         self._with_alerts(alerts.mute(self.state.alerts, key, until_s))
 
-    def _with_alerts(self, book: alerts.AlertBook) -> None:
+    def _with_alerts(self, book: AlertBook) -> None:
         self.state = replace(self.state, alerts=book)
         self.show()
 

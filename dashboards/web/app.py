@@ -8,23 +8,16 @@ able to reach it either: the name in the address bar and the origin of the conne
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from html import escape
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from clusterctl.errors import UsageError
-from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
+from dashboards.web.allowed_hosts import is_loopback, our_names
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-MOST_PAGES = 4  # each of them watches every node by a connection of its own
 WORD_BYTES = 16  # of the random word in the address
 # As `python -m clusterctl`, which would import from the current folder first: whoever may write a
 # `click.py` there would be run. (`python -P` is the same from 3.11 on.)
@@ -36,44 +29,6 @@ START = "; ".join(
         "runpy.run_module('clusterctl', run_name='__main__', alter_sys=True)",
     )
 )
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<link rel="stylesheet" href="/static/css/xterm.css">
-<style>
-@font-face {{
-  font-family: "Roboto Mono";
-  src: url("/static/fonts/RobotoMono-VariableFont_wght.ttf") format("truetype");
-  font-weight: 100 700;
-}}
-html, body {{ margin: 0; height: 100%; background: #0f131a; overflow: hidden; }}
-.textual-terminal {{ width: 100vw; height: 100vh; }}
-.note {{ position: absolute; inset: 0; display: flex; align-items: center; justify-content: center;
-  font: 16px "Roboto Mono", monospace; color: #d6dde8; z-index: 10; }}
-.note button {{ font: inherit; margin-left: 2ch; padding: .4em 1.2em; color: #d6dde8;
-  background: #1c2531; border: 1px solid #3f8fb8; }}
-body.-first-byte .opening {{ display: none; }}
-.closed {{ display: none; background: #0f131aee; }}
-body.-closed .closed {{ display: flex; }}
-</style>
-<script src="/static/js/textual.js"></script>
-<script>
-addEventListener("load", function focus() {{
-  const keys = document.querySelector(".xterm-helper-textarea");
-  keys ? keys.focus() : setTimeout(focus, 100);
-}});
-</script>
-</head>
-<body>
-<div class="note opening">connecting</div>
-<div class="note closed">This view has ended.<button onclick="location.reload()">Open it again</button></div>
-<div id="terminal" class="textual-terminal" data-session-websocket-url="{socket}" data-font-size="{size}"></div>
-</body>
-</html>
-"""
 
 
 def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str], None]) -> int:
@@ -122,24 +77,6 @@ def listen(host: str, port: int) -> socket.socket:
             hint="--port 0 takes a free one",
         ) from None
     return listener
-
-
-def is_foreign(host: str, origin: str | None, names: Collection[str]) -> bool:
-    """Whether a request was sent by a page of another site, or under a name that is not ours."""
-    if not is_ours(host, names):
-        return True
-    return origin is not None and urlsplit(origin).netloc != host
-
-
-def page(title: str, host: str, word: str, font_size: str) -> str:
-    """The one page there is; everything it loads comes from this server."""
-    size = int(font_size) if re.fullmatch("[0-9]{1,2}", font_size) else 0
-    size = size if 6 <= size <= 48 else 16
-    socket = f"ws://{escape(host)}/{escape(word)}/ws"
-    return PAGE.format(title=escape(title), socket=socket, size=size)
-
-
-Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 
 def as_arguments(options: dict[str, Any]) -> list[str]:

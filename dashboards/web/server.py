@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import textual_serve
 from aiohttp import web
 from textual_serve.server import Server as TextualServer
 
-from dashboards.web.app import MOST_PAGES, Handler, is_foreign, page
+from dashboards.web.page import is_foreign, page
 
+MOST_PAGES = 4  # each of them watches every node by a connection of its own
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TITLE = "clusterctl top"
 FOREIGN = "this page may only be opened by an address or a name of its machine, and from itself\n"
 NO_WORD = "open the whole address that clusterctl top --web printed: a word of it is missing\n"

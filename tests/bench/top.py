@@ -27,8 +27,9 @@ from textual import events
 from clusterctl.transport.base import Limits
 from dashboards.feeds.base import steady_clock
 from dashboards.feeds.ssh import SshFeed
+from dashboards.model.reduce import fold
 from dashboards.model.samples import NodeSample, Sample, Tick
-from dashboards.model.state import State, fold, initial_state
+from dashboards.model.state import State, initial_state
 from dashboards.recording.file_format import Appender
 from dashboards.recording.replay_feed import Replay
 from dashboards.recording.writer import Writer

@@ -22,8 +22,9 @@ from textual.pilot import Pilot
 
 from clusterctl.cli import run
 from dashboards.export.serve import StateCollector, registry_of
+from dashboards.model.reduce import fold
 from dashboards.model.samples import Disk, EventSample, Gpu, NodeDown, NodeSample, Sample, Tick
-from dashboards.model.state import State, fold, initial_state
+from dashboards.model.state import State, initial_state
 from dashboards.operations.actions import LocalActions
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Writer

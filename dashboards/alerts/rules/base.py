@@ -8,50 +8,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from dashboards.alerts.book import Kept, Rule, Unit
 from dashboards.alerts.rules.thresholds import Limits
 from dashboards.model.fleet import fresh
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample
-
-if TYPE_CHECKING:
-    from dashboards.model.state import RunState, State
-
-WARN, FAIL = "warn", "fail"
-SEVERITIES = (WARN, FAIL)
-
-Unit = tuple[str, str]
-"""What an alert is about: (node, part of it). ("", "") is the run, ("", name) another single thing;
-(node, "") the node itself, else "GPU 3", "/data", "mlx5_1/1"."""
-
+from dashboards.model.state import RunState, State
 
 Drawing = list[tuple[str, Gpu, float]]
 """(node, GPU, watts)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """Something over its limit now."""
-
-    unit: Unit
-    text: str  # evidence: what was measured, and against what
-    severity: str = ""  # another one than the rule's
-    after_s: float | None = None  # another one than the rule's
-    clear_s: float | None = None  # another one than the rule's
-    starts: bool = True  # False: keeps an alert that is there, makes none
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What rules must know of earlier looks. Made anew when something changed, never changed."""
-
-    links: Mapping[Unit, int] = field(default_factory=dict)  # how often it was lost
-    were_up: frozenset[Unit] = frozenset()  # links that were up while we looked
-    were_busy: frozenset[Unit] = frozenset()  # GPUs that computed with the others while we looked
-    # (time, used bytes) of each file system, oldest first, at least some seconds apart.
-    disks: Mapping[Unit, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
 
 class Look:
@@ -97,29 +63,6 @@ class Look:
         return next(
             (disk for disk in (node.disks if node else None) or () if disk.path == unit[1]), None
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`look` tells what is over; for what it does not name, `known` says whether it could be seen.
-
-    What is neither over nor known stays as it was: a silent node neither makes nor ends an alert.
-    """
-
-    id: str  # subject.name, stable: users silence by it
-    severity: str
-    meaning: str  # one sentence: what it is and why it matters
-    look: Callable[[Look], Iterable[Sign]]
-    known: Callable[[Look, Unit], bool]
-    after_s: float  # over its limit this long makes an alert
-    clear_s: float  # under it this long ends it
-    command: str  # what to type next: {hosts} hostfile, {nodes} -w SET, {run} directory, {remote}
-    threshold: str  # in words, for the documentation
-    # Alerts of these ids about the same unit say it already; what this rule sees keeps them open.
-    joins: tuple[str, ...] = ()
-    could_not_ask: bool = False  # not a fault that was seen but something that could not be read
-    at_once: bool = True  # one look is enough to tell, for whoever takes only one
-    remote: str = ""  # what {remote} of the command runs on the nodes
 
 
 _PARTS = tuple(f"GPU {index}" for index in range(64))

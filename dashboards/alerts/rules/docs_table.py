@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clusterctl.output import Output
+from dashboards.alerts.book import Rule
 from dashboards.alerts.engine import RULES
-from dashboards.alerts.rules.base import Rule
 from dashboards.model.units import span
 
 SUBJECTS = {

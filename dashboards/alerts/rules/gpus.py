@@ -8,19 +8,8 @@ from collections.abc import Iterable
 
 from checks.finding import Verdict
 from checks.reference.xid_codes import grade
-from dashboards.alerts.rules.base import (
-    FAIL,
-    WARN,
-    Drawing,
-    Look,
-    Rule,
-    Sign,
-    Unit,
-    gpu_known,
-    gpu_part,
-    node_known,
-    read,
-)
+from dashboards.alerts.book import FAIL, WARN, Rule, Sign, Unit
+from dashboards.alerts.rules.base import Drawing, Look, gpu_known, gpu_part, node_known, read
 from dashboards.model import units
 from dashboards.model.samples import NodeSample, Xid
 

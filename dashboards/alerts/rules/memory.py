@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dashboards.alerts.rules.base import Kept, Look, Unit
+from dashboards.alerts.book import Kept, Unit
+from dashboards.alerts.rules.base import Look
 from dashboards.alerts.rules.gpus import newly_busy, newly_free
 from dashboards.alerts.rules.nodes import is_up
 

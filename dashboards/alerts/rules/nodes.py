@@ -6,7 +6,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 
-from dashboards.alerts.rules.base import FAIL, WARN, Look, Rule, Sign, Unit, read
+from dashboards.alerts.book import FAIL, WARN, Rule, Sign, Unit
+from dashboards.alerts.rules.base import Look, read
 from dashboards.model import units
 from dashboards.model.samples import Disk, Link
 

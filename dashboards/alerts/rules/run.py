@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from dashboards.alerts.rules.base import FAIL, WARN, Look, Rule, Sign, Unit, gpu_part
+from dashboards.alerts.book import FAIL, WARN, Rule, Sign, Unit
+from dashboards.alerts.rules.base import Look, gpu_part
 from dashboards.alerts.rules.thresholds import Limits
 from dashboards.model import units
 from trainer.runlog.telemetry import StepRecord

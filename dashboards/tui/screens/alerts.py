@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
-from dashboards.alerts.engine import Alert
+from dashboards.alerts.book import Alert
 from dashboards.model import units
 from dashboards.model.fleet import short_names
 from dashboards.model.state import State

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
@@ -13,12 +13,10 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from dashboards.model.state import State
+from dashboards.tui.screens.app_interface import Top
 from dashboards.tui.widgets.bars import KeyBar, TopBar
 from dashboards.tui.widgets.panel import Panel
 from dashboards.tui.widgets.replay_bar import ReplayBar
-
-if TYPE_CHECKING:
-    from dashboards.tui.app import TopApp
 
 SMALLEST = (60, 16)  # columns, rows
 Keys = Sequence[tuple[str, str, str]]  # (key, word, action), for the bar below
@@ -63,8 +61,8 @@ class TopScreen(Screen[None]):
         yield Static("", id="too-small", markup=False)
 
     @property
-    def top(self) -> TopApp:
-        return cast("TopApp", self.app)
+    def top(self) -> Top:
+        return cast("Top", self.app)
 
     def offers(self, action: str) -> bool:
         """Whether its key stands in the bar below."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -16,10 +16,8 @@ from clusterctl.nodes import fold
 from clusterctl.printable import printable
 from dashboards.operations.actions import Ending
 from dashboards.operations.background import Job, Watch
+from dashboards.tui.screens.app_interface import Top
 from dashboards.tui.widgets.panel import plain
-
-if TYPE_CHECKING:
-    from dashboards.tui.app import TopApp
 
 MOST_LINES = 12
 
@@ -47,8 +45,8 @@ class Dialog(ModalScreen[None]):
         self._job: Job[Any] | None = None
 
     @property
-    def top(self) -> TopApp:
-        return cast("TopApp", self.app)
+    def top(self) -> Top:
+        return cast("Top", self.app)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="dialog"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from dashboards.alerts.engine import Alert
+from dashboards.alerts.book import Alert
 from dashboards.model import units
 from dashboards.model.state import State
 from dashboards.tui.widgets.palette import Palette

@@ -32,8 +32,9 @@ from clusterctl.transfer import push
 from clusterctl.transport.base import Limits
 from dashboards.commands import once
 from dashboards.feeds.watch_decoder import Decoder
+from dashboards.model.reduce import fold
 from dashboards.model.samples import NodeDown, Tick
-from dashboards.model.state import fold, initial_state
+from dashboards.model.state import initial_state
 from tests.clusterctl.hostile.mangle import mangle
 from tests.clusterctl.hostile.node import MARK, HostileTransport, Orders, next_order
 from tests.clusterctl.launch.harness import Bench

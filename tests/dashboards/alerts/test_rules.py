@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from clusterctl.cli import run as run_command
+from dashboards.alerts.book import Kept, Rule, Sign, Unit
 from dashboards.alerts.engine import RULES
-from dashboards.alerts.rules.base import Kept, Look, Rule, Sign, Unit, command_line, hostfile_of
+from dashboards.alerts.rules.base import Look, command_line, hostfile_of
 from dashboards.alerts.rules.docs_table import render
 from dashboards.alerts.rules.memory import keep
 from dashboards.alerts.rules.thresholds import DEFAULT
+from dashboards.model.reduce import fold
 from dashboards.model.samples import (
     Disk,
     EventSample,
@@ -30,7 +32,7 @@ from dashboards.model.samples import (
     Tick,
     Xid,
 )
-from dashboards.model.state import State, fold, initial_state
+from dashboards.model.state import State, initial_state
 from tests.dashboards.runs import record
 from trainer.runlog.telemetry import Event
 

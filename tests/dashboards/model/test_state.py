@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from dashboards.model.fleet import METRICS, cells, node_mark, past
 from dashboards.model.history_columns import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
+from dashboards.model.reduce import fold, reduce
 from dashboards.model.samples import (
     EventSample,
     Gpu,
@@ -14,7 +15,7 @@ from dashboards.model.samples import (
     StepSample,
     Tick,
 )
-from dashboards.model.state import State, fold, initial_state, reduce
+from dashboards.model.state import State, initial_state
 from tests.dashboards.runs import record
 from trainer.runlog.telemetry import Event
 

@@ -15,8 +15,9 @@ from clusterctl.output import Output
 from dashboards.commands import once
 from dashboards.commands import select_feed as sources
 from dashboards.export.serve import StateCollector, registry_of
+from dashboards.model.reduce import fold
 from dashboards.model.samples import Tick
-from dashboards.model.state import State, fold, initial_state
+from dashboards.model.state import State, initial_state
 from dashboards.recording.replay_feed import Replay
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.base import TopScreen

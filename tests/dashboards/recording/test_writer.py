@@ -20,8 +20,9 @@ from clusterctl.cli import run
 from clusterctl.errors import UsageError
 from dashboards.commands import select_feed as sources
 from dashboards.feeds.base import ReplayFeed
+from dashboards.model.reduce import fold
 from dashboards.model.samples import NodeSample, Restored, Sample, Tick
-from dashboards.model.state import State, fold, initial_state
+from dashboards.model.state import State, initial_state
 from dashboards.recording import codec as plain
 from dashboards.recording import convert, file_format
 from dashboards.recording import writer as record

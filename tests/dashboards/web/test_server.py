@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from dashboards.web.allowed_hosts import our_names
-from dashboards.web.app import START, as_arguments, is_foreign, page
+from dashboards.web.app import START, as_arguments
+from dashboards.web.page import is_foreign, page
 
 PATIENCE_S = 90.0
 

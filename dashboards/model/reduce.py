@@ -1,0 +1,242 @@
+"""The one pure function that changes the state: `reduce(state, sample)`.
+
+No Textual, no clock, no IO.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from dashboards.alerts.engine import after
+from dashboards.model.fleet import fleet_row, odd_gpus
+from dashboards.model.history_columns import GPU_COLUMNS, NODE_COLUMNS
+from dashboards.model.ring_buffer import NAN, Ring
+from dashboards.model.samples import (
+    EventSample,
+    NodeDown,
+    NodeSample,
+    Restored,
+    RunOpened,
+    Sample,
+    StepSample,
+    Tick,
+)
+from dashboards.model.state import INTERRUPTED, NodeState, RunState, State
+
+RECENT_STEPS = 600
+RECENT_EVENTS = 200
+# The smoothed loss forgets over this share of the run, within these numbers of steps: the same
+# number for all would lag behind in a short run and shiver in a long one.
+SMOOTH_SHARE, SMOOTH_STEPS = 0.01, (5.0, 100.0)
+
+
+def reduce(state: State, sample: Sample) -> State:
+    """The state after one sample. Pure."""
+    return fold(state, (sample,))
+
+
+def fold(state: State, samples: Iterable[Sample]) -> State:
+    """The state after many samples; copies the table of nodes once per batch, not per sample."""
+    nodes: dict[str, NodeState] | None = None
+    for sample in samples:
+        if isinstance(sample, NodeSample | NodeDown):
+            nodes = dict(state.nodes) if nodes is None else nodes
+            before = nodes.get(sample.node) or NodeState(
+                sample.node, history=Ring(len(NODE_COLUMNS), state.fleet.limit)
+            )
+            nodes[sample.node] = _after_node(before, sample, state.history_step_s, state.interval_s)
+            continue
+        if isinstance(sample, Restored):
+            state, nodes = replace(sample.state, source=state.source), None
+            continue
+        if nodes is not None:
+            state, nodes = replace(state, nodes=nodes), None
+        state = _after_other(state, sample)
+    return state if nodes is None else replace(state, nodes=nodes)
+
+
+def _after_node(
+    node: NodeState, sample: NodeSample | NodeDown, step_s: float, interval_s: float
+) -> NodeState:
+    if isinstance(sample, NodeDown):
+        return replace(node, down=sample)
+    gpus = sample.gpus or ()
+    seen = max(node.gpus_seen, 1 + max((gpu.index for gpu in gpus), default=-1))
+    history, row_s = node.history, node.history_s
+    if row_s is None:
+        history, row_s = history.append(_row(sample, seen)), sample.at_s
+        if step_s > interval_s:
+            # Rows of many nodes are spread over their step: not all of them in one tick.
+            row_s -= step_s * (zlib.crc32(node.name.encode()) % 1024) / 1024
+    else:
+        rows = round((sample.at_s - row_s) / step_s)
+        if rows > 0:
+            for _ in range(min(rows, history.limit) - 1):
+                history = history.append(())  # the time without readings
+            history = history.append(_row(sample, seen))
+            row_s = _row_time(row_s, rows, sample.at_s, step_s, interval_s)
+    return replace(node, sample=sample, down=None, gpus_seen=seen, history=history, history_s=row_s)
+
+
+def _row_time(before_s: float, rows: int, at_s: float, step_s: float, interval_s: float) -> float:
+    """The time that the newest row stands for.
+
+    Readings as far apart as rows are keep their own times, else their jitter would add up to gaps;
+    where there are several to a row, rows keep their step.
+    """
+    return at_s if step_s <= interval_s else before_s + rows * step_s
+
+
+def _row(sample: NodeSample, gpus_seen: int) -> list[float | None]:
+    """A row of a node's history, see `columns`."""
+    network = sample.network_bytes_s
+    row: list[float | None] = [
+        sample.cpu,
+        sample.memory,
+        sample.load1,
+        None if network is None else network / 1e6,
+    ]
+    by_index = {gpu.index: gpu for gpu in sample.gpus or ()}
+    readings: list[tuple[float | None, ...]] = []
+    for index in range(gpus_seen):
+        gpu = by_index.get(index)
+        readings.append(
+            (gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c, gpu.sm_mhz)
+            if gpu
+            else _NO_READING
+        )
+    row += _means(readings)
+    for reading in readings:
+        row += reading
+    return row
+
+
+_NO_READING = (None,) * len(GPU_COLUMNS)
+
+
+def _means(readings: Sequence[tuple[float | None, ...]]) -> list[float | None]:
+    """Means over the GPUs that have a reading."""
+    means: list[float | None] = []
+    for column in zip(*readings, strict=True) if readings else [()] * len(GPU_COLUMNS):
+        known = [value for value in column if value is not None]
+        means.append(sum(known) / len(known) if known else None)
+    return means
+
+
+def _after_other(state: State, sample: Sample) -> State:
+    if isinstance(sample, Tick):
+        return _after_tick(state, sample)
+    if isinstance(sample, RunOpened):
+        run = RunState(sample.directory, sample.name, sample.nodes, sample.ranks)
+        known = dict(state.nodes)
+        for name in sample.nodes:
+            known.setdefault(
+                name, NodeState(name, history=Ring(len(NODE_COLUMNS), state.fleet.limit))
+            )
+        # Planned nodes fill the table only when no hostfile does: a hostfile is the user's choice.
+        return replace(state, run=run, nodes=state.nodes or known)
+    if state.run is None:
+        return state  # a record without its run: the feed opens runs first
+    if isinstance(sample, StepSample):
+        return replace(state, run=_after_step(state.run, sample))
+    if isinstance(sample, EventSample):
+        return replace(state, run=_after_event(state.run, sample))
+    return state
+
+
+def _after_step(run: RunState, sample: StepSample) -> RunState:
+    record = sample.record
+    smooth, weight = run.smooth, run.smooth_weight
+    if math.isfinite(record.loss):
+        # Divided by the weight, so that the first steps are not drawn towards zero.
+        few, many = SMOOTH_STEPS
+        keep = 1.0 - 1.0 / max(few, min(many, SMOOTH_SHARE * record.steps_total))
+        smooth, weight = keep * smooth + (1 - keep) * record.loss, keep * weight + (1 - keep)
+    loss = record.loss if math.isfinite(record.loss) else NAN
+    # Steps that come again after a resume replace what the broken attempt wrote.
+    recent = run.recent
+    if recent and record.step <= recent[-1].step:
+        recent = tuple(old for old in recent if old.step < record.step)
+    return replace(
+        run,
+        last=record,
+        last_s=sample.at_s,
+        recent=(*recent, record)[-RECENT_STEPS:],
+        curve=run.curve.add(record.step, loss, smooth / weight if weight else NAN, record.step_s),
+        smooth=smooth,
+        smooth_weight=weight,
+        ended="",
+    )
+
+
+# What the trainer and the launcher call the end of a run, and a node's part in it.
+_ENDINGS = {
+    "done": "finished",
+    "finished": "finished",
+    "stopped": "stopped",
+    "failure": "failed",
+    "failed": "failed",
+    "error": "failed",
+}
+_BEGINNINGS = ("plan", "start", "resume")
+_NODE_WORDS = {"rank": "running", "lost": "lost"}
+
+
+def _after_event(run: RunState, sample: EventSample) -> RunState:
+    event = sample.event
+    ended = run.ended
+    if event.name == "end":
+        code = event.data.get("exit_code", 0)
+        ended = "finished" if code == 0 else "stopped" if code == INTERRUPTED else "failed"
+    elif event.name in _ENDINGS:
+        ended = _ENDINGS[event.name]
+    elif event.name in _BEGINNINGS:
+        ended = ""
+    states = run.node_states
+    node, said = event.data.get("node"), _NODE_WORDS.get(event.name)
+    if event.name == "rank-ended":
+        said = "ended" if event.data.get("code") == 0 else "failed"
+    if isinstance(node, str) and said is not None and states.get(node) not in ("lost", "failed"):
+        states = {**states, node: said}
+    events = run.events
+    at = len(events)
+    # Two files are read side by side: keep them in the order of their own time.
+    while at and events[at - 1].event.time_s > event.time_s > 0:
+        at -= 1
+    events = (*events[:at], sample, *events[at:])[-RECENT_EVENTS:]
+    return replace(run, events=events, ended=ended, node_states=states)
+
+
+def _after_tick(state: State, tick: Tick) -> State:
+    for part in tick_parts(tick):
+        state = part(state)
+    return state
+
+
+def tick_parts(tick: Tick) -> tuple[Callable[[State], State], ...]:
+    """What a tick does, one after the other: for whoever lets something else in between."""
+    return (
+        lambda state: _with_odd(replace(state, now_s=tick.now_s)),
+        lambda state: replace(state, alerts=after(state.alerts, state)),
+        _with_fleet_row,
+    )
+
+
+def _with_odd(state: State) -> State:
+    return replace(state, odd=odd_gpus(state))
+
+
+def _with_fleet_row(state: State) -> State:
+    now_s, step_s = state.now_s, state.history_step_s
+    row_s, fleet = now_s, state.fleet
+    if state.fleet_s is not None:
+        rows = round((now_s - state.fleet_s) / step_s)
+        if rows <= 0:
+            return state
+        for _ in range(min(rows, fleet.limit) - 1):
+            fleet = fleet.append(())
+        row_s = _row_time(state.fleet_s, rows, now_s, step_s, state.interval_s)
+    return replace(state, fleet=fleet.append(fleet_row(state)), fleet_s=row_s)
