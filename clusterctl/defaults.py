@@ -103,10 +103,8 @@ def _refuse_unknown(path: Path, where: str, keys: Iterable[str], known: Iterable
 
 def _read_toml(path: Path) -> dict[str, Any]:
     """The file's contents; nothing where there is no such file. Raises `UsageError`."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
+    from clusterctl import toml_file
+
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -126,9 +124,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         if found.st_size > MAX_BYTES:
             raise UsageError(f"{path} cannot be read: it is longer than {MAX_BYTES >> 20} MiB")
         try:
-            data: dict[str, Any] = tomllib.loads(file.read(MAX_BYTES).decode("utf-8"))
-        except RecursionError:
-            raise UsageError(f"{path} cannot be read: it is nested too deeply") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            return toml_file.parse(file.read(MAX_BYTES).decode("utf-8"))
+        except (OSError, ValueError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
-    return data

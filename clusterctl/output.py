@@ -19,6 +19,7 @@ from clusterctl.errors import OutputLost
 from clusterctl.nodes import fold
 from clusterctl.printable import printable
 from clusterctl.remote.fanout import Fanout, NodeResult
+from trainer.runlog import progress
 
 T = TypeVar("T")
 
@@ -263,11 +264,7 @@ class _Ticker:
 
 def clock(seconds: float) -> str:
     """A duration for people: 7.3 s, 2 min 05 s, 3 h 04 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
+    return progress.clock(seconds, decimals=1)
 
 
 def local_time(unix_s: float) -> str:

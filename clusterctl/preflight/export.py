@@ -79,15 +79,11 @@ def read_profile(path: Path | None, severity: Mapping[str, str]) -> Profile:
     """The profile of a file, with the verdicts of --severity on top. Raises `UsageError`."""
     data: dict[str, Any] = {}
     if path is not None:
+        from clusterctl import toml_file
+
         try:
-            import tomllib
-        except ModuleNotFoundError:  # Python 3.10
-            import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
-        try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except RecursionError:
-            raise UsageError(f"{path} cannot be read: it is nested too deeply") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            data = toml_file.parse(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
     table = data.get("severity", {})
     data["severity"] = {**(table if isinstance(table, dict) else {}), **severity}

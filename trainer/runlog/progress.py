@@ -112,10 +112,10 @@ def line(share: float, rows: int, first: tuple[float, int], seconds: float) -> s
     return f"{share:.1%}, {rows:,} rows, {rate:,.0f}/s, {left}"
 
 
-def clock(seconds: float) -> str:
-    """7 s, 2 min 05 s, 3 h 04 min."""
+def clock(seconds: float, decimals: int = 0) -> str:
+    """7 s, 2 min 05 s, 3 h 04 min; `decimals` are those below a minute."""
     if seconds < 60:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.{decimals}f} s"
     if seconds < 3600:
         return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
     return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
