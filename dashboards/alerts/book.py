@@ -17,7 +17,7 @@ Unit = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Breach:
     """Something over its limit now."""
 
     unit: Unit
@@ -29,8 +29,8 @@ class Sign:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What rules must know of earlier looks. Made anew when something changed, never changed."""
+class RuleMemory:
+    """What rules must know of earlier ticks. Made anew when something changed, never changed."""
 
     links: Mapping[Unit, int] = field(default_factory=dict)  # how often it was lost
     were_up: frozenset[Unit] = frozenset()  # links that were up while we looked
@@ -41,7 +41,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`look` tells what is over; for what it does not name, `known` says whether it could be seen.
+    """`find` gives what is over its limit; `known`, whether a unit that it does not name can be seen.
 
     What is neither over nor known stays as it was: a silent node neither makes nor ends an alert.
     """
@@ -49,14 +49,14 @@ class Rule:
     id: str  # subject.name, stable: users silence by it
     severity: str
     meaning: str  # one sentence: what it is and why it matters
-    look: Callable[[Any], Iterable[Sign]]
+    find: Callable[[Any], Iterable[Breach]]
     known: Callable[[Any, Unit], bool]
     after_s: float  # over its limit this long makes an alert
     clear_s: float  # under it this long ends it
     command: str  # what to type next: {hosts} hostfile, {nodes} -w SET, {run} directory, {remote}
     threshold: str  # in words, for the documentation
     # Alerts of these ids about the same unit say it already; what this rule sees keeps them open.
-    joins: tuple[str, ...] = ()
+    suppressed_by: tuple[str, ...] = ()
     could_not_ask: bool = False  # not a fault that was seen but something that could not be read
     at_once: bool = True  # one look is enough to tell, for whoever takes only one
     remote: str = ""  # what {remote} of the command runs on the nodes
@@ -66,14 +66,14 @@ class Rule:
 class Track:
     """One rule and one unit, from the first time it was seen over the limit to its end."""
 
-    sign: Sign  # the last one
+    breach: Breach  # the last one
     severity: str  # the worst so far
     first_s: float  # head's clock
     last_s: float  # when it was last seen over the limit
     over_s: float = 0.0  # for so long it was seen over
     under_s: float = 0.0  # and for so long under, since then
     fired_s: float | None = None  # when it became an alert; None: not yet
-    seen: int = 1  # at the last look: 1 over, -1 under, 0 not known
+    seen: int = 1  # at the last context: 1 over, -1 under, 0 not known
     acknowledged: bool = False
 
 
@@ -113,8 +113,8 @@ class AlertBook:
     history: tuple[Alert, ...] = ()
     tracks: Mapping[Key, Track] = field(default_factory=dict)
     mutes: Mapping[Key, float] = field(default_factory=dict)
-    kept: Kept = field(default_factory=Kept)
+    memory: RuleMemory = field(default_factory=RuleMemory)
     now_s: float | None = None
     limits: Limits = DEFAULT
     rules: tuple[Rule, ...] | None = None  # None: all
-    hurry: bool = False  # for one look: a few readings are enough
+    hurry: bool = False  # for one context: a few readings are enough

@@ -10,10 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dashboards.alerts.book import SEVERITIES, Alert, AlertBook, Kept, Key, Rule, Sign, Track, Unit
+from dashboards.alerts.book import (
+    SEVERITIES,
+    Alert,
+    AlertBook,
+    Breach,
+    Key,
+    Rule,
+    RuleMemory,
+    Track,
+    Unit,
+)
 from dashboards.alerts.grouping import folded, worst_first
 from dashboards.alerts.rules import gpus, nodes, run
-from dashboards.alerts.rules.base import Look
+from dashboards.alerts.rules.base import RuleContext
 from dashboards.alerts.rules.memory import keep
 from dashboards.model.state import STALE_INTERVALS, State
 
@@ -21,7 +31,7 @@ RULES: tuple[Rule, ...] = (*run.RULES, *gpus.RULES, *nodes.RULES)
 HISTORY = 500
 HURRY_TICKS = 4  # readings that are enough where the user takes one look only
 
-Signs = dict[Unit, Sign]
+Breaches = dict[Unit, Breach]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +51,37 @@ def _by_id(book: AlertBook) -> dict[str, Rule]:
 
 
 def after(book: AlertBook, state: State) -> AlertBook:
-    """The book after a look at the state; called once a tick."""
+    """The book after the state was checked once; called once a tick."""
     now_s = state.now_s
     if book.now_s is not None and now_s < book.now_s:
         # A replay went back: what was seen is yet to come.
-        book = replace(book, active=(), history=(), tracks={}, kept=Kept(), now_s=None)
+        book = replace(book, active=(), history=(), tracks={}, memory=RuleMemory(), now_s=None)
     # Between two looks far apart nobody looked (this machine slept, a recording goes on a day later):
     # such a pause is time over no limit, and under none.
     longest_s = STALE_INTERVALS * state.interval_s
     passed_s = 0.0 if book.now_s is None else min(now_s - book.now_s, longest_s)
-    look = Look(state, book.limits, book.kept)
-    seen = _see(look, book)
+    context = RuleContext(state, book.limits, book.memory)
+    seen = _see(context, book)
     tracks: dict[Key, Track] = {}
     ended: list[tuple[Key, Track]] = []
     for rule in rules_of(book):
-        signs = seen[rule.id]
-        units = dict.fromkeys([*signs, *(unit for id, unit in book.tracks if id == rule.id)])
+        breaches = seen[rule.id]
+        units = dict.fromkeys([*breaches, *(unit for id, unit in book.tracks if id == rule.id)])
         for unit in units:
             key = (rule.id, unit)
             before = book.tracks.get(key)
-            if unit in signs:
+            if unit in breaches:
                 track = _over(
                     before,
-                    signs[unit],
+                    breaches[unit],
                     rule,
                     now_s,
                     passed_s,
-                    _patience_s(book, rule, signs[unit], state),
+                    _patience_s(book, rule, breaches[unit], state),
                 )
             else:
                 assert before is not None
-                track = _not_over(before, rule, passed_s, rule.known(look, unit))
+                track = _not_over(before, rule, passed_s, rule.known(context, unit))
                 if track is None and before.fired_s is not None:
                     ended.append((key, before))
             if track is not None:
@@ -83,7 +93,9 @@ def after(book: AlertBook, state: State) -> AlertBook:
     mutes = book.mutes
     if any(until_s <= now_s for until_s in mutes.values()):
         mutes = {key: until_s for key, until_s in mutes.items() if until_s > now_s}
-    book = replace(book, history=history, tracks=tracks, mutes=mutes, kept=keep(look), now_s=now_s)
+    book = replace(
+        book, history=history, tracks=tracks, mutes=mutes, memory=keep(context), now_s=now_s
+    )
     return _with_active(book, state)
 
 
@@ -94,13 +106,13 @@ def _with_active(book: AlertBook, state: State) -> AlertBook:
     return replace(book, active=folded(fired, _by_id(book), book.mutes, state))
 
 
-def _see(look: Look, book: AlertBook) -> dict[str, Signs]:
+def _see(context: RuleContext, book: AlertBook) -> dict[str, Breaches]:
     """What each rule sees; what another alert about the same unit says already belongs to that one."""
-    seen: dict[str, Signs] = {
-        rule.id: {sign.unit: sign for sign in rule.look(look)} for rule in rules_of(book)
+    seen: dict[str, Breaches] = {
+        rule.id: {breach.unit: breach for breach in rule.find(context)} for rule in rules_of(book)
     }
     for rule in rules_of(book):
-        for id in rule.joins:
+        for id in rule.suppressed_by:
             if id not in seen:
                 continue  # left out by the user: then this one speaks for itself
             for unit in list(seen[rule.id]):
@@ -112,27 +124,32 @@ def _see(look: Look, book: AlertBook) -> dict[str, Signs]:
                     del seen[rule.id][unit]
                 elif other is not None and other.fired_s is not None:
                     # Kept open by this one: a clock that jumped and stays away is one matter.
-                    seen[id][unit] = other.sign
+                    seen[id][unit] = other.breach
                     del seen[rule.id][unit]
     return seen
 
 
-def _patience_s(book: AlertBook, rule: Rule, sign: Sign, state: State) -> float:
-    patience_s = rule.after_s if sign.after_s is None else max(0.0, sign.after_s)
+def _patience_s(book: AlertBook, rule: Rule, breach: Breach, state: State) -> float:
+    patience_s = rule.after_s if breach.after_s is None else max(0.0, breach.after_s)
     if book.hurry and rule.at_once:
         return min(patience_s, HURRY_TICKS * state.interval_s)
     return patience_s
 
 
 def _over(
-    track: Track | None, sign: Sign, rule: Rule, now_s: float, passed_s: float, patience_s: float
+    track: Track | None,
+    breach: Breach,
+    rule: Rule,
+    now_s: float,
+    passed_s: float,
+    patience_s: float,
 ) -> Track | None:
-    severity = sign.severity or rule.severity
+    severity = breach.severity or rule.severity
     if track is None:
-        if not sign.starts:
+        if not breach.starts:
             return None
         fired_s = now_s if patience_s <= 0 else None
-        return Track(sign, severity, first_s=now_s, last_s=now_s, fired_s=fired_s, seen=1)
+        return Track(breach, severity, first_s=now_s, last_s=now_s, fired_s=fired_s, seen=1)
     # Time counts while it was seen to be over, not while nothing was seen.
     over_s = track.over_s + (passed_s if track.seen > 0 else 0.0)
     fired_s = track.fired_s
@@ -142,7 +159,7 @@ def _over(
     worst = max(severity, track.severity, key=SEVERITIES.index)
     return replace(
         track,
-        sign=sign,
+        breach=breach,
         severity=worst,
         over_s=over_s,
         under_s=0.0,
@@ -158,7 +175,7 @@ def _not_over(track: Track, rule: Rule, passed_s: float, known: bool) -> Track |
     if track.fired_s is None:
         return None
     under_s = track.under_s + (passed_s if track.seen < 0 else 0.0)
-    clear_s = rule.clear_s if track.sign.clear_s is None else track.sign.clear_s
+    clear_s = rule.clear_s if track.breach.clear_s is None else track.breach.clear_s
     if under_s >= clear_s:
         return None
     return replace(track, under_s=under_s, seen=-1)

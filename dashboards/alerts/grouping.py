@@ -111,12 +111,12 @@ def _together(parts: Sequence[str]) -> str:
 
 def _text(tracks: Sequence[Track], units: Sequence[Unit]) -> str:
     """The evidence; of several that differ the earliest one, with its name."""
-    texts = {track.sign.text for track in tracks}
+    texts = {track.breach.text for track in tracks}
     if len(texts) == 1:
         return one_line(texts.pop())
     first = min(range(len(tracks)), key=lambda place: tracks[place].first_s)
     name = " ".join(word for word in units[first] if word)
-    return f"{name}: {one_line(tracks[first].sign.text)}; and {len(tracks) - 1} more"
+    return f"{name}: {one_line(tracks[first].breach.text)}; and {len(tracks) - 1} more"
 
 
 def one_line(text: str) -> str:

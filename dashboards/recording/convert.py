@@ -34,6 +34,10 @@ MARK = b"\xc7BLK"
 HEAD = struct.Struct("<4scIIIIdd")  # mark, kind, checksum, lengths of three sections, times
 OLD_KEY, OLD_DEEP, OLD_ROUNDS = b"k", b"K", b"r"
 
+# Classes and fields that have other names now.
+CLASSES = {"Sign": "Breach", "Kept": "RuleMemory"}
+FIELDS = {("Track", "sign"): "breach", ("AlertBook", "kept"): "memory"}
+
 Row = tuple[float, str, bytes]
 
 
@@ -84,13 +88,34 @@ def _rows(kind: bytes, at_s: float, texts: Sequence[bytes]) -> list[Row]:
     head = json.loads(texts[0])
     if kind in (OLD_KEY, OLD_DEEP):
         new = BEGIN if head.get("begins") else DEEP if kind == OLD_DEEP else KEY
-        return [(at_s, new, texts[0]), (at_s, NODES, texts[1]), (at_s, HISTORY, texts[2])]
+        return [
+            (at_s, new, _json(_renamed(head))),
+            (at_s, NODES, texts[1]),
+            (at_s, HISTORY, texts[2]),
+        ]
     rows: list[Row] = []
     for (now_s, of_run), of_nodes in zip(head, json.loads(texts[1]), strict=True):
         if of_run:
             rows.append((float(now_s), RUN, _json(of_run)))
         rows.append((float(now_s), ROUND, _json(of_nodes)))
     return rows
+
+
+def _renamed(head: dict[str, Any]) -> dict[str, Any]:
+    fields = {
+        CLASSES.get(kind, kind): [FIELDS.get((kind, name), name) for name in names]
+        for kind, names in head["fields"].items()
+    }
+    return {**head, "fields": fields, "state": _with_new_classes(head["state"])}
+
+
+def _with_new_classes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_new_classes(part) for key, part in value.items()}
+    if isinstance(value, list) and value:
+        first = CLASSES.get(value[0], value[0]) if isinstance(value[0], str) else value[0]
+        return [first, *map(_with_new_classes, value[1:])]
+    return value
 
 
 def _json(value: Any) -> bytes:

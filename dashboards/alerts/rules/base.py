@@ -10,7 +10,7 @@ import math
 import shlex
 from collections.abc import Callable
 
-from dashboards.alerts.book import Kept, Rule, Unit
+from dashboards.alerts.book import Rule, RuleMemory, Unit
 from dashboards.alerts.rules.thresholds import Limits
 from dashboards.model.fleet import fresh
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample
@@ -20,11 +20,11 @@ Drawing = list[tuple[str, Gpu, float]]
 """(node, GPU, watts)."""
 
 
-class Look:
-    """One look at the state, with what several rules ask for. `live` are good readings of now."""
+class RuleContext:
+    """The state of now, with what several rules ask for. `live` are good readings of now."""
 
-    def __init__(self, state: State, limits: Limits, kept: Kept) -> None:
-        self.state, self.limits, self.kept = state, limits, kept
+    def __init__(self, state: State, limits: Limits, memory: RuleMemory) -> None:
+        self.state, self.limits, self.memory = state, limits, memory
         self.now_s = state.now_s
         self.live: dict[str, NodeSample] = {
             sample.node: sample for sample in fresh(state.nodes.values(), state)
@@ -72,16 +72,16 @@ def gpu_part(index: int) -> str:
     return _PARTS[index] if 0 <= index < len(_PARTS) else f"GPU {index}"
 
 
-def node_known(look: Look, unit: Unit) -> bool:
+def node_known(context: RuleContext, unit: Unit) -> bool:
     """Whether the node gives readings now."""
-    return unit[0] in look.live
+    return unit[0] in context.live
 
 
-def gpu_known(field_name: str) -> Callable[[Look, Unit], bool]:
+def gpu_known(field_name: str) -> Callable[[RuleContext, Unit], bool]:
     """Whether this figure of the GPU could be read now."""
 
-    def known(look: Look, unit: Unit) -> bool:
-        gpu = look.gpu(unit)
+    def known(context: RuleContext, unit: Unit) -> bool:
+        gpu = context.gpu(unit)
         return gpu is not None and not gpu.error and getattr(gpu, field_name) is not None
 
     return known

@@ -56,7 +56,7 @@ def show(output: Output) -> None:
                     "limit": rule.threshold,
                     "begins_after_s": rule.after_s,
                     "ends_after_s": rule.clear_s,
-                    "part_of": list(rule.joins),
+                    "part_of": list(rule.suppressed_by),
                 }
                 for rule in RULES
             ],
@@ -71,8 +71,8 @@ def show(output: Output) -> None:
 
 def _limit(rule: Rule) -> str:
     joined = (
-        f"; said by {' or '.join(f'`{id}`' for id in rule.joins)} where there is one"
-        if rule.joins
+        f"; said by {' or '.join(f'`{id}`' for id in rule.suppressed_by)} where there is one"
+        if rule.suppressed_by
         else ""
     )
     return rule.threshold + joined

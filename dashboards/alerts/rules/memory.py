@@ -1,11 +1,11 @@
-"""What rules must know of earlier looks, one look further. Pure."""
+"""What rules must know of earlier ticks, one tick further. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dashboards.alerts.book import Kept, Unit
-from dashboards.alerts.rules.base import Look
+from dashboards.alerts.book import RuleMemory, Unit
+from dashboards.alerts.rules.base import RuleContext
 from dashboards.alerts.rules.gpus import newly_busy, newly_free
 from dashboards.alerts.rules.nodes import is_up
 
@@ -13,36 +13,36 @@ from dashboards.alerts.rules.nodes import is_up
 DISK_EVERY_S = 60.0
 
 
-def keep(look: Look) -> Kept:
+def keep(context: RuleContext) -> RuleMemory:
     """What the next looks must know of this one; the same object when nothing has changed."""
-    kept = look.kept
+    earlier = context.memory
     links: dict[Unit, int] = {}
     ups: set[Unit] = set()
-    busy, free = newly_busy(look), newly_free(look)
+    busy, free = newly_busy(context), newly_free(context)
     disks: dict[Unit, tuple[tuple[float, float], ...]] = {}
-    for name, node in look.live.items():
+    for name, node in context.live.items():
         for link in node.links or ():
             unit = (name, link.name)
-            if link.downs is not None and kept.links.get(unit) != link.downs:
+            if link.downs is not None and earlier.links.get(unit) != link.downs:
                 links[unit] = link.downs
-            if unit not in kept.were_up and is_up(link):
+            if unit not in earlier.were_up and is_up(link):
                 ups.add(unit)
         for one in node.disks or ():
             if one.used_bytes is None:
                 continue
-            past = kept.disks.get((name, one.path), ())
-            if not past or look.now_s - past[-1][0] >= DISK_EVERY_S:
+            past = earlier.disks.get((name, one.path), ())
+            if not past or context.now_s - past[-1][0] >= DISK_EVERY_S:
                 disks[name, one.path] = _longer(
-                    past, (look.now_s, one.used_bytes), look.limits.disk_looks_s
+                    past, (context.now_s, one.used_bytes), context.limits.disk_looks_s
                 )
-    were_busy = (kept.were_busy | busy) - free if busy or free else kept.were_busy
-    if not (links or ups or disks) and were_busy is kept.were_busy:
-        return kept
-    return Kept(
-        links={**kept.links, **links} if links else kept.links,
-        were_up=kept.were_up | ups if ups else kept.were_up,
+    were_busy = (earlier.were_busy | busy) - free if busy or free else earlier.were_busy
+    if not (links or ups or disks) and were_busy is earlier.were_busy:
+        return earlier
+    return RuleMemory(
+        links={**earlier.links, **links} if links else earlier.links,
+        were_up=earlier.were_up | ups if ups else earlier.were_up,
         were_busy=were_busy,
-        disks={**kept.disks, **disks} if disks else kept.disks,
+        disks={**earlier.disks, **disks} if disks else earlier.disks,
     )
 
 
@@ -51,4 +51,4 @@ def _longer(
 ) -> tuple[tuple[float, float], ...]:
     # Someone has cleaned up: the pace before that says nothing about the time to come.
     recent = [] if past and now[1] < 0.98 * past[-1][1] else past
-    return (*(look for look in recent if now[0] - look[0] <= window_s), now)
+    return (*(one for one in recent if now[0] - one[0] <= window_s), now)

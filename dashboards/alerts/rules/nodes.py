@@ -6,8 +6,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 
-from dashboards.alerts.book import FAIL, WARN, Rule, Sign, Unit
-from dashboards.alerts.rules.base import Look, read
+from dashboards.alerts.book import FAIL, WARN, Breach, Rule, Unit
+from dashboards.alerts.rules.base import RuleContext, read
 from dashboards.model import units
 from dashboards.model.samples import Disk, Link
 
@@ -17,46 +17,46 @@ NOT_OURS = frozenset(["Permission denied", "Operation not permitted"])  # anothe
 NOT_SAID = frozenset(["", "?", "unknown"])  # could not be read, or the driver does not say
 
 
-def down(look: Look) -> Iterable[Sign]:
+def down(context: RuleContext) -> Iterable[Breach]:
     """Nodes that give no readings: refused, silent, or never heard of."""
-    limits, state = look.limits, look.state
+    limits, state = context.limits, context.state
     if not state.watches:
         return
     # Stale after three intervals, seen so at the tick behind: the alarm comes 10 s after the last reading.
     after_s = limits.silent_s - 4 * state.interval_s
     for name, node in state.nodes.items():
-        if name in look.live:
+        if name in context.live:
             continue
         if node.down is not None:
             words = f"{node.down.phase}: {node.down.message}"
-            yield Sign((name, ""), words, after_s=after_s)
+            yield Breach((name, ""), words, after_s=after_s)
         elif node.sample is None:
-            yield Sign((name, ""), "no answer yet", after_s=limits.waiting_s)
+            yield Breach((name, ""), "no answer yet", after_s=limits.waiting_s)
         else:
-            yield Sign((name, ""), "connected, but no readings", after_s=after_s)
+            yield Breach((name, ""), "connected, but no readings", after_s=after_s)
 
 
-def clock_step(look: Look) -> Iterable[Sign]:
+def clock_step(context: RuleContext) -> Iterable[Breach]:
     """Wall time moved against the time since boot: timers, leases and the order of logs break."""
-    limits = look.limits
-    for name, node in look.live.items():
+    limits = context.limits
+    for name, node in context.live.items():
         step_s = node.clock_step_s
         if step_s is not None and abs(step_s) > limits.step_warn_s:
             severity = FAIL if abs(step_s) > limits.step_fail_s else WARN
-            yield Sign((name, ""), f"jumped by {_signed(step_s)}", severity)
+            yield Breach((name, ""), f"jumped by {_signed(step_s)}", severity)
 
 
-def _step_known(look: Look, unit: Unit) -> bool:
-    node = look.live.get(unit[0])
+def _step_known(context: RuleContext, unit: Unit) -> bool:
+    node = context.live.get(unit[0])
     return node is not None and node.clock_step_s is not None
 
 
-def clock_offset(look: Look) -> Iterable[Sign]:
+def clock_offset(context: RuleContext) -> Iterable[Breach]:
     """Against the median of all, because the head's own clock may be the one that is wrong."""
-    limits = look.limits
+    limits = context.limits
     known = [
         (name, node.clock_offset_s, node.clock_bound_s or 0.0)
-        for name, node in look.live.items()
+        for name, node in context.live.items()
         if node.clock_offset_s is not None
     ]
     if not known:
@@ -68,44 +68,44 @@ def clock_offset(look: Look) -> Iterable[Sign]:
         if away > limits.clock_warn_s:
             whom = "the others" if len(known) > 2 else HEAD
             text = f"{_signed(offset - middle)} against {whom} (limit {units.seconds(limits.clock_warn_s)})"
-            yield Sign((name, ""), text, FAIL if away > limits.clock_fail_s else WARN)
+            yield Breach((name, ""), text, FAIL if away > limits.clock_fail_s else WARN)
     if abs(middle) - bound > limits.clock_warn_s:
         severity = FAIL if abs(middle) - bound > limits.clock_fail_s else WARN
-        yield Sign(("", HEAD), f"{_signed(-middle)} against the nodes", severity)
+        yield Breach(("", HEAD), f"{_signed(-middle)} against the nodes", severity)
 
 
-def _offset_known(look: Look, unit: Unit) -> bool:
+def _offset_known(context: RuleContext, unit: Unit) -> bool:
     if unit[1] == HEAD:
-        return any(node.clock_offset_s is not None for node in look.live.values())
-    node = look.live.get(unit[0])
+        return any(node.clock_offset_s is not None for node in context.live.values())
+    node = context.live.get(unit[0])
     return node is not None and node.clock_offset_s is not None
 
 
-def link_down(look: Look) -> Iterable[Sign]:
+def link_down(context: RuleContext) -> Iterable[Breach]:
     """A port that was up while we looked, is up on most other nodes, or was lost and came back."""
-    kept = look.kept
+    earlier = context.memory
     ups: Counter[str] | None = None
-    for name, node in look.live.items():
+    for name, node in context.live.items():
         for link in node.links or ():
             unit = (name, link.name)
             if link.state not in UP and is_down(link):
                 if ups is None:
                     ups = Counter(
                         other.name
-                        for n in look.live.values()
+                        for n in context.live.values()
                         for other in n.links or ()
                         if is_up(other)
                     )
-                if unit in kept.were_up or ups[link.name] > max(2, len(look.live) / 2):
-                    yield Sign(
+                if unit in earlier.were_up or ups[link.name] > max(2, len(context.live) / 2):
+                    yield Breach(
                         unit,
                         f"{link.state}, it was up"
-                        if unit in kept.were_up
+                        if unit in earlier.were_up
                         else f"{link.state}, up on {ups[link.name]} other nodes",
                     )
-            elif link.downs and link.downs > kept.links.get(unit, link.downs):
-                times = link.downs - kept.links[unit]
-                yield Sign(
+            elif link.downs and link.downs > earlier.links.get(unit, link.downs):
+                times = link.downs - earlier.links[unit]
+                yield Breach(
                     unit,
                     f"was lost {times} time{'s' * (times != 1)}, is {link.state} again",
                     WARN,
@@ -122,82 +122,82 @@ def is_down(link: Link) -> bool:
     return not is_up(link) and link.state.lower() not in NOT_SAID
 
 
-def _link_known(look: Look, unit: Unit) -> bool:
-    link = look.link(unit)
+def _link_known(context: RuleContext, unit: Unit) -> bool:
+    link = context.link(unit)
     return link is not None and link.state.lower() not in NOT_SAID
 
 
-def link_errors(look: Look) -> Iterable[Sign]:
-    limit = look.limits.link_errors_min
-    for name, node in look.live.items():
+def link_errors(context: RuleContext) -> Iterable[Breach]:
+    limit = context.limits.link_errors_min
+    for name, node in context.live.items():
         for link in node.links or ():
             if link.errors_min is not None and link.errors_min >= limit:
-                yield Sign((name, link.name), f"{link.errors_min:,.0f} errors a minute")
+                yield Breach((name, link.name), f"{link.errors_min:,.0f} errors a minute")
 
 
-def _errors_known(look: Look, unit: Unit) -> bool:
-    link = look.link(unit)
+def _errors_known(context: RuleContext, unit: Unit) -> bool:
+    link = context.link(unit)
     return link is not None and link.errors_min is not None
 
 
-def disk(look: Look) -> Iterable[Sign]:
+def disk(context: RuleContext) -> Iterable[Breach]:
     """Full, or full soon at the pace of the last minutes; or a mount that hangs or gives an error.
 
     One that this user may not look into says nothing of itself, neither good nor bad.
     """
-    limits = look.limits
-    for name, node in look.live.items():
+    limits = context.limits
+    for name, node in context.live.items():
         for one in node.disks or ():
             unit = (name, one.path)
             if one.full is None or one.used_bytes is None or one.total_bytes is None:
                 if one.hangs:
-                    yield Sign(unit, "does not answer: a mount that hangs", FAIL)
+                    yield Breach(unit, "does not answer: a mount that hangs", FAIL)
                 elif one.error and one.error not in NOT_OURS:
-                    yield Sign(unit, f"could not be asked: {one.error}", WARN)
+                    yield Breach(unit, f"could not be asked: {one.error}", WARN)
                 continue
             left = one.total_bytes - one.used_bytes
-            soon_s = time_to_full_s(look, unit, one)
+            soon_s = time_to_full_s(context, unit, one)
             text = f"{100 * one.full:.0f} % full, {units.gib(left)} GiB left"
             if soon_s is not None and soon_s < limits.disk_soon_s:
                 text += f", full in {units.span(soon_s)} at this pace"
-                yield Sign(unit, text, FAIL if soon_s < limits.disk_soon_s / 4 else WARN)
+                yield Breach(unit, text, FAIL if soon_s < limits.disk_soon_s / 4 else WARN)
             elif one.full >= limits.disk_fail and left < limits.disk_left_bytes:
-                yield Sign(unit, text, FAIL)
+                yield Breach(unit, text, FAIL)
             elif one.full >= limits.disk_warn:
-                yield Sign(unit, text, WARN)
+                yield Breach(unit, text, WARN)
 
 
-def time_to_full_s(look: Look, unit: Unit, one: Disk) -> float | None:
+def time_to_full_s(context: RuleContext, unit: Unit, one: Disk) -> float | None:
     """Seconds; None when it does not fill or too little is known of its past."""
-    past = look.kept.disks.get(unit)
+    past = context.memory.disks.get(unit)
     if not past or one.used_bytes is None or one.total_bytes is None:
         return None
     at_s, used = past[0]
-    seconds = look.now_s - at_s
-    if seconds < look.limits.disk_least_s or one.used_bytes <= used:
+    seconds = context.now_s - at_s
+    if seconds < context.limits.disk_least_s or one.used_bytes <= used:
         return None
     return (one.total_bytes - one.used_bytes) * seconds / (one.used_bytes - used)
 
 
-def _disk_known(look: Look, unit: Unit) -> bool:
+def _disk_known(context: RuleContext, unit: Unit) -> bool:
     """Also where it is mounted no more: nothing is left that could hang or fill up."""
-    node = look.live.get(unit[0])
+    node = context.live.get(unit[0])
     if node is None or node.disks is None:
         return False
-    one = look.disk(unit)
+    one = context.disk(unit)
     return one is None or one.full is not None
 
 
-def memory(look: Look) -> Iterable[Sign]:
-    limit = look.limits.memory_share
-    for name, node in look.live.items():
+def memory(context: RuleContext) -> Iterable[Breach]:
+    limit = context.limits.memory_share
+    for name, node in context.live.items():
         if read(node.memory) >= limit:
             used, total = units.gib(node.memory_used_bytes), units.gib(node.memory_total_bytes)
-            yield Sign((name, ""), f"{used} of {total} GiB in use")
+            yield Breach((name, ""), f"{used} of {total} GiB in use")
 
 
-def _memory_known(look: Look, unit: Unit) -> bool:
-    node = look.live.get(unit[0])
+def _memory_known(context: RuleContext, unit: Unit) -> bool:
+    node = context.live.get(unit[0])
     return node is not None and node.memory is not None
 
 
@@ -210,7 +210,7 @@ def _signed(seconds: float) -> str:
 RULES = (
     Rule(
         "node.down", FAIL, "A node gives no readings: what it does is not known.",
-        down, lambda look, unit: True, 6, 3, "clusterctl run {remote} {hosts} {nodes} -vv",
+        down, lambda context, unit: True, 6, 3, "clusterctl run {remote} {hosts} {nodes} -vv",
         "10 s after its last reading; 30 s when it never gave one", could_not_ask=True, remote="uptime",
     ),
     Rule(
@@ -226,7 +226,7 @@ RULES = (
     Rule(
         "clock.offset", FAIL, "A clock is away from the others: time-outs and the order of logs depend on it.",
         clock_offset, _offset_known, 30, 60, "clusterctl clock {hosts}",
-        "10 ms beyond the error bound warn, 100 ms fail, against the median", joins=("clock.step",),
+        "10 ms beyond the error bound warn, 100 ms fail, against the median", suppressed_by=("clock.step",),
     ),
     Rule(
         "link.down", FAIL, "A port of the network between the nodes is lost: collectives hang or crawl.",
@@ -236,7 +236,7 @@ RULES = (
     Rule(
         "link.errors", WARN, "A cable or a connector that goes bad: it costs bandwidth before it fails.",
         link_errors, _errors_known, 10, 120, "clusterctl fabric {hosts} {nodes} -v",
-        "1 error a minute", joins=("link.down",),
+        "1 error a minute", suppressed_by=("link.down",),
     ),
     Rule(
         "disk.full", FAIL, "The next checkpoint does not fit, or a mount hangs and whoever touches it.",

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from dashboards.alerts.book import FAIL, WARN, Rule, Sign, Unit
-from dashboards.alerts.rules.base import Look, gpu_part
+from dashboards.alerts.book import FAIL, WARN, Breach, Rule, Unit
+from dashboards.alerts.rules.base import RuleContext, gpu_part
 from dashboards.alerts.rules.thresholds import Limits
 from dashboards.model import units
 from trainer.runlog.telemetry import StepRecord
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 FEW_STEPS = 5  # below this many the usual time of a step is not known
 
 
-def stalled(look: Look) -> Iterable[Sign]:
+def stalled(context: RuleContext) -> Iterable[Breach]:
     """No step for much longer than steps take, pauses for saving included."""
-    run = look.run
+    run = context.run
     if run is None or run.ended:
         return
-    limits, unit = look.limits, ("", run.name)
+    limits, unit = context.limits, ("", run.name)
     if run.last is None or run.last_s is None:
         began_s = max((sample.at_s for sample in run.events), default=None)
-        if began_s is not None and look.now_s - began_s > limits.first_step_s:
-            age_s = look.now_s - began_s
-            yield Sign(
+        if began_s is not None and context.now_s - began_s > limits.first_step_s:
+            age_s = context.now_s - began_s
+            yield Breach(
                 unit, f"no first step for {units.span(age_s)}", starts=age_s < limits.forgotten_s
             )
         return
     if run.last.steps_total and run.last.step >= run.last.steps_total:
         return  # the last step is done; what comes now is saving and evaluation
-    age_s = look.now_s - run.last_s
+    age_s = context.now_s - run.last_s
     if age_s <= limits.stalled_s:
         return
     usual_s, limit_s = longest_pause_s(run.recent, limits)
     if age_s > limit_s:
         text = f"no step for {units.span(age_s)} after step {run.last.step:,}"
         text += f", usual {units.seconds(usual_s)}" if usual_s else ""
-        yield Sign(unit, text, starts=age_s < limits.forgotten_s)
+        yield Breach(unit, text, starts=age_s < limits.forgotten_s)
 
 
 def longest_pause_s(records: Sequence[StepRecord], limits: Limits) -> tuple[float | None, float]:
@@ -62,8 +62,8 @@ def longest_pause_s(records: Sequence[StepRecord], limits: Limits) -> tuple[floa
     return usual_s, max(limits.stalled_s, times * usual_s, p99_times * p99_s)
 
 
-def failed(look: Look) -> Iterable[Sign]:
-    run = look.run
+def failed(context: RuleContext) -> Iterable[Breach]:
+    run = context.run
     if run is None or run.ended != "failed":
         return
     told = [s for s in run.events if s.event.name in ("failed", "failure", "error", "end")]
@@ -72,30 +72,30 @@ def failed(look: Look) -> Iterable[Sign]:
         words = [s.event.text for s in told if s.event.text and s.event.name != "end"]
         text = words[-1].strip().splitlines()[-1] if words and words[-1].strip() else text
         at_s = told[-1].event.time_s or told[-1].at_s
-    old = at_s is not None and look.now_s - at_s > look.limits.forgotten_s
-    yield Sign(("", run.name), text, starts=not old)
+    old = at_s is not None and context.now_s - at_s > context.limits.forgotten_s
+    yield Breach(("", run.name), text, starts=not old)
 
 
-def _at_its_end(look: Look, unit: Unit) -> bool:
+def _at_its_end(context: RuleContext, unit: Unit) -> bool:
     """A run's files are always there to be read; what is not seen in them is not there."""
     return True
 
 
-def bad_loss(look: Look) -> Iterable[Sign]:
-    run = look.run
+def bad_loss(context: RuleContext) -> Iterable[Breach]:
+    run = context.run
     if run is None or run.ended:
         return
-    for record in reversed(run.recent[-look.limits.window_steps :]):
+    for record in reversed(run.recent[-context.limits.window_steps :]):
         for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
             if not math.isfinite(value):
                 text = f"{name} is {value:g} at step {record.step:,}"
-                yield Sign(("", run.name), text)
+                yield Breach(("", run.name), text)
                 return
 
 
-def spike(look: Look) -> Iterable[Sign]:
+def spike(context: RuleContext) -> Iterable[Breach]:
     """The mean of the last losses far above what the losses before them scattered by."""
-    run, limits = look.run, look.limits
+    run, limits = context.run, context.limits
     if run is None or run.ended:
         return
     losses = [record.loss for record in run.recent if math.isfinite(record.loss)]
@@ -115,15 +115,15 @@ def spike(look: Look) -> Iterable[Sign]:
         text = (
             f"mean {units.number(mean)} over {len(now)} steps, before that {units.number(middle)}"
         )
-        yield Sign(("", run.name), text)
+        yield Breach(("", run.name), text)
 
 
 def spike_past(limits: Limits) -> int:
     return 200 + limits.spike_steps
 
 
-def data_wait(look: Look) -> Iterable[Sign]:
-    run, limits = look.run, look.limits
+def data_wait(context: RuleContext) -> Iterable[Breach]:
+    run, limits = context.run, context.limits
     if run is None or run.ended:
         return
     window = run.recent[-limits.window_steps :]
@@ -131,12 +131,12 @@ def data_wait(look: Look) -> Iterable[Sign]:
     waited = sum(record.seconds.get("data", 0.0) for record in window)
     if len(window) >= limits.window_steps and spent > 0 and waited / spent >= limits.data_share:
         text = f"{100 * waited / spent:.0f} % of the last {len(window)} steps waited for clips"
-        yield Sign(("", run.name), text)
+        yield Breach(("", run.name), text)
 
 
-def straggler(look: Look) -> Iterable[Sign]:
+def straggler(context: RuleContext) -> Iterable[Breach]:
     """One rank that the others wait for, step after step; named by its GPU where that is known."""
-    run, limits = look.run, look.limits
+    run, limits = context.run, context.limits
     if run is None or run.ended:
         return
     window = run.recent[-limits.window_steps :]
@@ -150,7 +150,7 @@ def straggler(look: Look) -> Iterable[Sign]:
     if times < limits.straggler_steps * len(window):
         return
     text = f"rank {rank} is the slowest in {times} of {len(window)} steps, the others wait {100 * statistics.fmean(idle):.0f} % of them"
-    yield Sign(unit_of_rank(run, rank) or ("", run.name), text)
+    yield Breach(unit_of_rank(run, rank) or ("", run.name), text)
 
 
 def unit_of_rank(run: RunState, rank: int) -> Unit | None:
@@ -162,9 +162,9 @@ def unit_of_rank(run: RunState, rank: int) -> Unit | None:
     return None
 
 
-def unsent(look: Look) -> Iterable[Sign]:
+def unsent(context: RuleContext) -> Iterable[Breach]:
     """The run told that W&B does not take its figures; telemetry.jsonl has them all."""
-    run = look.run
+    run = context.run
     if run is None:
         return
     for sample in reversed(run.events):
@@ -175,9 +175,9 @@ def unsent(look: Look) -> Iterable[Sign]:
             text = sample.event.text or "W&B does not take the figures"
             if isinstance(count, int) and str(count) not in text:
                 text += f", {count:,} unsent"
-            old = look.now_s - sample.at_s > look.limits.forgotten_s
+            old = context.now_s - sample.at_s > context.limits.forgotten_s
             if not old:
-                yield Sign(("", run.name), text)
+                yield Breach(("", run.name), text)
             return
 
 
@@ -192,7 +192,7 @@ RULES = (
         # 3 s: when this machine itself stood still, steps are heard of late.
         stalled, _at_its_end, 3, 5, "clusterctl dump-stacks {hosts}",
         "60 s, 6 x the median step, 3 x the 99th percentile from step to step: the largest; the first step 15 min",
-        joins=("run.failed",),
+        suppressed_by=("run.failed",),
     ),
     Rule(
         "loss.nan", FAIL, "What is trained from here on is lost: go back to the checkpoint before it.",
@@ -202,7 +202,7 @@ RULES = (
     Rule(
         "loss.spike", WARN, "Divergence, or clips of another kind.",
         spike, _at_its_end, 0, 60, "clusterctl top --run {run}",
-        "the last 5 steps 1.4 times and 8 sigmas above the 200 before them", joins=("loss.nan",),
+        "the last 5 steps 1.4 times and 8 sigmas above the 200 before them", suppressed_by=("loss.nan",),
     ),
     Rule(
         "run.data_wait", WARN, "GPUs wait for clips: more workers, a faster disk, or a clip that decodes slowly.",
@@ -213,7 +213,7 @@ RULES = (
         "run.straggler", WARN, "All ranks wait for the same one.",
         straggler, _at_its_end, 30, 120, "clusterctl dump-stacks {hosts} --samples 5",
         "ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
-        joins=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot"),
+        suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot"),
     ),
     Rule(
         "wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state of a run that goes on.",

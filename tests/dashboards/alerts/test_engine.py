@@ -9,9 +9,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboards.alerts.book import FAIL, WARN, AlertBook, Rule, Sign, Unit
+from dashboards.alerts.book import FAIL, WARN, AlertBook, Breach, Rule, Unit
 from dashboards.alerts.engine import Change, acknowledge, after, changes, mute
-from dashboards.alerts.rules.base import Look
+from dashboards.alerts.rules.base import RuleContext
 from dashboards.model.reduce import fold
 from dashboards.model.samples import NodeDown, NodeSample, Tick
 from dashboards.model.state import State, initial_state
@@ -23,13 +23,13 @@ OVER, UNDER, UNKNOWN = "over", "under", "unknown"
 def made_up(seen: dict[Unit, str], id: str = "gpu.idle", **changed: object) -> Rule:
     """A rule that sees what the dictionary says at the time of the look."""
 
-    def look(_: Look) -> Iterable[Sign]:
-        return [Sign(unit, "98 W") for unit, what in seen.items() if what == OVER]
+    def find(_: RuleContext) -> Iterable[Breach]:
+        return [Breach(unit, "98 W") for unit, what in seen.items() if what == OVER]
 
-    def known(_: Look, unit: Unit) -> bool:
+    def known(_: RuleContext, unit: Unit) -> bool:
         return seen.get(unit, UNDER) != UNKNOWN
 
-    rule = Rule(id, FAIL, "", look, known, AFTER_S, CLEAR_S, "clusterctl gpus {hosts} {nodes}", "")
+    rule = Rule(id, FAIL, "", find, known, AFTER_S, CLEAR_S, "clusterctl gpus {hosts} {nodes}", "")
     return replace(rule, **changed)  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def test_what_another_alert_says_already_is_not_said_twice() -> None:
     cause: dict[Unit, str] = {("n1", "GPU 3"): OVER}
     effect: dict[Unit, str] = {("n1", "GPU 3"): OVER, ("n2", "GPU 0"): OVER}
     played = Played(
-        made_up(cause, "gpu.throttle"), made_up(effect, "gpu.idle", joins=("gpu.throttle",))
+        made_up(cause, "gpu.throttle"), made_up(effect, "gpu.idle", suppressed_by=("gpu.throttle",))
     ).go(10)
     assert [(one.id, one.subject) for one in played.book.active] == [
         ("gpu.throttle", "n1 GPU 3"),
@@ -164,7 +164,7 @@ def test_what_another_alert_says_already_is_not_said_twice() -> None:
 def test_worse_is_told_and_better_only_at_the_end() -> None:
     unit = ("n1", "")
     severity = [WARN]
-    rule = made_up({}, look=lambda look: [Sign(unit, "", severity[0])])
+    rule = made_up({}, find=lambda _: [Breach(unit, "", severity[0])])
     played = Played(rule).go(10)
     severity[0] = FAIL
     played.go(2)
@@ -175,7 +175,7 @@ def test_worse_is_told_and_better_only_at_the_end() -> None:
 
 
 def test_old_matters_start_no_alert() -> None:
-    rule = made_up({}, look=lambda look: [Sign(("", "run"), "", starts=False)])
+    rule = made_up({}, find=lambda _: [Breach(("", "run"), "", starts=False)])
     assert not Played(rule).go(60).book.active
 
 
@@ -202,7 +202,7 @@ def test_replay_that_goes_back_forgets_what_is_yet_to_come() -> None:
 
 def test_text_of_nodes_cannot_draw_on_the_terminal_nor_break_the_line() -> None:
     unit = ("n1", "/mnt/\x1b[2Ja\n/b")
-    rule = made_up({}, look=lambda look: [Sign(unit, "NVML:\x1b]0;owned\x07\nsecond line " + 500 * "x")])  # fmt: skip
+    rule = made_up({}, find=lambda _: [Breach(unit, "NVML:\x1b]0;owned\x07\nsecond line " + 500 * "x")])  # fmt: skip
     (alert,) = Played(rule).go(10).book.active
     assert alert.text.startswith(r"NVML:\x1b]0;owned\x07 second line xxx")
     assert len(alert.text) == 240

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from clusterctl.cli import run as run_command
-from dashboards.alerts.book import Kept, Rule, Sign, Unit
+from dashboards.alerts.book import Breach, Rule, RuleMemory, Unit
 from dashboards.alerts.engine import RULES
-from dashboards.alerts.rules.base import Look, command_line, hostfile_of
+from dashboards.alerts.rules.base import RuleContext, command_line, hostfile_of
 from dashboards.alerts.rules.docs_table import render
 from dashboards.alerts.rules.memory import keep
 from dashboards.alerts.rules.thresholds import DEFAULT
@@ -64,15 +64,15 @@ def cluster(**of_n1: Any) -> State:
     return fold(state, [node("n1", **of_n1)])
 
 
-def look_at(state: State, kept: Kept | None = None) -> Look:
-    return Look(state, DEFAULT, kept or BUSY)
+def look_at(state: State, kept: RuleMemory | None = None) -> RuleContext:
+    return RuleContext(state, DEFAULT, kept or BUSY)
 
 
-BUSY = Kept(were_busy=frozenset((name, f"GPU {index}") for name in NAMES for index in (0, 1)))
+BUSY = RuleMemory(were_busy=frozenset((name, f"GPU {index}") for name in NAMES for index in (0, 1)))
 
 
-def signs(id: str, state: State, kept: Kept = BUSY) -> dict[Unit, Sign]:
-    return {sign.unit: sign for sign in BY_ID[id].look(look_at(state, kept))}
+def breaches(id: str, state: State, kept: RuleMemory = BUSY) -> dict[Unit, Breach]:
+    return {breach.unit: breach for breach in BY_ID[id].find(look_at(state, kept))}
 
 
 def n1_gpu(**changed: Any) -> State:
@@ -115,8 +115,8 @@ OVER: list[tuple[str, Callable[[], State], Unit, str, str]] = [
 def test_over_the_limit(
     id: str, state: Callable[[], State], unit: Unit, text: str, severity: str
 ) -> None:
-    assert signs(id, cluster()) == {}
-    found = signs(id, state())
+    assert breaches(id, cluster()) == {}
+    found = breaches(id, state())
     assert set(found) == {unit}
     assert text in found[unit].text
     assert (found[unit].severity or BY_ID[id].severity) == (severity or BY_ID[id].severity)
@@ -136,13 +136,13 @@ UNREAD = {
 @pytest.mark.parametrize("id", UNREAD)
 def test_what_could_not_be_read_is_neither_over_nor_good(id: str) -> None:
     unit = next(unit for over, _, unit, _, _ in OVER if over == id)
-    assert signs(id, UNREAD[id]) == {}
+    assert breaches(id, UNREAD[id]) == {}
     assert not BY_ID[id].known(look_at(UNREAD[id]), unit)
 
 
 def test_another_users_mount_is_neither_full_nor_good() -> None:
     refused = cluster(disks=(Disk("/data", error="Permission denied"),))
-    assert signs("disk.full", refused) == {}
+    assert breaches("disk.full", refused) == {}
     assert not BY_ID["disk.full"].known(look_at(refused), ("n1", "/data"))
 
 
@@ -162,7 +162,7 @@ def test_mount_that_is_gone_hangs_no_more() -> None:
 
 
 def test_kernel_log_of_a_node_without_gpus_is_missed_by_nobody() -> None:
-    assert signs("gpu.log_unread", cluster(gpus=(), xids=None, log_error="no")) == {}
+    assert breaches("gpu.log_unread", cluster(gpus=(), xids=None, log_error="no")) == {}
 
 
 def all_wrong() -> State:
@@ -181,85 +181,87 @@ OF_NODES = [rule for rule in RULES if rule.id in UNREAD]
 def test_old_figures_of_a_stale_or_lost_node_fire_nothing_and_clear_nothing(rule: Rule) -> None:
     state = cluster(gpus=()) if rule.id == "gpu.missing" else all_wrong()
     unit = next(unit for over, _, unit, _, _ in OVER if over == rule.id)
-    assert unit in {sign.unit for sign in rule.look(look_at(state))}
+    assert unit in {breach.unit for breach in rule.find(look_at(state))}
     stale = fold(state, [*(replace(node(n), at_s=NOW + 4) for n in NAMES[1:]), Tick(NOW + 4)])
     lost = fold(state, [NodeDown("n1", NOW, "tcp", "refused"), Tick(NOW)])
     for gone in (stale, lost):
-        assert "n1" not in {sign.unit[0] for sign in rule.look(look_at(gone))}
+        assert "n1" not in {breach.unit[0] for breach in rule.find(look_at(gone))}
         assert not rule.known(look_at(gone), unit)
 
 
 def test_no_gpu_is_idle_while_the_fleet_rests_or_beside_other_work() -> None:
     resting = fold(cluster(), [node(n, gpus=(gpu(0, power_w=100 + 60 * (n == "n1")),)) for n in NAMES])  # fmt: skip
-    assert signs("gpu.idle", resting) == {}
+    assert breaches("gpu.idle", resting) == {}
     empty = n1_gpu(power_w=70.0, memory_used_bytes=0.5 * GIB)
-    assert signs("gpu.idle", empty) == {}
+    assert breaches("gpu.idle", empty) == {}
     outside = fold(n1_gpu(power_w=100.0), [RunOpened("d", "d", NOW, ("n2", "n3", "n4"), (2, 2, 2))])
-    assert signs("gpu.idle", outside) == {}
+    assert breaches("gpu.idle", outside) == {}
 
 
 def test_notebook_that_holds_memory_is_no_rank_that_hangs() -> None:
     """Without a run to know them by, only GPUs that computed with the others can fall behind."""
     state = n1_gpu(power_w=101.0)
-    assert signs("gpu.idle", state, Kept()) == {}
-    kept = keep(look_at(cluster(), Kept()))
-    assert set(signs("gpu.idle", state, kept)) == {GPU0}
+    assert breaches("gpu.idle", state, RuleMemory()) == {}
+    kept = keep(look_at(cluster(), RuleMemory()))
+    assert set(breaches("gpu.idle", state, kept)) == {GPU0}
     freed = keep(look_at(n1_gpu(power_w=70.0, memory_used_bytes=0.0), kept))
-    assert signs("gpu.idle", state, freed) == {}
+    assert breaches("gpu.idle", state, freed) == {}
     ours = fold(state, [RunOpened("d", "d", NOW, NAMES, (2, 2, 2, 2))])
-    assert set(signs("gpu.idle", ours, Kept())) == {GPU0}
+    assert set(breaches("gpu.idle", ours, RuleMemory())) == {GPU0}
 
 
 def test_head_with_a_wrong_clock_is_blamed_itself() -> None:
     state = fold(cluster(), [node(n, clock_offset_s=3.0) for n in NAMES])
-    found = signs("clock.offset", state)
-    assert {unit: sign.text for unit, sign in found.items()} == {
+    found = breaches("clock.offset", state)
+    assert {unit: breach.text for unit, breach in found.items()} == {
         ("", "this machine"): "-3.00 s against the nodes"
     }
 
 
 def test_offset_within_its_error_bound_is_no_offset() -> None:
-    assert signs("clock.offset", cluster(clock_offset_s=0.2, clock_bound_s=0.25)) == {}
+    assert breaches("clock.offset", cluster(clock_offset_s=0.2, clock_bound_s=0.25)) == {}
 
 
 def test_port_that_was_always_down_is_nobodys_loss() -> None:
     unused = Link("eth1", "eth", "down")
     state = fold(cluster(), [node(n, links=(LINK, unused)) for n in NAMES])
-    assert signs("link.down", state) == {}
-    assert set(signs("link.down", state, Kept(were_up=frozenset([("n2", "eth1")])))) == {("n2", "eth1")}  # fmt: skip
+    assert breaches("link.down", state) == {}
+    assert set(breaches("link.down", state, RuleMemory(were_up=frozenset([("n2", "eth1")])))) == {("n2", "eth1")}  # fmt: skip
     odd = cluster(links=(replace(LINK, state="unknown"),))
-    assert signs("link.down", odd) == {}
+    assert breaches("link.down", odd) == {}
     assert not BY_ID["link.down"].known(look_at(odd), ("n1", "mlx5_0/1"))
 
 
 def test_link_that_was_lost_between_two_looks_is_told_for_a_while() -> None:
     unit = ("n1", "mlx5_0/1")
     state = cluster(links=(replace(LINK, downs=3),))
-    assert signs("link.down", state, Kept(links={unit: 3})) == {}
-    sign = signs("link.down", state, Kept(links={unit: 1}))[unit]
-    assert (sign.text, sign.severity, sign.after_s) == (
+    assert breaches("link.down", state, RuleMemory(links={unit: 3})) == {}
+    breach = breaches("link.down", state, RuleMemory(links={unit: 1}))[unit]
+    assert (breach.text, breach.severity, breach.after_s) == (
         "was lost 2 times, is Active again",
         "warn",
         0,
     )
-    assert sign.clear_s == 600
+    assert breach.clear_s == 600
 
 
 def test_disk_is_full_soon_at_the_pace_of_the_last_minutes() -> None:
     unit = ("n1", "/data")
     state = cluster(disks=(Disk("/data", 800 * GIB, 1000 * GIB),))
-    slow = Kept(disks={unit: ((NOW - 600, 790 * GIB),)})  # 10 GiB in 10 min: 200 min to go
-    fast = Kept(disks={unit: ((NOW - 600, 750 * GIB),)})  # 40 min to go
-    short = Kept(disks={unit: ((NOW - 60, 700 * GIB),)})  # one checkpoint says nothing
-    assert signs("disk.full", state, slow) == signs("disk.full", state, short) == {}
-    assert signs("disk.full", state, fast)[unit].text.endswith("full in 40 min 00 s at this pace")
-    faster = Kept(disks={unit: ((NOW - 600, 500 * GIB),)})
-    assert signs("disk.full", state, faster)[unit].severity == "fail"
+    slow = RuleMemory(disks={unit: ((NOW - 600, 790 * GIB),)})  # 10 GiB in 10 min: 200 min to go
+    fast = RuleMemory(disks={unit: ((NOW - 600, 750 * GIB),)})  # 40 min to go
+    short = RuleMemory(disks={unit: ((NOW - 60, 700 * GIB),)})  # one checkpoint says nothing
+    assert breaches("disk.full", state, slow) == breaches("disk.full", state, short) == {}
+    assert breaches("disk.full", state, fast)[unit].text.endswith(
+        "full in 40 min 00 s at this pace"
+    )
+    faster = RuleMemory(disks={unit: ((NOW - 600, 500 * GIB),)})
+    assert breaches("disk.full", state, faster)[unit].severity == "fail"
 
 
 def test_node_that_never_answered_gets_more_time_than_one_that_fell_silent() -> None:
     state = fold(initial_state(("a", "b"), now_s=0.0), [NodeSample("a", 0.0), Tick(5.0)])
-    found = signs("node.down", state)
+    found = breaches("node.down", state)
     assert found["b", ""].after_s == 30
     assert found["a", ""].after_s == 6
 
@@ -303,8 +305,8 @@ OVER_RUN: list[tuple[str, Callable[[], State], Unit, str]] = [
 
 @pytest.mark.parametrize(("id", "state", "unit", "text"), OVER_RUN)
 def test_run_over_the_limit(id: str, state: Callable[[], State], unit: Unit, text: str) -> None:
-    assert signs(id, training(steps(), after_s=20)) == {}
-    found = signs(id, state())
+    assert breaches(id, training(steps(), after_s=20)) == {}
+    found = breaches(id, state())
     assert set(found) == {unit}
     assert text in found[unit].text
     assert found[unit].starts
@@ -316,8 +318,8 @@ def test_pauses_for_saving_are_no_stall() -> None:
     for place, one in enumerate(records):
         shift += 90.0 if one.step % 50 == 0 else 0.0  # a save of 90 s between every 50 steps
         records[place] = replace(one, time_s=one.time_s + shift)
-    assert signs("run.stalled", training(records, after_s=200)) == {}
-    assert signs("run.stalled", training(records, after_s=300))
+    assert breaches("run.stalled", training(records, after_s=200)) == {}
+    assert breaches("run.stalled", training(records, after_s=300))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +333,7 @@ def test_pauses_for_saving_are_no_stall() -> None:
 def test_run_that_ended_well_does_not_stall(events: list[Event]) -> None:
     state = training(with_last(1, loss=float("nan")), *events, after_s=5000)
     for id in ("run.stalled", "run.failed", "loss.nan"):
-        assert signs(id, state) == {}
+        assert breaches(id, state) == {}
 
 
 def test_run_of_yesterday_starts_no_alert() -> None:
@@ -339,19 +341,19 @@ def test_run_of_yesterday_starts_no_alert() -> None:
         (training(steps(), after_s=100_000), "run.stalled"),
         (training(steps(), Event("failed", "x", time_s=2300.0), after_s=100_000), "run.failed"),
     ):
-        assert [sign.starts for sign in signs(id, state).values()] == [False]
+        assert [breach.starts for breach in breaches(id, state).values()] == [False]
 
 
 def test_one_bad_batch_is_no_spike_and_too_few_steps_say_nothing() -> None:
-    assert signs("loss.spike", training(with_last(1, loss=9.0))) == {}
+    assert breaches("loss.spike", training(with_last(1, loss=9.0))) == {}
     young = steps(40)
     young[-5:] = [replace(one, loss=9.0) for one in young[-5:]]
-    assert signs("loss.spike", training(young)) == {}
+    assert breaches("loss.spike", training(young)) == {}
 
 
 def test_what_an_earlier_attempt_told_of_wandb_is_over() -> None:
     told = [Event("tracking", "W&B failed", time_s=1500.0), Event("start", "again", time_s=1600.0)]
-    assert signs("wandb.unsent", training(steps(), *told)) == {}
+    assert breaches("wandb.unsent", training(steps(), *told)) == {}
 
 
 # --- all of them ---
@@ -370,7 +372,7 @@ def test_every_alert_has_a_test_above() -> None:
     assert tried == set(BY_ID)
     for rule in RULES:
         assert re.fullmatch(r"[a-z]+\.[a-z_]+", rule.id)
-        assert set(rule.joins) <= set(BY_ID), rule.id
+        assert set(rule.suppressed_by) <= set(BY_ID), rule.id
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
