@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from checks.facts import NOT_ASKED, Gpu, GpuFacts, GpuProcess, GpuState, Maybe, Section, Unknown
@@ -63,6 +63,17 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+def _split(line: str) -> list[str]:
+    # Not a bare comma: other locales write 100,89 W, and the separator is comma and space.
+    return [cell.strip() for cell in re.split(r",\s+|,$", line)]
+
+
+def read_rows(text: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """Cells by column name of `--format=csv,noheader`; lines of another length are left out."""
+    rows = map(_split, _lines(text))
+    return [dict(zip(names, cells, strict=True)) for cells in rows if len(cells) == len(names)]
+
+
 def _table(
     text: str, first: str, *, open_end: bool = False
 ) -> tuple[list[dict[str, str]], list[str]]:
@@ -74,8 +85,7 @@ def _table(
     rows: list[dict[str, str]] = []
     strange: list[str] = []
     for line in _lines(text):
-        # Not a bare comma: other locales write 100,89 W, and the separator is comma and space.
-        cells = [cell.strip() for cell in re.split(r",\s+|,$", line)]
+        cells = _split(line)
         if not names and cells[0] == first:
             names = [cell.split(" [")[0] for cell in cells]
         elif names and open_end and len(cells) > len(names):
@@ -163,12 +173,12 @@ def parse_processes(
         return text if isinstance(text, Unknown) else NOT_ASKED
     rows, strange = _table(text, "gpu_uuid", open_end=True)
     if not rows and query.rc != 0:  # one lost GPU makes the exit status bad, the rows still count
-        said = [*strange, *_lines(query.err)]
-        return Unknown(f"exit {query.rc}: {said[0][:200]}" if said else f"exit {query.rc}")
+        output = [*strange, *_lines(query.err)]
+        return Unknown(f"exit {query.rc}: {output[0][:200]}" if output else f"exit {query.rc}")
     if not rows and not text.lstrip().startswith("gpu_uuid, "):
         return () if _NO_PROCESSES.search(text) else unreadable(text)
-    said_of_owners = text_of(owners)
-    known = parse_owners("" if isinstance(said_of_owners, Unknown) else said_of_owners)
+    owners_text = text_of(owners)
+    known = parse_owners("" if isinstance(owners_text, Unknown) else owners_text)
     found = []
     for row in rows:
         pid = parse_quantity(row.get("pid", ""))

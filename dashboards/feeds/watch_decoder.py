@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from checks.facts import Maybe, Unknown
+from checks.parsers.nvidia_smi import parse_quantity, read_rows
 from clusterctl.errors import TransportError
+from clusterctl.payload.watching.gpus import SMI_QUERY
 from clusterctl.remote.messages.verbs import read_line
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Xid
 
-# The order of columns that payload/watching/gpus.py asks nvidia-smi for.
-CSV_COLUMNS = (
-    "index",
-    "name",
-    "power_w",
-    "power_limit_w",
-    "util",
-    "memory_used",
-    "memory_total",
-    "temperature_c",
-    "sm_mhz",
-)
+SMI_COLUMNS = SMI_QUERY.split(",")
 MIB = 2**20
 GPUS, LINKS, XIDS, ROWS = 64, 64, 50, 256  # more than a node has: what is above is not believed
 AGES_S = 10.0  # ages of processes are brought up to date this often
@@ -318,32 +310,35 @@ def _disks(rows: Any) -> tuple[Disk, ...] | None:
 
 
 def parse_csv(text: str) -> tuple[Gpu, ...] | None:
-    """`nvidia-smi --query-gpu … --format=csv,noheader,nounits`; None when no line is one."""
+    """`nvidia-smi --query-gpu=SMI_QUERY --format=csv,noheader`; None when no line is one."""
     gpus = []
-    for line in text.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) != len(CSV_COLUMNS) or not words[0].isdigit():
+    for cells in read_rows(text, SMI_COLUMNS):
+        if not cells["index"].isdigit():
             continue
-        row = dict(zip(CSV_COLUMNS, words, strict=True))
-        number = {name: _number(row[name]) for name in CSV_COLUMNS[2:]}
-        util, used, total = number["util"], number["memory_used"], number["memory_total"]
-        readings = [number["power_w"], util, used, number["temperature_c"]]
+        power_w, limit_w, util, used, total, temperature_c, sm_mhz = (
+            _known(parse_quantity(cells[name])) for name in SMI_COLUMNS[2:]
+        )
+        is_lost = all(value is None for value in (power_w, util, used, temperature_c))
         gpus.append(
             Gpu(
-                index=int(row["index"]),
-                name=row["name"],
-                power_w=number["power_w"],
-                power_limit_w=number["power_limit_w"],
+                index=int(cells["index"]),
+                name=cells["name"],
+                power_w=power_w,
+                power_limit_w=limit_w,
                 util=None if util is None else util / 100,
-                memory_used_bytes=None if used is None else used * MIB,
-                memory_total_bytes=None if total is None else total * MIB,
-                temperature_c=number["temperature_c"],
-                sm_mhz=number["sm_mhz"],
+                memory_used_bytes=used,
+                memory_total_bytes=total,
+                temperature_c=temperature_c,
+                sm_mhz=sm_mhz,
                 # A lost card answers every question with an error text in brackets.
-                error=row["power_w"].strip("[]") if all(r is None for r in readings) else "",
+                error=cells["power.draw"].strip("[]") if is_lost else "",
             )
         )
     return tuple(gpus) if gpus else None
+
+
+def _known(value: Maybe[float]) -> float | None:
+    return None if isinstance(value, Unknown) else value
 
 
 def _number(value: Any) -> float | None:

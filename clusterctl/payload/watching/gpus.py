@@ -93,7 +93,7 @@ class Gpus:
     def _smi(self, why):
         """Follow `nvidia-smi -l`; returns seconds until the next try, None when there are no GPUs."""
         self._waiting_for = "nvidia-smi"
-        argv = ["nvidia-smi", "--query-gpu=" + SMI_QUERY, "--format=csv,noheader,nounits"]
+        argv = ["nvidia-smi", "--query-gpu=" + SMI_QUERY, "--format=csv,noheader"]
         argv += ["-l", str(max(1, round(self._interval_s)))]
         try:
             child = subprocess.Popen(

@@ -25,7 +25,7 @@ from dashboards.feeds.watch_decoder import Decoder
 from dashboards.model.samples import NodeSample
 from tests.clusterctl.payload.local import LocalConnection, tools_only
 
-ROW = "0, NVIDIA H100 80GB HBM3, 698.30, 700.00, 100, 71204, 81559, 64, 1980"
+ROW = "0, NVIDIA H100 80GB HBM3, 698.30 W, 700.00 W, 100 %, 71204 MiB, 81559 MiB, 64, 1980 MHz"
 NO_GPU = pytest.mark.skipif(
     shutil.which("nvidia-smi") is not None, reason="this machine has GPUs of its own"
 )

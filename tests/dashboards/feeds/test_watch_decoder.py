@@ -13,7 +13,7 @@ from clusterctl.errors import TransportError
 from dashboards.feeds.watch_decoder import Decoder, parse_csv
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample
 
-ROW = "0, NVIDIA H100 80GB HBM3, 698.30, 700.00, 100, 71204, 81559, 64, 1980"
+ROW = "0, NVIDIA H100 80GB HBM3, 698.30 W, 700.00 W, 100 %, 71204 MiB, 81559 MiB, 64, 1980 MHz"
 KEY: dict[str, Any] = {
     "cpus": 208, "up": 1000.0, "driver": "565.57.01", "cpu": 0.21, "load1": 40.3, "net": 21_000.0,
     "mem": [612_000, 2_048_000], "links": 2,
@@ -155,7 +155,7 @@ def test_line_that_is_none_of_the_watchers_is_refused(line: bytes) -> None:
 
 
 def test_unreadable_column_is_unknown_and_the_others_stay() -> None:
-    gpus = parse_csv(ROW.replace("698.30", "[N/A]"))
+    gpus = parse_csv(ROW.replace("698.30 W", "[N/A]"))
     assert gpus is not None
     assert (gpus[0].power_w, gpus[0].util, gpus[0].error) == (None, 1.0, "")
 
