@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checks.facts import Gpu, NodeFacts, Unknown
+from checks.idle import working_power_w
 from checks.profile import Profile
 from clusterctl.jobs.processes import fold_ranks
 
@@ -104,23 +106,24 @@ def find_idle(nodes: Sequence[NodeFacts], limits: Profile) -> dict[str, Idle]:
 
 
 def _working_w(gpus: Sequence[Gpu], limits: Profile) -> float | None:
-    """The middle power in watts, where it says that these GPUs work; else None."""
-    known = sorted(gpu.power_w for gpu in gpus if not isinstance(gpu.power_w, Unknown))
+    powers = [gpu.power_w for gpu in gpus if not isinstance(gpu.power_w, Unknown)]
     capped = [gpu.power_limit_w for gpu in gpus if not isinstance(gpu.power_limit_w, Unknown)]
-    if len(known) < FEWEST or not capped:
-        return None
-    middle = known[len(known) // 2]
-    return middle if middle >= limits.power_outlier_share * max(capped) else None
+    return working_power_w(
+        powers,
+        max(capped, default=None),
+        fewest=FEWEST,
+        share=limits.power_outlier_share,
+        median=statistics.median_high,
+    )
 
 
 def _working_use(gpus: Sequence[Gpu]) -> float | None:
-    known = sorted(
+    known = [
         gpu.utilization_percent for gpu in gpus if not isinstance(gpu.utilization_percent, Unknown)
+    ]
+    return working_power_w(
+        known, None, fewest=FEWEST, share=1.0, else_w=BUSY_PERCENT, median=statistics.median_high
     )
-    if len(known) < FEWEST:
-        return None
-    middle = known[len(known) // 2]
-    return middle if middle >= BUSY_PERCENT else None
 
 
 def idle_words(idle: Idle, count: int) -> str:

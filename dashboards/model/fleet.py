@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from checks.idle import working_power_w
+from dashboards.alerts.rules.thresholds import DEFAULT
 from dashboards.model import units
 from dashboards.model.history_columns import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample
@@ -20,14 +22,7 @@ from dashboards.model.state import STALE_INTERVALS, NodeState, State
 
 ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
 
-# A GPU that waits while the others compute draws less than half of them (100 of 700 W in the
-# hangs that were seen); below this many or this idle there is no fleet to compare with.
-ODD_SHARE = 0.5
-ODD_PEERS = 4
-BUSY_SHARE_OF_LIMIT = 0.35
-BUSY_W = 150.0
 ODD_ROWS = 5  # a single low reading between two kernels is none
-HOT_C = 87.0  # H100 and A100 slow themselves down from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,22 +226,25 @@ def node_column(node: NodeState, metric: Metric) -> int:
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     """GPUs that differ from the fleet now, with the reason: idle among busy ones, or too hot."""
     live = fresh(state.nodes.values(), state)
-    powers = [
-        power for sample in live for gpu in sample.gpus or () if (power := gpu.power_w) is not None
-    ]
-    middle = statistics.median(powers) if len(powers) >= ODD_PEERS else 0.0
-    low = ODD_SHARE * middle
+    known = [gpu for sample in live for gpu in sample.gpus or () if gpu.power_w is not None]
+    middle = working_power_w(
+        [gpu.power_w or 0.0 for gpu in known],
+        known[0].power_limit_w if known else None,
+        fewest=DEFAULT.idle_peers,
+        share=DEFAULT.busy_share,
+        else_w=DEFAULT.busy_w,
+    )
+    low = 0.0 if middle is None else DEFAULT.idle_share * middle
     odd = {}
     for sample in live:
         for gpu in sample.gpus or ():
             power, temperature = gpu.power_w, gpu.temperature_c
-            is_hot = temperature is not None and temperature >= HOT_C
+            is_hot = temperature is not None and temperature >= DEFAULT.hot_c
             if not is_hot and (power is None or power >= low):
                 continue  # nearly all, nearly always
             if is_hot:
                 odd[sample.node, gpu.index] = f"{temperature:.0f} °C"
-            busy_w = BUSY_SHARE_OF_LIMIT * gpu.power_limit_w if gpu.power_limit_w else BUSY_W
-            if middle <= busy_w or power is None or power >= low:
+            if power is None or power >= low:
                 continue
             if _low_for_long(state.nodes[sample.node], gpu.index, low):
                 odd[sample.node, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
@@ -270,7 +268,7 @@ def usual_range(state: State, metric: Metric) -> tuple[float, float] | None:
     else:
         found = [metric.read(sample) for sample in samples]
     values = [value for value in found if value is not None]
-    if len(values) < ODD_PEERS:
+    if len(values) < DEFAULT.idle_peers:
         return None
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in values)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable
 
 from checks.finding import Verdict
+from checks.idle import working_power_w
 from checks.reference.xid_codes import grade
 from dashboards.alerts.book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.alerts.rules.base import Drawing, RuleContext, gpu_known, gpu_part, node_known, read
@@ -37,12 +37,14 @@ def _find_in_use(context: RuleContext) -> tuple[Drawing, float]:
     if run is not None and run.planned and not run.ended:
         planned = frozenset(run.planned)
         part = [one for one in part if one[0] in planned]
-    if len(part) < limits.idle_peers:
-        return part, math.nan
-    middle = statistics.median(power for _, _, power in part)
-    gpu = part[0][1]
-    busy_w = limits.busy_share * gpu.power_limit_w if gpu.power_limit_w else limits.busy_w
-    return part, middle if middle > busy_w else math.nan
+    middle = working_power_w(
+        [power for _, _, power in part],
+        part[0][1].power_limit_w if part else None,
+        fewest=limits.idle_peers,
+        share=limits.busy_share,
+        else_w=limits.busy_w,
+    )
+    return part, math.nan if middle is None else middle
 
 
 def idle(context: RuleContext) -> Iterable[Breach]:

@@ -1,0 +1,27 @@
+"""Whether GPUs compute, by their power: what an idle one among them is held against. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+
+def working_power_w(
+    powers_w: Sequence[float],
+    limit_w: float | None,
+    *,
+    fewest: int,
+    share: float,
+    else_w: float | None = None,
+    median: Callable[[Sequence[float]], float] = statistics.median,
+) -> float | None:
+    """The median power where it shows that most GPUs compute: at least `share` of their limit.
+
+    `else_w` decides where the limit is not known. None for fewer than `fewest` GPUs, of which nobody
+    can say which one is odd.
+    """
+    least_w = share * limit_w if limit_w else else_w
+    if least_w is None or len(powers_w) < fewest:
+        return None
+    middle_w = median(powers_w)
+    return middle_w if middle_w >= least_w else None
