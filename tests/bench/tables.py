@@ -1,8 +1,8 @@
-"""Manifests: read and filtered against row by row; read and planned once on a machine against once a rank.
+"""Manifests: read and filtered against row by row; every verb; planned once or once a rank.
 
-python -m tests.bench.tables [--rows 200000] [--shared-rows 1300000] [--ranks 4]
+python -m tests.bench.tables [--rows N] [--verb-rows N] [--shared-rows N] [--ranks N]
 
-Row by row is a dictionary a row (csv.DictReader, Arrow's to_pylist) whose numbers are made one by one.
+Row by row is a dictionary a row (csv.DictReader, Arrow's to_pylist), each number made by itself.
 Each measurement is a process of its own; processor time is user and system.
 """
 
@@ -28,24 +28,8 @@ from tests.bench import forked, tiny
 from tests.ports import free_port
 from tests.trainer.ranks import environment
 
-_WORDS = [
-    "a",
-    "man",
-    "walks",
-    "a",
-    "dog",
-    "along",
-    "the",
-    "shore",
-    "while",
-    "waves",
-    "break",
-    "behind",
-    "them",
-    "and",
-    "gulls",
-    "circle",
-]
+_TEXT = "a man walks a dog along the shore while waves break behind them and gulls circle"
+_WORDS = _TEXT.split()
 EACH, READ, ONCE = "all by each rank", "read once", "read and planned once"
 _LEAST = {"num_frames": 100, "height": 600}
 
@@ -131,6 +115,62 @@ def filter_row_wise(path: Path) -> int:
     return len(found)
 
 
+# verb -> its words; b.csv has every other row of a.csv, s.csv two columns more for every path
+VERBS = {
+    "filter a.csv": "filter a.csv o.csv --min-frames 100 --where text~shore.*9",
+    "filter a.parquet": "filter a.parquet o.parquet --min-frames 100 --min-height 600",
+    "merge": "merge a.csv b.csv o.csv",
+    "merge --on, csv": "merge a.csv s.csv o.csv --on path",
+    "merge --on, parquet": "merge a.parquet s.csv o.parquet --on path",
+    "difference": "difference a.csv b.csv o.csv",
+    "intersect": "intersect a.parquet b.csv o.parquet",
+    "dedupe by path": "dedupe a.csv o.csv",
+    "dedupe by text": "dedupe a.csv o.csv --on text",
+    "csv to parquet": "convert a.csv o.parquet",
+    "parquet to csv": "convert a.parquet o.csv",
+    "stats": "stats a.csv",
+}
+MOST_MEMORY = 1_000_000_000  # bytes resident, of any verb
+
+
+def run_verb(folder: Path, what: str) -> int:
+    from trainer.data.__main__ import main
+
+    os.chdir(folder)
+    args = [*VERBS[what].split(), "-q", *(["--force"] if what != "stats" else [])]
+    with contextlib.redirect_stdout(io.StringIO()):
+        return main(args)
+
+
+def write_tables(folder: Path, rows: int) -> None:
+    write(folder / "a.csv", rows)
+    write(folder / "a.parquet", rows)
+    with contextlib.ExitStack() as stack:
+        files = [
+            stack.enter_context((folder / n).open("w", newline="")) for n in ("b.csv", "s.csv")
+        ]
+        some, scores = map(csv.writer, files)
+        reader = csv.reader(stack.enter_context((folder / "a.csv").open(newline="")))
+        some.writerow(next(reader))
+        scores.writerow(["path", "score", "note"])
+        for number, row in enumerate(reader):
+            if number % 2:
+                some.writerow(row)
+            scores.writerow([row[0], number % 97 / 7, f"n{number % 13}"])
+
+
+def measure_verbs(folder: Path, rows: int) -> None:
+    write_tables(folder, rows)
+    for what in VERBS:
+        found = _child(what, str(folder))
+        assert found["rows"] == 0, what  # the exit code
+        assert found["peak"] < MOST_MEMORY, what
+        print(
+            f"{what}, {rows:,} rows: {found['wall']:.1f} s, {found['cpu']:.1f} CPU s, "
+            f"{found['peak'] / 1e6:,.0f} MB at most; load {os.getloadavg()[0]:.1f}"
+        )
+
+
 WORK: dict[str, Callable[[Path], int]] = {
     "read, ours": read_ours,
     "read, row by row": read_row_wise,
@@ -150,8 +190,7 @@ def measure(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def rank_begins(path: Path, how: str) -> dict[str, float]:
-    """One rank of many before its first step: its processor time, and its part of the machine's memory
-    when all have manifest and plan."""
+    """One rank of many before its first step: processor time and share of the memory."""
     from tests.bench.sampler import CONFIG
     from trainer.data.manifest.manifest import read_manifest
     from trainer.data.manifest.shared_manifest import read_once
@@ -193,8 +232,8 @@ def _pss() -> int:
     raise RuntimeError("no Pss in smaps_rollup")
 
 
-def _child(*words: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "tests.bench.tables", "--child", *words]
+def _child(*args: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.bench.tables", "--child", *args]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 
@@ -207,8 +246,9 @@ def compare_rows(folder: Path, rows: int) -> None:
             ours, naive = (_child(f"{what}, {how}", str(path)) for how in ("ours", "row by row"))
             assert ours["rows"] == naive["rows"]
             print(
-                f"{what} {rows:,} rows of {suffix[1:]}: {ours['cpu']:.2f} CPU s and {ours['peak'] / 1e6:,.0f} MB "
-                f"at most; row by row {naive['cpu']:.2f} s, {naive['peak'] / 1e6:,.0f} MB: "
+                f"{what} {rows:,} rows of {suffix[1:]}: {ours['cpu']:.2f} CPU s and "
+                f"{ours['peak'] / 1e6:,.0f} MB at most; row by row {naive['cpu']:.2f} s, "
+                f"{naive['peak'] / 1e6:,.0f} MB: "
                 f"{naive['cpu'] / ours['cpu']:.1f} times the time; load {os.getloadavg()[0]:.1f}"
             )
 
@@ -219,31 +259,36 @@ def compare_ranks(folder: Path, rows: int, ranks: int) -> None:
     forked.preload("trainer.engine.native", "trainer.data.plan.shared_plan")
     for how in (EACH, READ, ONCE):
         port = free_port()
-        said = forked.results(
+        found = forked.results(
             rank_begins, [path, how], [environment(rank, ranks, port) for rank in range(ranks)]
         )
-        assert len({one["count"] for one in said}) == 1
+        assert len({one["count"] for one in found}) == 1
         print(
             f"{ranks} ranks, {rows:,} rows of {path.stat().st_size / 1e6:,.0f} MB, {how}: "
-            f"{sum(one['read'] for one in said):.1f} CPU s to read and "
-            f"{sum(one['plan'] for one in said):.1f} to plan, {max(one['wall'] for one in said):.1f} s, "
-            f"{sum(one['memory'] for one in said) / 1e6:,.0f} MB of the machine; load {os.getloadavg()[0]:.1f}"
+            f"{sum(one['read'] for one in found):.1f} CPU s to read and "
+            f"{sum(one['plan'] for one in found):.1f} to plan, "
+            f"{max(one['wall'] for one in found):.1f} s, "
+            f"{sum(one['memory'] for one in found) / 1e6:,.0f} MB of the machine; "
+            f"load {os.getloadavg()[0]:.1f}"
         )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--verb-rows", type=int, default=1_300_000)
     parser.add_argument("--shared-rows", type=int, default=1_300_000)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    args = tiny.parse(parser, rows=500, shared_rows=500, ranks=2)
+    args = tiny.parse(parser, rows=500, verb_rows=500, shared_rows=500, ranks=2)
     if args.child is not None:
         what, path = args.child[0], Path(args.child[1])
-        print(json.dumps(measure(lambda: WORK[what](path))))
+        work = WORK.get(what) or (lambda folder: run_verb(folder, what))
+        print(json.dumps(measure(lambda: work(path))))
         return 0
     with tempfile.TemporaryDirectory() as name:
         compare_rows(Path(name), args.rows)
+        measure_verbs(Path(name), args.verb_rows)
         compare_ranks(Path(name), args.shared_rows, args.ranks)
     return 0
 

@@ -37,6 +37,7 @@ VERBS = {
         "answer questions about files (clusterctl data starts it on nodes)",
     ),
 }
+GO_ON = {"probe", "check", "clean-captions", "shard", "encode"}  # where an interrupted one stopped
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,7 +78,10 @@ def main(argv: list[str] | None = None) -> int:
         print(error.told(), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        what = "the same command goes on where this one stopped"
+        print(
+            f"interrupted; {what if args.verb in GO_ON else 'nothing was written'}", file=sys.stderr
+        )
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has gone
@@ -117,4 +121,8 @@ def _interrupt(number: int, _frame: object) -> None:
 if __name__ == "__main__":
     for interrupt in (signal.SIGINT, signal.SIGTERM):
         signal.signal(interrupt, _interrupt)
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before the verb's own modules are there
+        print("interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)

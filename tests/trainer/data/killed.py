@@ -18,6 +18,7 @@ import pyarrow.parquet  # noqa: F401 - once instead of in every fork
 from trainer.data.__main__ import main
 from trainer.data.manifest import (
     arrow,  # noqa: F401
+    rewrite,  # noqa: F401
     shards,  # noqa: F401
 )
 from trainer.data.manifest import pipeline as stream

@@ -103,6 +103,19 @@ def to_schema(batch: Batch, schema: Any) -> tuple[Any, list[WrongRow]]:
     return pa.RecordBatch.from_arrays(arrays, schema=schema), wrong
 
 
+def common_field(one: Any, two: Any) -> Any:
+    """A field that holds a column of two tables. Raises ManifestError."""
+    kinds = (one.type, two.type)
+    if all(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds):
+        return pa.field(one.name, pa.large_string())
+    if not all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
+        raise ManifestError(
+            f"column {one.name!r} is {one.type} in one table and {two.type} in another"
+        )
+    whole = all(pa.types.is_integer(kind) for kind in kinds)
+    return pa.field(one.name, pa.int64() if whole else pa.float64())
+
+
 def _cast(batch: ArrowBatch, field: Any) -> Any:
     """A column as the schema has it; null in every row where the batch has none."""
     if field.name not in batch.names:
@@ -126,7 +139,8 @@ def _array(cells: list[Any], field: Any) -> Any:
 
 def _unfit(field: Any, kind: Any, error: BaseException) -> ManifestError:
     return ManifestError(
-        f"column {field.name!r} is {kind} and cannot be written as {field.type}: {first_line(error)}"
+        f"column {field.name!r} is {kind} and cannot be written as {field.type}: "
+        f"{first_line(error)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""From manifests to a manifest, piece by piece: what nearly every verb is."""
+"""From a manifest to a manifest, piece by piece: verbs that take hours and go on after a kill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from typing import Any
 from trainer.arguments import whole
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow, check_suffix
 from trainer.data.manifest.resumable_write import CsvFormat, Format, Job, ParquetFormat, identity
-from trainer.data.manifest.table_io import Batch, ParquetTable, Table, column_type, open_table
+from trainer.data.manifest.table_io import (
+    Batch,
+    CsvBatch,
+    ParquetTable,
+    Position,
+    Table,
+    column_type,
+    open_table,
+)
 from trainer.runlog.progress import RowProgress
 
 READ_ROWS = 8192
@@ -50,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser, max_wrong_rows: int = MAX_WRONG
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of the rows of `sources`.
+    """What becomes of the rows of `source`.
 
     `ask` is called with each batch as it is read and may begin something slow; `give` gets the
     batch and what `ask` gave, in order, and returns the rows to write. About `ahead` rows are asked
@@ -58,19 +66,18 @@ class Plan:
     """
 
     verb: str
-    sources: Sequence[Path]
+    source: Path
     arguments: Mapping[str, Any]  # what else decides the result, plain data
     required: Sequence[str] = ()
     names: Callable[[tuple[str, ...]], Sequence[str]] = tuple
     ask: Callable[[Batch], Any] = lambda batch: None
     give: Callable[[Batch, Any], Result] = lambda batch, answer: (batch, ())
-    prepare: Callable[[Job, RowProgress], None] = lambda job, progress: None
+    prepare: Callable[[Job], None] = lambda job: None
     read_rows: int = 0  # at once; 0: READ_ROWS
     ahead: int = 0
     layout: Callable[[Any], Format] | None = (
         None  # from an Arrow schema; default by the name of `out`
     )
-    more_types: Callable[[], Mapping[str, Any]] = dict  # of columns that no source has, for parquet
 
 
 @dataclass(frozen=True)
@@ -97,31 +104,30 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
     """
     if plan.layout is None:
         check_suffix(out)
-    for source in plan.sources:
-        if out.exists() and source.exists() and out.samefile(source):
-            raise ManifestError(f"{out} is read and cannot be written at the same time")
+    if out.exists() and plan.source.exists() and out.samefile(plan.source):
+        raise ManifestError(f"{out} is read and cannot be written at the same time")
     key = {
         "verb": plan.verb,
-        "sources": [identity(source) for source in plan.sources],
+        "source": identity(plan.source),
         "arguments": dict(plan.arguments),
         "out": out.suffix,
     }
     progress = RowProgress(f"{plan.verb} {out.name}", options.quiet)
-    tables = [open_table(source, plan.required) for source in plan.sources]
+    table = open_table(plan.source, plan.required)
     job = Job(out, key, force=options.force)
     try:
         with job:
             if job.finished:
                 job.clear()
                 return Done(out, job.rows, job.wrong, True, job.state)
-            job.begin(_layout(plan, tables, out, job, progress))
+            job.begin(_layout(plan, table, out, job, progress))
             resumed = job.resumed
             if resumed and not options.quiet:
                 print(
                     f"{plan.verb} {out.name}: {job.rows:,} rows are done already", file=sys.stderr
                 )
-            plan.prepare(job, progress)
-            _pump(plan, tables, job, options, progress)
+            plan.prepare(job)
+            _pump(plan, table, job, options, progress)
             job.flush()
             check_limit(out, job.wrong, options)
             job.finish()
@@ -133,39 +139,25 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
         ) from None
     finally:
         progress.clear()
-        for table in tables:
-            table.close()
+        table.close()
 
 
-def _layout(plan: Plan, tables: list[Table], out: Path, job: Job, progress: RowProgress) -> Format:
-    every = dict.fromkeys(name for table in tables for name in table.names)
-    names = list(plan.names(tuple(every)))
+def _layout(plan: Plan, table: Table, out: Path, job: Job, progress: RowProgress) -> Format:
+    names = list(plan.names(table.names))
     if plan.layout is None and out.suffix == ".csv":
         return CsvFormat(names)
     import pyarrow as pa
 
     from trainer.data.manifest import arrow
 
-    fields: dict[str, Any] = {}
-    for number, table in enumerate(tables):
-        if isinstance(table, ParquetTable):
-            found = {field.name: field for field in table.schema}
-        else:
-            types = job.state.setdefault("types", {})
-            if str(number) not in types:
-                types[str(number)] = arrow.guess_types(
-                    table, lambda share: progress.at(share / 2, 0)
-                )
-                job.save_state()
-            found = {
-                field.name: field for field in arrow.schema_of(table.names, types[str(number)])
-            }
-        for name, one in found.items():
-            before = fields.setdefault(name, one)
-            if before.type != one.type:
-                fields[name] = _common(name, before, one)
-    for name, kind in plan.more_types().items():
-        fields[name] = pa.field(name, kind)
+    if isinstance(table, ParquetTable):
+        found = table.schema
+    else:
+        if "types" not in job.state:
+            job.state["types"] = arrow.guess_types(table, lambda share: progress.at(share / 2, 0))
+            job.save_state()
+        found = arrow.schema_of(table.names, job.state["types"])
+    fields = {one.name: one for one in found}
     return (plan.layout or ParquetFormat)(
         pa.schema(
             [fields.get(name) or pa.field(name, column_type(name) or pa.string()) for name in names]
@@ -173,29 +165,9 @@ def _layout(plan: Plan, tables: list[Table], out: Path, job: Job, progress: RowP
     )
 
 
-def _common(name: str, one: Any, two: Any) -> Any:
-    import pyarrow as pa
-
-    number = [
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in (one.type, two.type)
-    ]
-    text = [
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in (one.type, two.type)
-    ]
-    if all(text):
-        return pa.field(name, pa.large_string())
-    if not all(number):
-        raise ManifestError(f"column {name!r} is {one.type} in one table and {two.type} in another")
-    whole = all(pa.types.is_integer(kind) for kind in (one.type, two.type))
-    return pa.field(name, pa.int64() if whole else pa.float64())
-
-
-def _pump(
-    plan: Plan, tables: list[Table], job: Job, options: Options, progress: RowProgress
-) -> None:
-    at = job.position or {"source": 0, "at": None}
-    waiting: deque[tuple[Batch, Any, list[WrongRow], dict[str, Any], float, int]] = deque()
-    held = 0
+def _pump(plan: Plan, table: Table, job: Job, options: Options, progress: RowProgress) -> None:
+    waiting: deque[tuple[Batch, Any, list[WrongRow], Position, float, int]] = deque()
+    held = through = 0
 
     def give_one() -> None:
         nonlocal held
@@ -207,45 +179,33 @@ def _pump(
             check_limit(job.out, job.wrong, options)
         progress.at(share, through)
 
-    through = 0
-    for number in range(at["source"], len(tables)):
-        table = tables[number]
-        if number == at["source"] and at["at"] is not None:
-            table.seek(at["at"])
-        while (batch := table.read(plan.read_rows or READ_ROWS)) is not None or table.wrong:
-            wrong, table.wrong[:] = _named(table, len(tables)), []
-            if batch is None:
-                batch = _nothing(table)
-            position = {"source": number, "at": table.position}
-            share = (number + table.share) / len(tables)
-            through += len(batch)
-            waiting.append((batch, plan.ask(batch), wrong, position, share, through))
-            held += len(batch)
-            while waiting and held > plan.ahead:
-                give_one()
+    if job.position is not None:
+        table.seek(job.position)
+    while (batch := table.read(plan.read_rows or READ_ROWS)) is not None or table.wrong:
+        wrong, table.wrong[:] = list(table.wrong), []
+        if batch is None:
+            batch = CsvBatch(table.names, [], [])
+        through += len(batch)
+        waiting.append((batch, plan.ask(batch), wrong, table.position, table.share, through))
+        held += len(batch)
+        while waiting and held > plan.ahead:
+            give_one()
     while waiting:
         give_one()
 
 
-def _named(table: Table, tables: int) -> list[WrongRow]:
-    if tables == 1:
-        return list(table.wrong)
-    return [WrongRow(row.line, f"{table.source.name}: {row.reason}") for row in table.wrong]
+_GO_ON = "--max-wrong-rows allows more; the same command goes on where this one stopped"
 
 
-def _nothing(table: Table) -> Batch:
-    from trainer.data.manifest.table_io import CsvBatch
-
-    return CsvBatch(table.names, [], [])
-
-
-def check_limit(where: Path, wrong: Sequence[WrongRow], options: Options) -> None:
+def check_limit(
+    where: Path, wrong: Sequence[WrongRow], options: Options, hint: str = _GO_ON
+) -> None:
     """Raise ManifestError with the first wrong rows when there are more than allowed."""
     if len(wrong) > options.max_wrong_rows:
         raise ManifestError(
-            f"{where}: {len(wrong):,} rows had to be left out, {options.max_wrong_rows:,} are allowed"
-            + listing(wrong),
-            hint="--max-wrong-rows allows more; the same command goes on where this one stopped",
+            f"{where}: {len(wrong):,} rows had to be left out, "
+            f"{options.max_wrong_rows:,} are allowed" + listing(wrong),
+            hint=hint,
         )
 
 

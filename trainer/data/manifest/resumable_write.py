@@ -1,9 +1,9 @@
 """A manifest that is made in pieces: killed at any moment, the same command goes on where it was.
 
-Beside the file to be made lies a hidden folder `.NAME.work` with the pieces done so far and a state
-that says where reading goes on. A piece counts once the state names it; both are written aside, synced
-and renamed. At the end the pieces become one file under its name, by one rename, and the folder goes.
-Rows come out in groups that depend on the rows alone, so an interrupted run gives the same bytes.
+The pieces and a state that says where reading goes on are in a hidden folder `.NAME.work`. A piece
+counts once the state names it; both are written aside, synced and renamed. At the end one rename
+gives the joined pieces their name. Row groups depend on the rows alone, so an interrupted run gives
+the same bytes.
 """
 
 from __future__ import annotations
@@ -96,33 +96,34 @@ class ParquetFormat:
         import pyarrow.parquet as pq
 
         with pq.ParquetWriter(out, self.schema) as writer:
-            for table in self.groups(pieces):
+            for table in regroup(self.batches(pieces), self.schema, self.group_rows):
                 writer.write_table(table, row_group_size=self.group_rows)
 
-    def groups(self, pieces: Sequence[Path]) -> Iterator[Any]:
-        """All rows as tables of `group_rows`, the last one shorter."""
-        import pyarrow as pa
-
-        held: list[Any] = []
-        count = 0
-        for batch in self._batches(pieces):
-            while count + batch.num_rows >= self.group_rows:
-                head = batch.slice(0, self.group_rows - count)
-                yield pa.Table.from_batches([*held, head], self.schema).combine_chunks()
-                batch, held, count = batch.slice(head.num_rows), [], 0
-            if batch.num_rows:
-                held.append(batch)
-                count += batch.num_rows
-        if held:
-            yield pa.Table.from_batches(held, self.schema).combine_chunks()
-
-    def _batches(self, pieces: Sequence[Path]) -> Iterator[Any]:
+    def batches(self, pieces: Sequence[Path]) -> Iterator[Any]:
         import pyarrow as pa
 
         for piece in pieces:
             with pa.OSFile(str(piece)) as source, pa.ipc.open_file(source) as file:
                 for number in range(file.num_record_batches):
                     yield file.get_batch(number)
+
+
+def regroup(batches: Iterator[Any], schema: Any, rows: int) -> Iterator[Any]:
+    """All rows as tables of `rows` rows, the last one shorter."""
+    import pyarrow as pa
+
+    held: list[Any] = []
+    count = 0
+    for batch in batches:
+        while count + batch.num_rows >= rows:
+            head = batch.slice(0, rows - count)
+            yield pa.Table.from_batches([*held, head], schema).combine_chunks()
+            batch, held, count = batch.slice(head.num_rows), [], 0
+        if batch.num_rows:
+            held.append(batch)
+            count += batch.num_rows
+    if held:
+        yield pa.Table.from_batches(held, schema).combine_chunks()
 
 
 class Job:
@@ -151,7 +152,7 @@ class Job:
             "state": {},
         }
         self._kept = self._fresh
-        self._whole = self.folder / f"whole{out.suffix}"
+        self.whole = self.folder / f"whole{out.suffix}"  # becomes `out`
         self._changed = False  # since the last piece
         self.finished = False  # nothing is left to do but `clear`
 
@@ -159,7 +160,7 @@ class Job:
         kept = _read_json(self.folder / "state.json")
         if kept is not None and kept.get("key") == self._key and kept.get("whole"):
             # killed between its last rename and the end
-            self.finished = self.out.exists() and not self._whole.exists()
+            self.finished = self.out.exists() and not self.whole.exists()
         if self.out.exists() and not self._force and not self.finished:
             raise ManifestError(f"{self.out} is there already", hint="another name, or --force")
         try:
@@ -182,13 +183,18 @@ class Job:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            # A limit or lost nodes stop between two pieces of work. A Ctrl-C may stand anywhere, so it
-            # is as a kill: a few seconds are done again.
+            # A limit or lost nodes stop between two pieces of work. A Ctrl-C may come anywhere,
+            # as a kill does: a few seconds are done again.
             if kind is not None and issubclass(kind, TrainerError):
                 self.flush()
         finally:
             if self._lock >= 0:
                 os.close(self._lock)
+
+    def restart(self) -> None:
+        """Throw away what an earlier process has done."""
+        self._forget()
+        self._kept["key"] = self._key
 
     def _forget(self) -> None:
         for entry in self.folder.iterdir():
@@ -230,8 +236,7 @@ class Job:
         """Say how rows are kept, before the first `add`. Begins anew when a piece is gone."""
         self._format = layout
         if not all(self._piece(number).is_file() for number in range(self._kept["pieces"])):
-            self._forget()
-            self._kept["key"] = self._key
+            self.restart()
 
     def add(self, batch: Batch, position: Any, wrong: Sequence[WrongRow] = ()) -> None:
         """Give rows, and the place to go on from once they are safe."""
@@ -244,10 +249,6 @@ class Job:
         self._changed = True
         if self._held_rows >= PIECE_ROWS or time.monotonic() - self._since > PIECE_S:
             self.flush()
-
-    def leave_out(self, wrong: Sequence[WrongRow]) -> None:
-        """Name rows of a table whose own rows are not given; safe with the next `save_state`."""
-        self._kept["wrong"] += [(row.line, row.reason) for row in wrong]
 
     def flush(self) -> None:
         """Make everything given so far safe."""
@@ -280,15 +281,19 @@ class Job:
         self.flush()
         assert self._format is not None
         pieces = [self._piece(number) for number in range(self._kept["pieces"])]
-        if self._whole.is_dir():
-            shutil.rmtree(self._whole)  # of a run that was killed while it put them together
-        self._format.join(pieces, self._whole)
-        sync(self._whole)
+        if self.whole.is_dir():
+            shutil.rmtree(self.whole)  # of a run that was killed while it put them together
+        self._format.join(pieces, self.whole)
+        self.publish()
+
+    def publish(self) -> None:
+        """Give `whole` its final name and remove the folder."""
+        sync(self.whole)
         self._kept["whole"] = True
         self.save_state()
         if self.out.is_dir():  # a folder cannot be renamed over one
             self.out.rename(self.folder / "before")
-        self._whole.replace(self.out)
+        self.whole.replace(self.out)
         sync(self.out.parent)
         self.clear()
 

@@ -1,4 +1,4 @@
-"""`shard`: a manifest as a folder of small parquet files, and reading it without its texts in memory.
+"""`shard`: a manifest as a folder of small parquet files, read without its texts in memory.
 
 python -m trainer.data shard manifest.parquet                # makes manifest.shards beside it
 python -m trainer.train stage1 --dataset.data-path manifest.shards
@@ -32,7 +32,7 @@ from trainer.data.manifest.manifest import (
 from trainer.data.manifest.pipeline import Options, Plan, Result, add_options
 from trainer.data.manifest.pipeline import run as run_plan
 from trainer.data.manifest.reader import check_batch
-from trainer.data.manifest.resumable_write import ParquetFormat, sync
+from trainer.data.manifest.resumable_write import ParquetFormat, regroup, sync
 from trainer.data.manifest.table_io import Batch, first_line
 from trainer.data.tools.left_out import tell_left_out
 from trainer.runlog.json_file import read_object
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = Plan(
         "shard",
-        [args.source],
+        args.source,
         {"rows": args.rows},
         required=REQUIRED,
         give=give,
@@ -92,24 +92,20 @@ class ShardFormat(ParquetFormat):
         import pyarrow.parquet as pq
 
         out.mkdir()
-        whole = self.group_rows
-        self.group_rows = self._rows  # one table for each shard
         counts = []
-        try:
-            for number, table in enumerate(self.groups(pieces), 1):
-                path = out / f"{number:05d}.parquet"
-                pq.write_table(table, path, row_group_size=whole)
-                sync(path)
-                counts.append(table.num_rows)
-        finally:
-            self.group_rows = whole
+        tables = regroup(self.batches(pieces), self.schema, self._rows)
+        for number, table in enumerate(tables, 1):
+            path = out / f"{number:05d}.parquet"
+            pq.write_table(table, path, row_group_size=self.group_rows)
+            sync(path)
+            counts.append(table.num_rows)
         if not counts:
             pq.write_table(pa.Table.from_batches([], self.schema), out / "00001.parquet")
             counts = [0]
         index = {
             "schema": SCHEMA,
             "rows": counts,
-            "group_rows": whole,
+            "group_rows": self.group_rows,
             "columns": self.schema.names,
             "source_bytes": self._source_bytes,
         }
@@ -185,7 +181,7 @@ def read_shards(folder: Path, root: Path | str | None = None) -> Manifest:
 
 
 def texts_of_shards(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
-    """Paths and texts alone; they stay on disk. Raises ManifestError for a folder that is not whole."""
+    """Paths and texts alone, on disk. Raises ManifestError for a folder that is not whole."""
     reader = ShardReader(folder)
     return ShardTexts(reader, "path"), ShardTexts(reader, "text")
 

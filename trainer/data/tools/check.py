@@ -101,7 +101,7 @@ def check(args: argparse.Namespace) -> Done:
         state["reasons"] = dict(counts)
         return batch.with_columns({COLUMN: results}), wrong
 
-    def prepare(job: Any, _: Any) -> None:
+    def prepare(job: Any) -> None:
         nonlocal state
         state = job.state
         state.setdefault("reasons", {})
@@ -109,7 +109,7 @@ def check(args: argparse.Namespace) -> Done:
 
     plan = Plan(
         "check",
-        [args.source],
+        args.source,
         {"root": str(args.root or ""), "clip_timeout_s": args.clip_timeout_s},
         required=("path",),
         names=lambda present: [*(name for name in present if name != COLUMN), COLUMN],

@@ -1,42 +1,44 @@
 """`filter`: the rows that meet every condition, in their order.
 
 python -m trainer.data filter manifest.csv good.csv --min-frames 52 --min-resolution 360p --checked
-python -m trainer.data filter scored.csv best.csv --where 'score_vmafmotion >= 2.5' --where 'text !~ logo'
+python -m trainer.data filter scored.csv best.csv --where 'vmaf >= 2.5' --where 'text !~ logo'
+python -m trainer.data filter all.csv some.csv --where "lang IN ('en', 'de') OR length(text) > 99"
 
-An empty cell meets no condition but `column == ` and `column != x`. A row with a cell that cannot be
-compared (a word where a number belongs) is left out and listed.
+An empty cell meets no condition but `column == ` and `column != x`. A row with a cell that cannot
+be compared (a word where a number belongs) is left out and listed. ~ and !~ search for a regular
+expression of Python. In SQL, texts are in single quotes, and an empty or wrong cell of a column of
+numbers is NULL.
 """
+# ruff: noqa: S608 - columns are named by number or quoted; --where is one expression, run without files
 
 from __future__ import annotations
 
 import argparse
 import math
-import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.manifest.manifest import ManifestError, WrongRow
-from trainer.data.manifest.pipeline import Options, Plan, Result, add_options
-from trainer.data.manifest.pipeline import run as run_plan
-from trainer.data.manifest.table_io import Batch, numbers
+from trainer.data.manifest.manifest import ManifestError, WrongRow, require
+from trainer.data.manifest.pipeline import Options, add_options
+from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
+from trainer.data.manifest.sql import Database, Source, escaped, identifier, quoted, unescaped
+from trainer.data.manifest.table_io import first_line, numbers
 from trainer.data.tools.check import COLUMN, GOOD
 from trainer.data.tools.left_out import tell_left_out
 from trainer.data.tools.probe import SIZE
 
-_ORDER: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_ORDER = ("<", "<=", ">", ">=")
 _CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|==|!=|!~|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# Patterns that Python and RE2 read alike; others run in Python.
+_PLAIN_PATTERN = re.compile(r"(?!.*\(\?)[A-Za-z0-9 _,;:'\"<>=/@#%&!~.*+|^()\[\]-]*")
+_UNKNOWN, _KEPT = 1 << 14, 1 << 15  # above the numbers of conditions
 
 # option name -> column; each has a --min- and a --max- form
 BOUNDS = {
@@ -59,13 +61,22 @@ class Condition:
     value: str
 
     @classmethod
-    def parse(cls, text: str) -> Condition:
-        """Raises ManifestError for what is no condition."""
+    def parse(cls, text: str, names: Sequence[str]) -> Condition | None:
+        """None for SQL. Raises ManifestError for a missing column and a value that is wrong."""
         found = _CONDITION.fullmatch(text)
         if found is None:
-            raise ManifestError(f"--where {text!r}: not COLUMN <, <=, >, >=, ==, !=, ~ or !~ VALUE")
+            return None
         condition = cls(*found.groups())
-        if condition.sign in _ORDER and math.isnan(condition.number):
+        is_order = condition.sign in _ORDER
+        if condition.value.startswith("'") or not (
+            condition.column in names or condition.column.isidentifier()
+        ):
+            return None
+        if is_order and math.isnan(condition.number):
+            if not condition.value.isidentifier() or condition.value.casefold() in map(
+                str.casefold, names
+            ):
+                return None
             raise ManifestError(f"--where {text!r}: {condition.value!r} is not a number")
         if condition.sign in ("~", "!~"):
             try:
@@ -79,24 +90,34 @@ class Condition:
         """The value as a number, NaN when it is none."""
         return float(numbers([self.value])[0])
 
-    def holds(self, values: Sequence[Any]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """For each value: whether the condition holds, and whether that can be told."""
-        known = np.ones(len(values), bool)
-        if self.sign in ("~", "!~"):
-            found = [bool(re.search(self.value, str("" if v is None else v))) for v in values]
-            return np.array(found, bool) == (self.sign == "~"), known
+    def result(self, database: Database, source: Source) -> str:
+        """SQL: 1 where the condition holds, 0 where it does not, 2 where that cannot be told."""
+        text, number = source.text(self.column), source.number(self.column)
         if self.sign in _ORDER:
-            have = numbers(values)
-            empty = np.array([value is None or value == "" for value in values], bool)
-            return _ORDER[self.sign](have, self.number), ~np.isnan(have) | empty
-        texts = ["" if value is None else str(value) for value in values]
-        equal = np.array([text == self.value for text in texts], bool)
-        if not math.isnan(self.number):  # 24 is 24.0
-            equal |= numbers(values) == self.number
-        return equal == (self.sign == "=="), known
+            return (
+                f"CASE WHEN {number} IS NULL OR isnan({number}) "
+                f"THEN CASE WHEN {text} = '' THEN 0 ELSE 2 END "
+                f"WHEN {number} {self.sign} {_double(self.number)} THEN 1 ELSE 0 END"
+            )
+        if self.sign in ("~", "!~"):
+            if _PLAIN_PATTERN.fullmatch(self.value):
+                holds = f"regexp_matches({text}, {quoted(self.value)})"
+            else:
+                holds = f"{database.python_pattern(self.value)}({text})"
+        else:
+            holds = f"{text} = {quoted(escaped(self.value))}"
+            if not math.isnan(self.number):  # 24 is 24.0
+                holds = f"({holds} OR coalesce({number} = {_double(self.number)}, false))"
+        return (
+            f"CASE WHEN {holds} THEN {int(self.sign[0] != '!')} ELSE {int(self.sign[0] == '!')} END"
+        )
 
     def __str__(self) -> str:
         return f"{self.column} {self.sign} {self.value}"
+
+
+def _double(number: float) -> str:
+    return f"CAST('{number!r}' AS DOUBLE)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +132,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="any column: 'vmaf > 2', 'lang == en', 'text ~ regular expression'",
+        help="COLUMN <, <=, >, >=, ==, !=, ~ or !~ VALUE without quotes, or an SQL expression "
+        "(DuckDB)",
     )
     add_options(parser)
 
@@ -124,8 +146,8 @@ def _help(end: str, column: str) -> str:
     return f"{'least' if end == 'min' else 'greatest'} {what}"
 
 
-def conditions(args: argparse.Namespace) -> list[Condition]:
-    """What the options say. Raises ManifestError for a value that is none."""
+def _bounds(args: argparse.Namespace) -> list[Condition]:
+    """The conditions of the options but --where. Raises ManifestError for a value that is none."""
     found = []
     for name, column in BOUNDS.items():
         for end, sign in (("min", ">="), ("max", "<=")):
@@ -134,11 +156,6 @@ def conditions(args: argparse.Namespace) -> list[Condition]:
                 found.append(Condition(column, sign, _bound(f"--{end}-{name}", column, given)))
     if args.checked:
         found.append(Condition(COLUMN, "==", GOOD))
-    found += [Condition.parse(text) for text in args.where]
-    if not found:
-        raise ManifestError(
-            "filter by what?", hint="--min-frames 52, --where 'vmaf > 2', …: --help"
-        )
     return found
 
 
@@ -157,43 +174,94 @@ def _bound(option: str, column: str, given: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Write the rows that meet every condition."""
-    wanted = conditions(args)
-    columns = tuple(dict.fromkeys(condition.column for condition in wanted))
-    state: dict[str, Any] = {}
+    bounds = _bounds(args)
+    if not bounds and not args.where:
+        raise ManifestError(
+            "filter by what?", hint="--min-frames 52, --where 'vmaf > 2', …: --help"
+        )
+    with rewriting("filter", [args.source], args.out, Options.of(args)) as made:
+        source = made.add(args.source)
+        wanted: list[Condition | str] = [*bounds]
+        wanted += [Condition.parse(text, source.names) or text for text in args.where]
+        columns = [one.column for one in wanted if isinstance(one, Condition)]
+        require(args.source, source.names, columns)
+        state = _decide(made, source, wanted)
+        made.write([Rows(source, state == _KEPT)])
+    print(f"{args.out}: {made.rows:,} of {source.rows:,} rows")
+    for number, condition in enumerate(wanted):
+        print(f"{np.count_nonzero(state == number):>10,}  not {condition}")
+    tell_left_out(made.wrong)
+    return made.exit_code
 
-    def prepare(job: Any, _: Any) -> None:
-        nonlocal state
-        state = job.state
-        state.setdefault("read", 0)
-        state.setdefault("missed", [0] * len(wanted))
 
-    def give(batch: Batch, _: Any) -> Result:
-        keep = np.ones(len(batch), bool)
-        wrong: list[WrongRow] = []
-        for number, condition in enumerate(wanted):
-            values = batch.column(condition.column)
-            holds, known = condition.holds(values)
-            for place in np.flatnonzero(~known & keep).tolist():
-                shown = repr(values[place])[:60]
-                wrong.append(WrongRow(batch.lines[place], f"{condition.column} is {shown}"))
-            state["missed"][number] += int((keep & known & ~holds).sum())
-            keep &= known & holds
-        state["read"] += len(batch)
-        if keep.all():
-            return batch, wrong
-        return batch.take(np.flatnonzero(keep).tolist()), sorted(wrong, key=lambda row: row.line)
-
-    plan = Plan(
-        "filter",
-        [args.source],
-        {"conditions": [str(condition) for condition in wanted]},
-        required=columns,
-        prepare=prepare,
-        give=give,
+def _decide(made: Rewrite, source: Source, wanted: Sequence[Condition | str]) -> NDArray[np.uint16]:
+    """For each row _KEPT, or the number of the first condition that it does not meet."""
+    database = made.database
+    view = _view(made, source, [text for text in wanted if isinstance(text, str)])
+    results, shown = [], []
+    inner = [view or "1"]
+    for number, condition in enumerate(wanted):
+        if isinstance(condition, str):
+            results.append(f"CASE WHEN (\n{condition}\n) THEN 1 ELSE 0 END")
+            continue
+        inner.append(f'{condition.result(database, source)} AS "result.{number}"')
+        inner.append(f'{source.text(condition.column)} AS "text.{number}"')
+        results.append(f'"result.{number}"')
+        shown.append(f'WHEN {_UNKNOWN + number} THEN "text.{number}"')
+    cases = " ".join(
+        f"WHEN {result} <> 1 THEN {number} + CASE {result} WHEN 2 THEN {_UNKNOWN} ELSE 0 END"
+        for number, result in enumerate(results)
     )
-    done = run_plan(plan, args.out, Options.of(args))
-    print(f"{done.out}: {done.rows:,} of {done.state['read']:,} rows")
-    for condition, count in zip(wanted, done.state["missed"], strict=True):
-        print(f"{count:>10,}  not {condition}")
-    tell_left_out(done.wrong)
-    return done.exit_code
+    text = f"CASE state {' '.join(shown)} END" if shown else "NULL"
+    database.seal()
+    for condition in wanted:
+        if isinstance(condition, str):
+            _check_expression(database, source, condition, view)
+    parts = [np.zeros(0, np.uint16)]
+    unknown: list[tuple[int, int, str]] = []
+    start = 0
+    for batch in database.stream(
+        f"SELECT CAST(state AS USMALLINT), {text} "
+        f"FROM (SELECT *, CASE {cases} ELSE {_KEPT} END AS state "
+        f"FROM (SELECT {', '.join(inner)} FROM {source.view}))"
+    ):
+        parts.append(batch.column(0).to_numpy(zero_copy_only=False))
+        for row in np.flatnonzero((parts[-1] & _UNKNOWN) != 0).tolist():
+            unknown.append((start + row, int(parts[-1][row]), batch.column(1)[row].as_py()))
+        start += batch.num_rows
+    lines = source.lines([row for row, _, _ in unknown])
+    wrong = []
+    for row, state, value in unknown:
+        condition = wanted[state - _UNKNOWN]
+        assert isinstance(condition, Condition)
+        kind = source.types[source.names.index(condition.column)]
+        seen = repr(unescaped(value)) if kind == "VARCHAR" else value
+        wrong.append(WrongRow(lines[row], f"{condition.column} is {seen[:60]}"))
+    if wrong:
+        made.leave_out(wrong)
+        made.wrong.sort(key=lambda row: row.line)
+    return np.concatenate(parts)
+
+
+def _view(made: Rewrite, source: Source, expressions: Sequence[str]) -> str:
+    """SQL for the columns that expressions name; a cell of a csv that is no number is NULL."""
+    text = " ".join(expressions).casefold()
+    names = [name for name in source.names if name.casefold() in text]
+    return ", ".join(
+        f"{column} AS {identifier(name)}"
+        for name, column in zip(names, made.columns(source, names), strict=True)
+    )
+
+
+def _check_expression(database: Database, source: Source, text: str, view: str) -> None:
+    """Raise ManifestError for what is not one expression over the columns."""
+    try:
+        duckdb.SQLExpression(text)
+        database.all(
+            f"SELECT 1 FROM (SELECT {view or '1'} FROM {source.view}) WHERE (\n{text}\n) LIMIT 0"
+        )
+    except (duckdb.Error, ManifestError) as error:
+        reason = first_line(error).removeprefix("DuckDB: ")
+        raise ManifestError(
+            f"--where {text!r}: {reason}", hint=f"the columns are {', '.join(source.names)[:300]}"
+        ) from None

@@ -10,6 +10,6 @@ from trainer.data.manifest.pipeline import listing
 
 
 def tell_left_out(wrong: Sequence[WrongRow]) -> None:
-    """Their number and the first of them with line and reason, on stderr; nothing where there is none."""
+    """Print their number and the first of them with line and reason to stderr, if any."""
     if wrong:
         print(f"left out {len(wrong):,} rows{listing(wrong)}", file=sys.stderr)

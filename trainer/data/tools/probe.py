@@ -70,7 +70,7 @@ def probe(args: argparse.Namespace) -> Done:
 
     plan = Plan(
         "probe",
-        [args.source],
+        args.source,
         {"root": str(args.root or ""), "file_size": args.file_size},
         required=("path", "text"),
         names=names,

@@ -22,6 +22,7 @@ from trainer.arguments import whole
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.pipeline import Done, Options, Plan, Result, add_options
 from trainer.data.manifest.pipeline import run as run_plan
+from trainer.data.manifest.rewrite import Rows, rewriting
 from trainer.data.manifest.table_io import Batch
 from trainer.data.tools.left_out import tell_left_out
 from trainer.data.video import helper_process
@@ -40,16 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    done = _clean(args) if args.verb == "clean-captions" else _convert(args)
-    words = f", {done.state['changed']:,} captions changed" if "changed" in done.state else ""
-    words += f", {done.state['empty']:,} are empty" if done.state.get("empty") else ""
-    print(f"{done.out}: {done.rows:,} rows{words}")
+    if args.verb == "convert":
+        with rewriting(args.verb, [args.source], args.out, Options.of(args)) as made:
+            made.write([Rows(made.add(args.source))])
+        print(f"{args.out}: {made.rows:,} rows")
+        tell_left_out(made.wrong)
+        return made.exit_code
+    done = _clean(args)
+    empty = f", {done.state['empty']:,} are empty" if done.state.get("empty") else ""
+    print(f"{done.out}: {done.rows:,} rows, {done.state['changed']:,} captions changed{empty}")
     tell_left_out(done.wrong)
     return done.exit_code
-
-
-def _convert(args: argparse.Namespace) -> Done:
-    return run_plan(Plan("convert", [args.source], {}), args.out, Options.of(args))
 
 
 def cleaner() -> Callable[[str], str]:
@@ -78,7 +80,7 @@ def _clean(args: argparse.Namespace) -> Done:
     cleaner()
     state: dict[str, Any] = {}
 
-    def prepare(job: Any, _: Any) -> None:
+    def prepare(job: Any) -> None:
         nonlocal state
         state = job.state
         state.setdefault("changed", 0)
@@ -99,7 +101,7 @@ def _clean(args: argparse.Namespace) -> Done:
     with workers as pool:
         plan = Plan(
             "clean-captions",
-            [args.source],
+            args.source,
             {},
             required=("text",),
             ask=lambda batch: pool.apply_async(clean_texts, (batch.column("text"),)),

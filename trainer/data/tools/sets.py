@@ -1,31 +1,26 @@
-"""`merge`, `difference`, `intersect`, `dedupe`: manifests as sets of rows; order stays the first one's.
+"""`merge`, `difference`, `intersect`, `dedupe`: rows of several manifests in the first's order.
 
 python -m trainer.data merge pexels.csv openvid.csv all.csv
 python -m trainer.data merge manifest.csv scores.csv scored.csv --on path   # columns side by side
 python -m trainer.data difference all.csv seen.csv fresh.csv
 python -m trainer.data dedupe all.csv unique.csv --on text
 """
+# ruff: noqa: S608 - columns and views are named by number
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainer.data.manifest.manifest import ManifestError, WrongRow
-from trainer.data.manifest.pipeline import Done, Options, Plan, Result, add_options
-from trainer.data.manifest.pipeline import run as run_plan
-from trainer.data.manifest.resumable_write import Job
-from trainer.data.manifest.table_io import Batch, open_table
-from trainer.data.tools.keys import Buckets, also_in, first_of_each
+from trainer.data.manifest.manifest import ManifestError
+from trainer.data.manifest.pipeline import Options, add_options
+from trainer.data.manifest.rewrite import Beside, Rewrite, Rows, rewriting
+from trainer.data.manifest.sql import Source, unescaped
 from trainer.data.tools.left_out import tell_left_out
-from trainer.runlog.progress import RowProgress
 
 WITHOUT_OTHER = ("dedupe",)
 
@@ -57,135 +52,128 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.verb == "merge":
-        done = _join(args) if args.on else _append(args)
-        print(f"{done.out}: {done.rows:,} rows")
-        for other, missed, unused in done.state.get("others", ()):
-            if missed:
-                print(f"{other} has no row for {missed:,} of them", file=sys.stderr)
-            if unused:
-                print(f"{unused:,} rows of {other} have none here, left out", file=sys.stderr)
-    else:
-        done = _choose(args)
-        print(f"{done.out}: {done.rows:,} of {done.state['read']:,} rows")
-    tell_left_out(done.wrong)
-    return done.exit_code
+    paths = args.sources if args.verb == "merge" else [args.source]
+    if getattr(args, "other", None) is not None:
+        paths = [*paths, args.other]
+    notes: list[str] = []
+    with rewriting(args.verb, paths, args.out, Options.of(args)) as made:
+        if args.verb != "merge":
+            source = _choose(args, made)
+            rows = f"{made.rows:,} of {source.rows:,} rows"
+        else:
+            notes = _join(args, made) if args.on else _append(args, made)
+            rows = f"{made.rows:,} rows"
+    print(f"{args.out}: {rows}")
+    for note in notes:
+        print(note, file=sys.stderr)
+    tell_left_out(made.wrong)
+    return made.exit_code
 
 
-def _append(args: argparse.Namespace) -> Done:
-    if not args.fill:
-        _same_columns(args.sources)
-    return run_plan(Plan("merge", args.sources, {}), args.out, Options.of(args))
-
-
-def _same_columns(sources: list[Path]) -> None:
-    tables = [open_table(source) for source in sources]
-    for table in tables:
-        table.close()
-    first = tables[0]
-    for other in tables[1:]:
-        for one, two in ((first, other), (other, first)):
+def _append(args: argparse.Namespace, made: Rewrite) -> list[str]:
+    sources = [made.add(path, named=len(args.sources) > 1) for path in args.sources]
+    for other in () if args.fill else sources[1:]:
+        for one, two in ((sources[0], other), (other, sources[0])):
             missing = [name for name in one.names if name not in two.names]
             if missing:
                 raise ManifestError(
-                    f"{two.source}: no column {missing[0]!r}, which {one.source} has",
+                    f"{two.path}: no column {missing[0]!r}, which {one.path} has",
                     hint="--fill leaves it empty; --on path puts columns side by side",
                 )
+    made.write([Rows(source) for source in sources])
+    return []
 
 
-def _join(args: argparse.Namespace) -> Done:
-    from trainer.data.tools.lookup import Lookup
-
-    first, *others = args.sources
-    if not others:
+def _join(args: argparse.Namespace, made: Rewrite) -> list[str]:
+    paths = args.sources[1:]
+    if not paths:
         raise ManifestError("merge --on needs a second manifest")
-    lookups: list[Lookup] = []
-    with contextlib.closing(open_table(first, (args.on,))) as table:
-        present = list(table.names)
-    for other in others:
-        lookups.append(Lookup(other, args.on, present))
-        if not lookups[-1].names:
-            raise ManifestError(f"{other} has no column that is not there already")
-        present += lookups[-1].names
+    first = made.add(args.sources[0], (args.on,))
+    present = list(first.names)
+    beside: list[Beside] = []
+    notes: list[str] = []
+    for path in paths:
+        other = made.add(path, (args.on,), named=True)
+        names = [name for name in other.names if name not in present]
+        if not names:
+            raise ManifestError(f"{path} has no column that is not there already")
+        present += names
+        _refuse_bytes(other, names)
+        _refuse_twice(made, other, args.on)
+        notes += _without_partner(made, first, other, args.on)
+        beside.append(Beside(other, names, _partners(first, other, args.on)))
+    made.write([Rows(first, beside=beside)])
+    return notes
 
-    state: dict[str, Any] = {}
 
-    def prepare(job: Job, progress: RowProgress) -> None:
-        nonlocal state
-        state = job.state
-        said = state.setdefault("others", [])  # name, rows that miss it, rows that nobody uses
-        for number, lookup in enumerate(lookups):
-            path = job.folder / f"other-{number}.sqlite"
-            if number == len(said) or not path.is_file():
-                job.leave_out(lookup.fill(path, progress))
-                said[number:] = [[lookup.source.name, 0, 0]]
-                job.save_state()
-            lookup.open(path)
+def _partners(first: Source, other: Source, on: str) -> Callable[[str], str]:
+    """A query for the other's row of each row of the first, in its order, or nulls."""
 
-    def give(batch: Batch, _: Any) -> Result:
-        for lookup, said in zip(lookups, state["others"], strict=True):
-            columns, missed = lookup.columns(batch)
-            batch = batch.with_columns(columns)
-            said[1:] = [said[1] + missed, lookup.unused]
-        return batch, ()
+    def query(columns: str) -> str:
+        theirs = f"SELECT {other.key([on])} AS k, {columns} FROM {other.view}"
+        return (
+            f"SELECT COLUMNS('^v[0-9]+$') FROM ({first.keys([on])}) LEFT JOIN ({theirs}) USING (k) "
+            "ORDER BY n"
+        )
 
-    plan = Plan(
-        "merge",
-        [first],
-        {"on": args.on, "others": [lookup.identity() for lookup in lookups]},
-        required=(args.on,),
-        names=lambda present: list(
-            dict.fromkeys([*present, *(n for k in lookups for n in k.names)])
-        ),
-        more_types=lambda: {name: kind for k in lookups for name, kind in k.types().items()},
-        prepare=prepare,
-        give=give,
+    return query
+
+
+def _without_partner(made: Rewrite, first: Source, other: Source, on: str) -> list[str]:
+    counts = []
+    for one, two in ((first, other), (other, first)):
+        theirs = f"SELECT {two.key([on])} FROM {two.view}"
+        query = f"SELECT count(*) FROM {one.view} WHERE {one.key([on])} NOT IN ({theirs})"
+        counts.append(made.database.all(query)[0][0])
+    notes = []
+    if counts[0]:
+        notes.append(f"{other.path.name} has no row for {counts[0]:,} of them")
+    if counts[1]:
+        notes.append(f"{counts[1]:,} rows of {other.path.name} have none here, left out")
+    return notes
+
+
+def _refuse_twice(made: Rewrite, other: Source, on: str) -> None:
+    """Two rows with one key: which would it be?"""
+    twice = made.database.all(
+        f"SELECT min(n), max(n) FROM (SELECT min(n, 2) AS two FROM ({other.keys([on])}) GROUP BY k "
+        "HAVING count(*) > 1 ORDER BY two[2] LIMIT 1), unnest(two) AS t(n)"
+    )[0]
+    if twice[0] is None:
+        return
+    lines = other.lines(twice)
+    shown = made.database.all(
+        f"SELECT {other.text(on)} FROM {other.view} OFFSET {twice[0]} LIMIT 1"
     )
-    try:
-        return run_plan(plan, args.out, Options.of(args))
-    finally:
-        for lookup in lookups:
-            lookup.close()
+    fresh = f"unique{other.path.suffix}"
+    raise ManifestError(
+        f"{other.path}: {on} {unescaped(shown[0][0])!r} stands in line {lines[twice[0]]} "
+        f"and in line {lines[twice[1]]}",
+        hint=f"python -m trainer.data dedupe {other.path} {fresh} --on {on}",
+    )
 
 
-def _choose(args: argparse.Namespace) -> Done:
+def _refuse_bytes(other: Source, names: Sequence[str]) -> None:
+    for name in names:
+        if "BLOB" in other.types[other.names.index(name)]:
+            raise ManifestError(
+                f"{other.path}: column {name!r} is binary, which merge --on cannot carry",
+                hint="write it as text, or leave it out",
+            )
+
+
+def _choose(args: argparse.Namespace, made: Rewrite) -> Source:
     names = [name.strip() for name in args.on.split(",")]
-    other: Path | None = getattr(args, "other", None)
-    keep: NDArray[np.bool_] = np.zeros(0, bool)
-    decide: dict[str, Callable[..., NDArray[np.bool_]]] = {
-        "dedupe": first_of_each,
-        "intersect": also_in,
-        "difference": lambda mine, others: ~also_in(mine, others),
-    }
-
-    def prepare(job: Job, progress: RowProgress) -> None:
-        nonlocal keep
-        path = job.folder / "keep.npy"
-        if "read" not in job.state or not path.is_file():
-            tables = [source for source in (args.source, other) if source is not None]
-            buckets = []
-            for number, source in enumerate(tables):
-                buckets.append(Buckets(job.folder / "keys", str(number)))
-                with contextlib.closing(open_table(source, names)) as table:
-                    buckets[-1].fill(table, names, lambda share, rows: progress.at(share / 2, rows))
-                    if number:  # those of the first are found again
-                        job.leave_out(
-                            [WrongRow(r.line, f"{source.name}: {r.reason}") for r in table.wrong]
-                        )
-            np.save(path, decide[args.verb](*buckets))
-            job.state["read"] = buckets[0].rows
-            job.save_state()
-        keep = np.load(path, allow_pickle=False)
-
-    def give(batch: Batch, _: Any) -> Result:
-        chosen = np.flatnonzero(keep[batch.start : batch.start + len(batch)]).tolist()
-        return (batch if len(chosen) == len(batch) else batch.take(chosen)), ()
-
-    arguments: dict[str, Any] = {"on": names}
-    if other is not None:
-        from trainer.data.manifest.resumable_write import identity
-
-        open_table(other, names).close()  # a missing column is told before anything is begun
-        arguments["other"] = identity(other)
-    plan = Plan(args.verb, [args.source], arguments, required=names, prepare=prepare, give=give)
-    return run_plan(plan, args.out, Options.of(args))
+    source = made.add(args.source, names)
+    keys = source.keys(names)
+    if args.verb == "dedupe":
+        query = f"SELECT min(n) FROM ({keys}) GROUP BY k"
+    else:
+        other = made.add(args.other, names, named=True)
+        relation = "IN" if args.verb == "intersect" else "NOT IN"
+        others = f"SELECT {other.key(names)} FROM {other.view}"
+        query = f"SELECT n FROM ({keys}) WHERE k {relation} ({others})"
+    keep = np.zeros(source.rows, bool)
+    keep[made.database.column(query)] = True
+    made.write([Rows(source, keep)])
+    return source

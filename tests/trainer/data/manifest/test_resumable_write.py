@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,26 +35,71 @@ def killed_at_every_point(tmp_path: Path, *words: str) -> tuple[int, int]:
 
 
 def test_kill_at_any_point_gives_the_same_bytes_in_the_end(tmp_path):
-    alone, together = killed_at_every_point(
-        tmp_path, "filter", "a.csv", "o.parquet", "--min-frames=50"
-    )
+    alone, together = killed_at_every_point(tmp_path, "shard", "a.csv", "o.shards", "--rows=30")
     assert alone >= 16  # 2 pieces, 2 renames each, the whole, its folder
     assert together >= 1
+
+
+def test_verb_that_is_killed_leaves_nothing_half(tmp_path):
+    alone, _ = killed_at_every_point(
+        tmp_path, "filter", "a.csv", "o.parquet", "--min-frames=50", "--force"
+    )
+    assert alone >= 7
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
-        ["convert", "a.csv", "o.csv"],
-        ["dedupe", "a.csv", "o.csv"],
-        ["difference", "a.csv", "a.csv", "o.parquet"],
-        ["shard", "a.csv", "o.shards", "--rows=30"],
-        ["merge", "a.csv", "a.csv", "o.csv"],
+        ["convert", "a.csv", "o.csv", "--force"],
+        ["dedupe", "a.csv", "o.csv", "--force"],
+        ["difference", "a.csv", "a.csv", "o.parquet", "--force"],
+        ["merge", "a.csv", "a.csv", "o.csv", "--force"],
     ],
 )
 def test_kill_at_any_point_of_every_verb(tmp_path, words):
     killed_at_every_point(tmp_path, *words)
+
+
+@pytest.mark.parametrize("name", ["o.csv", "o.parquet"])
+def test_full_disk_is_reported_and_leaves_nothing(tmp_path, name):
+    """A limit on the size of files fails the write as a full disk does."""
+    write_table(tmp_path / "a.csv", 2000)
+    code = (
+        "import resource, sys; from trainer.data.__main__ import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "convert", "a.csv", name, "-q"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "File too large" in done.stderr
+    assert "nothing was written" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_interrupted_query_ends_at_once_and_leaves_nothing(tmp_path):
+    write_table(tmp_path / "a.csv", 10)
+    forever = "(SELECT count(*) FROM range(1000000000) a, range(1000000) b) > num_frames"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer.data", "filter", "a.csv", "o.csv", "--where", forever],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: (tmp_path / ".o.csv.work").exists())
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130, stderr
+    assert stderr == "interrupted; nothing was written\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_killed_probe_leaves_no_process_and_asks_only_for_the_rest(tmp_path):
@@ -120,30 +166,42 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task").glob("*/children") for child in child.read_text().split()]  # fmt: skip
 
 
-def test_other_arguments_or_another_source_begin_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "PIECE_ROWS", 40)
-    source = write_table(tmp_path / "a.csv", 100)
-    out = tmp_path / "o.csv"
-    (tmp_path / "bad.csv").write_text(source.read_text() + "too,short\n")
-    bad = ["convert", str(tmp_path / "bad.csv"), str(out), "-q", "--max-wrong-rows"]
-    assert main([*bad, "0"]) == 2
-    assert not out.exists()
-    assert (tmp_path / ".o.csv.work" / "state.json").exists()
-    # a higher limit is the same job and goes on; another source is not
-    assert main(["convert", str(source), str(out), "-q"]) == 0
-    assert out.read_bytes() == source.read_bytes()
-    out.unlink()
-    assert main([*bad, "0"]) == 2
-    assert main([*bad, "1"]) == 1
-    assert out.read_bytes() == source.read_bytes()
+def rows_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.parquet")))
 
 
-def test_full_disk_is_told_and_what_is_done_is_kept(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """`shard good.csv` and, with a wrong row at its end, `bad.csv`, in pieces of 40 rows."""
     monkeypatch.setattr(job, "PIECE_ROWS", 40)
     monkeypatch.setattr("trainer.data.manifest.pipeline.READ_ROWS", 40)
-    source = write_table(tmp_path / "a.csv", 100)
-    out = tmp_path / "o.csv"
-    real = job.CsvFormat.write_piece
+    monkeypatch.chdir(tmp_path)
+    source = write_table(tmp_path / "good.csv", 100)
+    (tmp_path / "bad.csv").write_bytes(source.read_bytes() + b"too,short\r\n")
+    assert main(["shard", "good.csv", "want", "-q"]) == 0
+
+    def shard(name: str, *words: str) -> int:
+        return main(["shard", name, "out", "-q", *words])
+
+    return shard
+
+
+def test_other_arguments_or_another_source_begin_anew(shards, tmp_path):
+    out = tmp_path / "out"
+    assert shards("bad.csv", "--max-wrong-rows", "0") == 2
+    assert not out.exists()
+    assert (tmp_path / ".out.work" / "state.json").exists()
+    # a higher limit is the same job and goes on; another source is not
+    assert shards("good.csv") == 0
+    assert rows_in(out) == rows_in(tmp_path / "want")
+    shutil.rmtree(out)
+    assert shards("bad.csv", "--max-wrong-rows", "0") == 2
+    assert shards("bad.csv", "--max-wrong-rows", "1") == 1
+    assert rows_in(out) == rows_in(tmp_path / "want")
+
+
+def test_full_disk_is_told_and_what_is_done_is_kept(shards, tmp_path, monkeypatch, capsys):
+    real = job.ParquetFormat.write_piece
 
     def full(self, path, batches):
         if path.name.startswith("00000001"):
@@ -151,35 +209,31 @@ def test_full_disk_is_told_and_what_is_done_is_kept(tmp_path, monkeypatch, capsy
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return real(self, path, batches)
 
-    monkeypatch.setattr(job.CsvFormat, "write_piece", full)
-    assert main(["convert", str(source), str(out), "-q"]) == 2
-    said = capsys.readouterr().err
-    assert "No space left on device" in said
-    assert "what is done is kept" in said
-    assert not out.exists()
-    monkeypatch.setattr(job.CsvFormat, "write_piece", real)
-    assert main(["convert", str(source), str(out)]) == 0
+    monkeypatch.setattr(job.ParquetFormat, "write_piece", full)
+    assert shards("good.csv") == 2
+    stderr = capsys.readouterr().err
+    assert "No space left on device" in stderr
+    assert "what is done is kept" in stderr
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(job.ParquetFormat, "write_piece", real)
+    assert main(["shard", "good.csv", "out"]) == 0
     assert "rows are done already" in capsys.readouterr().err
-    assert out.read_bytes() == source.read_bytes()
+    assert rows_in(tmp_path / "out") == rows_in(tmp_path / "want")
 
 
-def test_lost_piece_or_damaged_state_begins_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "PIECE_ROWS", 40)
-    source = write_table(tmp_path / "a.csv", 100)
-    source.write_bytes(source.read_bytes() + b"too,short\r\n")
-    out, work = tmp_path / "o.csv", tmp_path / ".o.csv.work"
-    words = ["convert", str(source), str(out), "-q", "--max-wrong-rows"]
+def test_lost_piece_or_damaged_state_begins_anew(shards, tmp_path):
+    out, work = tmp_path / "out", tmp_path / ".out.work"
     for damage in (
-        lambda: (work / "00000000.csv").unlink(),
+        lambda: (work / "00000000.arrow").unlink(),
         lambda: (work / "state.json").write_text('{"pieces": 3'),
         lambda: (work / "state.json").write_text("[]"),
     ):
-        assert main([*words, "0"]) == 2
+        assert shards("bad.csv", "--max-wrong-rows", "0") == 2
         damage()
-        assert main([*words, "1"]) == 1
-        assert out.read_bytes() + b"too,short\r\n" == source.read_bytes()
+        assert shards("bad.csv", "--max-wrong-rows", "1") == 1
+        assert rows_in(out) == rows_in(tmp_path / "want")
         assert not work.exists()
-        out.unlink()
+        shutil.rmtree(out)
 
 
 def test_two_processes_do_not_make_one_file(tmp_path):
