@@ -1,7 +1,7 @@
-"""Tests that make a node work, as the head orders them, one JSON line each, until stdin closes.
+"""Tests that load a node, one JSON order a line, until stdin closes.
 
-Orders have an `id`, an `op` and a `timeout_s`; each is answered with its id and, where it could not
-be done, `error`. What was started or written is ended and removed when the lease or the process ends.
+Orders have an `id`, an `op` and a `timeout_s`; each answer has the id and, after a failure,
+`error`. Started processes and written files are removed when the lease or the process ends.
 """
 
 from __future__ import annotations
@@ -97,20 +97,20 @@ class Rank:
         self.child.wait()
         if not self.ready:
             words = self.said.decode("utf-8", "replace").strip().splitlines()
-            self.ready = {"error": "ended: %s" % (words[-1][:300] if words else "no word")}
+            self.ready = {"error": "ended: %s" % (words[-1][:300] if words else "no output")}
         self.is_ready.set()
         for event, _ in list(self.answers.values()):
             event.set()
 
     def ask(self, order, timeout_s):
-        """Its answer; one with `error`, and whether the process is at fault itself, where it gives none."""
+        """Its answer; without one, `error` and whether the process itself is at fault."""
         event, box = threading.Event(), []  # type: threading.Event, list
         self.answers[order["id"]] = (event, box)
         self.write(json.dumps(order).encode() + b"\n")
-        begun = time.monotonic()
+        started = time.monotonic()
         event.wait(timeout_s)
         # One that ends when the time is up may have been ended by its library for others' sake.
-        early = time.monotonic() - begun < 0.8 * order.get("timeout_s", timeout_s)
+        early = time.monotonic() - started < 0.8 * order.get("timeout_s", timeout_s)
         self.answers.pop(order["id"], None)
         if box:
             return box[0]
@@ -118,7 +118,7 @@ class Rank:
             words = self.said.decode("utf-8", "replace").strip().splitlines()
             why = "its process ended (%s): %s" % (
                 self.child.returncode,
-                words[-1][:200] if words else "no word",
+                words[-1][:200] if words else "no output",
             )
             return {"error": why, "own": early, "phase": self.phase}
         silent_s = time.monotonic() - self.beat_s
@@ -160,8 +160,8 @@ def main():
         # No lock may be taken in a handler: a thread is woken instead.
         signal.signal(getattr(signal, name), lambda *_: os.write(wake, b"x"))
     threading.Thread(target=lambda: (os.read(woken, 1), leave()), daemon=True).start()
-    # One thread starts all ranks and lives as long as this process: the kernel's death signal goes by
-    # the thread that forked, and a start from a dead mount must not keep the lease from being heard.
+    # One thread starts all ranks and lives as long as this process: the kernel's death signal
+    # follows the thread that forked, and a start from a dead mount must not block the lease.
     threading.Thread(target=start_forever, daemon=True).start()
     hold_lease(on_message=obey, on_close=leave)
     threading.Event().wait()

@@ -21,13 +21,13 @@ token, data = os.path.join(folder, "token"), os.path.join(folder, "data")
 def write():
     os.mkdir(folder, 0o755)
     block = hashlib.sha256(asked["word"].encode()).digest() * 32768
-    begun = time.monotonic()
+    started = time.monotonic()
     with open(data, "wb") as file:
         for _ in range(asked["blocks"]):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     # Last, and by a rename: whoever sees it may read all.
     with open(token + ".part", "w") as file:
@@ -39,7 +39,7 @@ def write():
 
 
 def watch():
-    begun = time.monotonic()
+    started = time.monotonic()
     while True:
         try:
             os.listdir(os.path.dirname(folder))  # makes NFS look again, not answer from memory
@@ -47,19 +47,19 @@ def watch():
                 word = file.read()
             break
         except OSError as error:
-            if time.monotonic() - begun > asked["patience_s"]:
+            if time.monotonic() - started > asked["patience_s"]:
                 parent = os.path.dirname(folder)
                 why = error.strerror if os.path.isdir(parent) else "no folder " + parent
                 return {"error": "not seen within %g s: %s" % (asked["patience_s"], why)}
             time.sleep(0.05)
     if word != asked["word"]:
         return {"error": "another token is there"}
-    return {"seen_s": time.monotonic() - begun}
+    return {"seen_s": time.monotonic() - started}
 
 
 def read():
     total, count = hashlib.sha256(), 0
-    begun = time.monotonic()
+    started = time.monotonic()
     with open(data, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while True:
@@ -68,7 +68,7 @@ def read():
                 break
             total.update(block)
             count += len(block)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     block = hashlib.sha256(asked["word"].encode()).digest() * 32768
     wanted = hashlib.sha256()
     for _ in range(asked["blocks"]):

@@ -1,8 +1,8 @@
-"""One device of the active tests: multiplies matrices, takes part in collectives. Sent by payload `active`.
+"""One device of the active tests: multiplies matrices, runs collectives. Sent by payload `active`.
 
-Runs under the training environment's interpreter, for as long as its stdin is open: an order a line,
-an answer a line. A side thread says twice a second that this process is alive and what it is doing,
-so that one that waits in a collective can be told from one that was stopped.
+Runs under the training environment's interpreter while its stdin is open: one order, one answer a
+line. A thread reports the current phase twice a second, which distinguishes a rank that waits in a
+collective from one that was stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 
 BEAT_S = 0.5
 MATMUL = {"cuda": 8192, "cpu": 512}  # side of the square matrices
-# Of the big all-reduce; the best counts: a collective is as slow as whoever was late.
+# Of the big all-reduce; the best counts, since a collective is as slow as its latest rank.
 REPEATS = {"cuda": 3, "cpu": 6}
 SMALL_REPEATS = 8
 phase = "import torch"
@@ -48,17 +48,17 @@ def serve():
     say(type="ready", **rank.about)
     for line in orders:
         order = json.loads(line)
-        begun = time.monotonic()
+        started = time.monotonic()
         rank.failed_in = ""
         try:
             answer = getattr(rank, order["do"])(order)
         except Exception as error:  # noqa: BLE001 - boundary: it becomes the answer
             answer = {"error": short(error), "phase": rank.failed_in or phase}
-        say(type="answer", id=order["id"], seconds=round(time.monotonic() - begun, 4), **answer)
+        say(type="answer", id=order["id"], seconds=round(time.monotonic() - started, 4), **answer)
 
 
 def short(error):
-    """The words of torch's errors that mean something: their first lines without the C++ trace."""
+    """The first line of torch's errors, without the C++ trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ("%s: %s" % (type(error).__name__, lines[0] if lines else ""))[:300]
 
@@ -79,9 +79,7 @@ class Rank:
         self.device = torch.device(device)
         if self.kind == "cuda":
             torch.cuda.set_device(self.device)
-            torch.zeros(
-                1, device=self.device
-            )  # the context takes seconds: now, not in a measurement
+            torch.zeros(1, device=self.device)  # creating the context takes seconds
             model = torch.cuda.get_device_name(self.device)
         else:
             model = "cpu, %d threads" % torch.get_num_threads()
@@ -91,7 +89,7 @@ class Rank:
         enter("idle")
 
     def matmul(self, order):
-        """TFLOP/s over `seconds` of products, one behind the other: bf16 on a GPU, fp32 elsewhere."""
+        """TFLOP/s over `seconds` of consecutive products: bf16 on a GPU, fp32 elsewhere."""
         torch, side = self.torch, MATMUL[self.kind]
         enter("matmul")
         dtype = torch.bfloat16 if self.kind == "cuda" else torch.float32
@@ -101,13 +99,13 @@ class Rank:
         for _ in range(3):
             torch.matmul(one, two, out=into)
         self.wait()
-        begun, count = time.perf_counter(), 0
-        while time.perf_counter() - begun < order["seconds"]:
+        started, count = time.perf_counter(), 0
+        while time.perf_counter() - started < order["seconds"]:
             for _ in range(20 if self.kind == "cuda" else 1):
                 torch.matmul(one, two, out=into)
                 count += 1
             self.wait()
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         is_finite = bool(torch.isfinite(into.float()).all())
         enter("idle")
         speed = 2.0 * side**3 * count / seconds / 1e12
@@ -135,8 +133,8 @@ class Rank:
             store = dist.TCPStore(order["address"], order["port"], None, False, limit)
         store.set_timeout(limit)
         enter("meet the others")
-        # Ranks find each other by the number of groups they have made, and torch does not take back
-        # a number when the meeting fails: our next group would wait for nobody.
+        # Ranks meet by the number of groups they have made, and torch does not take back a number
+        # when that fails: the next group would wait for ever.
         self.dist.distributed_c10d._world.group_count = 0
         more = {"device_id": self.device} if self.kind == "cuda" else {}
         dist.init_process_group(
@@ -180,10 +178,10 @@ class Rank:
         self.wait()
         shortest = float("inf")
         for _ in range(times):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             function()
             self.wait()
-            shortest = min(shortest, time.perf_counter() - begun)
+            shortest = min(shortest, time.perf_counter() - started)
         return shortest
 
 

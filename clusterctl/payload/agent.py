@@ -1,9 +1,9 @@
-"""Start a node's ranks, watch them, stop them, prove that they are gone. Lives as long as its stdin.
+"""Start a node's ranks, watch them, stop them, check that they are gone. Runs until stdin closes.
 
-ARGS are those of `LaunchPlan.agent_args`. Says `hello` (what this node is like), waits for
-`{"op": "start", …}`, then tells of ranks, heartbeats, telemetry and logs, one JSON line each, and ends
-with `gone`. `{"op": "stop", "grace_s": s}` stops the ranks in order; the end of stdin, or silence of
-the head for `lease_s`, stops them too.
+ARGS are those of `LaunchPlan.agent_args`. Sends `hello` (this node's properties), waits for
+`{"op": "start", …}`, then sends ranks, heartbeats, telemetry and logs, one JSON line each, and
+ends with `gone`. `{"op": "stop", "grace_s": s}` stops the ranks in order; so does the end of stdin,
+or silence of the head for `lease_s`.
 """
 
 import ctypes
@@ -18,15 +18,20 @@ import time
 from clusterctl.payload.files.ownership import NotPrivate, planted
 from clusterctl.payload.files.private import new_folder, own_folder
 from clusterctl.payload.jobs.processes import end_all, exit_code, members, process, say_exit, send
-from clusterctl.payload.launch.async_writer import Follower, Voice, tail
+from clusterctl.payload.launch.async_writer import AsyncWriter, Follower, tail
 from clusterctl.payload.launch.job_lock import leave_job, same_job
-from clusterctl.payload.launch.rendezvous import Door, interface_towards, knock, own_addresses
+from clusterctl.payload.launch.rendezvous import (
+    RendezvousListener,
+    interface_towards,
+    own_addresses,
+    probe_port,
+)
 from clusterctl.payload.prelude import ARGS, emit, emit_through, hold_lease
 
 libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_S = 0.1
-LOG_S = 2.0  # until torchrun's log has named the exit code of a rank whose end was not seen
+LOG_S = 2.0  # until torchrun's log has the exit code of a rank whose end was not seen
 BEAT_S = 1.0
 LOG_BYTES_PER_S = 256 * 1024  # of a rank's log, to a head that does not share the run directory
 LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is over
@@ -36,7 +41,7 @@ orders = queue.SimpleQueue()  # type: Any
 
 
 class Ranks:
-    """What the agent knows of the processes it started."""
+    """The processes that the agent started."""
 
     def __init__(self):
         self.child = None  # type: Any  # Popen of torchrun
@@ -48,21 +53,21 @@ class Ranks:
 
 
 def main():
-    voice = Voice(lambda: orders.put({"op": "end"}))
-    emit_through(voice.say)
+    writer = AsyncWriter(lambda: orders.put({"op": "end"}))
+    emit_through(writer.send)
     try:
-        supervise(voice)
+        supervise(writer)
     finally:
         leave_job()
-        voice.flush()
+        writer.flush()
 
 
-def supervise(voice):
+def supervise(writer):
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: orders.put({"op": "end"}))
     hold_lease(orders.put, lambda: orders.put({"op": "end"}))
-    # What ranks write is for their user alone, or for the group that the user has named.
+    # Files of ranks are for their user alone, or for the group that the user has named.
     os.umask(0o027 if ARGS["group"] else 0o077)
     try:
         refuse_planted(ARGS["python"], ARGS["workdir"])
@@ -75,11 +80,11 @@ def supervise(voice):
     except OSError as error:
         emit({"type": "failed", "text": "no run directory can be made: %s" % error})
         return
-    # On the first node only: elsewhere an address that means every node itself would pass.
-    door = Door(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["word"])
-    emit(hello(shared, door, busy))
+    # On the first node only: elsewhere an address such as 127.0.0.1 would work on every node.
+    listener = RendezvousListener(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["word"])
+    emit(hello(shared, listener, busy))
     order = start_order()
-    door.close()
+    listener.close()
     if order is None:
         emit({"type": "gone", "left": []})
         return
@@ -93,15 +98,15 @@ def supervise(voice):
         return
     emit({"type": "started", "pid": ranks.child.pid})
     try:
-        watch(ranks, shared, voice)
+        watch(ranks, shared, writer)
     except BaseException:
-        # Whatever is wrong with this program, the ranks do not outlive it.
+        # The ranks must not outlive this program.
         end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), ARGS["fail_grace_s"])
         raise
 
 
 def next_order(timeout_s):
-    """What the head wants, `{"op": "end"}` when it has gone; None after a while without anything."""
+    """The head's next order, `{"op": "end"}` when it has gone; None after `timeout_s`."""
     try:
         return orders.get(timeout=timeout_s)
     except queue.Empty:
@@ -109,10 +114,10 @@ def next_order(timeout_s):
 
 
 def is_shared():
-    """Whether the head's run directory is visible here; if not, one of our own is made.
+    """Whether the head's run directory is visible here; if not, one is created.
 
-    Raises OSError when that path holds another run's files: this node keeps them, the head has
-    not seen them, and the logs of both would run together.
+    Raises OSError when that path has another run's files, which the head cannot see: the logs of
+    both would be mixed.
     """
     run_dir = ARGS["run_dir"]
     os.makedirs(run_dir, 0o700, exist_ok=True)
@@ -134,7 +139,7 @@ def is_shared():
 
 
 def refuse_planted(*paths):
-    """Raise `NotPrivate` for a path of the head's that another user of this node has made here."""
+    """Raise `NotPrivate` for a path that another user of this node may have made."""
     for path in paths:
         why = planted(path)
         if why:
@@ -160,7 +165,7 @@ def owner(run_dir, name):
         return None
 
 
-def hello(shared, door, busy):
+def hello(shared, listener, busy):
     return {
         "type": "hello",
         "shared": shared,
@@ -168,13 +173,13 @@ def hello(shared, door, busy):
         "python_found": os.access(ARGS["python"], os.X_OK),
         "workdir_found": os.path.isdir(ARGS["workdir"]),
         "same_job": busy,
-        "port": door.port,
+        "port": listener.port,
         "addresses": own_addresses(),
     }
 
 
 def start_order():
-    """Answer the head until it says start; None when it says something else, or nothing."""
+    """Answer the head until it sends start; None when it sends something else, or nothing."""
     while True:
         order = next_order(ARGS["lease_s"])
         if order is None or order["op"] not in ("ping", "knock", "start"):
@@ -182,7 +187,9 @@ def start_order():
         if order["op"] == "start":
             return order
         if order["op"] == "knock":
-            errors = {name: knock(name, order["port"], ARGS["word"]) for name in order["addresses"]}
+            errors = {
+                name: probe_port(name, order["port"], ARGS["word"]) for name in order["addresses"]
+            }
             emit({"type": "knocked", "errors": errors})
 
 
@@ -215,8 +222,8 @@ def start(ranks, order):
             stdout=log,
             stderr=log,
             start_new_session=True,
-            # Should the agent be killed, torchrun ends its ranks. The subreaper's children have
-            # no such tie; `reap` finds what is left by its tag.
+            # If the agent is killed, torchrun ends its ranks. Children of the subreaper stay;
+            # `reap` finds them by their tag.
             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
         )
 
@@ -230,17 +237,17 @@ def rank_log(rank):
     return os.path.join(ARGS["run_dir"], "ranks", "%d.log" % rank)
 
 
-def watch(ranks, shared, voice):
+def watch(ranks, shared, writer):
     """Until everything has ended, by itself or by order."""
     telemetry = Follower(os.path.join(ARGS["run_dir"], "telemetry.jsonl"))
     logs = {} if shared else {rank: Follower(rank_log(rank)) for rank in own_ranks()}
     beat = [time.monotonic()]
 
     def turn():
-        """One look at everything, news to the head; returns its order, if there is one."""
+        """Check everything and report to the head; returns its order, if there is one."""
         order = next_order(LOOK_S)
         look(ranks)
-        if not voice.is_behind():
+        if not writer.is_behind():
             tell(telemetry, logs)
             if time.monotonic() - beat[0] >= BEAT_S:
                 beat[0] = time.monotonic()
@@ -272,22 +279,22 @@ def own_ranks():
 
 
 def look(ranks):
-    """Find ranks that have begun and those that have ended, and say so once each."""
+    """Find ranks that have started or ended, and report each once."""
     for rank in own_ranks():
         pid = None if rank in ranks.pids else first_pid(ranks.beats, rank)
         if pid is not None:
             facts = process(pid)
             ranks.pids[rank] = (pid, facts.start if facts else None)
             emit({"type": "rank", "rank": rank, "pid": pid})
-    for rank, (pid, begun) in ranks.pids.items():
+    for rank, (pid, start) in ranks.pids.items():
         if rank in ranks.ended:
             continue
         facts = process(pid)
-        if facts is not None and facts.start == begun:
+        if facts is not None and facts.start == start:
             if facts.state in "ZX":
                 say_ended(ranks, rank, exit_code(facts.exit_code))
             continue
-        # torchrun was quicker to collect it; its log will say what it got.
+        # torchrun has reaped it; its log will have the exit code.
         gone_s = time.monotonic() - ranks.vanished.setdefault(rank, time.monotonic())
         code = code_in_log(pid)
         if code is not None or gone_s > LOG_S:
@@ -306,7 +313,7 @@ def first_pid(beats, rank):
 
 
 def code_in_log(pid):
-    """Exit code of a process as torchrun reports it; None when it does not (it reports the first)."""
+    """Exit code of a process in torchrun's report, which has only the first; else None."""
     pattern = r"exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid
     found = re.search(pattern, "\n".join(tail(starter_log())))
     return int(found.group(1)) if found else None
@@ -322,7 +329,7 @@ def say_ended(ranks, rank, code):
 
 
 def reap_children(ranks):
-    """Take the exit status of torchrun, and of orphans that fell to us as subreaper."""
+    """Reap torchrun, and orphans that are ours as a subreaper."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -336,31 +343,31 @@ def reap_children(ranks):
 
 
 def stop(ranks, grace_s, turn):
-    """Ask the ranks to end, then end everything: they get time to save, their helpers stay alive."""
+    """Send SIGTERM to the ranks alone, so that they can save, then end everything."""
     if grace_s > 0:
         send(living(ranks), signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and len(ranks.ended) < len(ranks.pids):
             order = turn()
             if order is not None and order["op"] == "stop" and order["grace_s"] == 0:
-                break  # the user has asked twice
+                break  # the user asked twice
     end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), min(grace_s, 1.0))
     deadline = time.monotonic() + 2.0
     while ranks.code is None and time.monotonic() < deadline:
         look(ranks)
         time.sleep(0.05)
     if ranks.code is None:
-        ranks.code = -signal.SIGKILL  # it cannot be ended; `gone` tells what is left
+        ranks.code = -signal.SIGKILL  # it cannot be ended; `gone` reports what is left
 
 
 def living(ranks):
-    """Process ids of ranks that run, and not those of others that came after them."""
+    """Process ids of ranks that run, unless the kernel has reused them."""
     found = {
-        pid: (process(pid), begun)
-        for rank, (pid, begun) in ranks.pids.items()
+        pid: (process(pid), start)
+        for rank, (pid, start) in ranks.pids.items()
         if rank not in ranks.ended
     }
-    return [pid for pid, (facts, begun) in found.items() if facts and facts.start == begun]
+    return [pid for pid, (facts, start) in found.items() if facts and facts.start == start]
 
 
 def tell(telemetry, logs, to_the_end=False):

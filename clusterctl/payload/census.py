@@ -1,11 +1,12 @@
 """What a node is and has: GPUs, processes on them, memory, disks, an interpreter, free ports.
 
-Arguments, all optional: tool_timeout_s; paths (disks to measure), python (an interpreter to
-question), ports (to try); all that with little cost. With `launch` also what a launch line is
-compared with: cards, network, variables, workdir (its commit), files, wandb. With `everything` also
-clock, kernel log, limits, mounts and processes, and growth_s (between two reads of growing
-counters), names (to resolve, "@" is the node's own), reach (address and port to connect to), token (a path to read), sudo, nvml. With `pings` it stays after its answer and says the time whenever asked, for as long as stdin
-is open. Read-only. Raw text goes home, the head parses it.
+Arguments, all optional: tool_timeout_s; paths (disks to measure), python (an interpreter to try),
+ports (to try). With `launch` also what a launch is compared with: cards, network, variables,
+workdir (its commit), files, wandb. With `everything` also clock, kernel log, limits, mounts and
+processes, and growth_s (between two reads of growing counters), names (to resolve, "@" is the
+node's own), reach (address and port to connect to), token (a path to read), sudo, nvml. With
+`pings` it answers requests for the time after its report until stdin closes. Read-only. Sends raw
+text, which the head parses.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""This node's clock: what steers it, and what it says whenever it is asked.
+"""This node's clock: what steers it, and its time on request.
 
-ARGS: tool_timeout_s. stdin carries questions as JSON lines until it closes: {"op": "time", "id"} is
-answered at once with {"time_s", "boottime_s", "id"}, {"op": "state"} with the sections of the census that
-are about time, {"op": "boot"} with the boot id. Read-only; one long-lived process, because starting one for each question costs more
-than what is measured (1 ms against 0.04).
+ARGS: tool_timeout_s. stdin carries questions as JSON lines until it closes: {"op": "time", "id"}
+is answered at once with {"time_s", "boottime_s", "id"}, {"op": "state"} with the census's sections
+about time, {"op": "boot"} with the boot id. Read-only; one process for all, because starting one
+for each question takes longer than what is measured (1 ms against 0.04).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BEGAN = {}  # type: dict
 def main():
     BEGAN.update(read_times())
     hold_lease(on_message=answer)
-    threading.Event().wait()  # the lease answers, and ends us when stdin closes
+    threading.Event().wait()  # the lease answers, and ends the process when stdin closes
 
 
 def answer(message):
@@ -42,12 +42,12 @@ def answer(message):
     elif op == "boot":
         emit({"boot_id": node_facts()["boot_id"]})
     elif op == "state":
-        # In a thread: chronyc may hang, and the clock can be asked meanwhile.
+        # In a thread: chronyc may hang.
         threading.Thread(target=_guard, args=(tell_state,), daemon=True).start()
 
 
 def read_times():
-    """Both clocks as close together as can be: of three tries the one with the shortest gap."""
+    """Both clocks, read with the shortest gap of three tries."""
     best = (float("inf"), 0.0, 0.0)
     for _ in range(3):
         before = time.clock_gettime(BOOTTIME)

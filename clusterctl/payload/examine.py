@@ -1,8 +1,8 @@
-"""Look into video files on this node: `clusterctl data`.
+"""Examine video files on this node: `clusterctl data`.
 
-Starts `python -m trainer.data examine` of the training environment and carries lines: questions come as
-`{"op": "ask", "questions": […]}`, answers go home as `{"answers": […]}`. A sign of life goes out every
-BEAT_S. When stdin closes, all that was started ends.
+Starts `python -m trainer.data examine` of the training environment and passes lines on: requests
+as `{"op": "ask", "questions": […]}`, answers as `{"answers": […]}`. A heartbeat is sent every
+BEAT_S. When stdin closes, all processes end.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from clusterctl.payload.files.ownership import planted
 from clusterctl.payload.prelude import ARGS, emit, hold_lease
 
 BEAT_S = 2.0
-READY_S = 120.0  # importing from a cold, loaded network drive
-SAID_BYTES = 4000
+STDERR_BYTES = 4000
 
-said = []  # type: list  # last words of the environment's python
+stderr = []  # type: list  # last lines of the environment's python
 
 
 def main():
@@ -58,7 +57,7 @@ def main():
         elif "ready" in message:
             emit({"ready": True, "workers": message["workers"]})
         else:
-            emit({"failed": message.get("failed", "it says something that is no answer")})
+            emit({"failed": message.get("failed", "unexpected message")})
     code = child.wait()
     fail("%s -m trainer.data examine ended with code %d" % (python, code))
 
@@ -71,13 +70,13 @@ def carry(child, asked):
             child.stdin.write("".join(lines).encode())
             child.stdin.flush()
         except OSError:
-            return  # it has ended; its end is told by main
+            return  # it has ended, which main reports
 
 
 def hear(child):
     for line in child.stderr:
-        said.append(line.decode("utf-8", "backslashreplace"))
-        del said[:-40]
+        stderr.append(line.decode("utf-8", "backslashreplace"))
+        del stderr[:-40]
 
 
 def beat():
@@ -89,9 +88,9 @@ def beat():
 
 
 def fail(text):
-    words = "".join(said).strip()[-SAID_BYTES:]
-    last = words.splitlines()[-1] if words else ""
-    emit({"failed": "%s: %s" % (text, last) if last else text, "said": words})
+    said = "".join(stderr).strip()[-STDERR_BYTES:]
+    last = said.splitlines()[-1] if said else ""
+    emit({"failed": "%s: %s" % (text, last) if last else text, "said": said})
     os._exit(1)
 
 

@@ -1,9 +1,9 @@
 """Show a job's processes on this node (op look), or end them and prove it (op kill).
 
-ARGS: op, pick (jobs/job_processes.py); for kill also targets [[pid, start]], signal, grace_s (kill_s), gpu (whether to
-prove that GPU memory is free, within gpu_s).
-look answers `rows` (describe_job), `others` (what fits the pick but belongs to other users), `notes`;
-kill answers left, zombies, gpu_left, gpu_unknown (why nobody can tell), counts and seconds.
+ARGS: op, pick (jobs/job_processes.py); for kill also targets [[pid, start]], signal, grace_s
+(kill_s), gpu (whether to check that GPU memory is free, within gpu_s).
+look answers `rows` (describe_job), `others` (other users' processes that match the pick), `notes`;
+kill answers left, zombies, gpu_left, gpu_unknown (the reason), counts and seconds.
 """
 
 import os
@@ -53,7 +53,7 @@ def look(pick):
 
 
 def kill(pick):
-    begun = time.monotonic()
+    started = time.monotonic()
     approved = [tuple(target) for target in ARGS["targets"]]
     ending = Ending(approved, Sweep(pick, approved).now)
     forced = ending.run(
@@ -76,7 +76,7 @@ def kill(pick):
         "missed": ending.missed,
         "swept": len(ending.victims) - ending.first,
         "forced": forced,
-        "seconds": round(time.monotonic() - begun, 3),
+        "seconds": round(time.monotonic() - started, 3),
     }
 
 
@@ -96,8 +96,8 @@ class Sweep:
     def now(self):
         """{pid: start}: by tag where the pick is a run, else descendants of what is known.
 
-        A session or process group bears its leader's id, which the kernel gives to nobody else
-        while a member lives; so members of one that a known process led are of the job.
+        A session or process group has its leader's id, which the kernel does not reuse while a
+        member lives; so members of one that a known process led belong to the job.
         """
         if self.pick.get("runs"):
             self.shot, pids, _ = find_job(self.pick, self.shot)

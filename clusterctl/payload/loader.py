@@ -1,7 +1,7 @@
-"""Import the modules that came along with a payload: the first that runs on the node.
+"""Import the modules that were sent with a payload: the first code that runs on the node.
 
-They come as {module name: text, or bytes packed by zlib and base 85}. A module is compiled when it is first
-imported, so what a verb needs only at times is imported in the function that needs it.
+They come as {module name: text, or bytes packed by zlib and base 85}. A module is compiled at its
+first import, so what a verb needs only at times is imported in the function that needs it.
 """
 
 import sys

@@ -1,8 +1,7 @@
-"""Secrets in command lines, variables and messages, blotted out before anybody sees them.
+"""Mask secrets in command lines, variables and messages, on nodes and on the head.
 
-One rule for all places, on nodes and on the head. It goes by
-names (of options, variables, keys, headers), by what stands behind some words (`wandb login`), and by
-the shape of well-known tokens. It would rather hide too much than too little.
+By names (of options, variables, keys, headers), after some words (`wandb login`), and by the shape
+of well-known tokens. Masks too much rather than too little.
 """
 
 from __future__ import annotations
@@ -30,37 +29,37 @@ ENDS += ("CREDENTIALS", "COOKIE", "PASSWORDS")
 # Short options that mean a password to one program and something else to others.
 SHORT = {"sshpass": "-p", "curl": "-u", "redis-cli": "-a", "docker": "-p", "podman": "-p"}
 
-# Lengths have bounds: no text, however made, may take quadratic time.
+# Lengths have bounds, so that no text takes quadratic time.
 _VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"""
 _NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\s{0,9}(?::=|[:=])\s{0,9}"
 _OPTION = r"(?<![\w-])(--?[A-Za-z][\w.-]{0,80})\s{1,9}"
 _URL_USER = r"(?<=://)[^\s/\"']+(?=@)"
-# What tokens begin with: also a quick look whether a text can hold one.
+# Prefixes of tokens, also for a quick check whether a text may contain one.
 _TOKENS = (
     "hf_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "sk-", "nvapi-", "xox",
     "wandb_v1_", "AKIA", "AIza", "eyJ",
 )  # fmt: skip
 _SHAPE = (
-    r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|nvapi-|xox[abeoprs]-|wandb_v1_|AKIA|AIza)[\w-]{12,}"
-    r"|\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"  # JSON web token
+    r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|nvapi-|xox[abeoprs]-|wandb_v1_|AKIA|AIza)"
+    r"[\w-]{12,}|\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"  # JSON web token
 )
 _HEADER = r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\s{0,9}:\s{0,9})(?![\s\"'])[^\"'\r\n]+"
 _LOGIN = r"\b(wandb\s{1,9}login\b)(.+)"
-_MESSAGES = ("key", "keys", "token", "tokens")  # in front of a colon: words of many messages
+_MESSAGES = ("key", "keys", "token", "tokens")  # before a colon: words of many messages
 
 
 def is_secret(name: str) -> bool:
-    """Whether what a variable, option or key of that name holds is nobody's business.
+    """Whether a variable, option or key of that name is secret.
 
-    TOKENIZERS_PARALLELISM is none, WANDB_API_KEY, MY_PAT and accessKeyId are.
+    WANDB_API_KEY, MY_PAT and accessKeyId are, TOKENIZERS_PARALLELISM is not.
     """
     upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     return any(word in WORDS or word.endswith(ENDS) for word in re.split(r"[^A-Z0-9]+", upper))
 
 
 def hide(text: str) -> str:
-    """A text without the secrets in it: users of URLs, tokens, values behind names of secrets."""
-    # Most words hold nothing that an expression could find, and each costs a node 0.5 ms to compile.
+    """A text without its secrets: users of URLs, tokens, values after names of secrets."""
+    # Most words match nothing, and compiling an expression takes 0.5 ms on the node.
     if "://" in text:
         text = re.sub(_URL_USER, HIDDEN, text)
     if any(mark in text for mark in _TOKENS):
@@ -77,7 +76,7 @@ def hide(text: str) -> str:
 
 
 def _hide_values(text: str, names: str) -> str:
-    """What stands behind names of secrets, quoted or up to the end of the word."""
+    """Mask what follows names of secrets, quoted or up to the end of the word."""
     kept, end = [], 0
     for found in re.finditer(names, text):
         name = found.group(1)
@@ -96,7 +95,7 @@ def _hide_values(text: str, names: str) -> str:
 
 
 def hide_words(words: list[str]) -> list[str]:
-    """The words of a command line as they may be shown: also what follows `--api-key`, dashes or not."""
+    """The words of a command line without its secrets, also without what follows `--api-key`."""
     shown = []  # type: list[str]
     program, hide_next, hide_rest = "", False, False
     for index, word in enumerate(words):

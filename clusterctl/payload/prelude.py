@@ -1,7 +1,7 @@
-"""The beginning of every payload: arguments, tools with deadlines, answers, the lease.
+"""The base of every payload: arguments, tools with deadlines, answers, the lease.
 
-Runs on the node under `python3 -I -S`, 3.8 or newer, with nothing but the standard library.
-Each verb is a module beside this one that defines `main()`.
+Runs on the node under `python3 -I -S`, 3.8 or newer, with the standard library alone. Each verb is
+a module beside this one that defines `main()`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import sys
 import threading
 import time
 
-# Imports are most of what a payload costs its node: 48 ms of CPU with traceback, socket,
-# subprocess and importlib.abc, 30 without. What only some need is imported where it is needed.
+# Imports are most of a payload's cost: 48 ms of CPU with traceback, socket, subprocess and
+# importlib.abc, 30 without. What only some need is imported where it is needed.
 
-MARKER = "==clusterctl-payload-1=="  # the first line of every payload; the shell's noise ends there
+MARKER = "==clusterctl-payload-1=="  # the first line of every payload, after any shell output
 VERB = ""
 ARGS = {}  # type: dict
 SECTIONS = {}  # type: dict
 
-# Tools live in sbin for root only, and the driver's in a folder of its own in containers.
+# Only root's PATH has sbin.
 TOOL_PATHS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MAX_BYTES = 1 << 20  # of one tool's output
-DRAIN_S = 0.2  # a tool has ended but something in the background holds its pipes
-REAP_S = 0.5  # after SIGKILL; what still lives then sleeps in the kernel and is left behind
+DRAIN_S = 0.2  # after the end of a tool whose background process holds its pipes
+REAP_S = 0.5  # after SIGKILL; a process that still lives then sleeps in the kernel
 
 _live = {}  # type: dict  # process id -> Popen of tools that run now
 _live_lock = threading.Lock()
@@ -58,54 +58,55 @@ def section(
     pack=as_text,
     newest=False,
 ):
-    """Run a tool in a session of its own; returns and keeps {state, rc, out, err, seconds}.
+    """Run a tool in its own session; returns and keeps {state, rc, out, err, seconds}.
 
-    Of stdout `max_bytes` are kept, of stderr a quarter of that; `pack` makes texts of both. With
-    `newest` the end of stdout is kept and not its beginning, as of a log; `truncated` says that
-    something was cut.
+    Keeps `max_bytes` of stdout and a quarter of that of stderr, with `newest` the end of stdout;
+    `truncated` shows that something was cut. `pack` makes text of both.
 
     `state` is "ended", "missing" (no such program), "timeout" (its process group was killed) or
-    "error"; `rc` is None but for "ended". With `grace_s` the group gets SIGTERM that long before
-    SIGKILL. A tool that sleeps in the kernel past SIGKILL is left behind, not waited for.
+    "error"; only "ended" has an `rc`. With `grace_s` the group gets SIGTERM that long before
+    SIGKILL. A tool that sleeps in the kernel after SIGKILL is abandoned.
     """
     box = []  # type: list
     env = tool_env() if env is None else env
     work = (box, list(argv), timeout_s, env, cwd, max_bytes, grace_s, pack, newest)
-    begun = time.monotonic()
+    started = time.monotonic()
     thread = threading.Thread(target=_run_tool, args=work, daemon=True)
     thread.start()
-    # The start itself can hang: the program lies on a dead network mount.
+    # The start itself can hang, with a program on a dead network mount.
     _wait_for(thread, timeout_s + grace_s + REAP_S + 1.0)
     if not box:
-        box.append(_result("timeout", None, b"", b"could not even be started", begun, pack=pack))
+        box.append(_result("timeout", None, b"", b"could not be started", started, pack=pack))
     SECTIONS[name] = box[0]
     return box[0]
 
 
 def call(name, function, timeout_s):
-    """As `section` for a function that returns text; only for what lies in /proc, /sys or memory."""
+    """As `section` for a function that returns text; only for reading /proc, /sys or memory."""
     box = []  # type: list
-    begun = time.monotonic()
+    started = time.monotonic()
 
     def work():
         try:
-            box.append(_result("ended", 0, function().encode(), "", begun))
+            box.append(_result("ended", 0, function().encode(), "", started))
         except FileNotFoundError as error:
-            box.append(_result("missing", None, b"", str(error), begun))
+            box.append(_result("missing", None, b"", str(error), started))
         except Exception as error:  # noqa: BLE001 - section boundary: it becomes the answer
-            box.append(_result("error", None, b"", "%s: %s" % (type(error).__name__, error), begun))
+            box.append(
+                _result("error", None, b"", "%s: %s" % (type(error).__name__, error), started)
+            )
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     _wait_for(thread, timeout_s)
     if not box:
-        box.append(_result("timeout", None, b"", "no answer in %g s" % timeout_s, begun))
+        box.append(_result("timeout", None, b"", "no answer in %g s" % timeout_s, started))
     SECTIONS[name] = box[0]
     return box[0]
 
 
 def together(tasks):
-    """Run functions side by side and wait for all; each keeps its own deadline by `section`/`call`."""
+    """Run functions in threads and wait for all; `section` and `call` keep their deadlines."""
     threads = [threading.Thread(target=_guard, args=(task,), daemon=True) for task in tasks]
     for thread in threads:
         thread.start()
@@ -114,7 +115,7 @@ def together(tasks):
 
 
 def _wait_for(thread, timeout_s):
-    """Join in slices: a signal that arrives just before a wait is handled only after that wait."""
+    """Join in slices: a signal that arrives just before a wait is handled only after it."""
     deadline = time.monotonic() + timeout_s
     while thread.is_alive() and time.monotonic() < deadline:
         thread.join(min(0.5, max(0.0, deadline - time.monotonic())))
@@ -123,7 +124,7 @@ def _wait_for(thread, timeout_s):
 def _guard(task):
     try:
         task()
-    except Exception:  # noqa: BLE001 - one broken section must not take the others along
+    except Exception:  # noqa: BLE001 - one broken section must not end the others
         _print_traceback()
 
 
@@ -140,13 +141,13 @@ def read_text(path, limit=MAX_BYTES):
         return file.read(limit).decode("utf-8", "backslashreplace")
 
 
-def _result(state, rc, out, err, begun, truncated=False, pack=as_text):
+def _result(state, rc, out, err, started, truncated=False, pack=as_text):
     result = {
         "state": state,
         "rc": rc,
         "out": pack(out),
         "err": pack(err if isinstance(err, bytes) else err.encode("utf-8", "backslashreplace")),
-        "seconds": round(time.monotonic() - begun, 4),
+        "seconds": round(time.monotonic() - started, 4),
     }
     if truncated:
         result["truncated"] = True
@@ -154,9 +155,9 @@ def _result(state, rc, out, err, begun, truncated=False, pack=as_text):
 
 
 def is_there(name, env):
-    """Whether a program can be found; looking costs less than a fork that finds none."""
+    """Whether a program can be found: cheaper than a fork that fails."""
     if "/" in name:
-        return True  # whoever starts it will say
+        return True  # starting it will show
     folders = env.get("PATH", os.defpath).split(":")
     return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders if folder)
 
@@ -164,10 +165,10 @@ def is_there(name, env):
 def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack, newest):
     import subprocess
 
-    begun = time.monotonic()
+    started = time.monotonic()
 
     def end(state, rc, out, err, truncated=False):
-        box.append(_result(state, rc, out, err, begun, truncated, pack))
+        box.append(_result(state, rc, out, err, started, truncated, pack))
 
     if not is_there(argv[0], env):
         end("missing", None, b"", "not found: %s" % argv[0])
@@ -191,7 +192,7 @@ def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack, newest):
     with _live_lock:
         _live[child.pid] = child
     try:
-        kept, truncated, in_time = _collect(child, begun + timeout_s, max_bytes, newest)
+        kept, truncated, in_time = _collect(child, started + timeout_s, max_bytes, newest)
         if in_time:
             end("ended", child.returncode, bytes(kept[0]), bytes(kept[1]), truncated)
             return
@@ -200,8 +201,8 @@ def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack, newest):
             timeout_s,
             "killed" if gone else "and SIGKILL does not end it",
         )
-        said = bytes(kept[1]).strip()
-        err = said + b"\n" + why.encode() if said else why
+        stderr = bytes(kept[1]).strip()
+        err = stderr + b"\n" + why.encode() if stderr else why
         end("timeout", None, bytes(kept[0]), err, truncated)
     finally:
         with _live_lock:
@@ -233,13 +234,13 @@ def _collect(child, deadline, max_bytes, newest):
         for descriptor, _ in poller.poll(1000 * min(0.1, max(0.001, deadline - now))):
             data = os.read(descriptor, 65536)
             target = kept[index[descriptor]]
-            room = (max_bytes if target is kept[0] else max_bytes // 4) - len(target)
-            truncated = truncated or len(data) > room
+            capacity = (max_bytes if target is kept[0] else max_bytes // 4) - len(target)
+            truncated = truncated or len(data) > capacity
             if newest and target is kept[0]:
                 target += data
                 del target[: max(0, len(target) - max_bytes)]
             else:
-                target += data[: max(0, room)]
+                target += data[: max(0, capacity)]
             if not data:
                 poller.unregister(descriptor)
                 del index[descriptor]
@@ -251,7 +252,7 @@ def _collect(child, deadline, max_bytes, newest):
 
 
 def _kill_group(child, grace_s=0.0):
-    """End a tool with all that it started; False when even SIGKILL does not end it."""
+    """End a tool's process group; False when even SIGKILL does not end it."""
     import subprocess
 
     for name, patience_s in (("SIGTERM", grace_s), ("SIGKILL", REAP_S)):
@@ -260,7 +261,7 @@ def _kill_group(child, grace_s=0.0):
         try:
             os.killpg(child.pid, getattr(signal, name))
         except (ProcessLookupError, PermissionError):
-            pass  # gone, or of another user (sudo): the wait below tells
+            pass  # gone, or another user's (sudo): the wait below shows
         try:
             child.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -279,7 +280,7 @@ def kill_tools(grace_s=0.0):
 
 
 def user_name(uid):
-    """Login name of a user id; the number itself where nobody knows it."""
+    """Login name of a user id; the number itself where it has none."""
     try:
         import pwd
 
@@ -289,7 +290,7 @@ def user_name(uid):
 
 
 def node_facts():
-    """Who answers: name, boot, interpreter, clock."""
+    """Name, boot, interpreter, clock and user of this node."""
     try:
         boot_id = read_text("/proc/sys/kernel/random/boot_id").strip()
     except OSError:
@@ -305,7 +306,7 @@ def node_facts():
 
 
 def emit(message):
-    """One JSON line home. Ends the payload when nobody reads any more."""
+    """Send one JSON line to the head. Ends the payload when nobody reads."""
     _emit(message)
 
 
@@ -338,15 +339,15 @@ def envelope(**data):
 def finish(data=None, rc=0):
     """Send the envelope of a one-shot payload, `data` on top, and end the process."""
     emit(envelope(**(data or {})))
-    # Not sys.exit: it would wait for threads that hang in a dead mount, and a thread that reads
-    # stdin makes older interpreters abort at shutdown.
+    # sys.exit would wait for threads that hang in a dead mount, and older interpreters abort at
+    # exit while a thread reads stdin.
     os._exit(rc)
 
 
 def hold_lease(on_message=None, on_close=None):
-    """Watch stdin from a thread: each JSON line goes to `on_message`; its end is the end of the lease.
+    """Read stdin in a thread: each JSON line goes to `on_message`; its end ends the lease.
 
-    At the end `on_close()` runs if given; else all tools are killed and the process ends.
+    Then `on_close()` runs if given; else all tools are killed and the process ends.
     """
 
     def watch():
@@ -373,7 +374,7 @@ def _on_signal(number, _frame):
 
 
 def run(module):
-    """Read the arguments, show the marker, run the module's `main`."""
+    """Read the arguments, print the marker, run the module's `main`."""
     global VERB
     given = json.loads(sys.stdin.buffer.readline())
     VERB = given["verb"]
@@ -384,7 +385,7 @@ def run(module):
     try:
         __import__(module)
         sys.modules[module].main()
-    except BaseException:  # noqa: BLE001 - goes to stderr, which is the answer then
+    except BaseException:  # noqa: BLE001 - the head shows stderr
         _print_traceback()
         kill_tools()
         os._exit(1)

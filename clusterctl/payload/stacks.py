@@ -1,9 +1,10 @@
-"""Stacks and kernel facts of a job's processes on this node, two or more samples. Stops nothing, changes nothing.
+"""Stacks and kernel facts of a job's processes on this node, in several samples. Read-only.
 
-ARGS: pick (jobs/job_processes.py), samples, interval_s, limit_s (one dump), budget_s (all of it), width (0: by cores),
-py_spy (path or None), carry (the head can send one), blocking; or op native with pids, py_spy as found
-before and given (what the user named).
-Says `found`, perhaps waits for {"op": "py-spy", "data"} or {"op": "go"}, then `report`, packed.
+ARGS: pick (jobs/job_processes.py), samples, interval_s, limit_s (one dump), budget_s (everything),
+width (0: by cores), py_spy (path or None), carry (the head can send one), blocking; or op native
+with pids, py_spy as found before and given (the user's path).
+Sends `found` and waits for {"op": "py-spy", "data"} or {"op": "go"} where it has no py-spy, then
+sends `report`, packed.
 """
 
 import base64
@@ -44,21 +45,21 @@ from clusterctl.payload.prelude import (
     together,
 )
 
-SKIPPED = ("tracker", "shell")  # never Python that waits for something of interest
+SKIPPED = ("tracker", "shell")
 FAULT_S = 1.5  # for a signalled trainer to write its stacks
 
 answers = queue.SimpleQueue()  # type: Any
 
 
 def main():
-    # The end of stdin ends this payload with all its tools; a folder of ours goes before.
+    # The end of stdin ends this payload with all its tools, after its folder is removed.
     hold_lease(answers.put, leave)
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):
         signal.signal(getattr(signal, name), lambda *_: leave())
     try:
         report = native() if ARGS.get("op") == "native" else collect()
     finally:
-        remove_py_spy()  # before the head knows all it wanted and goes
+        remove_py_spy()  # before the head has the report and closes
     packed = base64.b64encode(zlib.compress(json.dumps(report).encode(), 6)).decode()
     emit({"type": "report", "packed": packed})
 
@@ -71,7 +72,7 @@ def leave():
 
 
 def native():
-    # The one of the first look may have been carried: gone now, and its name free for anybody.
+    # The py-spy of the first samples may have been the head's: removed, and its name free to take.
     path = ARGS.get("given") or ARGS["py_spy"]
     if not path or not is_program(path) or not (path == ARGS.get("given") or is_trusted(path)):
         path = borrow_py_spy(len(ARGS["pids"]))
@@ -103,7 +104,7 @@ def native_dump(path, pid):
 
 
 def collect():
-    begun = time.monotonic()
+    started = time.monotonic()
     shot, pids, strangers = find_job(ARGS["pick"])
     rows = describe_job(shot, pids)
     py_spy = choose_py_spy(rows, shot) if rows else None
@@ -113,7 +114,7 @@ def collect():
     for number in range(ARGS["samples"] if rows else 0):
         wait_s = started_s + number * ARGS["interval_s"] - time.monotonic()
         time.sleep(max(0.0, wait_s))
-        samples.append(sample(rows, shot, table, py_spy, begun))
+        samples.append(sample(rows, shot, table, py_spy, started))
     for between in samples[1:-1]:
         between["processes"] = {pid: thinned(pid, one) for pid, one in between["processes"].items()}
     report = {
@@ -128,12 +129,12 @@ def collect():
         "stacks": table.stacks,
     }
     report.update(surroundings(rows, shot, table))
-    report["seconds"] = round(time.monotonic() - begun, 3)
+    report["seconds"] = round(time.monotonic() - started, 3)
     return report
 
 
 def thinned(pid, one):
-    """What is wanted of a look that is neither first nor last: where the threads stand that do the work."""
+    """What a sample between first and last needs: the stacks of the threads that do the work."""
     short = {name: one[name] for name in ("state", "text", "repaired") if name in one}
     names = {tid: row[4] for tid, row in one.get("tasks", {}).items()}
     works = [
@@ -155,7 +156,7 @@ def choose_py_spy(rows, shot):
 
 
 def borrow_py_spy(count):
-    """The head's own, for as long as this payload lives; None when it has none for this machine."""
+    """The head's py-spy, until this payload ends; None when it has none for this machine."""
     emit({"type": "found", "processes": count, "machine": os.uname().machine})
     try:
         answer = answers.get(timeout=20.0)
@@ -174,10 +175,10 @@ def no_py_spy():
     return "; ".join(["no py-spy here"] + passed_over[:2])
 
 
-def sample(rows, shot, table, py_spy, begun):
-    """One look at every process: {pid: {facts, threads, how, error, repaired, at_s}} and heartbeats."""
+def sample(rows, shot, table, py_spy, started):
+    """One sample of every process: {pid: {facts, threads, how, error, repaired, at_s}}."""
     todo = queue.SimpleQueue()  # type: Any
-    # Trainers first: should time run out, they are what a verdict needs most.
+    # Trainers first: a verdict needs them most if time runs out.
     order = {"trainer": 0, "loader": 1}
     for row in sorted(rows, key=lambda row: order.get(row["role"], 2)):
         todo.put(row)
@@ -190,7 +191,7 @@ def sample(rows, shot, table, py_spy, begun):
                 row = todo.get_nowait()
             except queue.Empty:
                 return
-            one = look_at(row, shot, table, lock, py_spy, begun)
+            one = look_at(row, shot, table, lock, py_spy, started)
             with lock:
                 found[str(row["pid"])] = one
 
@@ -199,20 +200,20 @@ def sample(rows, shot, table, py_spy, begun):
     together([work] * min(width, len(rows)))
     ask_by_signal(rows, shot, found)
     return {
-        "at_s": round(at_s - begun, 3),
+        "at_s": round(at_s - started, 3),
         "seconds": round(time.monotonic() - at_s, 3),
         "processes": found,
     }
 
 
-def look_at(row, shot, table, lock, py_spy, begun):
+def look_at(row, shot, table, lock, py_spy, started):
     pid = row["pid"]
     facts = process(pid)
     if facts is None or facts.start != row["start"]:
-        return {"state": None}  # ended while we looked
+        return {"state": None}  # ended meanwhile
     at_s = time.monotonic()
     one = task_facts(pid, deep=row["role"] in ("trainer", "loader")) or {"state": None}
-    one.update(at_s=round(at_s - begun, 3), how="kernel", error="", repaired=False)
+    one.update(at_s=round(at_s - started, 3), how="kernel", error="", repaired=False)
     one["beat"] = heartbeat(shot.seen[pid], pid, row["rank"]) if row["role"] == "trainer" else None
     one["clip"] = clip(shot.seen[pid], pid)
     if one["state"] in (None, "Z") or row["role"] in SKIPPED:
@@ -220,9 +221,9 @@ def look_at(row, shot, table, lock, py_spy, begun):
     if py_spy is None:
         one["error"] = no_py_spy()
         return one
-    left_s = ARGS["budget_s"] - (time.monotonic() - begun)
+    left_s = ARGS["budget_s"] - (time.monotonic() - started)
     if left_s <= 0:
-        one["error"] = "time was over"
+        one["error"] = "out of time"
         return one
     limit_s = min(ARGS["limit_s"], left_s)
     threads, error, repaired = dump(py_spy, pid, limit_s, ARGS.get("blocking", False))
@@ -235,10 +236,10 @@ def look_at(row, shot, table, lock, py_spy, begun):
 
 
 def ask_by_signal(rows, shot, found):
-    """Where py-spy may not look: our trainer writes its stacks to its log when SIGUSR1 comes.
+    """Without permission for py-spy: our trainer writes its stacks to its log at SIGUSR1.
 
-    Only to processes with our tag that have a handler for it; others would die of the signal, or
-    take it for something else. One log at a time: a rank and its loaders share one.
+    Only processes with our tag and a handler get it; it would end others or mean something else.
+    One log at a time: a rank and its loaders share one.
     """
     for row in rows:
         one = found.get(str(row["pid"]), {})
@@ -257,7 +258,7 @@ def ask_by_signal(rows, shot, found):
 
 
 def faulthandler_text(row):
-    """What a process appends to its stderr after SIGUSR1; "" when that is no file or nothing came."""
+    """What a process appends to its stderr after SIGUSR1; "" for nothing, or for no file."""
     try:
         path = os.readlink("/proc/%d/fd/2" % row["pid"])
         begun_at = os.stat(path).st_size
@@ -286,8 +287,9 @@ def faulthandler_text(row):
 
 
 def surroundings(rows, shot, table):
-    """Logs, flight records, kernel log, open files and source lines, each within its own deadline."""
-    found = {"logs": {}, "flight": {}, "kernel": [], "kernel_cut_s": None, "open": {}, "source": {}}  # type: dict
+    """Logs, flight records, kernel log, open files and source lines, each within its deadline."""
+    found = {"kernel": [], "kernel_cut_s": None}  # type: dict
+    found.update(logs={}, flight={}, open={}, source={})
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def logs():
@@ -331,15 +333,6 @@ def surroundings(rows, shot, table):
     found["late"] = sorted(
         name for name, answer in SECTIONS.items() if answer["state"] == "timeout"
     )
-    # A late reader may still write into its part: what goes home is a copy.
-    return json.loads(
-        json.dumps(
-            {
-                **found,
-                "open": dict(found["open"]),
-                "logs": dict(found["logs"]),
-                "flight": dict(found["flight"]),
-                "source": dict(found["source"]),
-            }
-        )
-    )
+    # A late reader may still write into its part: the report gets a copy.
+    parts = {name: dict(found[name]) for name in ("open", "logs", "flight", "source")}
+    return json.loads(json.dumps({**found, **parts}))

@@ -1,8 +1,8 @@
 """Ask a job's ranks on this node to save and end. Kills nothing.
 
-ARGS: op, pick (jobs/job_processes.py); look answers rows as kill does, each trainer with `asks` (whether it has a
-handler for SIGTERM) and `beat`. stop takes targets [[pid, start]] and timeout_s, sends SIGTERM once,
-and answers which are left and what was saved.
+ARGS: op, pick (jobs/job_processes.py); look answers rows as kill does, each trainer with `asks`
+(whether it has a handler for SIGTERM) and `beat`. stop takes targets [[pid, start]] and timeout_s,
+sends SIGTERM once, and answers which are left and what was saved.
 """
 
 import os
@@ -42,19 +42,19 @@ def look():
 
 
 def stop():
-    begun, wall_s = time.monotonic(), time.time()
+    started, wall_s = time.monotonic(), time.time()
     victims, gone = [], 0
     for pid, start in ARGS["targets"]:
         try:
             victims.append(Victim(pid, start))
         except ProcessLookupError:
             gone += 1
-    # Between look and now one may have become a process that would just die of it.
+    # SIGTERM would end a process that has lost its handler since the look.
     refused = [victim.pid for victim in victims if not handles(victim.pid, signal.SIGTERM)]
     for victim in victims:
         if victim.pid not in refused:
             victim.send(signal.SIGTERM)
-    deadline = begun + ARGS["timeout_s"]
+    deadline = started + ARGS["timeout_s"]
     while any(victim.state() for victim in victims) and time.monotonic() < deadline:
         time.sleep(0.1)
     left = []
@@ -72,7 +72,7 @@ def stop():
         "asked": len(victims) - len(refused),
         "gone": gone,
         "saved": saved,
-        "seconds": round(time.monotonic() - begun, 3),
+        "seconds": round(time.monotonic() - started, 3),
     }
 
 
@@ -87,7 +87,7 @@ def newest_checkpoint(since_s):
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if SAVED.match(name) and os.path.exists(path + "/manifest.json"):
-                # A little slack: the file server's clock is not ours.
+                # The file server's clock may differ.
                 if os.stat(path).st_mtime >= since_s - 5:
                     found.append((os.stat(path).st_mtime, path))
     return max(found)[1] if found else ""

@@ -1,19 +1,22 @@
-"""Figures of this node as JSON lines, one an interval, until stdin closes.
+"""Readings of this node as JSON lines, one an interval, until stdin closes.
 
-ARGS: interval_s; session and node (one watcher of a session and node at a time: a new one ends the
-old one, whose head may have lost it); ping_s (a head that sends nothing for twelve of those is gone);
-paths (directories whose file systems matter).
+ARGS: interval_s; session and node (a new watcher of a session and node ends the old one, which its
+head may have lost); ping_s (a head that sends nothing for twelve of those is gone); paths
+(directories whose file systems matter).
 
 The first line is {"n": 1, "key": {…}} with everything, each later one {"n": number, "d": {…}} with
-what has changed beyond the resolution below; null means that it is there no more. Keys:
-  cpus, driver, up: once                   cpu, load1, mem: [used, total] MiB, net: MB/s
-  gN: GPU N's [W, %, MiB used, degrees, SM MHz, NVML's bits of trouble], or an error's text
+changes beyond the resolution below; null means gone. Keys:
+  cpus, driver, up: once
+  cpu, load1, mem: [used, total] MiB, net: MB/s
+  gpus: their number, null where unknown, with gpu_error; csv: nvidia-smi's text
+  gN: GPU N's [W, %, MiB used, degrees, SM MHz, NVML's throttle bits], or an error's text
   hN: [name, limit W, MiB total, PCI address, uncorrected ECC errors, NVLinks up, NVLinks]
-  gpus: how many there are, null where that cannot be found out, with gpu_error; csv: nvidia-smi's text
-  lN: link N's [MB/s in, MB/s out, errors in the last minute]   LN: [name, kind, state, Gb/s, losses]
-  links: how many       disks: [[path, MiB used, MiB total, why they could not be asked for]]: two nulls
-  and "" where a mount hangs
-  procs: [[pid, user, name, GPU, MiB, run, rank, age s]]   xlog: why the kernel's log cannot be read
+  links: their number
+  lN: link N's [MB/s in, MB/s out, errors in the last minute]
+  LN: [name, kind, state, Gb/s, losses]
+  disks: [[path, MiB used, MiB total, reason]]: two nulls with "" where a mount hangs
+  procs: [[pid, user, name, GPU, MiB, run, rank, age s]]
+  xlog: why the kernel's log cannot be read
 Beside them, in the line where they happen: "step" (seconds by which the wall clock jumped against
 the monotonic one), "x" (Xid lines: [seconds ago, PCI address, code, text]).
 {"ping": id} on stdin is answered at once with {"pong": id, "t": wall clock}.
@@ -44,12 +47,12 @@ RESOLUTION = {
 RELATIVE = {"l": 0.03, "net": 0.03}  # of the value, for what spans powers of ten
 SMALLEST = 0.05  # MB/s below which rates do not matter
 SETTLE_S = 0.25  # first difference of counters, so that the first line has a cpu share
-FIRST_GPUS_S = 2.0  # the first line waits this long for the driver, so that one line can tell all
+FIRST_GPUS_S = 2.0  # the first line waits this long for the driver
 STEP_S = 0.005  # what counts as a jump of the clock; ntpd and chrony slew by 0.0005 a second
 PINGS_MISSED = 12
 TAKE_OVER_S = 2.0
 
-HEARD = [time.monotonic()]  # when the head said something last
+HEARD = [time.monotonic()]  # time of the head's last message
 
 
 def main():
@@ -118,15 +121,15 @@ def take_over(session, node):
     if not session:
         return
     signal.signal(signal.SIGTERM, give_way)
-    begun = time.monotonic()
+    started = time.monotonic()
     sent = {}  # type: dict  # signal -> whom it was sent to
     try:
         path = lock_path("watch", session, node)
-        while time.monotonic() - begun < TAKE_OVER_S:
+        while time.monotonic() - started < TAKE_OVER_S:
             lock, holder = take_lock(path, "%d %d" % (os.getpid(), process(os.getpid()).start))
             if lock is not None:
                 return  # its descriptor stays open
-            is_frozen = time.monotonic() - begun > TAKE_OVER_S / 2
+            is_frozen = time.monotonic() - started > TAKE_OVER_S / 2
             number = signal.SIGKILL if is_frozen else signal.SIGTERM
             if sent.get(number) != holder:
                 sent[number] = holder
@@ -142,7 +145,7 @@ def give_way(_number, _frame):
 
 
 def end_watcher(holder, number):
-    """Signal the process that wrote "pid start" into a lock of ours, unless another has its number."""
+    """Signal the process that wrote "pid start" into our lock, if it still runs."""
     pid, _, start = holder.partition(" ")
     facts = process(int(pid)) if pid.isdigit() else None
     if facts is not None and str(facts.start) == start and facts.pid != os.getpid():
@@ -207,8 +210,8 @@ class ClockSteps:
         """Wall minus boot time: of three tries the one with the shortest gap."""
         best = (float("inf"), 0.0)
         for _ in range(3):
-            begun = time.clock_gettime(self.BOOTTIME)
+            started = time.clock_gettime(self.BOOTTIME)
             wall = time.time()
             ended = time.clock_gettime(self.BOOTTIME)
-            best = min(best, (ended - begun, wall - (begun + ended) / 2))
+            best = min(best, (ended - started, wall - (started + ended) / 2))
         return best[1]

@@ -14,10 +14,10 @@ GIDS = 16  # entries of a GID table that are read; drivers keep 128 or 256, near
 
 
 def look_at_fabric(growth_s):
-    begun = time.monotonic()
+    started = time.monotonic()
     if call("ib", read_infiniband, 5.0)["state"] == "ended":
         time.sleep(growth_s)
-        call("ib_again", lambda: read_counters(begun), 5.0)
+        call("ib_again", lambda: read_counters(started), 5.0)
 
 
 def read_infiniband():
@@ -71,8 +71,8 @@ def counters(top, here):
     return found
 
 
-def read_counters(begun):
-    lines = ["#seconds\t%.3f" % (time.monotonic() - begun)]
+def read_counters(started):
+    lines = ["#seconds\t%.3f" % (time.monotonic() - started)]
     for device in sorted(os.listdir(IB)):
         for port in ports_of(device):
             lines += counters("%s/%s" % (IB, device), "ports/%s/" % port)

@@ -1,6 +1,6 @@
-"""Census: forked children for work that may sleep in the kernel for ever: dead mounts, a hung driver.
+"""Census: forked children for work that may hang in the kernel: dead mounts, a hung driver.
 
-A fork costs 2 ms where another interpreter costs 15. Forks come before the first thread.
+A fork takes 2 ms, another interpreter 15. Forks come before the first thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 
 from clusterctl.payload.prelude import SECTIONS, _result
 
-CHILD_LIFE_S = 60  # a child ends by itself if everybody has forgotten it
+CHILD_LIFE_S = 60  # after which a child ends by itself
 
 
 def fork_child(function):
@@ -32,7 +32,7 @@ def fork_child(function):
             os.dup2(nowhere, descriptor)
         send_all(into, function().encode())
         status = 0
-    except BaseException as error:  # noqa: BLE001 - its words are the answer
+    except BaseException as error:  # noqa: BLE001 - its text is the answer
         send_all(into, ("%s: %s" % (type(error).__name__, error)).encode()[:300])
     finally:
         os._exit(status)
@@ -44,11 +44,11 @@ def send_all(descriptor, data):
 
 
 def collect_child(name, child, timeout_s):
-    """As `section` for a forked child: its text, or that it gave none in time; then it is killed."""
+    """As `section` for a forked child, which is killed when it is late."""
     pid, pipe = child
-    begun = time.monotonic()
+    started = time.monotonic()
     kept, ended = b"", False
-    while not ended and time.monotonic() - begun < timeout_s:
+    while not ended and time.monotonic() - started < timeout_s:
         ready, _, _ = select.select([pipe], [], [], 0.1)
         if ready:
             data = os.read(pipe, 65536)
@@ -60,10 +60,10 @@ def collect_child(name, child, timeout_s):
         except OSError:
             pass  # it has just ended, or not yet its own session
         why = "no end in %g s, killed" % timeout_s
-        SECTIONS[name] = _result("timeout", None, kept, why, begun)
+        SECTIONS[name] = _result("timeout", None, kept, why, started)
         return SECTIONS[name]
     status = os.waitpid(pid, 0)[1]
     rc = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128
     out, err = (kept, b"") if rc == 0 else (b"", kept)
-    SECTIONS[name] = _result("ended", rc, out, err, begun)
+    SECTIONS[name] = _result("ended", rc, out, err, started)
     return SECTIONS[name]

@@ -17,7 +17,7 @@ PROCESS_FIELDS = "gpu_uuid,pid,used_memory,process_name"
 
 
 def look_at_gpus(timeout_s, nvml=None, deep=False):
-    """`nvml` is a child that asks it; with `deep` nvidia-smi tells health, links and topology too."""
+    """`nvml` is a child that reads NVML; with `deep` nvidia-smi adds health, links and topology."""
     if nvml is not None:
         answer = collect_child("nvml", nvml, timeout_s)
         if answer["rc"] == 0:
@@ -25,13 +25,13 @@ def look_at_gpus(timeout_s, nvml=None, deep=False):
             call("gpu_owners", lambda: describe_processes(" ".join(pids)), 3.0)
             return
         if answer["state"] == "timeout":
-            # What hangs in the driver would hang nvidia-smi too, beside it.
+            # nvidia-smi would hang in the driver as well.
             SECTIONS["gpus"] = dict(answer, err="NVML: " + answer["err"])
             return
     query = ["nvidia-smi", "--query-gpu=" + GPU_FIELDS, "--format=csv"]
     answer = section("gpus", query, timeout_s)
     if answer["state"] != "ended":
-        return  # a second one would hang beside the first
+        return  # a second one would hang as well
     query = ["nvidia-smi", "--query-compute-apps=" + PROCESS_FIELDS, "--format=csv"]
     text = section("gpu_processes", query, timeout_s)["out"]
     call("gpu_owners", lambda: describe_processes(text), 3.0)
@@ -42,7 +42,7 @@ def look_at_gpus(timeout_s, nvml=None, deep=False):
 
 
 def describe_processes(text):
-    """pid, uid, user, age in seconds, command line, run and rank of each number in `text` that is a process.
+    """pid, uid, user, age in seconds, command line, run, rank of each process id in `text`.
 
     Run and rank are "-" where the environment has none, "?" where it cannot be read.
     """
@@ -92,7 +92,7 @@ def list_nvswitches():
 
 
 def pci_devices(wanted):
-    """NVIDIA's devices of a class behind the number of all devices: none is an answer, too."""
+    """NVIDIA's devices of a class, after the number of all devices."""
     folder = "/sys/bus/pci/devices"
     addresses = sorted(os.listdir(folder))
     lines = ["#devices\t%d" % len(addresses)]

@@ -120,7 +120,7 @@ def ask_python(python, timeout_s):
 
 
 def is_refused(name, path):
-    """Whether another user has planted what the head names: the section says so, and nothing is run."""
+    """Whether another user may have made what the head names; then the section has the reason."""
     from clusterctl.payload.files.ownership import planted
 
     why = planted(path)
@@ -130,13 +130,13 @@ def is_refused(name, path):
 
 
 def ask_git(workdir, timeout_s):
-    """Commit and changed files. Another owner's folder is fine, but not one that anybody can have made."""
+    """Commit and changed files. Another owner is fine, but not in a world-writable folder."""
     git = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"]
     git += ["-C", workdir]
     if is_refused("git_head", workdir):
         return
     if section("git_head", git + ["rev-parse", "HEAD"], timeout_s)["rc"] == 0:
-        # With the branch in the first line: no change is then more than no word.
+        # With the branch as first line, so that the output is never empty.
         section("git_status", git + ["status", "--porcelain", "--branch", "-uno"], timeout_s)
 
 

@@ -12,7 +12,7 @@ def ask_port(port):
 
 
 def try_port(port):
-    """The word free, or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
+    """`free`, or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
     import socket
 
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
@@ -36,7 +36,7 @@ def try_port(port):
 
 
 def find_listener(port):
-    """Process that listens on a port, as far as this user may see it."""
+    """Process that listens on a port, as far as this user can see it."""
     wanted = ":%04X" % port
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

@@ -26,7 +26,7 @@ def look_at_processes(growth_s):
 
 
 def list_processes(growth_s):
-    """`daemon NAME PID`, `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`, `hidden WHY` lines."""
+    """Lines `daemon NAME PID`, `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`…"""
     before = scan_processes()
     time.sleep(growth_s)
     lines = ["count\t%d" % len(before)]
@@ -44,7 +44,7 @@ def list_processes(growth_s):
             lines.append("zombie\t%s" % name)
         elif now[2] == switches:  # it has not run in between
             since = blocked_since(pid)
-            if scan_one(pid) == now:  # nor ended while we asked
+            if scan_one(pid) == now:  # nor ended meanwhile
                 lines.append("blocked\t%d\t%s\t%s\t%s" % ((pid, name) + since))
     return "\n".join(lines)
 
@@ -97,7 +97,7 @@ def age_of(pid):
 
 
 def last_run(pid):
-    """When a process last had a CPU, by the scheduler's own clock, which is no other clock.
+    """When a process last had a CPU, by the scheduler's own clock.
 
     0 after a move to another CPU on which it has not run yet.
     """

@@ -1,4 +1,4 @@
-"""What logs and the kernel say beside the stacks."""
+"""Lines of rank logs and the kernel's log, beside the stacks."""
 
 import os
 import re
@@ -11,7 +11,8 @@ LOG_LINES = 12  # of one rank
 TELLING = re.compile(
     r"Watchdog caught collective|Timeout at NCCL work|last enqueued|NCCL WARN|Some NCCL operations|"
     r"taking the entire process down|\[gloo.*(timed out|timeout|closed)|Timed out waiting \d+ms|"
-    r"Connection (closed|reset) by peer|DataLoader worker|CUDA error|ncclSystemError|ncclRemoteError"
+    r"Connection (closed|reset) by peer|DataLoader worker|CUDA error|ncclSystemError|"
+    r"ncclRemoteError"
 )
 KERNEL = re.compile(
     r"NVRM: (Xid|GPU)|Out of memory|oom-kill|blocked for more than|not responding|I/O error|"
@@ -21,7 +22,7 @@ KERNEL_S = 3600.0
 
 
 def log_lines(pid):
-    """The last lines of a rank's log that tell of a collective, a worker or a device; [] without a file."""
+    """The last lines of a rank's log about a collective, worker or device; [] without a file."""
     try:
         path = os.readlink("/proc/%d/fd/2" % pid)
     except OSError:
@@ -36,9 +37,9 @@ def log_lines(pid):
 
 
 def kernel_lines(uptime_s):
-    """(lines of the last hour of the kernel's log that tell of devices, memory or mounts, cut_s).
+    """(lines of the last hour of the kernel's log about devices, memory or mounts, cut_s).
 
-    Of a long log the end is read; `cut_s` is its age where that is less than the hour, else None.
+    Of a long log the end is read; `cut_s` is its age where that is less than an hour, else None.
     """
     answer = section("dmesg", ["dmesg"], 3.0, newest=True)
     SECTIONS.pop("dmesg", None)

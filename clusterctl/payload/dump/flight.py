@@ -1,8 +1,8 @@
-"""torch's flight record of a rank, read on its own node as plain values and cut to what is compared.
+"""torch's flight record of a rank, read on its node as plain values and cut to what is compared.
 
-A record is a pickle, and whoever runs the rank can write it. Only opcodes of plain values are read, by the
-unpickler written in Python: the C one takes a memo index from the file and allocates that much. What a pickle
-holds once can stand in its value a million times: values are counted where they are copied.
+A record is a pickle that the rank's user can write. Only opcodes of plain values are read, by the
+unpickler in Python: the C one allocates as much as a memo index of the file says. A value that is
+in the pickle once can appear a million times, so values are counted where they are copied.
 """
 
 import io
@@ -128,7 +128,7 @@ def load_plain(data):
         if data[:1] == b"{":
             return json.loads(data.decode(), parse_int=short_int)
         return PlainUnpickler(io.BytesIO(data)).load()
-    except Exception as error:  # noqa: BLE001 - odd bytes raise anything; all of it means: not readable
+    except Exception as error:  # noqa: BLE001 - odd bytes raise anything
         raise ValueError("no flight record: %s" % error)
 
 
@@ -138,9 +138,9 @@ def short_int(text):
 
 
 def newest(data):
-    """The newest entries of each group, with the innermost frame outside of torch, within FLIGHT_TEXT."""
+    """The newest entries of each group, with the innermost frame outside of torch."""
     if not isinstance(data, dict) or not isinstance(data.get("entries"), list):
-        raise ValueError("no flight record: no entries")
+        raise ValueError("not a flight record: no entries")
     groups = {}  # type: dict
     for row in data["entries"]:
         if isinstance(row, dict) and not row.get("is_p2p"):
@@ -168,7 +168,7 @@ def shortened(row, room):
 
 
 def plain(value, room, depth=0):
-    """A copy of what JSON can hold; takes its length from room[0]. Raises ValueError when that is used up."""
+    """A copy of what JSON can hold; takes its length from room[0]. Raises ValueError below 0."""
     if isinstance(value, str):
         value = value[:FLIGHT_WORD]
     room[0] -= len(value) + 4 if isinstance(value, str) else 4

@@ -1,4 +1,4 @@
-"""Stacks as numbers: each frame and each stack is sent once a node, however many threads stand in it.
+"""Stacks as numbers: each frame and each stack is sent once a node.
 
 136 processes give 900 kB of JSON; interned and packed they are 12 kB.
 """
@@ -16,7 +16,7 @@ class Table:
         self._stack_ids = {}  # type: dict
 
     def add(self, threads):
-        """Rows [thread id, name, stack, active, owns_gil] of what py-spy said of one process."""
+        """Rows [thread id, name, stack, active, owns_gil] of py-spy's output for one process."""
         rows = []
         for thread in threads:
             stack = tuple(
@@ -52,7 +52,7 @@ class Table:
         return number
 
     def leaves(self):
-        """(file, line) of the innermost frame of every stack, once each; torch/_ops.py is looked through."""
+        """(file, line) of the innermost frame of every stack, once each, not of torch/_ops.py."""
         found = {}
         for stack in self.stacks:
             for number in stack:
@@ -64,7 +64,7 @@ class Table:
 
 
 def source_lines(places, limit=200):
-    """{"file:line": text} of the source where threads stand; a wait for a GPU has no frame of its own."""
+    """{"file:line": text} of the current source lines; a wait for a GPU has no own frame."""
     found, texts = {}, {}
     for path, line in places[:limit]:
         if not path.startswith("/") or not path.endswith(".py"):

@@ -1,6 +1,6 @@
-"""What the kernel says of a process, its threads and its files: states, ticks, switches, where it sleeps.
+"""Kernel facts of a process, its threads and files: states, ticks, switches, where it sleeps.
 
-All of it lies in /proc and needs no ptrace; what only root may read is left out for others.
+All from /proc, without ptrace; what only root may read is left out for others.
 """
 
 import os
@@ -10,9 +10,10 @@ from clusterctl.payload.jobs.processes import is_frozen
 
 
 def task_facts(pid, deep):
-    """{state, wchan, syscall, stack, tasks: {tid: [state, ticks, voluntary switches, wchan, name]}}; None when gone.
+    """{state, wchan, syscall, stack, tasks}; None when gone.
 
-    Ticks are user and system time in 1/SC_CLK_TCK s. `deep` also reads where the main thread sleeps.
+    tasks: {tid: [state, ticks, voluntary switches, wchan, name]}, with user and system time in
+    1/SC_CLK_TCK s. `deep` also reads where the main thread sleeps.
     """
     folder = "/proc/%d" % pid
     tasks = {}
@@ -62,7 +63,7 @@ def stopped_tasks(pid):
 
 
 def open_files(pid, limit=8):
-    """Regular files that a process has open, without libraries, logs and devices; links only, no access."""
+    """Open regular files of a process, without libraries, logs and devices; reads links only."""
     folder, found = "/proc/%d/fd" % pid, []  # type: str, list
     try:
         names = sorted(os.listdir(folder), key=int)
@@ -99,15 +100,15 @@ def _read(path):
 
 
 def read_file(path, limit, at=0):
-    """Bytes of a regular file from a place on, its end for a negative one; OSError for anything else.
+    """Bytes of a regular file from an offset, or its end for a negative one; else OSError.
 
-    For files that a process has named: a pipe in their place is not waited for.
+    For files that a process names: never waits for a pipe in their place.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError("%s is no regular file" % path)
+            raise OSError("%s is not a regular file" % path)
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(at if at >= 0 else max(0, found.st_size + at))
             return file.read(limit)

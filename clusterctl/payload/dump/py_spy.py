@@ -1,8 +1,8 @@
-"""py-spy on this node: where it is, one dump, and nothing left stopped behind it.
+"""py-spy on this node: find it, dump one process, leave no process stopped.
 
-It often runs as root, on processes of somebody else: what another user could have put there is never
-run. Always --nonblocking unless asked: a blocking dump stops every thread, fails on stopped targets and
-hangs on one that sleeps in a dead mount (benfred/py-spy #872, #565).
+It often runs as root on other users' processes, so a program that another user could have made is
+never run. Without `blocking` always --nonblocking: a blocking dump stops every thread, fails on
+stopped targets and hangs on one that sleeps in a dead mount (benfred/py-spy #872, #565).
 """
 
 import json
@@ -19,15 +19,15 @@ from clusterctl.payload.prelude import SECTIONS, read_text, section, tool_env
 
 REPAIR_S = 1.0
 
-carried = []  # type: list  # a py-spy that came over the wire: its folder, or its descriptor in memory
+carried = []  # type: list  # of a py-spy that the head sent: its folder, or descriptor in memory
 passed_over = []  # type: list[str]  # which py-spy was not run, and why
-looking = {}  # type: dict  # process id -> threads that were stopped before the dump that runs now
+looking = {}  # type: dict  # process id -> threads that were stopped before the current dump
 
 
 def find_py_spy(rows, shot, given):
-    """A py-spy that can be run here: the one given, the job's own, or one of the PATH; None without."""
+    """A py-spy that can run here: the given one, the job's own, or one of the PATH; else None."""
     if given and is_program(given):
-        return given  # who asks has named it
+        return given  # the user named it
     candidates = []
     for row in rows:
         one = shot.seen.get(row["pid"])
@@ -52,7 +52,7 @@ def is_program(path):
 
 
 def is_trusted(path):
-    """Whether nobody but root and us could have made it what it is; else it is noted why not."""
+    """Whether only root and this user could have made it; the reason otherwise is noted."""
     try:
         why = foreign_hand(path)
     except OSError as error:
@@ -63,9 +63,9 @@ def is_trusted(path):
 
 
 def unpack_py_spy(data, parents=None):
-    """Put a py-spy that the head sent where it can be run; `remove_py_spy` takes it away.
+    """Put a py-spy that the head sent where it can run; `remove_py_spy` removes it.
 
-    That is a private folder; where each temporary folder refuses programs (noexec), memory.
+    That is a private folder, or memory where no temporary folder allows programs (noexec).
     """
     import base64
     import zlib
@@ -82,13 +82,13 @@ def unpack_py_spy(data, parents=None):
             with open(path, "wb") as file:
                 file.write(program)
             os.chmod(path, stat.S_IRWXU)
-            if os.access(path, os.X_OK):  # the kernel says no on a mount without programs
+            if os.access(path, os.X_OK):  # False on a noexec mount
                 return path
         except OSError:
-            pass  # full, or over the quota: the next one
+            pass  # full, or over the quota
         remove_py_spy()
     if not hasattr(os, "memfd_create"):
-        raise OSError("no temporary folder can hold a program here, nor memory")
+        raise OSError("neither a temporary folder nor memory can hold a program here")
     descriptor = os.memfd_create("py-spy")
     carried.append(descriptor)
     with open(descriptor, "wb", closefd=False) as file:
@@ -113,7 +113,7 @@ def remove_py_spy():
 
 
 def dump(py_spy, pid, limit_s, blocking=False, native=False):
-    """(threads or None, error, whether something had to be set going again).
+    """(threads or None, error, whether a stopped thread was resumed).
 
     Threads are py-spy's: [{os_thread_id, thread_name, active, owns_gil, frames}].
     """
@@ -126,11 +126,8 @@ def dump(py_spy, pid, limit_s, blocking=False, native=False):
     repaired = repair(pid, before)
     looking.pop(pid, None)
     if answer["state"] != "ended":
-        return (
-            None,
-            answer["err"].strip().splitlines()[-1] if answer["err"].strip() else answer["state"],
-            repaired,
-        )
+        lines = answer["err"].strip().splitlines()
+        return None, lines[-1] if lines else answer["state"], repaired
     if answer["rc"] != 0:
         return None, first_sentence(answer["err"]), repaired
     try:
@@ -140,13 +137,13 @@ def dump(py_spy, pid, limit_s, blocking=False, native=False):
 
 
 def first_sentence(text):
-    """py-spy's error and its causes without the stack of its own."""
+    """py-spy's error and its causes without its own stack."""
     kept = []
     for line in text.split("Stack backtrace:")[0].splitlines():
         line = line.strip()
         if line and line != "Caused by:":
             kept.append(line.replace("Error: ", "", 1))
-    return ": ".join(kept[:3]) or "py-spy failed without a word"
+    return ": ".join(kept[:3]) or "py-spy failed without a message"
 
 
 def repair(pid, before):
@@ -166,13 +163,13 @@ def repair(pid, before):
 
 
 def repair_all():
-    """After dumps were cut off: their targets go on."""
+    """Resume the targets of dumps that were cut off."""
     for pid, before in list(looking.items()):
         repair(pid, before)
 
 
 def rights():
-    """What decides whether one process may look into another here."""
+    """What decides whether one process may read another here."""
     found = {"uid": os.getuid(), "scope": None, "capable": False}
     try:
         found["scope"] = int(read_text("/proc/sys/kernel/yama/ptrace_scope"))

@@ -1,4 +1,4 @@
-"""Locks that last as long as the process that holds them, in a folder that is this user's alone."""
+"""Locks that last as long as the process that holds them, in this user's own folder."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from clusterctl.payload.files.private import open_own, own_folder
 
 
 def take_lock(path: str, text: str) -> tuple[int | None, str]:
-    """Lock a file and write `text` into it: (descriptor, ""). When it is held: (None, its holder's text).
+    """Lock a file and write `text` into it: (descriptor, ""). When held: (None, its holder's text).
 
-    The kernel lets go of it when the descriptor is closed, however that comes. Raises as `open_own`.
+    The kernel releases it when the descriptor is closed. Raises as `open_own`.
     """
     while True:
         lock = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = os.read(lock, 200).decode("utf-8", "replace")
+            holder = os.read(lock, 200).decode("utf-8", "replace")
             os.close(lock)
-            return None, said
+            return None, holder
         if _is_still(lock, path):
             os.truncate(lock, 0)
             os.write(lock, text.encode())
             return lock, ""
-        os.close(lock)  # the one before us has removed it meanwhile
+        os.close(lock)  # the previous holder has removed it
 
 
 def lock_path(kind: str, *words: str) -> str:
-    """Where the lock of such words lies, in the own folder; locks there that nobody holds are removed.
+    """Path of a lock in the own folder; removes locks there that nobody holds.
 
     Raises `NotPrivate` as `own_folder` does.
     """
@@ -51,7 +51,7 @@ def lock_path(kind: str, *words: str) -> str:
 
 
 def drop_lock(lock: int, path: str) -> None:
-    """Remove a lock's file while it is held, so that nobody waits for a file that is gone."""
+    """Remove a lock's file while it is held, then release it."""
     os.unlink(path)
     os.close(lock)
 

@@ -1,4 +1,4 @@
-"""Whose hand is in a path: whether another user of a machine could have made or changed what it names.
+"""Whether another user of a machine could have made or changed what a path names.
 
 Runs on nodes and on the head.
 """
@@ -26,11 +26,11 @@ LINKS = 40  # on the way to a file, as the kernel has it
 
 
 class NotPrivate(OSError):
-    """Another user of this machine has, or may have, a hand in what a path names."""
+    """Another user of this machine made or changed, or could change, what a path names."""
 
 
 def foreign_hand(path: str) -> str:
-    """Why another user than root could have made or changed what lies at `path`; "" when none could.
+    """Why another user than root could have made or changed `path`; "" when none could.
 
     Every folder and link on the way counts. Raises OSError when there is no such path.
     """
@@ -42,9 +42,9 @@ def foreign_hand(path: str) -> str:
 
 
 def changed_by_others(found: os.stat_result) -> str:
-    """Why another user than root could change what has such a status; "" when none could.
+    """Why another user than root could change a file with this status; "" when none could.
 
-    In a sticky folder such as /tmp others can add names, not take away ours.
+    In a sticky folder such as /tmp others can add names, but not remove ours.
     """
     if found.st_uid not in (0, os.getuid()):
         return "belongs to user %d" % found.st_uid
@@ -57,11 +57,11 @@ def changed_by_others(found: os.stat_result) -> str:
 
 
 def planted(path: str) -> str:
-    """Whose file or folder in a place that is open to all `path` leads through; "" for nobody's.
+    """Which part of `path` another user made in a world-writable folder; "" for none.
 
-    Weaker than `foreign_hand`: folders of a project's group or of another owner are fine, but what
-    anybody could have put there is not. Where a path ends early, what there is of it counts. Does not
-    touch network drives: what lies there is the same everywhere, and a dead one would never answer.
+    Weaker than `foreign_hand`: folders of a project's group or of another owner are fine. Of a path
+    that does not exist the existing part counts. Does not touch network drives: a dead one would
+    never answer, and their files are the same everywhere.
     """
     try:
         for at, found, above in _way(path, _far_mounts()):
@@ -69,12 +69,12 @@ def planted(path: str) -> str:
                 place = "lies in a folder that is open to all"
                 return "%s belongs to user %d and %s" % (at, found.st_uid, place)
     except OSError:
-        pass  # there is no more of it
+        pass  # the rest does not exist
     return ""
 
 
 def _far_mounts() -> set[str]:
-    """Where the drives are mounted that are none of this machine's."""
+    """Mount points of network drives."""
     found = set()
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file.read().decode("utf-8", "surrogateescape").splitlines():
@@ -87,7 +87,7 @@ def _far_mounts() -> set[str]:
 def _way(
     path: str, stop_at: Container[str] = ()
 ) -> Iterator[tuple[str, os.stat_result, os.stat_result]]:
-    """(name, its lstat, its folder's) of everything on the way to a file, links and their targets too."""
+    """(name, its lstat, its folder's) of all on the way to a file, with links and their targets."""
     at, above, links = "/", os.lstat("/"), 0
     todo = os.path.join(os.getcwd(), path).split("/")
     while todo:
@@ -121,7 +121,7 @@ def _is_sticky(found: os.stat_result) -> bool:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether nobody else is in a group: many systems give each user one, and let it write."""
+    """Whether this user is alone in a group: many systems give each user a group that may write."""
     import grp
     import pwd
 

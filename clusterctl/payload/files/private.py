@@ -1,8 +1,8 @@
 """Folders and files that no other user of a machine can make first, change or read.
 
-Everybody can take a name in /tmp and /dev/shm before we do: as a folder, a link, a pipe, a file. So
-what we make there has a random name and is made exclusively, and what must have a known name lies in
-a folder of ours that is looked at before it is used. Runs on nodes and on the head.
+Any user can take a name in /tmp and /dev/shm first, with a folder, a link, a pipe or a file. So
+what we make there has a random name and is created exclusively; what needs a known name is in our
+own folder, which is checked before use. Runs on nodes and on the head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clusterctl.payload.files.ownership import NotPrivate, foreign_hand
 
 # On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
 LOCAL = ("/dev/shm", "/tmp")
-RUNTIME = ("/run", "/run/user/%d")  # root's, everybody else's: places that others cannot write
+RUNTIME = ("/run", "/run/user/%d")  # root's, other users': others cannot write there
 
 
 def new_folder(kind: str, parents: tuple[str, ...] = LOCAL) -> str:
@@ -35,10 +35,10 @@ def new_folder(kind: str, parents: tuple[str, ...] = LOCAL) -> str:
 
 
 def own_folder() -> str:
-    """This user's folder on this machine (0700), for what programs of the same user must find.
+    """This user's folder on this machine (0700), for what the user's programs must find.
 
-    Made where it is missing. A name that another user has taken is left alone, and the next place
-    serves. Raises `NotPrivate` with the reason of each place when none does.
+    Created where missing, in the next place where another user has taken the name. Raises
+    `NotPrivate` with the reason of each place when there is none.
     """
     uid = os.getuid()
     places = [(RUNTIME[0] if uid == 0 else RUNTIME[1] % uid, "clusterctl")]
@@ -52,7 +52,7 @@ def own_folder() -> str:
             return path
         except OSError as error:
             whys.append("%s: %s" % (path, error.strerror or error))
-    raise NotPrivate("no private folder can be had (%s)" % "; ".join(whys))
+    raise NotPrivate("no private folder (%s)" % "; ".join(whys))
 
 
 def _make_own(path: str) -> None:
@@ -62,14 +62,14 @@ def _make_own(path: str) -> None:
         pass
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
-        raise NotPrivate("is no folder")
+        raise NotPrivate("is not a folder")
     _check_owner(found)
     if found.st_mode & 0o077:
         raise NotPrivate("is open to other users (mode %04o)" % stat.S_IMODE(found.st_mode))
 
 
 def _check_parent(parent: str) -> None:
-    """Others may add names in there, but not take away ours."""
+    """Others may add names there, but not remove ours."""
     why = foreign_hand(parent)
     if why:
         raise NotPrivate(why)
@@ -81,16 +81,16 @@ def _check_owner(found: os.stat_result, uid: int | None = None) -> None:
 
 
 def open_own(path: str, flags: int, mode: int = 0o600, uid: int | None = None) -> int:
-    """Open a file that belongs to us (or to user `uid`) without following a link or waiting for a pipe.
+    """Open a file of ours (or of user `uid`) without following a link or waiting for a pipe.
 
-    Returns a descriptor. Raises `NotPrivate` for anything else that lies there, OSError as open() does.
+    Returns a descriptor. Raises `NotPrivate` for anything else there, OSError as open() does.
     """
     more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags | more, mode)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise NotPrivate("%s is no file" % path)
+            raise NotPrivate("%s is not a file" % path)
         _check_owner(found, uid)
     except OSError:
         os.close(descriptor)
@@ -99,9 +99,9 @@ def open_own(path: str, flags: int, mode: int = 0o600, uid: int | None = None) -
 
 
 def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file beside `path` under a random name, then rename it: a reader sees the old or the new.
+    """Write a file with a random name beside `path`, then rename it: readers see old or new.
 
-    Raises OSError; the file beside it is gone then.
+    Raises OSError, after removing the file beside it.
     """
     part = "%s.%s" % (path, os.urandom(8).hex())
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

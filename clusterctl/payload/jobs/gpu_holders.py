@@ -1,7 +1,7 @@
 """Which processes of this node hold a GPU, and how much of its memory.
 
-nvidia-smi names processes by their ids on the host. In a container the same number is another process, or
-none: there only what has one of the devices open counts, and memory is proved by GPU, not by process.
+nvidia-smi reports process ids of the host. In a container the same number is another process, or
+none: there only processes with an open device count, and memory is checked by GPU.
 """
 
 import collections
@@ -13,15 +13,13 @@ from clusterctl.payload.jobs.processes import all_pids, process
 from clusterctl.payload.prelude import section
 
 DEVICE = re.compile(r"nvidia\d+$")
-HOST_PIDS = (
-    "pid:[4026531836]"  # the namespace that a kernel starts with; the number is fixed in its source
-)
+HOST_PIDS = "pid:[4026531836]"  # the initial namespace; the number is fixed in the kernel's source
 GPU_QUERY_S = 10.0
 FREE_MIB = 1024  # a driver keeps some hundred for itself
 
 
 def has_host_pids():
-    """Whether process ids mean here what they mean to the driver."""
+    """Whether process ids are the driver's."""
     try:
         return os.readlink("/proc/self/ns/pid") == HOST_PIDS
     except FileNotFoundError:
@@ -35,27 +33,27 @@ def has_devices():
 
 
 def ask_nvidia_smi(query, header, timeout_s):
-    """(rows of cells, ""), or (None, why not). (None, "") where there is no GPU and no tool to ask.
+    """(rows of cells, ""), or (None, why not). (None, "") where there is no GPU and no tool.
 
-    With its header: no row is then an answer, and no word is none.
+    With its header, so that no rows and no output differ.
     """
     answer = section("gpu_processes", ["nvidia-smi", query, "--format=csv,nounits"], timeout_s)
     lines = [line.strip() for line in (answer["out"] + answer["err"]).splitlines() if line.strip()]
-    said = lines[-1][:200] if lines else "no word"
+    last = lines[-1][:200] if lines else "no output"
     if answer["state"] == "missing" and not has_devices():
         return None, ""
     if answer["state"] != "ended":
-        return None, "nvidia-smi: %s" % said
+        return None, "nvidia-smi: %s" % last
     if answer["rc"] != 0 or answer.get("truncated"):
         no_gpu = re.search("no devices were found", answer["out"], re.IGNORECASE)
-        return (None, "") if no_gpu else (None, "nvidia-smi: exit %s: %s" % (answer["rc"], said))
+        return (None, "") if no_gpu else (None, "nvidia-smi: exit %s: %s" % (answer["rc"], last))
     if not lines or not lines[0].startswith(header):
-        return None, "nvidia-smi: cannot read %r" % said
+        return None, "nvidia-smi: cannot read %r" % last
     return [[word.strip() for word in line.split(",")] for line in lines[1:]], ""
 
 
 def gpu_memory(timeout_s=GPU_QUERY_S):
-    """({pid: bytes of GPU memory, None where the driver does not tell}, ""), else as `ask_nvidia_smi`."""
+    """({pid: bytes of GPU memory, None where unknown}, ""), else as `ask_nvidia_smi`."""
     if not has_host_pids():
         return None, "nvidia-smi cannot name the processes of a container"
     rows, why = ask_nvidia_smi("--query-compute-apps=pid,used_memory", "pid", timeout_s)
@@ -70,7 +68,7 @@ def gpu_memory(timeout_s=GPU_QUERY_S):
 
 
 def device_holders():
-    """Processes with a GPU's device open, as far as this user may see it."""
+    """Processes with a GPU's device open, as far as this user can see them."""
     holders = set()
     for pid in all_pids():
         folder = "/proc/%d/fd" % pid
@@ -84,14 +82,14 @@ def device_holders():
 
 
 def gpu_holders():
-    """(processes on a GPU, notes): those that nvidia-smi names, and those with a device open."""
+    """(processes on a GPU, notes): those of nvidia-smi, and those with a device open."""
     held, why = gpu_memory()
     notes = ["only processes with a GPU's device open are taken: %s" % why] if why else []
     return set(held or ()) | device_holders(), notes
 
 
 def memory_of(pids):
-    """{pid: bytes of GPU memory}; None where that is not known, or where there is no GPU."""
+    """{pid: bytes of GPU memory}; None where unknown, 0 without a GPU."""
     held, _ = gpu_memory()
     if held is not None:
         return {pid: held.get(pid, 0) for pid in pids}
@@ -100,9 +98,9 @@ def memory_of(pids):
 
 
 def prove_freed(ended, timeout_s):
-    """(rows, why): GPU memory that processes hold although they have ended, and why nobody can tell.
+    """(rows, why): GPU memory that ended processes still hold, and why that is unknown.
 
-    Both empty: it is proved that there is none.
+    Both are empty when there is none for certain.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -115,7 +113,7 @@ def prove_freed(ended, timeout_s):
 
 def _left_of(ended, timeout_s):
     held, why = gpu_memory(timeout_s)
-    # An id that has been given to another process since is that one's.
+    # The kernel may have given the id to another process.
     gone = {pid for pid in ended if process(pid) is None or process(pid).state in "ZX"}
     rows = [
         {"pid": pid, "bytes": size} for pid, size in sorted((held or {}).items()) if pid in gone
@@ -124,7 +122,7 @@ def _left_of(ended, timeout_s):
 
 
 def _left_in_container(timeout_s):
-    """Where ids say nothing: no GPU has more in use than a driver keeps for itself."""
+    """In a container: whether a GPU has more memory in use than the driver itself needs."""
     rows, why = ask_nvidia_smi("--query-gpu=memory.used", "memory.used", timeout_s)
     if rows is None:
         return [], why

@@ -1,6 +1,6 @@
-"""What ranks say about themselves on this node: heartbeats, the clip at hand, handled signals.
+"""What ranks report about themselves: heartbeats, the current clip, handled signals.
 
-Heartbeats are the files of trainer/runlog/telemetry.py in the folder that CLUSTERCTL_HEARTBEATS names.
+Heartbeats are the files of trainer/runlog/telemetry.py in the folder CLUSTERCTL_HEARTBEATS.
 """
 
 import json
@@ -13,7 +13,7 @@ from clusterctl.payload.prelude import read_text
 
 
 def handles(pid, number):
-    """Whether a process has a handler of its own for a signal; without one many signals end it."""
+    """Whether a process has its own handler for a signal; without one many signals end it."""
     try:
         for line in read_text("/proc/%d/status" % pid).splitlines():
             if line.startswith("SigCgt:"):
@@ -35,7 +35,7 @@ def heartbeat(one, pid, rank):
 
 
 def clip(one, pid):
-    """{path, age_s} of the file that a decoding process works on; None when it has nothing to do."""
+    """{path, age_s} of the file that a decoding process works on; None when it is idle."""
     work = _json_of(one, "clip-%d.json" % pid)
     if work is None or not isinstance(work.get("path"), str) or not work["path"]:
         return None
@@ -47,7 +47,7 @@ def _age_s(data):
 
 
 def _json_of(one, name):
-    """A small file of the process's own user in a folder that it names; a torn or foreign one is None."""
+    """A small file of the process's user in its folder; None where cut or another user's."""
     folder = variable(one, "CLUSTERCTL_HEARTBEATS")
     if not folder:
         return None

@@ -1,8 +1,8 @@
 """Which processes of this node make a job: by run tag, by GPU, by a pattern; always whole trees.
 
-A pick says what is looked for: {"runs": [ids]} the tag CLUSTERCTL_RUN ([] takes every tagged run),
-{"match": regex} command lines, {"gpus": true} whoever holds a GPU; {"user": name} keeps one owner's
-("" is who logged in), {"node": name} leaves out what carries another node's tag (nodes that share one machine).
+A pick selects: {"runs": [ids]} by the tag CLUSTERCTL_RUN ([] selects every tagged run), {"match":
+regex} by command line, {"gpus": true} holders of a GPU; {"user": name} keeps one owner's ("" is
+the login user), {"node": name} excludes another node's tag (nodes that share one machine).
 """
 
 import collections
@@ -17,16 +17,17 @@ from clusterctl.payload.jobs.roles import find_roles, program
 from clusterctl.payload.prelude import read_text, user_name
 
 READ_S = 0.5  # for one process's command line: its memory may be locked for ever (state D)
-# Their command line holds what they run, look for or show, and below them lives a whole session.
+# Their command line contains what they run, search or show; a whole session may run below them.
 BYSTANDERS = re.compile(
     r"^(ssh|sshd.*|sudo|su|login|tmux.*|screen|mosh-server|vi|vim|nvim|nano|emacs|less|more|tail|"
     r"head|cat|grep|rg|pgrep|pkill|watch|man|scp|rsync|strace|gdb|py-spy|systemd|init)$"
 )
-# They hold a GPU open for the machine, not for a job.
+# They hold a GPU open, but are not a job.
 GPU_DAEMONS = re.compile(
-    r"^(nvidia-.*|nv-.*|dcgm.*|nvtop|nvitop|gpustat|Xorg|Xwayland|gnome-shell|kwin.*|gdm.*|fabricmanager|systemd.*)$"
+    r"^(nvidia-.*|nv-.*|dcgm.*|nvtop|nvitop|gpustat|Xorg|Xwayland|gnome-shell|kwin.*|gdm.*|"
+    r"fabricmanager|systemd.*)$"
 )
-BOOTSTRAP = b"i=sys.stdin.buffer;v=sys.version_info"  # of remote/payload.py: a payload, ours or another head's
+BOOTSTRAP = b"i=sys.stdin.buffer;v=sys.version_info"  # of remote/payload.py: any head's payload
 ADOPTERS = (
     "systemd",
     "init",
@@ -37,14 +38,14 @@ ADOPTERS = (
     "conmon",
     "containerd-shim",
 )
-NOTES = []  # type: list  # what a user has to know of how the job was found
+NOTES = []  # type: list  # for the user: how the job was found
 JOB_NAMES = (b"MASTER_ADDR", b"MASTER_PORT", b"TORCHELASTIC_RUN_ID")
 
 Seen = collections.namedtuple("Seen", "facts uid environ words")
 
 
 class Snapshot:
-    """All processes at one moment; command lines and environments are read once per process."""
+    """All processes now; command lines and environments are read once per process."""
 
     def __init__(self, before=None):
         self.facts = {pid: found for pid, found in ((p, process(p)) for p in all_pids()) if found}
@@ -79,7 +80,7 @@ class Snapshot:
 def read_patiently(pids):
     """{pid: (uid, environ bytes, command line words)}; unreadable parts are None, b"" or [].
 
-    A reader that does not come back is left behind and another goes on with the rest.
+    A reader that hangs is abandoned, and another one continues.
     """
     todo = collections.deque(pids)
     done = queue.Queue()  # type: Any
@@ -91,7 +92,7 @@ def read_patiently(pids):
             try:
                 item = done.get(timeout=READ_S)
             except queue.Empty:
-                break  # it hangs in the process it has just taken
+                break  # it hangs
             if item is None:
                 return read
             read[item[0]] = item[1:]
@@ -110,7 +111,7 @@ def _read_many(todo, done):
             uid = os.stat(folder).st_uid
         except OSError:
             continue  # gone
-        done.put((pid, uid, b"", []))  # what is known should the next lines hang
+        done.put((pid, uid, b"", []))  # in case the next lines hang
         environ, line = _bytes(folder + "environ"), _bytes(folder + "cmdline")
         done.put((pid, uid, environ, line.rstrip(b"\0").split(b"\0") if line else []))
 
@@ -126,7 +127,7 @@ def _bytes(path):
 def find_job(pick, before=None):
     """(snapshot, pids of the job, pids that the pick fits but that belong to others)."""
     shot = Snapshot(before)
-    # The chain above us and what it stands for: a shell of the run in which `kill` was typed.
+    # Not the processes above us: `kill` may be typed in a shell of the run.
     own = set(chain_above(os.getpid()))
     own.update(pid for pid, one in shot.seen.items() if _is_ours(one))
     seeds, strangers = set(), set()  # type: set, set
@@ -147,7 +148,7 @@ def find_job(pick, before=None):
 
 
 def login_user():
-    """Who came by ssh, also under sudo."""
+    """The user who logged in, also under sudo."""
     return os.environ.get("SUDO_USER") or user_name(os.getuid())
 
 
@@ -175,7 +176,7 @@ def seed_test(pick, shot):
 
 
 def _is_ours(one):
-    """A payload, or clusterctl itself on a head that is also a node: its words quote the pattern."""
+    """A payload, or clusterctl on a head that is also a node: its arguments quote the pattern."""
     names = [word.rsplit(b"/", 1)[-1] for word in one.words[:3]]
     return (
         b"clusterctl" in names[:2]
@@ -185,9 +186,9 @@ def _is_ours(one):
 
 
 def _orphans_of(shot, seeds):
-    """Processes whose parents have died, led by a seed or with its meeting point in the environment.
+    """Orphans led by a seed or with its rendezvous address in the environment.
 
-    `python -c from multiprocessing.spawn …` says nothing of train.py; a killed trainer leaves it so.
+    `python -c from multiprocessing.spawn …`, left by a killed trainer, does not name train.py.
     """
     jobs = {signature(shot.seen[pid]) for pid in seeds if pid in shot.seen} - {None}
     for pid, one in shot.seen.items():

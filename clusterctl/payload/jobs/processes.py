@@ -80,7 +80,7 @@ def _value(text, name):
 
 
 def tag_text(value):
-    """A tag as text; None for one that we never set: any user can give a process any environment."""
+    """A tag as text; None for one too long to be ours: any user can set any environment."""
     return value.decode("utf-8", "replace") if len(value) <= TAG_BYTES else None
 
 
@@ -122,7 +122,7 @@ def _is_member(pid, run, node):
 
 
 def is_own(pid):
-    """Whether it runs as this user: what other users' processes call themselves is their business."""
+    """Whether it runs as this user: another user's process can have any tag."""
     try:
         return os.stat("/proc/%d" % pid).st_uid == os.getuid()
     except OSError:
@@ -205,7 +205,7 @@ def is_frozen(pid):
 
 
 def variable(seen, name):
-    """A variable of a process's environment as text; None where it is not set, not readable or odd."""
+    """A variable of a process's environment; None where it is not set, not readable or odd."""
     _, found, rest = (b"\0" + seen.environ).partition(b"\0" + name.encode() + b"=")
     value = rest.split(b"\0", 1)[0]
     if not found or len(value) > PATH_BYTES:

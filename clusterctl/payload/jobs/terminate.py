@@ -58,7 +58,7 @@ class Victim:
             self.refused = error.strerror
 
     def state(self):
-        """R, S, D, T …; None when it has ended. Z counts as ended unless threads of it live on."""
+        """R, S, D, T …; None when it has ended. Z counts as ended unless it has live threads."""
         found = process(self.pid)
         if found is None or found.start != self.start or found.state == "X":
             return None

@@ -1,4 +1,4 @@
-"""What the agent says and what it reads to say it: messages to the head, files that grow."""
+"""Messages of the agent to the head, and the growing files that it sends."""
 
 import json
 import os
@@ -6,24 +6,24 @@ import queue
 import threading
 
 FLUSH_S = 3.0  # for the last messages, when the head reads slowly or not at all
-BACKLOG = 50  # messages on their way, above which what can wait does
+BACKLOG = 50  # unsent messages, above which logs and telemetry wait
 TAIL_BYTES = 16384
 
 
-class Voice:
-    """Messages to the head, sent by a thread of its own: the agent must go on when nobody reads.
+class AsyncWriter:
+    """Sends messages to the head from its own thread, so that the agent never waits for a reader.
 
-    A head behind a cut cable lets the pipe fill up, and a write would then block for ever; a head
-    that is gone makes it fail. Neither may keep the agent from stopping its ranks.
+    Behind a cut cable the pipe fills up and a write blocks for ever; with a head that is gone it
+    fails. Neither may keep the agent from stopping its ranks.
     """
 
     def __init__(self, on_loss):
         self._on_loss = on_loss
         self._waiting = queue.SimpleQueue()  # type: Any
         self.is_lost = False
-        threading.Thread(target=self._send, name="voice", daemon=True).start()
+        threading.Thread(target=self._send, name="writer", daemon=True).start()
 
-    def say(self, message):
+    def send(self, message):
         if not self.is_lost:
             self._waiting.put(json.dumps(message).encode() + b"\n")
 
@@ -57,9 +57,9 @@ class Follower:
         self.path, self.offset = path, 0
 
     def lines(self, limit, to_the_end=False):
-        """Whole lines; at the end also what stands behind the last newline.
+        """Whole lines; at the end also the part after the last newline.
 
-        Of more than `limit` bytes at the end the last ones are taken, and the gap is told.
+        Of more than `limit` bytes at the end the last ones are returned after a line about the gap.
         """
         gap = 0
         try:
@@ -81,7 +81,7 @@ class Follower:
 
 
 def tail(path):
-    """The last lines of a log. Whoever shows them finds the one that states the error."""
+    """The last lines of a log."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -13,10 +13,10 @@ holding = []  # type: list[tuple[int, str]]  # descriptor and path of the job's 
 
 
 def same_job():
-    """Who does the same work here: two at once would write the same files.
+    """Other runs of this job here, which would write the same files.
 
-    The lock is held as long as this agent lives and decides between two that start at the same
-    moment; the tags find ranks whose agent is gone.
+    The lock is held until this agent ends and decides between two that start at the same time; the
+    tags find ranks whose agent is gone.
     """
     holder = take_job(MASTER_PATIENCE_S if ARGS["first_rank"] == 0 else PATIENCE_S)
     found = [holder] if holder else []
@@ -28,21 +28,20 @@ def same_job():
 
 
 def take_job(patience_s):
-    """Lock this job on this node; the holder when somebody else has it for longer than that.
+    """Lock this job on this node; returns the holder when it keeps the lock for longer than that.
 
-    The first node has the least patience: of two launches one loses there, goes, and so frees the
-    other nodes for the winner, whose agents still wait for them. Raises OSError without a folder for
-    the lock.
+    The first node waits shortest: of two launches one loses there, ends, and so frees the other
+    nodes for the winner, whose agents still wait. Raises OSError without a folder for the lock.
     """
     path = lock_path("job", ARGS["job"], ARGS["node"])
     deadline = time.monotonic() + patience_s
     while True:
-        lock, said = take_lock(path, "%s %d" % (ARGS["run"], os.getpid()))
+        lock, holder = take_lock(path, "%s %d" % (ARGS["run"], os.getpid()))
         if lock is not None:
             holding.append((lock, path))
             return None
         if time.monotonic() > deadline:
-            run, _, pid = said.partition(" ")
+            run, _, pid = holder.partition(" ")
             return {"run": run or "unknown", "pid": int(pid) if pid.isdigit() else None}
         time.sleep(0.05)
 

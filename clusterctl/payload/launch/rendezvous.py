@@ -1,7 +1,7 @@
-"""Where the ranks of a run can meet: a port of the first node that every node really reaches.
+"""Where the ranks of a run can meet: a port of the first node that every node reaches.
 
-torchrun only tries: with an address that means another machine somewhere (127.0.1.1 for the own
-name, `localhost` in a hostfile) or behind a firewall it waits ten minutes before it says so.
+torchrun itself waits ten minutes for an address that names another machine on some node
+(127.0.1.1 for the own name, `localhost` in a hostfile) or is behind a firewall.
 """
 
 import fcntl
@@ -10,13 +10,13 @@ import socket
 import struct
 import threading
 
-KNOCK_S = 3.0  # for one address, from one node
+PROBE_S = 3.0  # for one address, from one node
 
 
-class Door:
-    """Holds the first free port until torchrun takes it, and says a word to whoever knocks.
+class RendezvousListener:
+    """Holds the first free port until torchrun takes it, and sends a word to each client.
 
-    Anybody can knock: the word is made for this meeting and good for nothing else.
+    Anyone can connect: the word is made for this rendezvous only.
     """
 
     def __init__(self, ports, word):
@@ -29,7 +29,7 @@ class Door:
             except OSError:
                 continue
             self.port = port
-            self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
+            self._thread = threading.Thread(target=self._serve, name="listener", daemon=True)
             self._thread.start()
             return
 
@@ -43,7 +43,7 @@ class Door:
                 peer.sendall(self._answer)
                 peer.close()
             except OSError:
-                pass  # it has gone again; it asks, not we
+                pass  # the client has gone
 
     def close(self):
         """Let go of the port."""
@@ -66,20 +66,20 @@ def listen(port):
     return socket.create_server(("", port), backlog=1024)
 
 
-def knock(address, port, word):
-    """Why the door with that word cannot be reached at an address from here; None when it can."""
+def probe_port(address, port, word):
+    """Why the listener with that word cannot be reached at an address; None when it can."""
     try:
-        with socket.create_connection((address, port), KNOCK_S) as peer:
-            said = peer.recv(200)
+        with socket.create_connection((address, port), PROBE_S) as peer:
+            reply = peer.recv(200)
     except socket.timeout:
-        return "no answer in %g s" % KNOCK_S
+        return "no answer in %g s" % PROBE_S
     except (OSError, UnicodeError) as error:
         return getattr(error, "strerror", None) or str(error)
-    return None if said.strip() == word.encode() else "another machine or program answers there"
+    return None if reply.strip() == word.encode() else "another machine or program answers there"
 
 
 def own_addresses():
-    """What this node may be called by others, likeliest first: as ssh reached it, its route, its name."""
+    """Addresses of this node, likeliest first: as ssh reached it, its route, its name."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     found = [connection[2] if len(connection) == 4 else None, address_towards("192.0.2.1")]
     found.append(socket.gethostname())

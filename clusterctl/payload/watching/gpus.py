@@ -1,6 +1,6 @@
-"""The watcher's GPUs: NVML where its library loads (pynvml came along), else nvidia-smi's text.
+"""The watcher's GPUs: NVML where its library loads (pynvml is sent along), else nvidia-smi's text.
 
-They are read in a thread of their own: a driver that hangs must not silence the node.
+They are read in their own thread: a driver that hangs must not stop the other readings.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import time
 from clusterctl.payload.jobs.processes import TICKS, process, rank_number, tags
 from clusterctl.payload.prelude import _live, _live_lock, read_text, tool_env, user_name
 
-SMI_QUERY = "index,name,power.draw,enforced.power.limit,utilization.gpu,memory.used,memory.total,temperature.gpu,clocks.sm"
+SMI_QUERY = (
+    "index,name,power.draw,enforced.power.limit,utilization.gpu,memory.used,memory.total,"
+    "temperature.gpu,clocks.sm"
+)
 SMI_ROW = re.compile(r"\d+, ")
-SMI_AGAIN_S = 30.0  # a driver that refuses is not asked each second
-PROCESSES_S, ECC_S, LINKS_S, STATIC_S = 5.0, 10.0, 30.0, 60.0  # what moves slowly is asked seldom
-# Of the reasons for low clocks those that mean trouble: hw slowdown, sw and hw thermal, power brake.
-# The power cap is where a busy card lives; it comes and goes each second.
+SMI_AGAIN_S = 30.0  # between tries when the driver refuses
+PROCESSES_S, ECC_S, LINKS_S, STATIC_S = 5.0, 10.0, 30.0, 60.0  # what changes slowly is read seldom
+# Throttle reasons that mean trouble: hw slowdown, sw and hw thermal, power brake. A busy card is
+# at its power cap every other second.
 TROUBLE = 0x8 | 0x20 | 0x40 | 0x80
 NVLINKS = 18
 PROCESSES = 128
@@ -86,12 +89,12 @@ class Gpus:
             return "NVML: %s" % error
         cards = Cards(pynvml)
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             self._set(cards.read())
-            time.sleep(max(0.05, self._interval_s - (time.monotonic() - begun)))
+            time.sleep(max(0.05, self._interval_s - (time.monotonic() - started)))
 
     def _smi(self, why):
-        """Follow `nvidia-smi -l`; returns seconds until the next try, None when there are no GPUs."""
+        """Follow `nvidia-smi -l`; returns seconds until the next try, None without GPUs."""
         self._waiting_for = "nvidia-smi"
         argv = ["nvidia-smi", "--query-gpu=" + SMI_QUERY, "--format=csv,noheader"]
         argv += ["-l", str(max(1, round(self._interval_s)))]
@@ -116,23 +119,23 @@ class Gpus:
             )
             return SMI_AGAIN_S
         with _live_lock:
-            _live[child.pid] = child  # so that the end of the lease ends it too
-        said = ""
+            _live[child.pid] = child  # so that the end of the lease ends it, too
+        output = ""
         try:
             for text in bursts(child.stdout):
-                said = text.strip()[-600:] or said
-                if SMI_ROW.match(said):
+                output = text.strip()[-600:] or output
+                if SMI_ROW.match(output):
                     self._set({"csv": text.strip()})
                 else:
-                    self._set({"gpus": None, "gpu_error": "nvidia-smi: " + said})
+                    self._set({"gpus": None, "gpu_error": "nvidia-smi: " + output})
             rc = child.wait(5)
         finally:
             with _live_lock:
                 _live.pop(child.pid, None)
             child.stdout.close()  # type: ignore[union-attr]
-        if rc == 0 and SMI_ROW.match(said):
-            return max(1.0, self._interval_s)  # a driver or wrapper that knows no -l: asked again
-        self._set({"gpus": None, "gpu_error": "nvidia-smi ended (%s): %s" % (rc, said[-300:])})
+        if rc == 0 and SMI_ROW.match(output):
+            return max(1.0, self._interval_s)  # a driver or wrapper without -l: run it again
+        self._set({"gpus": None, "gpu_error": "nvidia-smi ended (%s): %s" % (rc, output[-300:])})
         return SMI_AGAIN_S
 
 
@@ -167,7 +170,7 @@ def nvidia_cards():
 
 
 class Cards:
-    """All cards by NVML; a question that a card does not answer is null."""
+    """All cards by NVML; what a card does not support is null."""
 
     def __init__(self, pynvml):
         self._nv = pynvml
@@ -176,7 +179,7 @@ class Cards:
         self._slow = {}  # index -> [ECC errors, links up, links]
         self._due = {}  # type: dict
         self._processes = None
-        self._told = {}  # (pid, start) -> what does not change of a process
+        self._known = {}  # (pid, start) -> what does not change of a process
         self._throttle = getattr(
             pynvml,
             "nvmlDeviceGetCurrentClocksEventReasons",
@@ -206,7 +209,7 @@ class Cards:
                 answer["g%d" % index] = self._ask_moving(handle)
                 answer["h%d" % index] = self._static[index] + slow
             except nv.NVMLError as error:
-                # Asked anew next time: a card that was reset has another handle.
+                # A card that was reset has another handle.
                 self._handles.pop(index, None)
                 answer["g%d" % index] = str(error)
         if self._is_due("processes", PROCESSES_S):
@@ -282,7 +285,7 @@ class Cards:
         return [sum(states), len(states)] if states else [None, None]
 
     def _ask_processes(self, count):
-        """[pid, user, name, GPU, MiB, run, rank, age s] of what holds memory; null when none tells."""
+        """[pid, user, name, GPU, MiB, run, rank, age s] of holders of memory; null if unknown."""
         found, asked = [], False
         for index in range(count):
             try:
@@ -294,21 +297,21 @@ class Cards:
             asked = asked or running is not None
             for one in (running or [])[:PROCESSES]:
                 memory = getattr(one, "usedGpuMemory", None)
-                # 32 MiB are the resolution; what grows byte by byte is not told each time.
+                # 32 MiB are the resolution, so that slow growth is not sent each time.
                 memory = None if memory is None else (memory >> 25) << 5
                 found.append((one.pid, index, memory))
         if not asked and count:
             return None
-        before, self._told, rows = self._told, {}, []
+        before, self._known, rows = self._known, {}, []
         for pid, index, memory in sorted(found)[:PROCESSES]:
             facts = process(pid)
             key = (pid, facts.start if facts else 0)
-            told = self._told[key] = before.get(key) or self._tell(pid, facts)
-            rows.append([pid, told[0], told[1], index, memory, told[2], told[3], told[4]])
+            known = self._known[key] = before.get(key) or self._describe(pid, facts)
+            rows.append([pid, known[0], known[1], index, memory, *known[2:]])
         return rows
 
-    def _tell(self, pid, facts):
-        """(user, name, run, rank, age s) once; of another user only what everybody may see."""
+    def _describe(self, pid, facts):
+        """(user, name, run, rank, age s); of another user only what everybody can see."""
         if facts is None:
             return "?", "?", "", None, None  # ended, or of another container
         try:

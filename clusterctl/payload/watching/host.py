@@ -12,10 +12,10 @@ from clusterctl.payload.prelude import SECTIONS, read_text, section
 
 IB = "/sys/class/infiniband"
 NET = "/sys/class/net"
-# A bridge or a container's end of a cable would count the same bytes again.
+# Bridges and virtual interfaces would count the same bytes again.
 NOT_A_CABLE = re.compile(r"lo$|veth|docker|br-|cni|virbr|tun|tap|flannel|cali|kube|nodelocal|dummy")
 LINKS = 24
-# Reading a counter of a card asks its firmware: what moves slowly is read seldom.
+# Reading a counter of a card queries its firmware: what changes slowly is read seldom.
 RATES_S, ERRORS_S, STATES_S = 2.0, 10.0, 5.0
 ERROR_COUNTERS = (
     "symbol_error",
@@ -30,7 +30,8 @@ DISKS_S, DISK_TIMEOUT_S, HUNG_AGAIN_S = 30.0, 3.0, 300.0
 DISKS = 12
 REASON = 120  # characters
 REAL_FS = re.compile(
-    r"(ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|nfs4?|lustre|gpfs|beegfs|ceph|cifs|wekafs|fuse\.(?!portal|gvfs|lxcfs|snapfuse).*|9p|virtiofs)$"
+    r"(ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|nfs4?|lustre|gpfs|beegfs|ceph|cifs|wekafs|"
+    r"fuse\.(?!portal|gvfs|lxcfs|snapfuse).*|9p|virtiofs)$"
 )
 
 
@@ -232,7 +233,7 @@ def infiniband_ports():
 
 
 def network_devices():
-    """{name: (bytes in, bytes out, errors)} of cards; of what looks like one where there are none."""
+    """{name: (bytes in, bytes out, errors)} of interfaces that may be cards."""
     try:
         lines = read_text("/proc/net/dev").splitlines()[2:]
     except OSError:
@@ -279,7 +280,7 @@ def short(value):
 
 
 class Disks:
-    """File systems, each asked by a program of its own: a mount that hangs must not take us along."""
+    """File systems, each read by its own process: a mount that hangs must not hang this one."""
 
     def __init__(self, paths):
         self._paths = [path for path in paths if isinstance(path, str) and path.startswith("/")]
@@ -315,7 +316,7 @@ class Disks:
         wanted += [path for path in self._asked if path in real] + real
         for path in wanted:
             device, _ = by_path.get(path, (path, ""))
-            # The same device again under another name is the same disk (bind mounts, containers' files).
+            # The same device under another name is the same disk (bind mounts, containers).
             key = device if device.startswith(("/dev/", "//")) or ":" in device else path
             if path in found or key in seen or (path == "/dev/shm" and path not in by_path):
                 continue
@@ -338,7 +339,7 @@ class Disks:
             return [path, None, None, ""]
         words = answer["out"].split()
         if answer["rc"] != 0 or len(words) != 3 or not all(word.isdigit() for word in words):
-            said = answer["err"].strip().rpartition(": ")[2][-REASON:]
-            return [path, None, None, said or "stat: %s" % answer["state"]]
+            reason = answer["err"].strip().rpartition(": ")[2][-REASON:]
+            return [path, None, None, reason or "stat: %s" % answer["state"]]
         size, blocks, free = (int(word) for word in words)
         return [path, size * (blocks - free) >> 20, size * blocks >> 20, ""]

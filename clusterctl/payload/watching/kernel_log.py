@@ -1,4 +1,4 @@
-"""Xid lines of the kernel's log as they come: from /dev/kmsg, else from the journal."""
+"""New Xid lines of the kernel's log: from /dev/kmsg, else from the journal."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from clusterctl.payload.prelude import _live, _live_lock, tool_env
 
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)[^)]*\): (\d{1,4})\b,?\s*(.*)")
 OFF_BUS = re.compile(r"NVRM: GPU ([0-9A-Fa-f:.]+): GPU has fallen off the bus")
-RECENT_S = 3600.0  # older lines have been there when the run began
-LINES = 20  # at most in one line of ours: a card may log thousands
+RECENT_S = 3600.0  # older lines are not reported
+LINES = 20  # at most in one message: a card may log thousands
 TEXT = 160
 LOOK_S = 1.0
 
 
 class KernelLog:
-    """`why` says why there is none; `new_lines()` gives each line once.
+    """`why` is the reason why there is none; `new_lines()` gives each line once.
 
-    A log counts as read from its first line on, for the kernel's is never empty: journalctl of a user
-    who may not read it prints nothing, says nothing and stays up.
+    A log counts as read from its first line on: the kernel's is never empty, and journalctl without
+    permission prints nothing and keeps running.
     """
 
     def __init__(self):
@@ -33,7 +33,7 @@ class KernelLog:
         self._found = []  # [monotonic of the event, address, code, text]
 
     def new_lines(self):
-        """[seconds ago, address, code, text] that came since the last call; the newest of a flood."""
+        """[seconds ago, address, code, text] since the last call; of many the newest."""
         with self._lock:
             found, self._found = self._found, []
         now = time.monotonic()

@@ -115,12 +115,12 @@ def _has(process: Path, mark: str) -> bool:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adjtimex")
 def test_look_brings_the_offset_of_both_clocks() -> None:
     from clusterctl.nodes import Node
-    from clusterctl.preflight.collect import look
+    from clusterctl.preflight.collect import collect
     from clusterctl.transport.base import Limits
 
     transport = LocalTransport({"n1": LocalConnection()})
     (result,) = list(
-        look([Node("n1")], transport, Limits(), lambda node: {"growth_s": 0.02}, width=1)
+        collect([Node("n1")], transport, Limits(), lambda node: {"growth_s": 0.02}, width=1)
     )
     assert result.value is not None, result.unreachable
     facts = parse_census("n1", result.value)

@@ -98,7 +98,7 @@ def test_links_and_pipes_are_neither_followed_nor_waited_for(tmp_path: Path) -> 
     with pytest.raises(OSError, match="symbolic links"):
         open_own(str(tmp_path / "link"), os.O_RDWR | os.O_CREAT)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(NotPrivate, match="is no file"):
+    with pytest.raises(NotPrivate, match="is not a file"):
         open_own(str(tmp_path / "pipe"), os.O_RDONLY)
     with pytest.raises(OSError, match="symbolic links"):
         take_lock(str(tmp_path / "link"), "me")

@@ -241,7 +241,7 @@ def test_open_file_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
 def test_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="not a regular file"):
             read_file(str(place), 100)
 
 
