@@ -17,7 +17,7 @@ import time
 from clusterctl.payload.active_files import run_files
 from clusterctl.payload.collect.ports import try_port
 from clusterctl.payload.files.ownership import NotPrivate, planted
-from clusterctl.payload.launch.rendezvous import Door, interface_towards, knock, own_addresses
+from clusterctl.payload.launch.rendezvous import interface_towards, own_addresses
 from clusterctl.payload.prelude import (
     _live,
     _live_lock,
@@ -273,7 +273,7 @@ def work(order):
 
 def open_door(order):
     """Listen where ranks will meet, and say the word to whoever knocks."""
-    door = Door(order["ports"], order["word"])
+    door = RendezvousListener(order["ports"], order["word"])
     holder = ""
     if door.port is None:
         holder = try_port(order["ports"][0])
@@ -288,7 +288,7 @@ def try_doors(order):
 
     def one(at):
         address, port = order["where"][at]
-        told[at] = knock(address, port, order["word"])
+        told[at] = probe_port(address, port, order["word"])
 
     together([lambda at=at: one(at) for at in range(len(told))])
     return {"why": told}
