@@ -17,7 +17,12 @@ import time
 from clusterctl.payload.active_files import run_files
 from clusterctl.payload.collect.ports import try_port
 from clusterctl.payload.files.ownership import NotPrivate, planted
-from clusterctl.payload.launch.rendezvous import interface_towards, own_addresses
+from clusterctl.payload.launch.rendezvous import (
+    RendezvousListener,
+    interface_towards,
+    own_addresses,
+    probe_port,
+)
 from clusterctl.payload.prelude import (
     _live,
     _live_lock,
