@@ -1,4 +1,4 @@
-"""Text of nvidia-smi to facts. Odd text gives Unknown values or another state, never an exception."""
+"""Text of nvidia-smi to facts. Odd text gives Unknown values or another state, no exception."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def is_no_value(cell: str) -> bool:
 
 
 def no_value(cell: str, name: str = "value") -> Unknown:
-    """Why there is none. `[N/A]` says that the card has no such thing, `ERR!` that it cannot be read."""
+    """Why there is none: `[N/A]` the card has no such thing, `ERR!` it cannot be read."""
     return Unknown(cell or f"no {name}", is_absence=_HAS_NONE.match(cell) is not None)
 
 
@@ -212,7 +212,7 @@ class Owner(NamedTuple):
 
 
 def parse_owners(text: str) -> dict[int, Owner]:
-    """`pid, uid, user, age, command, run, rank` lines of the census payload; the last two are newer."""
+    """`pid, uid, user, age, command, run, rank` lines of the census; the last two are newer."""
     known = {}
     for line in text.splitlines():
         cells = line.split("\t")

@@ -1,4 +1,4 @@
-"""Which GPUs stand out: the coldest, the hottest, and those that do nothing while the others work."""
+"""Which GPUs stand out: the coldest, the hottest, and the idle ones among working ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def coldest_and_hottest(nodes: Sequence[NodeFacts]) -> tuple[Place | None, Place
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """GPUs of one node that do next to nothing while the others work; watts, else percent of use."""
+    """Idle GPUs of one node while the others work; watts, else percent of utilization."""
 
     node: str
     gpus: tuple[str, ...]

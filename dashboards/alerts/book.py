@@ -41,7 +41,7 @@ class RuleMemory:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`find` gives what is over its limit; `known`, whether a unit that it does not name can be seen.
+    """`find` gives what is over its limit; `known` whether any other unit could be read.
 
     What is neither over nor known stays as it was: a silent node neither makes nor ends an alert.
     """

@@ -1,8 +1,8 @@
 """Alerts: what the rules see, made calm. Pure; no clock, no IO, no Textual.
 
-A rule (`dashboards.alerts.rules`) tells at each tick what is over its limit. The book makes an alert of it
-when that lasts, ends the alert when it has been under the limit for long enough, and folds what is of
-one kind into one line. What cannot be seen just now neither makes nor ends an alert.
+At each tick a rule (`dashboards.alerts.rules`) finds what is over its limit. The book makes an
+alert of it when that lasts, ends it when it has been under the limit for long enough, and folds
+what is of one kind into one line. What cannot be seen just now neither makes nor ends an alert.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def after(book: AlertBook, state: State) -> AlertBook:
     if book.now_s is not None and now_s < book.now_s:
         # A replay went back: what was seen is yet to come.
         book = replace(book, active=(), history=(), tracks={}, memory=RuleMemory(), now_s=None)
-    # Between two looks far apart nobody looked (this machine slept, a recording goes on a day later):
+    # Between two ticks far apart nothing was read (this machine slept, a recording has a pause):
     # such a pause is time over no limit, and under none.
     longest_s = STALE_INTERVALS * state.interval_s
     passed_s = 0.0 if book.now_s is None else min(now_s - book.now_s, longest_s)
@@ -107,7 +107,7 @@ def _with_active(book: AlertBook, state: State) -> AlertBook:
 
 
 def _see(context: RuleContext, book: AlertBook) -> dict[str, Breaches]:
-    """What each rule sees; what another alert about the same unit says already belongs to that one."""
+    """What each rule finds, without what another alert about the same unit reports already."""
     seen: dict[str, Breaches] = {
         rule.id: {breach.unit: breach for breach in rule.find(context)} for rule in rules_of(book)
     }
@@ -204,7 +204,7 @@ def changes(before: AlertBook, now: AlertBook, state: State) -> tuple[Change, ..
 
 
 def acknowledge(book: AlertBook, key: tuple[str, str], yes: bool = True) -> AlertBook:
-    """The user knows of it: it stays, quietly, until it ends; a node that joins it speaks up anew."""
+    """The alert stays, quietly, until it ends; a node that joins it is a new alert."""
     meant = _meant(book, key)
     units = {unit for alert in meant for unit in alert.units}
     tracks = {
@@ -218,7 +218,7 @@ def acknowledge(book: AlertBook, key: tuple[str, str], yes: bool = True) -> Aler
 
 
 def mute(book: AlertBook, key: tuple[str, str], until_s: float | None) -> AlertBook:
-    """Quiet about these nodes and this kind until then, also when it comes again; None: no longer."""
+    """Quiet about these nodes and this kind until then, also when it returns; None: unmute."""
     meant = _meant(book, key)
     units = {unit for alert in meant for unit in alert.units}
     mutes = {
@@ -233,7 +233,7 @@ def mute(book: AlertBook, key: tuple[str, str], until_s: float | None) -> AlertB
 
 
 def _meant(book: AlertBook, key: tuple[str, str]) -> list[Alert]:
-    """The alert of that key; when its node set has changed since the user saw it, all of the kind."""
+    """The alert of that key; all of the kind when its nodes have changed since it was shown."""
     same = [alert for alert in book.active if alert.key == key]
     return same or [alert for alert in book.active if alert.id == key[0]]
 

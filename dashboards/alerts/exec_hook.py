@@ -98,7 +98,7 @@ class Hook:
                 self._argv,
                 stdin=subprocess.PIPE,
                 stdout=2,  # stderr: our stdout is data
-                start_new_session=True,  # Ctrl-C is for the watch, and a group of its own can be ended
+                start_new_session=True,  # Ctrl-C is for the watch; its group can be ended
             )
         except OSError as error:
             return f"cannot be started: {error}"

@@ -48,7 +48,7 @@ def watch(
 ) -> int:
     """Print alerts as they begin and end, until the time is up or a signal; returns the exit code.
 
-    Raises `UsageError` for options that exclude each other, unknown ids and a hook that is not there,
+    Raises `UsageError` for options that exclude each other, unknown ids and a missing hook,
     `HostfileError` when there is neither a hostfile nor a run.
     """
     if record and (replay or once):
@@ -154,11 +154,11 @@ def _begin(
             )
     state = replace(state, alerts=book)
     begun_s: float | None = None
-    told = ""
+    note = ""
     for batch in batches:
-        if recording is not None and recording.note != told:
-            told = recording.note
-            output.warn(told, "warn")
+        if recording is not None and recording.note != note:
+            note = recording.note
+            output.warn(note, "warn")
         if ending.is_set():
             break
         for part in _by_tick(batch):
@@ -221,7 +221,8 @@ class Teller:
     def _line(self, kind: str, alert: Alert, state: State) -> None:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.now_s))
         if kind == "clear":
-            text = f"{at} clear {alert.id}  {alert.subject}  after {units.span(state.now_s - alert.first_s)}"
+            span = units.span(state.now_s - alert.first_s)
+            text = f"{at} clear {alert.id}  {alert.subject}  after {span}"
             self._output.line(text, STYLES["clear"])
         else:
             word = alert.severity.upper()

@@ -31,7 +31,8 @@ Examples:
 @click.option(
     "--once",
     metavar="FILE",
-    help="Write them once, whole or not at all, for node_exporter's textfile collector; - is stdout.",
+    help="Write them once, whole or not at all, for node_exporter's textfile collector;"
+    " - is stdout.",
 )
 @click.option(
     "--print",
@@ -45,8 +46,9 @@ Examples:
 def command(settings: Settings, output: Output, printed: str | None, **options: Any) -> int:
     """Serve metrics of nodes, run and alerts to Prometheus.
 
-    What is not known has no sample; it is never 0. Exit code 130 after Ctrl-C, 0 after SIGTERM; with
-    --once 3 when a node gave no readings (the file is written). docs/guide/alerts.md shows the set-up.
+    What is not known has no sample; it is never 0. Exit code 130 after Ctrl-C, 0 after SIGTERM;
+    with --once 3 when a node gave no readings (the file is written). docs/guide/alerts.md shows the
+    set-up.
     """
     if output.json:
         raise UsageError(

@@ -37,7 +37,7 @@ LOOK_S = 0.05
 
 
 def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
-    """Run a feed until every source has answered once, at most `patience_s`; a replay to its end."""
+    """Run a feed until every source has answered once or `patience_s`; a replay to its end."""
     feed.start()
     try:
         seek_end = getattr(feed, "seek_end", None)

@@ -39,8 +39,8 @@ def live_feed(
 ) -> Feed:
     """Nodes of the hostfile and the run directory, or the invented cluster.
 
-    Raises `HostfileError` when there is neither a hostfile nor a run, `UsageError` for a folder that
-    holds no run.
+    Raises `HostfileError` when there is neither a hostfile nor a run, `UsageError` for a folder
+    that holds no run.
     """
     clock = steady_clock()
     if demo:
@@ -97,28 +97,28 @@ def live_batches(
 ) -> Batches:
     """A round every `interval_s` until it is over.
 
-    `rounds_once_settled`: end after so many rounds from the time on when every source has answered or
-    failed once, which may take `patience_s`.
+    `rounds_once_settled`: end after so many rounds from the time on when every source has answered
+    or failed once, which may take `patience_s`.
     """
     feed.start()
     try:
-        begun = time.monotonic()
-        due, rounds = begun, 0
+        started = time.monotonic()
+        due, rounds = started, 0
         while not is_over():
             settled = feed.settled()
             yield [*feed.drain(), Tick(feed.now())]
             now = time.monotonic()
-            if rounds_once_settled is not None and (settled or now - begun > patience_s):
+            if rounds_once_settled is not None and (settled or now - started > patience_s):
                 rounds += 1
                 if rounds > rounds_once_settled:
                     return
             due = max(due + interval_s, now)
             while not is_over() and (left_s := due - time.monotonic()) > 0:
-                if for_s is not None and time.monotonic() - begun >= for_s:
+                if for_s is not None and time.monotonic() - started >= for_s:
                     break
                 # Before anybody has answered there is nothing to be late for.
                 time.sleep(min(NAP_S, left_s))
-            if for_s is not None and time.monotonic() - begun >= for_s:
+            if for_s is not None and time.monotonic() - started >= for_s:
                 return
     finally:
         feed.close()
@@ -159,7 +159,7 @@ def _rounds_of_recording(recorded: Recorded) -> Batches:
             yield [Restored(state), Tick(state.now_s)]
             while (round_ := recorded.read_round(place)) is not None:
                 yield [*round_[1], Tick(round_[0])]
-            # By number and not by its time: a session may have begun before the one in front of it.
+            # By number and not by its time: a session may have started before the one in front of it.
             number = recorded.key_behind(place)
     finally:
         recorded.close()
@@ -170,8 +170,8 @@ def _rounds_of_recording(recorded: Recorded) -> Batches:
 def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
     """A round each interval from the first record to the last.
 
-    Where nothing was written for long the rounds lie further apart, a five-hundredth of that time: a
-    week takes 4,000 rounds and not 600,000, and what an alert says of it is right to 0.2 %.
+    Where nothing was written for long the rounds lie further apart, a five-hundredth of that time:
+    a week takes 4,000 rounds and not 600,000, and what an alert says of it is right to 0.2 %.
     """
     try:
         timed = timed_records(run_dir)

@@ -51,7 +51,8 @@ Examples:
 @click.option(
     "--theme",
     metavar="NAME",
-    help="Colours: clusterctl, clusterctl-blue-orange (for colour-blind eyes), clusterctl-day, or one of textual's.",
+    help="Colours: clusterctl, clusterctl-blue-orange (for colour-blind eyes), clusterctl-day,"
+    " or one of textual's.",
 )
 @click.option(
     "--web", is_flag=True, help="The same screens in a browser: pip install 'clusterctl[web]'."

@@ -1,4 +1,4 @@
-"""The Grafana board, made from the list of metrics. `python -m dashboards.export.grafana_board` prints it."""
+"""The Grafana board, from the list of metrics: `python -m dashboards.export.grafana_board`."""
 
 from __future__ import annotations
 

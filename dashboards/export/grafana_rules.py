@@ -1,7 +1,7 @@
-"""Prometheus' alerting rules, made from our rules and metrics. `python -m dashboards.export.grafana_rules` prints them.
+"""Prometheus' alerting rules: `python -m dashboards.export.grafana_rules` prints them.
 
-How long something must last is done by the exporter, the same as on the screens; Prometheus adds what
-needs a longer memory, and whether the exporter itself is there.
+How long something must last is done by the exporter, the same as on the screens; Prometheus adds
+what needs a longer memory, and whether the exporter itself is there.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def name_of(rule: Rule) -> str:
 def render() -> str:
     """The file for `rule_files`. Strings are JSON's, which YAML reads as they are."""
     lines = [
-        "# Made by `python -m dashboards.export.grafana_rules`; docs/reference/alerts.md says what each id means.",
+        (
+            "# Made by `python -m dashboards.export.grafana_rules`;"
+            " docs/reference/alerts.md says what each id means."
+        ),
         "groups:",
         "  - name: clusterctl",
         "    rules:",

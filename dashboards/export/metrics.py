@@ -1,7 +1,7 @@
-"""All metrics as one list: what the exporter serves, what the Grafana board draws, what rules may use.
+"""All metrics: what the exporter serves, what the Grafana board draws, what rules may use.
 
-Base units as Prometheus wants them. What is not known has no sample: a missing value is never 0, and a
-silent node's last reading is not repeated.
+Base units as Prometheus wants them. What is not known has no sample: a missing value is never 0,
+and a silent node's last reading is not repeated.
 """
 
 from __future__ import annotations
@@ -207,14 +207,14 @@ BY_NAME = {metric.full_name: metric for metric in METRICS}
 def values(metric: Metric, state: State) -> Iterator[tuple[tuple[str, ...], float]]:
     """Samples of a metric; what is not known is left out. NaN is a value: a loss may be that.
 
-    Labels are printable, and none stands there twice: Prometheus refuses the whole page for one. Of two
-    parts of a node that have one name the first counts.
+    Labels are printable, and none stands there twice: Prometheus refuses the whole page for one. Of
+    two parts of a node that have one name the first counts.
     """
-    told: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
     for words, value in metric.read(state):
         if value is None or math.isinf(value):
             continue
         labels = tuple(map(printable, words))
-        if labels not in told:
-            told.add(labels)
+        if labels not in seen:
+            seen.add(labels)
             yield labels, float(value)

@@ -176,7 +176,7 @@ class Request(WSGIRequestHandler):
 
 
 def make_server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
-    """A bound server of the metrics, for requests under a name of this machine. Raises `OSError`."""
+    """A bound server of the metrics that answers to this machine's names. Raises `OSError`."""
     metrics, names = make_wsgi_app(registry), our_names(host)
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -11,7 +11,7 @@ class Player:
     def __init__(
         self, first_s: float, last_s: float, *, clock: Callable[[], float], speed: float
     ) -> None:
-        """From `first_s` to `last_s`, in seconds of unix time; `clock` tells the time of the viewer."""
+        """From `first_s` to `last_s`, in seconds of unix time; `clock` is the viewer's time."""
         self.first_s, self.last_s = first_s, last_s
         self._clock = clock
         self._speed, self._paused = speed, False

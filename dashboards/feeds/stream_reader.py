@@ -1,8 +1,8 @@
 """One thread that reads many streams: what came is handed on in pieces of bounded size.
 
-A stream with a descriptor is waited for by the kernel (pipes, later masters of OpenSSH), another one
-says itself that it has something (paramiko's thread calls). Between two rounds the thread sleeps a
-moment, so that a thousand lines a second cost a few dozen wake-ups and not a thousand.
+A stream with a descriptor is waited for by the kernel (pipes, later masters of OpenSSH), another
+one says itself that it has something (paramiko's thread calls). Between two rounds the thread
+sleeps a moment, so that a thousand lines a second cost a few dozen wake-ups and not a thousand.
 """
 
 from __future__ import annotations

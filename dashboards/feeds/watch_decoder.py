@@ -1,4 +1,4 @@
-"""The lines of the payload `watch` as readings. Pure; odd values never raise, odd lines `TransportError`.
+"""The lines of the payload `watch` as readings. Pure; odd lines raise `TransportError`.
 
 A line carries only what has changed, so a Decoder belongs to one stream and keeps the rest. What a
 line did not touch stays the same object in the next reading: 8 of 9 parts of a node stand still.
@@ -34,7 +34,7 @@ class Decoder:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._said: dict[str, Any] = {}
+        self._reported: dict[str, Any] = {}
         self._complete = False
         self._gpus: dict[int, Gpu | None] = {}
         self._still: dict[int, _Still] = {}
@@ -45,7 +45,7 @@ class Decoder:
         self._disks: tuple[Disk, ...] | None = None
         self._processes: tuple[Process, ...] | None = None
         self._processes_s = 0.0  # when their ages were right
-        self._told_s = 0.0  # when they were told
+        self._reported_s = 0.0  # when they were told
         self._xids: tuple[Xid, ...] = ()
         self._up: tuple[float, float] | None = None  # (seconds, when)
         self._step_s = 0.0
@@ -57,29 +57,29 @@ class Decoder:
 
         Raises `TransportError` for what the payload never says.
         """
-        said = read_line("watch", line)
-        if "pong" in said:
-            self.pong = (said["pong"], said["t"])
+        reported = read_line("watch", line)
+        if "pong" in reported:
+            self.pong = (reported["pong"], reported["t"])
             return False
-        if "key" in said:
-            new = said["key"]
+        if "key" in reported:
+            new = reported["key"]
             self._complete = True
-            self._said, self._gpus, self._links, self._still = {}, {}, {}, {}
+            self._reported, self._gpus, self._links, self._still = {}, {}, {}, {}
             self._gpu_tuple = self._link_tuple = None
         elif self._complete:
-            new = said["d"]
+            new = reported["d"]
         else:
             raise TransportError("parse", "a change of nothing")
-        self.number = said["n"]
+        self.number = reported["n"]
         for key, value in new.items():
             self._set(key, value, at_s)
-        self._step_s += said.get("step", 0.0)
-        if "x" in said:
-            self._add_xids(said["x"], at_s)
+        self._step_s += reported.get("step", 0.0)
+        if "x" in reported:
+            self._add_xids(reported["x"], at_s)
         return True
 
     def _set(self, key: str, value: Any, at_s: float) -> None:
-        self._said[key] = value
+        self._reported[key] = value
         first = key[:1]
         if first in _FAMILIES and key[1:].isdigit():
             if first in "gh":
@@ -99,7 +99,7 @@ class Decoder:
         elif key == "disks":
             self._disks = _disks(value)
         elif key == "procs":
-            self._processes, self._told_s = None, at_s
+            self._processes, self._reported_s = None, at_s
         elif key == "up":
             up = _number(value)
             self._up = None if up is None else (up, at_s)
@@ -107,21 +107,21 @@ class Decoder:
     def sample(
         self, at_s: float, offset_s: float | None = None, bound_s: float | None = None
     ) -> NodeSample | None:
-        """The node as it is known now; None before its first line. Steps of the clock are told once."""
+        """The node as it is known now; None before its first line. Clock steps come once."""
         if not self._complete:
             return None
-        said = self._said
-        memory = said.get("mem")
+        reported = self._reported
+        memory = reported.get("mem")
         used, total = memory if type(memory) is list and len(memory) == 2 else (None, None)
-        used, total, net = _number(used), _number(total), _number(said.get("net"))
+        used, total, net = _number(used), _number(total), _number(reported.get("net"))
         gpus, error = self._all_gpus()
         step, self._step_s = self._step_s, 0.0
         return NodeSample(
             node=self._node,
             at_s=at_s,
-            cpu=_number(said.get("cpu")),
-            cpus=_whole(said.get("cpus")),
-            load1=_number(said.get("load1")),
+            cpu=_number(reported.get("cpu")),
+            cpus=_whole(reported.get("cpus")),
+            load1=_number(reported.get("load1")),
             memory_used_bytes=None if used is None else used * MIB,
             memory_total_bytes=None if total is None else total * MIB,
             network_bytes_s=None if net is None else net * 1e6,
@@ -134,40 +134,40 @@ class Decoder:
             clock_bound_s=bound_s,
             clock_step_s=step,
             up_s=None if self._up is None else self._up[0] + at_s - self._up[1],
-            driver=said["driver"] if isinstance(said.get("driver"), str) else "",
-            xids=None if said.get("xlog") and not self._xids else self._xids,
-            log_error=str(said.get("xlog") or ""),
+            driver=reported["driver"] if isinstance(reported.get("driver"), str) else "",
+            xids=None if reported.get("xlog") and not self._xids else self._xids,
+            log_error=str(reported.get("xlog") or ""),
         )
 
     def _all_gpus(self) -> tuple[tuple[Gpu, ...] | None, str]:
-        said = self._said
-        count = said.get("gpus")
+        reported = self._reported
+        count = reported.get("gpus")
         if type(count) is int and count >= 0:
             if self._gpu_tuple is None:
                 for index in range(min(count, GPUS)):
                     if self._gpus.get(index) is None:
                         still = self._still.get(index)
                         if still is None:
-                            still = self._still[index] = _still(said.get(f"h{index}"))
-                        self._gpus[index] = _gpu(index, said.get(f"g{index}"), still)
+                            still = self._still[index] = _still(reported.get(f"h{index}"))
+                        self._gpus[index] = _gpu(index, reported.get(f"g{index}"), still)
                 self._gpu_tuple = tuple(
                     gpu for i in range(min(count, GPUS)) if (gpu := self._gpus[i]) is not None
                 )
             return self._gpu_tuple, ""
-        error = str(said.get("gpu_error") or "")
-        if isinstance(said.get("csv"), str):
+        error = str(reported.get("gpu_error") or "")
+        if isinstance(reported.get("csv"), str):
             return self._csv, error if self._csv is not None else "nvidia-smi: no table"
         return None, error or "the node said nothing about GPUs"
 
     def _all_links(self) -> tuple[Link, ...] | None:
-        count = self._said.get("links")
+        count = self._reported.get("links")
         if type(count) is not int:
             return None
         if self._link_tuple is None:
             for index in range(min(count, LINKS)):
                 if self._links.get(index) is None:
                     self._links[index] = _link(
-                        self._said.get(f"L{index}"), self._said.get(f"l{index}")
+                        self._reported.get(f"L{index}"), self._reported.get(f"l{index}")
                     )
             self._link_tuple = tuple(
                 link for i in range(min(count, LINKS)) if (link := self._links[i]) is not None
@@ -175,11 +175,11 @@ class Decoder:
         return self._link_tuple
 
     def _all_processes(self, at_s: float) -> tuple[Process, ...] | None:
-        rows = self._said.get("procs")
+        rows = self._reported.get("procs")
         if type(rows) is not list:
             return None
         if self._processes is None or at_s - self._processes_s >= AGES_S:
-            passed = at_s - self._told_s
+            passed = at_s - self._reported_s
             found = (_process(row, passed) for row in rows[:ROWS])
             self._processes = tuple(one for one in found if one is not None)
             self._processes_s = at_s
@@ -187,9 +187,9 @@ class Decoder:
 
     def _add_xids(self, rows: Any, at_s: float) -> None:
         by_address = {
-            _address(self._said[key][3]): int(key[1:])
-            for key in self._said
-            if key[:1] == "h" and type(self._said[key]) is list and len(self._said[key]) > 3
+            _address(self._reported[key][3]): int(key[1:])
+            for key in self._reported
+            if key[:1] == "h" and type(self._reported[key]) is list and len(self._reported[key]) > 3
         }
         for row in rows[:ROWS] if type(rows) is list else ():
             if type(row) is not list or len(row) != 4 or _whole(row[2]) is None:

@@ -20,7 +20,7 @@ class Thin:
     last_x: float = -1.0
 
     def add(self, *row: float) -> Thin:
-        """With one row more. A first value that goes back (a run was resumed) drops what stood behind."""
+        """With one row more. A smaller first value (a resumed run) drops the rows behind it."""
         thin = self if row[0] > self.last_x else self._before(row[0])
         pending = (*thin.pending, row)
         if len(pending) < thin.stride:

@@ -101,7 +101,8 @@ METRICS = (
     Metric("util", "utilisation %", True, attrgetter("util"), "util", "util", units.percent, _percent_number, 1.0),
     Metric("memory", "GPU memory %", True, attrgetter("memory"), "memory", "gpu_memory", units.percent, _percent_number, 1.0),
     Metric("temperature", "temperature C", True, attrgetter("temperature_c"), "temperature", "temperature", _degrees, _whole, 90.0, "highest"),
-    # A slow one holds all others up. Full is what H100 and H200 reach; others are told apart all the same.
+    # A slow one holds all others up. Full is what H100 and H200 reach; others are told apart all
+    # the same.
     Metric("clock", "SM clock x100 MHz", True, attrgetter("sm_mhz"), "clock", "clock", _mhz, lambda v: f"{v / 100:.0f}", 1980.0, "lowest"),
 )  # fmt: skip
 NODE_METRICS = (
@@ -309,7 +310,7 @@ ORDERS = ("hostfile", "value", "state", "outliers")
 
 
 def arranged(state: State, metric: Metric, order: str, wanted: str) -> list[NodeState]:
-    """Nodes that the filter keeps, in the hostfile's order or by value (highest first) or by state."""
+    """Nodes that match the filter, in the hostfile's order, by value (highest first) or state."""
     nodes = list(state.nodes.values())
     if wanted.strip(" ,"):
         nodes = [node for node in nodes if _matches(node, state, wanted)]

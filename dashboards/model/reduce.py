@@ -196,11 +196,11 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
     elif event.name in _BEGINNINGS:
         ended = ""
     states = run.node_states
-    node, said = event.data.get("node"), _NODE_WORDS.get(event.name)
+    node, status = event.data.get("node"), _NODE_WORDS.get(event.name)
     if event.name == "rank-ended":
-        said = "ended" if event.data.get("code") == 0 else "failed"
-    if isinstance(node, str) and said is not None and states.get(node) not in ("lost", "failed"):
-        states = {**states, node: said}
+        status = "ended" if event.data.get("code") == 0 else "failed"
+    if isinstance(node, str) and status is not None and states.get(node) not in ("lost", "failed"):
+        states = {**states, node: status}
     events = run.events
     at = len(events)
     # Two files are read side by side: keep them in the order of their own time.

@@ -66,7 +66,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A file system; None of both figures when it could not be asked, and with no error it hangs."""
+    """A file system; both figures None when it could not be read; without an error it hangs."""
 
     path: str
     used_bytes: float | None = None
@@ -170,7 +170,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Everything as it was at another time: a replay was moved there. `state` is a `state.State`."""
+    """Everything at another time, where a replay was moved to. `state` is a `state.State`."""
 
     state: Any
 

@@ -1,9 +1,10 @@
 """Samples and states as JSON and back, and what differs between two of them. Pure.
 
 Every JSON list begins with a word that says what it was: a dataclass's name, "" a tuple, "{}" a
-mapping, "set" a frozenset, "b" bytes. So an object is a difference and nothing else: {"3": …} changes
-the fourth place. Only the classes named here are ever made, and only with what their fields may hold
-(`fields.py`): a file from elsewhere can bring neither code nor a text where a number is wanted.
+mapping, "set" a frozenset, "b" bytes. So an object is a difference and nothing else: {"3": …}
+changes the fourth place. Only the classes named here are ever made, and only with what their fields
+may hold (`fields.py`): a file from elsewhere can bring neither code nor a text where a number is
+wanted.
 """
 
 from __future__ import annotations
@@ -154,9 +155,9 @@ def encode_like(value: Any, before: Any, before_plain: Any) -> Any:
     return encode(value)
 
 
-def decode_like(said: Any, before: Any, plain: Any) -> Any:
-    """`decode(plain)` where `said` made it of `before`'s: what did not change is the same object."""
-    if type(said) is not dict:
+def decode_like(change: Any, before: Any, plain: Any) -> Any:
+    """`decode(plain)`, which `change` made of `before`'s; unchanged parts stay the same objects."""
+    if type(change) is not dict:
         return decode(plain)
     kind = type(before)
     read = None if kind is tuple else _READ.get(kind)
@@ -164,7 +165,7 @@ def decode_like(said: Any, before: Any, plain: Any) -> Any:
         return decode(plain)
     values = list(before if read is None else read(before))
     tests = None if read is None else _TESTS[kind]
-    for key, part in said.items():
+    for key, part in change.items():
         index = int(key)
         value = values[index - 1] = decode_like(part, values[index - 1], plain[index])
         if tests is not None and not tests[index - 1](value):
@@ -198,14 +199,14 @@ def difference(old: Any, new: Any) -> Any:
     return found if found else SAME
 
 
-def changed(old: Any, said: Any) -> Any:
+def changed(old: Any, change: Any) -> Any:
     """`old` after a difference. Shares with `old` what did not change. Raises `PlainError`."""
-    if type(said) is not dict:
-        return said
+    if type(change) is not dict:
+        return change
     if type(old) is not list:
         raise PlainError("a difference from nothing")
     new = list(old)
-    for key, part in said.items():
+    for key, part in change.items():
         if not key.isdigit() or not 0 < int(key) < len(new):
             raise PlainError("a difference in a place that is not there")
         index = int(key)

@@ -1,7 +1,7 @@
 """Convert a recording of clusterctl 0.1: `python -m dashboards.recording.convert OLD NEW`.
 
-The old file is blocks one behind the other: a header, then three sections (zlib). Where `OLD.1` exists,
-which holds the first half of a long recording, it is converted too.
+The old file is blocks one behind the other: a header, then three sections (zlib). Where `OLD.1`
+exists, which holds the first half of a long recording, it is converted too.
 """
 
 from __future__ import annotations

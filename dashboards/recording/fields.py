@@ -1,7 +1,7 @@
 """What a value read from a file may be: its type by the dataclass's annotation, and its size. Pure.
 
-A file from elsewhere may hold anything where a number is wanted. What is refused here never reaches a
-rule or a screen, which may then trust their dataclasses as those that a feed made.
+A file from elsewhere may hold anything where a number is wanted. What is refused here never reaches
+a rule or a screen, which may then trust their dataclasses as those that a feed made.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def fits(kind: type[Any], name: str, value: Any) -> bool:
 
 
 def is_sound(value: Any) -> bool:
-    """Whether all fields of a dataclass hold what they may; those of its parts are not looked at."""
+    """Whether all fields of a dataclass hold what they may; its parts are not checked."""
     kind = type(value)
     return all(test(getattr(value, name)) for name, test in tests(kind).items()) and agrees(value)
 

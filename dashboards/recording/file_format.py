@@ -1,9 +1,10 @@
 """The file of a recording: an SQLite database with one table of samples.
 
-Rows are only appended, one transaction a round. A key is three rows: one of `KEYS` with what is known
-then, `NODES`, `HISTORY`. Each round after it is one row `ROUND` with what changed on the nodes, behind
-a row `RUN` where the run reported something. The payload is a CRC-32 of the text and a piece of a zlib
-stream, which begins anew at each key: a round is packed with those before it as context.
+Rows are only appended, one transaction a round. A key is three rows: one of `KEYS` with what is
+known then, `NODES`, `HISTORY`. Each round after it is one row `ROUND` with what changed on the
+nodes, behind a row `RUN` where the run reported something. The payload is a CRC-32 of the text and
+a piece of a zlib stream, which begins anew at each key: a round is packed with those before it as
+context.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 OLD_MAGIC = b"clusterctl recording 1\n"
 APPLICATION_ID = 0x63746C72  # "ctlr"
 SCHEMA = {
-    "samples": "CREATE TABLE samples (id INTEGER PRIMARY KEY, time_s REAL, kind TEXT, payload BLOB)",
+    "samples": "CREATE TABLE samples"
+    " (id INTEGER PRIMARY KEY, time_s REAL, kind TEXT, payload BLOB)",
     "by_time": "CREATE INDEX by_time ON samples (time_s, kind)",
 }
 
@@ -134,7 +136,7 @@ class Unpacker:
 
 
 class Appender:
-    """Appends rows. Above `limit_bytes` the older half is deleted, and the file grows no further."""
+    """Appends rows. Above `limit_bytes` the older half is deleted."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         """Appends to an existing recording.

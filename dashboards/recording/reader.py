@@ -1,8 +1,8 @@
 """A recording that is read: the state at any time, and what was reported from there on.
 
-Opening reads the index only. A state is made of the last key before its time, of the rows of history
-in the keys of the hour before, and of the rounds since that key. The file may come from anywhere: a
-row that holds something else than ours counts as damaged, and `damage` reports it.
+Opening reads the index only. A state is made of the last key before its time, of the rows of
+history in the keys of the hour before, and of the rounds since that key. The file may come from
+anywhere: a row that holds something else than ours counts as damaged, and `damage` reports it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Recorded:
         )
 
     def _text(self, id_: int, kind: str) -> bytes:
-        """Of a row that is the first of its kind after its key. Raises `ValueError`, sqlite3's errors."""
+        """Of the first row of its kind after its key. Raises `ValueError`, `sqlite3.Error`."""
         query = "SELECT payload FROM samples WHERE id = ? AND kind = ?"
         found = self._db.execute(query, (id_, kind)).fetchone()
         return Unpacker().unpack(kind, found and found[0])
@@ -233,7 +233,7 @@ class Recorded:
         return state.run
 
     def _rings(self, number: int, limit: int) -> dict[str, Ring]:
-        """History at a key: rows of all keys of the hour before it, back to where a session began."""
+        """History at a key: rows of the keys of the hour before it, back to the session's start."""
         key_s = self._keys[number].time_s
         pieces: list[dict[str, tuple[int, bytes]]] = []
         for before in range(number, -1, -1):

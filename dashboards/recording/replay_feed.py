@@ -1,7 +1,7 @@
 """A recording played again: back and forth, at any speed, paused.
 
-While the time runs slowly enough the samples come as they came then; where it jumps, or runs so fast
-that folding all of them would hold up the screen, one sample restores the state whole.
+While the time runs slowly enough the samples come as they came then; where it jumps, or runs so
+fast that folding all of them would hold up the screen, one sample restores the state whole.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Replay(Player):
 
 
 def open_replay(path: Path, *, clock: Clock, speed: float | None = None) -> Replay | ReplayFeed:
-    """A recording's file or a run directory; without `speed` a run plays ten times as fast as it was.
+    """A recording's file or a run directory; without `speed` a run plays at ten times its speed.
 
     Raises `OSError`; `UsageError` for a file that is no recording.
     """

@@ -1,9 +1,9 @@
 """A feed that writes down what another one says: `clusterctl top --record FILE`.
 
-A thread behind a bounded queue writes, so that a slow disk stops the recording and never the view. It
-folds the samples into a state of its own: every half minute a key holds all that is known then, with
-the rows of history since the last one, so that any time can be shown without reading what lies before
-its hour.
+A thread behind a bounded queue writes, so that a slow disk stops the recording and never the view.
+It folds the samples into a state of its own: every half minute a key holds all that is known then,
+with the rows of history since the last one, so that any time can be shown without reading what lies
+before its hour.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class Cluster:
         """(time, sample) of the run, without end."""
         at_s = self.began_s
         ranks = len(self.nodes) * self._gpus
-        for said in healthy.opening(self.nodes, self._gpus, at_s):
-            yield at_s, said
+        for sample in healthy.opening(self.nodes, self._gpus, at_s):
+            yield at_s, sample
         step, was_slow = self._first_step, False
         unsent_at = -math.inf
         while True:
@@ -119,7 +119,7 @@ class Cluster:
         return healthy.step_record(step, at_s, ranks, self._draw.random, waits_for=slowest)
 
     def readings(self, at_s: float, interval_s: float = 1.0) -> list[Sample]:
-        """One word of each node that says something at `at_s`; call `until` with the same time first."""
+        """A sample of each node that reports at `at_s`; call `until` with the same time first."""
         passed = at_s - self.began_s
         found: dict[int, list[tuple[Incident, float]]] = {}
         for incident in self._incidents:

@@ -3,8 +3,9 @@
 Everything is a function of the time, so a frozen clock gives the same picture each time. The story:
 GPU 3 of node 004 is throttled for some minutes and the whole run waits for it; node 003 does not
 answer, node 008 has lost a GPU, node 017 falls silent every few minutes. Within the first minutes
-come one after the other: errors of a link, a disk that fills, a clock that jumps, uncorrected memory
-errors, an Xid, a GPU that waits, W&B that takes no figures, a run that stalls; each again later.
+come one after the other: errors of a link, a disk that fills, a clock that jumps, uncorrected
+memory errors, an Xid, a GPU that waits, W&B that takes no figures, a run that stalls; each again
+later.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class DemoFeed:
 
     def _run(self) -> Iterator[tuple[float, Sample]]:
         at_s = self._began_s - RUN_S
-        for said in healthy.opening(self.nodes, self._gpus, at_s):
-            yield at_s, said
+        for sample in healthy.opening(self.nodes, self._gpus, at_s):
+            yield at_s, sample
         ranks = len(self.nodes) * self._gpus
         was_slow, unsent_s = False, UNSENT_S
         for step in range(1, STEPS_TOTAL + 1):

@@ -1,7 +1,7 @@
 """Things that go wrong on a cluster, as changes of what its nodes would have said. Pure.
 
-For the demo and for the recorded hour that alerts are tried against: each incident changes only what
-the real fault changes, so that a rule which fires for something else is seen.
+For the demo and for the recorded hour that alerts are tried against: each incident changes only
+what the real fault changes, so that a rule which fires for something else is seen.
 """
 
 from __future__ import annotations

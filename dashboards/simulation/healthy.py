@@ -1,4 +1,4 @@
-"""A healthy cluster of H100 nodes and the training on it: what it would say, from drawn figures. Pure.
+"""A healthy cluster of H100 nodes and the training on it, from drawn figures. Pure.
 
 `demo_feed` and `invented` draw the figures, each 0 to 1, and let things go wrong (`incidents`).
 """

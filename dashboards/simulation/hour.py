@@ -1,6 +1,6 @@
-"""An hour of a cluster second by second, healthy or with incidents planted: what alerts are tried on.
+"""An hour of a cluster second by second, healthy or with planted incidents, to test alerts on.
 
-Made by a function, so nothing large lies in the repository; `dashboards.recording.writer` makes a file of it.
+A function makes it, so nothing large is in the repository; `recording.writer` makes a file of it.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class TopApp(App[None]):
         Binding("full_stop", "nudge(1)", "replay: a reading forth", show=False),
         Binding("end", "scrub(1.0)", "replay: to the end", show=False),
         Binding("home", "scrub(-1.0)", "replay: to the beginning", show=False),
-        # A monitor: nothing is lost by leaving it, so the key that ends every program ends this too.
+        # A monitor: nothing is lost by leaving it, so Ctrl-C ends it as it ends every program.
         Binding("ctrl+c", "quit", "quit", show=False, priority=True),
     ]
 

@@ -1,8 +1,8 @@
 """Curves out of braille dots: numbers in, rows of (text, layer) out. Pure.
 
 plotext 6.1 was measured for this, one curve on 70 x 15 cells, CPU at best on a busy box: 140 points
-7.5 ms, 300 points 9.9, 2,000 points 34.5; here 1.2, 1.2 and 1.5, where a whole tick may cost 10. Its
-versions 5 and 6 share no interface, and a gap where a value is unknown has to stay a gap.
+7.5 ms, 300 points 9.9, 2,000 points 34.5; here 1.2, 1.2 and 1.5, where a whole tick may cost 10.
+Its versions 5 and 6 share no interface, and a gap where a value is unknown has to stay a gap.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def lines(
     dots: Sequence[tuple[int, float]] = (),
     dots_layer: int = 0,
 ) -> list[Row]:
-    """Single dots (dot column, y) and curves over them; in a shared cell the later gives its layer."""
+    """Single dots (dot column, y) and curves over them; the later one colours a shared cell."""
     bits = [[0] * width for _ in range(height)]
     layers = [[BLANK] * width for _ in range(height)]
     top = 4 * height - 1
@@ -226,7 +226,7 @@ def spark(values: Sequence[float], scale: Scale) -> str:
 
 
 def bar(part: float | None, width: int) -> tuple[str, str]:
-    """(filled, empty) text of a horizontal bar, heavy and light, so that it reads without colour."""
+    """(filled, empty) text of a horizontal bar, heavy and light: it reads without colour."""
     if part is None or not math.isfinite(part):
         return "", "·" * width
     halves = round(min(1.0, max(0.0, part)) * width * 2)

@@ -1,7 +1,7 @@
 """The small curve of a node: a minute of it is drawn once, only the newest part at every tick.
 
 History lies in chunks that never change, so the text of a chunk is kept as long as it is asked for.
-A character is two readings and keeps them: the curve moves by whole characters and does not shimmer.
+A character is two readings and keeps them: the curve moves by whole characters, without flicker.
 """
 
 from __future__ import annotations

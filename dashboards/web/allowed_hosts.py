@@ -1,7 +1,8 @@
 """By which names a server of ours may be asked: those of this machine, and addresses.
 
-A page of another site can make its own name point to this machine, loopback too (DNS rebinding); the
-browser then lets it read what is served here. But the requests say that name, and it is none of ours.
+A page of another site can make its own name point to this machine, loopback too (DNS rebinding);
+the browser then lets it read what is served here. But the requests say that name, and it is none of
+ours.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def is_ours(host: str, names: Collection[str]) -> bool:
 
 
 def _qualified_name() -> set[str]:
-    """This machine's name with its domain, as the resolver knows it; none where it does not answer."""
+    """This machine's fully qualified name; none where the resolver does not answer."""
     found: list[str] = []
     asking = threading.Thread(target=lambda: found.append(socket.getfqdn()), daemon=True)
     asking.start()

@@ -1,8 +1,9 @@
-"""`clusterctl top --web`: the same screens in a browser, by textual-serve. Every page is a process of its own.
+"""`clusterctl top --web`: the same screens in a browser, by textual-serve, a process a page.
 
-On loopback unless asked otherwise, and read-only. Who opens it must know its address whole: a random
-word in it keeps out other users of this machine, whom loopback does not. A page elsewhere must not be
-able to reach it either: the name in the address bar and the origin of the connection are checked.
+On loopback unless asked otherwise, and read-only. Who opens it must know its address whole: a
+random word in it keeps out other users of this machine, whom loopback does not. A page elsewhere
+must not be able to reach it either: the name in the address bar and the origin of the connection
+are checked.
 """
 
 from __future__ import annotations

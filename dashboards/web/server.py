@@ -1,4 +1,4 @@
-"""textual-serve's server with our page and our doors. Imported only by `web.serve`: it needs aiohttp."""
+"""textual-serve's server with our page and access checks. Only `web.serve` imports it (aiohttp)."""
 
 from __future__ import annotations
 

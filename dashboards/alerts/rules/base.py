@@ -1,7 +1,7 @@
-"""What a rule is: it looks at the state and tells what is over its limit now. Pure.
+"""What rules are given: the state of now, and helpers to read it. Pure.
 
-A rule keeps nothing and waits for nothing: how long something must last is written beside it and done
-by the book (`dashboards.alerts.engine`).
+A rule keeps nothing and waits for nothing: it has fields for how long something must last, and the
+book (`dashboards.alerts.engine`) applies them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def read(value: float | None) -> float:
 
 
 def command_line(rule: Rule, source: str, nodes: str, part: str, run: str) -> str:
-    """The line to type next; every word of the user's is quoted for the shell. `nodes` is folded."""
+    """The command to type next, quoted for the shell. `nodes` is folded."""
     values = {
         "hosts": shlex.quote(hostfile_of(source) or "nodes.txt"),
         "nodes": f"-w {shlex.quote(nodes)}" if nodes else "",

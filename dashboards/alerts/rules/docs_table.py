@@ -1,4 +1,7 @@
-"""The table of all alerts for docs/reference/alerts.md and `watch --list`. `python -m dashboards.alerts.rules.docs_table` prints it."""
+"""The table of all alerts, of docs/reference/alerts.md and `watch --list`.
+
+`python -m dashboards.alerts.rules.docs_table` prints it.
+"""
 
 from __future__ import annotations
 

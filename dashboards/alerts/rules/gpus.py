@@ -101,10 +101,10 @@ def throttle(context: RuleContext) -> Iterable[Breach]:
         bad = [word for word in words.split(", ") if not word.lower().startswith(_USUAL)]
         if not bad:
             continue
-        said = f"{', '.join(bad)}: {gpu.sm_mhz:,.0f} MHz" if gpu.sm_mhz else ", ".join(bad)
-        said += f", {gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
+        text = f"{', '.join(bad)}: {gpu.sm_mhz:,.0f} MHz" if gpu.sm_mhz else ", ".join(bad)
+        text += f", {gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
         hard = any(mark in word.lower() for word in bad for mark in _HARD)
-        yield Breach((name, gpu_part(gpu.index)), said, FAIL if hard else WARN)
+        yield Breach((name, gpu_part(gpu.index)), text, FAIL if hard else WARN)
 
 
 def hot(context: RuleContext) -> Iterable[Breach]:

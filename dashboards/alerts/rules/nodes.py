@@ -22,7 +22,8 @@ def down(context: RuleContext) -> Iterable[Breach]:
     limits, state = context.limits, context.state
     if not state.watches:
         return
-    # Stale after three intervals, seen so at the tick behind: the alarm comes 10 s after the last reading.
+    # Stale after three intervals, seen at the next tick: the alarm comes 10 s after the last
+    # reading.
     after_s = limits.silent_s - 4 * state.interval_s
     for name, node in state.nodes.items():
         if name in context.live:
@@ -67,7 +68,8 @@ def clock_offset(context: RuleContext) -> Iterable[Breach]:
         away = abs(offset - middle) - error
         if away > limits.clock_warn_s:
             whom = "the others" if len(known) > 2 else HEAD
-            text = f"{_signed(offset - middle)} against {whom} (limit {units.seconds(limits.clock_warn_s)})"
+            limit = units.seconds(limits.clock_warn_s)
+            text = f"{_signed(offset - middle)} against {whom} (limit {limit})"
             yield Breach((name, ""), text, FAIL if away > limits.clock_fail_s else WARN)
     if abs(middle) - bound > limits.clock_warn_s:
         severity = FAIL if abs(middle) - bound > limits.clock_fail_s else WARN

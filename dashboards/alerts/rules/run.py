@@ -66,12 +66,12 @@ def failed(context: RuleContext) -> Iterable[Breach]:
     run = context.run
     if run is None or run.ended != "failed":
         return
-    told = [s for s in run.events if s.event.name in ("failed", "failure", "error", "end")]
+    endings = [s for s in run.events if s.event.name in ("failed", "failure", "error", "end")]
     text, at_s = "ended badly", run.last_s
-    if told:
-        words = [s.event.text for s in told if s.event.text and s.event.name != "end"]
+    if endings:
+        words = [s.event.text for s in endings if s.event.text and s.event.name != "end"]
         text = words[-1].strip().splitlines()[-1] if words and words[-1].strip() else text
-        at_s = told[-1].event.time_s or told[-1].at_s
+        at_s = endings[-1].event.time_s or endings[-1].at_s
     old = at_s is not None and context.now_s - at_s > context.limits.forgotten_s
     yield Breach(("", run.name), text, starts=not old)
 
@@ -149,12 +149,15 @@ def straggler(context: RuleContext) -> Iterable[Breach]:
     rank, times = ranks.most_common(1)[0]
     if times < limits.straggler_steps * len(window):
         return
-    text = f"rank {rank} is the slowest in {times} of {len(window)} steps, the others wait {100 * statistics.fmean(idle):.0f} % of them"
+    text = (
+        f"rank {rank} is the slowest in {times} of {len(window)} steps,"
+        f" the others wait {100 * statistics.fmean(idle):.0f} % of them"
+    )
     yield Breach(unit_of_rank(run, rank) or ("", run.name), text)
 
 
 def unit_of_rank(run: RunState, rank: int) -> Unit | None:
-    """The GPU that a rank computes on, as the plan has it: ranks count through the nodes in order."""
+    """The GPU of a rank in the plan: ranks count through the nodes in order."""
     for name, count in zip(run.planned, run.ranks, strict=False):
         if rank < count:
             return name, gpu_part(rank)

@@ -1,4 +1,4 @@
-"""One machine: every GPU with all its figures, who uses it, its network, disks, clock and alerts."""
+"""One machine: its GPUs with all figures, who uses them, network, disks, clock and alerts."""
 
 from __future__ import annotations
 

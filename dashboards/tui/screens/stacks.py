@@ -1,4 +1,4 @@
-"""Which rank hangs and where: looks at all processes of the run, and shows the classes they form."""
+"""Which rank hangs and where: dumps all processes of the run and shows the classes they form."""
 
 from __future__ import annotations
 

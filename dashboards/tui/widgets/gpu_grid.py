@@ -66,7 +66,7 @@ def tile(text: str, width: int, ground: Style, mark: str, mark_style: Style) -> 
 
 
 def lay_out(nodes: int, gpus: int, label: int, width: int, height: int) -> Layout:
-    """As few columns as show all nodes; when nothing does, the one that shows most, to be scrolled."""
+    """The fewest columns that show all nodes; else those that show most, to be scrolled."""
     smallest = None
     for columns in range(1, max(2, width // 20)):
         block = width // columns

@@ -141,7 +141,8 @@ class Text(Panel, can_focus=True):
         """`41-80 of 512`; "" when all is seen."""
         if len(self._rows) <= self._room:
             return ""
-        return f"{self._first + 1}-{min(len(self._rows), self._first + self._room)} of {len(self._rows)}"
+        last = min(len(self._rows), self._first + self._room)
+        return f"{self._first + 1}-{last} of {len(self._rows)}"
 
     def scroll_lines(self, lines: int) -> None:
         last = max(0, len(self._rows) - self._room)

@@ -73,18 +73,21 @@ def ports_line(links: Sequence[Link], width: int, colors: Palette) -> Line:
             (f" {name} ", colors.dim),
             (f"{len(up)}/{len(ports)} up {rate}", colors.text if good else colors.bad),
             (
-                f" ↓{units.rate(_sum(p.rx_bytes_s for p in ports))} ↑{units.rate(_sum(p.tx_bytes_s for p in ports))} ",
+                (
+                    f" ↓{units.rate(_sum(p.rx_bytes_s for p in ports))}"
+                    f" ↑{units.rate(_sum(p.tx_bytes_s for p in ports))} "
+                ),
                 colors.label,
             ),
         )
         bad = [port for port in ports if port.errors_min]
         if bad:
-            said = ", ".join(f"{port.name} {port.errors_min:.0f}!" for port in bad)
-            line += words((f" errors/min {said} ", colors.bad))
+            listed = ", ".join(f"{port.name} {port.errors_min:.0f}!" for port in bad)
+            line += words((f" errors/min {listed} ", colors.bad))
         lost = [port for port in ports if port not in up]
         if lost:
-            said = ", ".join(f"{port.name} {port.state}" for port in lost)
-            line += words((f" {said} ", colors.bad))
+            listed = ", ".join(f"{port.name} {port.state}" for port in lost)
+            line += words((f" {listed} ", colors.bad))
     return line
 
 
@@ -93,7 +96,7 @@ def _is_fine(disk: Disk) -> bool:
 
 
 def disks_line(sample: NodeSample, width: int, colors: Palette) -> Line:
-    """` disk /home no answer  /data 96%!  / 41%  +2`: trouble first, then as many as there is room for."""
+    """` disk /home no answer  /data 96%!  / 41%  +2`: trouble first, then as many as fit."""
     line = words((" disk", colors.dim))
     left = 0
     for disk in sorted(sample.disks or (), key=_is_fine):
@@ -125,7 +128,10 @@ class NodeLinks(NodePanel):
             text = " no ports" if links is not None else " could not find out"
             return [words((text, colors.dim))]
         name_wide = max(6, *(len(link.name) for link in links))
-        heading = f" {'port':<{name_wide}} {'state':<7}{'rate':>6}{'in':>10}{'out':>10}{'err/min':>8}{'downs':>6}"
+        heading = (
+            f" {'port':<{name_wide}} {'state':<7}{'rate':>6}{'in':>10}{'out':>10}"
+            f"{'err/min':>8}{'downs':>6}"
+        )
         lines = [words((heading, colors.dim))]
         for link in links:
             up = link.state.lower() in ("active", "up")

@@ -1,4 +1,4 @@
-"""The panels of the node screen: the machine, its GPUs, processes, links, disks, alerts, and one chart."""
+"""Panels of the node screen: the machine, GPUs, processes, links, disks, alerts, one chart."""
 
 from __future__ import annotations
 

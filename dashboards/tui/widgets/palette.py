@@ -12,8 +12,8 @@ from rich.color import Color
 from rich.style import Style
 from textual.app import App
 
-# From dark to light along one path that colour-blind eyes can follow as well (blue to yellow-green);
-# heat goes on to red, where a number near its limit is bad.
+# From dark to light along one path that colour-blind eyes can follow as well (blue to
+# yellow-green); heat goes on to red, where a number near its limit is bad.
 _COOL = ((0.0, "#2f4a78"), (0.2, "#3560a0"), (0.45, "#2f83a8"), (0.7, "#2fa79a"), (0.9, "#5fbf7a"), (1.0, "#a5d65c"))  # fmt: skip
 _HEAT = ((0.0, "#3560a0"), (0.35, "#2f83a8"), (0.55, "#3fa98a"), (0.72, "#d0b84a"), (0.86, "#e0853a"), (1.0, "#e2495b"))  # fmt: skip
 # The same paths as grounds: dark, because a healthy fleet fills the screen and stays there all day.

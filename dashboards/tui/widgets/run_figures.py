@@ -1,4 +1,4 @@
-"""The numbers of the run screen: where a step's time goes, buckets, throughput, who is waited for."""
+"""The numbers of the run screen: time of a step by phase, buckets, throughput, slowest ranks."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def curve(
 
 
 def _without_outliers(values: list[float]) -> list[float]:
-    """The first steps of a run and a pause may stand far above: the scale follows the other 98 %."""
+    """The first steps and a pause may be far above: the scale follows the other 98 %."""
     if len(values) < 100:
         return values
     ordered = sorted(values)
@@ -204,21 +204,21 @@ class RunNodes(Panel):
         quiet = []
         for name in names:
             node = state.nodes.get(name)
-            said = run.node_states.get(name, "") if run else ""
+            status = run.node_states.get(name, "") if run else ""
             never = node is None or not state.watches  # its silence says nothing
             mark, why = ("", "") if node is None else node_mark(node, state)
-            if not mark and said in ("", "running", "ended") and len(names) > height:
+            if not mark and status in ("", "running", "ended") and len(names) > height:
                 quiet.append(name)
                 continue
-            if said in ("lost", "failed"):
-                mark, why = "!", said
+            if status in ("lost", "failed"):
+                mark, why = "!", status
             style = colors.warn if mark in ("~", "-") else colors.bad if mark else colors.good
-            word = f"{mark} {why}" if mark else said or ("not watched" if never else "ok")
+            word = f"{mark} {why}" if mark else status or ("not watched" if never else "ok")
             lines.append(
                 words(
                     (f" {name} ", colors.text),
-                    (f" {said} " if mark and said not in ("", why) else " ", colors.label),
-                    (word, colors.dim if never and not said else style),
+                    (f" {status} " if mark and status not in ("", why) else " ", colors.label),
+                    (word, colors.dim if never and not status else style),
                 )
             )
         if quiet:
