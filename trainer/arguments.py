@@ -1,4 +1,4 @@
-"""Numbers on the trainer's command lines, as types of argparse: one sentence for what is none."""
+"""Numbers on the trainer's command lines, as types of argparse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def whole(least: int = 0) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise ArgumentTypeError(f"{text!r} is no whole number from {least}")
+            raise ArgumentTypeError(f"{text!r} must be an integer of at least {least}")
         return number
 
     return convert
@@ -26,7 +26,7 @@ def above_0(text: str) -> float:
     """A finite number above 0."""
     number = _number(text)
     if not 0 < number < math.inf:
-        raise ArgumentTypeError(f"{text!r} is no number above 0")
+        raise ArgumentTypeError(f"{text!r} must be a number above 0")
     return number
 
 
@@ -34,7 +34,7 @@ def finite(text: str) -> float:
     """Any number but nan and inf."""
     number = _number(text)
     if not math.isfinite(number):
-        raise ArgumentTypeError(f"{text!r} is no finite number")
+        raise ArgumentTypeError(f"{text!r} must be a finite number")
     return number
 
 

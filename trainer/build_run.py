@@ -39,7 +39,7 @@ from trainer.loop import Clock, Run
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import build_schedule
 from trainer.resume import place_note, read_source, stated_place, take_over
-from trainer.runlog.journal import RankZeroJournal
+from trainer.runlog.journal import Journal
 from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Heartbeat
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
@@ -60,7 +60,7 @@ def assemble(
     """Everything `train` needs, on every rank the same way (collective)."""
     set_threads(config.threads, engine.ranks_on_this_host(), engine.device.type != "cpu")
     require_shared(run_dir, engine)
-    journal = engine.together(lambda: RankZeroJournal(run_dir, config, engine.rank))
+    journal = engine.together(lambda: Journal(run_dir, config, engine.rank))
     root = Path(config.dataset.root) if config.dataset.root else None
     manifest, notes = read_once(
         engine, Path(str(config.dataset.data_path)), root, config.dataset.memory_efficient
@@ -226,7 +226,7 @@ def _take_average(ema: EMA, engine: Engine, source: Path, updates: int) -> None:
         raise CheckpointError(f"{source / EMA_FOLDER} is of another model: {error}") from None
 
 
-def _start(config: Config, parts: Parts, engine: Engine, journal: RankZeroJournal) -> None:
+def _start(config: Config, parts: Parts, engine: Engine, journal: Journal) -> None:
     """Load --ckpt-path into the fresh model; ranks succeed or fail together (collective)."""
     report, failure = attempt(
         lambda: load_into(
@@ -335,7 +335,7 @@ def _features(
     buckets: Buckets,
     run_dir: Path,
     engine: Engine,
-    journal: RankZeroJournal,
+    journal: Journal,
 ) -> Features | None:
     """The cache that stands for VAE and text encoder; rank 0 looks whether it fits (collective)."""
     if config.dataset.features is None:

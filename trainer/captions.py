@@ -108,17 +108,6 @@ def clean_caption(text: str) -> str:
     return text
 
 
-def clean_captions(texts: Iterable[str]) -> list[str]:
-    """Each text cleaned, in order; equal texts are cleaned once."""
-    known: dict[str, str] = {}
-    cleaned = []
-    for text in texts:
-        if text not in known:
-            known[text] = clean_caption(text)
-        cleaned.append(known[text])
-    return cleaned
-
-
 def _clean_once(text: str) -> str:
     text = urllib.parse.unquote_plus(text).strip().lower()
     text = text.replace("<person>", "person")  # a tag only by its looks

@@ -1,4 +1,4 @@
-"""A package that this Python lacks, said in one sentence by every command of the trainer."""
+"""Packages that this Python lacks, reported alike by every command of the trainer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _missing(names: Sequence[str]) -> MissingPackages:
 
 
 def of_import(error: ModuleNotFoundError) -> MissingPackages | None:
-    """A failed import in words; None where the module is our own, which stays a bug."""
+    """A failed import as an error; None for our own modules, which stays a bug."""
     name = (error.name or "").partition(".")[0]
     return _missing([name]) if name and name != __package__ else None
 

@@ -42,24 +42,24 @@ _ONE_KEYSTROKE_S = 1.0
 _LEAVE_S = (
     60.0  # for what a rank still has to do when it ends: workers, the tracker, the last writes
 )
-# Of the environment, what explains a run; names with these words in them are never written.
+# Variables that explain a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKIE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    options, overrides = _parser().parse_known_args(words)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    options, overrides = _parser().parse_known_args(argv)
     configure(options.log_level)
     try:
         if options.allow_partial:
             overrides.append("--allow-partial")
         config = configuration.load(options.config, overrides)
         with missing_packages():
-            return _train(config, options, words)
+            return _train(config, options, argv)
     except TrainerError as error:
         return report_error(error) if _speaks(error) else error.exit_code
-    except Exception as error:  # noqa: BLE001 - the rank's last words; the launcher shows them
+    except Exception as error:  # noqa: BLE001 - rank boundary; the launcher shows it
         LOG.error("error: rank %s: %s", os.environ.get("RANK", "0"), in_words(error))
         return 1
 
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(config: configuration.Config, options: argparse.Namespace, words: Sequence[str]) -> int:
+def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequence[str]) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     if config.dataset.data_path is None:
@@ -112,7 +112,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
     from trainer.engine.base import build_engine
     from trainer.runlog.telemetry import Heartbeat
 
-    # A slip in these is said before anything is made.
+    # Mistakes in these are reported before anything is made.
     build_masks(config.mask_ratios)
     LoaderOptions.of(config).require_below(config.process_group_timeout_s)
     heartbeat = Heartbeat.from_environment(int(os.environ.get("RANK", "0")))
@@ -123,7 +123,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, words: Seq
     with contextlib.ExitStack() as leaving, contextlib.ExitStack() as closing:
         closing.callback(engine.close)
         try:
-            return _run(config, options, words, engine, heartbeat, closing)
+            return _run(config, options, argv, engine, heartbeat, closing)
         except Exception as error:  # noqa: BLE001 - rank boundary
             ours = _last_words(error)
             late = EngineError(
@@ -141,7 +141,7 @@ def _last_words(error: Exception) -> TrainerError:
     if is_lost(error):
         return EngineError(
             f"{rank}: another rank has ended, and this one ends with it",
-            hint="the last words of that rank say why",
+            hint="the error of that rank says why",
         )
     ours = in_words(error)
     ours.args = (f"{rank}: {ours}",)
@@ -151,7 +151,7 @@ def _last_words(error: Exception) -> TrainerError:
 def _run(
     config: configuration.Config,
     options: argparse.Namespace,
-    words: Sequence[str],
+    argv: Sequence[str],
     engine: Engine,
     heartbeat: Heartbeat | None,
     closing: contextlib.ExitStack,
@@ -163,7 +163,7 @@ def _run(
     engine.run_on_rank0(lambda: _look_at_weights(config))
     run_dir = engine.run_on_rank0(lambda: _run_dir(config, options))
     unlocked = engine.run_on_rank0(lambda: _lock(run_dir, closing))
-    engine.run_on_rank0(lambda: _describe(config, run_dir, words))
+    engine.run_on_rank0(lambda: _describe(config, run_dir, argv))
     run = assemble(config, engine, run_dir, heartbeat, options.data_state)
     closing.callback(run.journal.close)
     closing.callback(run.loader.close)
@@ -235,12 +235,12 @@ def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:
     return make_run_dir(outputs, config.model.type.replace("/", "-"))
 
 
-def _describe(config: configuration.Config, run_dir: Path, words: Sequence[str]) -> None:
+def _describe(config: configuration.Config, run_dir: Path, argv: Sequence[str]) -> None:
     """config.json: all that is needed to understand and repeat the run, without secrets."""
     document: dict[str, Any] = {
         "schema": 1,
         "config": configuration.to_dict(config),
-        "argv": list(words),
+        "argv": list(argv),
         "commit": _commit(),
         "environment": _environment(os.environ),
         "python": sys.version.split()[0],
@@ -252,7 +252,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environ.items())
-        if name.startswith(_KEPT) and not any(word in name for word in _SECRET)
+        if name.startswith(_KEPT) and not any(secret in name for secret in _SECRET)
     }
 
 

@@ -18,19 +18,19 @@ def test_numbers_that_are_meant_so() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-3", "1.5", "ten", "", "nan", "1e3"])
 def test_what_is_no_count(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="is no whole number from 1"):
+    with pytest.raises(ArgumentTypeError, match="must be an integer of at least 1"):
         whole(1)(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "ten", ""])
 def test_what_is_no_length_of_time(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="is no number above 0"):
+    with pytest.raises(ArgumentTypeError, match="must be a number above 0"):
         above_0(text)
 
 
 @pytest.mark.parametrize("text", ["nan", "-inf", "ten"])
 def test_what_is_not_finite(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="is no finite number"):
+    with pytest.raises(ArgumentTypeError, match="must be a finite number"):
         finite(text)
 
 
@@ -52,5 +52,5 @@ def test_every_command_says_it_alike(words: list[str]) -> None:
         [sys.executable, "-m", f"trainer.{words[0]}", *words[1:]], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert f"argument {words[-2]}: {words[-1]!r} is no " in done.stderr
+    assert f"argument {words[-2]}: {words[-1]!r} must be " in done.stderr
     assert "Traceback" not in done.stderr

@@ -269,7 +269,7 @@ def test_a_run_with_nothing_left_to_do_says_so_and_its_directory_has_the_checkpo
     [
         ("late", "a rank may wait 680 s for a batch (dataset.batch_timeout_s = 500"),
         ("ema", "ema_decay must be at least 0.0 and below 1"),
-        ("mask", "mask_ratios: image_head is 'many', which is no share from 0 to 1"),
+        ("mask", "mask_ratios: image_head must be between 0 and 1; not 'many'"),
     ],
 )
 def test_a_config_that_cannot_work_is_one_sentence_before_anything_is_made(

@@ -297,10 +297,10 @@ def _document(
 
 def _notes(device: str, peak: float | None, shards: int) -> str:
     name = _device_name(device)
-    said = f"peak {peak / 1e12:g} TFLOP/s" if peak else "no peak known: --peak-tflops gives an MFU"
+    known = f"peak {peak / 1e12:g} TFLOP/s" if peak else "no peak known: --peak-tflops gives an MFU"
     share = f"; optimizer state of 1 of {shards} ranks" if shards > 1 else ""
     return (
-        f"\n{name}, {said}{share}. again: recomputed in the backward pass, not in TFLOP/s or MFU."
+        f"\n{name}, {known}{share}. again: recomputed in the backward pass, not in TFLOP/s or MFU."
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from trainer.bench.trial import Measured, Spec, run_trial
 
 Progress = Callable[[int, int], None]
-_END_S = 10.0  # for a child that has said its last word
+_END_S = 10.0  # for a child that has sent its result
 
 
 class Kind(enum.Enum):
@@ -65,7 +65,7 @@ def try_in_child(
         outcome, late = _listen(mine, process, time.monotonic() + timeout_s, progress)
     finally:
         if outcome is not None:
-            process.join(_END_S)  # in peace: a compiler's workers want to be told
+            process.join(_END_S)  # a compiler's workers need time to end
         mine.close()  # a child that is still there ends by that
         process.join(0 if late else _END_S)
         if process.is_alive():
@@ -127,9 +127,9 @@ def oom_kills() -> int:
 
 def _counter(text: str, name: str) -> int | None:
     for line in text.splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == name:
-            return int(words[1])
+        fields = line.split()
+        if len(fields) == 2 and fields[0] == name:
+            return int(fields[1])
     return None
 
 

@@ -293,7 +293,7 @@ class Saver:
         if state is not None:
             place = (state.rank, state.world)
             written.append(write(part / checkpoint.OPTIMIZER, *place, of("state/"), state.facts))
-            write(part / checkpoint.AVERAGE_PARTS, *place, of("average/"), {})
+            write(part / checkpoint.AVERAGE_PARTS, *place, of("average/"))
         if self._engine.rank == 0:
             save.weights = {**save.weights, **of("weights/")}
             if not any(value.is_meta for value in save.weights.values()):

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +32,22 @@ MANIFEST = "manifest.json"
 LATEST = "latest"
 OPTIMIZER = "optimizer"
 AVERAGE_PARTS = "ema-parts"  # until the whole average is written from them
-Entries = dict[str, dict[str, Any]]  # file -> size and sha256
 SCHEDULE, RUNNING, SAMPLER = "lr_scheduler.json", "running_states.json", "sampler.json"
 SEEN = "seen.npy"  # content ids of the clips of this epoch so far
 _ASIDE = ".tmp-"  # begins the names of folders that are being made, or deleted
 _OLD = f"{_ASIDE}old-"
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 _CHUNK = 4 << 20
+
+
+class Entry(TypedDict):
+    """A file in the manifest."""
+
+    size: int  # bytes
+    sha256: str
+
+
+Entries = dict[str, Entry]  # by the file's path in the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +172,7 @@ def entries(part: Path, files: Iterable[Path]) -> Entries:
     return {str(path.relative_to(part)): _entry(path) for path in files}
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def _entry(path: Path) -> Entry:
     sync(path)
     return {"size": path.stat().st_size, "sha256": _sha256(path)}
 

@@ -211,7 +211,7 @@ def type_at(
         if section is None:
             if dict in [typing.get_origin(p) or p for p in _alternatives(kind)]:
                 return (*found, *key[index:]), Any  # inside a free table such as bucket_config
-            raise ConfigError(f"{flag}: {'.'.join(found)} is no section, it has no {name}")
+            raise ConfigError(f"{flag}: {'.'.join(found)} is not a section and has no {name}")
         own = data if isinstance(data, Mapping) else {}
         further = section.further(own)
         options = field_types(further) if further else {}

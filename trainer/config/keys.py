@@ -70,7 +70,7 @@ class ModelConfig(Section):
     options: dict[str, Any] = field(default_factory=dict, metadata={"settable": False})
 
     harmless: ClassVar[Mapping[str, str]] = {
-        "force_huggingface": "weights are told apart by content"
+        "force_huggingface": "weights are recognised by content"
     }
     refused: ClassVar[Mapping[str, str]] = {
         "qk_norm_legacy": "norms stand before the rotation, as in the published weights",
@@ -160,7 +160,7 @@ class SampleConfig(Section):
     image_size: tuple[int, int] | None = number(None, least=1)  # height, width in pixels
     resolution: str | None = None  # or an area by name ...
     aspect_ratio: str | None = None  # ... at a ratio height:width
-    fps: float = number(24.0, above=0)  # told to the model
+    fps: float = number(24.0, above=0)  # given to the model
     # of the videos trained on; the file plays at fps / this
     frame_interval: int = number(1, least=1)
     # written into the file; default fps / frame_interval

@@ -156,10 +156,10 @@ def _check(config: Config, tree: Tree) -> None:
         )
 
 
-def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
+def _pairs(args: Sequence[str]) -> list[tuple[str, str | None]]:
     """(flag, value) of a command line's overrides; value None for a flag that stands alone."""
     pairs: list[tuple[str, str | None]] = []
-    rest = list(words)
+    rest = list(args)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or len(word) == 2:

@@ -15,7 +15,7 @@ _OTHER_NAMES = {"prompt_path": "prompts"}
 # Key -> why it needs nothing.
 _LEFT_OUT = {
     "save_dir": "--save-dir says where videos go",
-    "multi_resolution": "the model is always told the size",
+    "multi_resolution": "the model always gets the size",
     "prompt_as_path": "--prompt-as-path says it",
     "sample_name": "--sample-name says it",
 }

@@ -38,8 +38,8 @@ class Range:
             ("at most", self.most),
             ("below", self.below),
         ]
-        said = [f"{words} {bound:,}" for words, bound in bounds if bound is not None]
-        return " and ".join(said) or "a finite number"
+        limits = [f"{words} {bound:,}" for words, bound in bounds if bound is not None]
+        return " and ".join(limits) or "a finite number"
 
 
 @dataclass(frozen=True, slots=True)

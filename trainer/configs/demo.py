@@ -58,7 +58,7 @@ ckpt_every = 325
 sample = dict(
     num_frames=8,
     image_size=(16, 16),
-    fps=8.0,  # of the clips, told to the model
+    fps=8.0,  # of the clips, given to the model
     batch_size=40,
     seed=1024,
 )

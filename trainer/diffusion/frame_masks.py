@@ -156,7 +156,7 @@ def build_masks(ratios: Mapping[str, float] | None) -> FrameMasks:
                 hint=f"did you mean {near[0]}?" if near else None,
             )
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:
-            raise ConfigError(f"mask_ratios: {name} is {ratio!r}, which is no share from 0 to 1")
+            raise ConfigError(f"mask_ratios: {name} must be between 0 and 1; not {ratio!r}")
         known[kind] = known.get(kind, 0.0) + ratio
     total = sum(known.values())
     if total > 1 + 1e-6:

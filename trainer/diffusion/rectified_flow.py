@@ -73,10 +73,12 @@ class RectifiedFlow:
 
     def __post_init__(self) -> None:
         if self.sample_method not in SAMPLE_METHODS:
-            raise ValueError(f"sample_method {self.sample_method!r} is none of {SAMPLE_METHODS}")
+            raise ValueError(
+                f"sample_method {self.sample_method!r} must be one of {SAMPLE_METHODS}"
+            )
         if self.timestep_transform not in FRAME_COUNTS:
             raise ValueError(
-                f"timestep_transform {self.timestep_transform!r} is none of {FRAME_COUNTS}"
+                f"timestep_transform {self.timestep_transform!r} must be one of {FRAME_COUNTS}"
             )
         if self.use_discrete_timesteps and self.sample_method != "uniform":
             raise ValueError(

@@ -52,24 +52,24 @@ def in_words(error: Exception) -> TrainerError:
     return TrainerError(f"{name}: {first}" if first else name)
 
 
-def common(said: Sequence[TrainerError | None], prefix: str = "") -> TrainerError | None:
+def common(failures: Sequence[TrainerError | None], prefix: str = "") -> TrainerError | None:
     """The error that all ranks raise, of each rank's in rank order; None where none failed.
 
     Kind and hint are the first one's. Each reason is given once, with its ranks, unless
     all have the same.
     """
     alike: dict[str, list[int]] = {}
-    for rank, error in enumerate(said):
+    for rank, error in enumerate(failures):
         if error is not None:
             alike.setdefault(str(error).removeprefix(f"rank {rank}: "), []).append(rank)
-    first = next((error for error in said if error is not None), None)
+    first = next((error for error in failures if error is not None), None)
     if first is None:
         return None
     texts = []
     for text, ranks in alike.items():
         more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
         who = f"rank {', '.join(map(str, ranks[:_SHOWN]))}{more}: "
-        texts.append(text if len(ranks) == len(said) else who + text)
+        texts.append(text if len(ranks) == len(failures) else who + text)
     return agreed(first, prefix + "\n".join(texts))
 
 

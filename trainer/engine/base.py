@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.engine.agreement import agreed, attempt, common
-from trainer.engine.shards import write
+from trainer.engine.shards import Facts, write
 from trainer.errors import EngineError, TrainerError
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class EngineState:
     rank: int
     world: int
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    facts: Facts
     shapes: dict[str, torch.Size]  # of the whole parameters
 
 
@@ -172,10 +172,6 @@ class Engine(abc.ABC):
     def full_params(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The whole fp32 parameters from all ranks' parts, one after another (collective)."""
 
-    @abc.abstractmethod
-    def refresh(self) -> None:
-        """After the module's weights were set by hand: make the masters follow them."""
-
     @property
     def waited_s(self) -> float:
         """Seconds in gradient collectives so far; 0 where they do not block."""
@@ -191,9 +187,6 @@ class Engine(abc.ABC):
         every = torch.empty(self.world * len(mine), dtype=mine.dtype, device=self.device)
         dist.all_gather_into_tensor(every, mine)
         return every.view(self.world, -1).tolist()
-
-    def all_reduce_mean(self, value: float) -> float:
-        return sum(row[0] for row in self.gather([value])) / self.world
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's picklable value, in rank order, on every rank; for rare and small things."""

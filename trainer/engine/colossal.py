@@ -30,7 +30,7 @@ from trainer.engine.base import (
 )
 from trainer.engine.colossal_import import import_colossalai
 from trainer.engine.joining import joining
-from trainer.engine.shards import Shards, part_of
+from trainer.engine.shards import Facts, Shards, part_of
 from trainer.errors import EngineError
 
 _STAGES = {"zero2": 2, "zero1": 1}
@@ -224,12 +224,6 @@ class ColossalEngine(Engine):
         for (name, _), column in zip(batch, columns, strict=True):
             yield name, column.reshape(-1)[: self._numels[name]].view(self._shapes[name])
 
-    @torch.no_grad()
-    def refresh(self) -> None:
-        parameters = dict(self.module.named_parameters())
-        for name, master in self.master_params():
-            master.copy_(self.part(name, parameters[name]))
-
     # --- state on disk ---
 
     def state(self) -> EngineState | None:
@@ -244,14 +238,14 @@ class ColossalEngine(Engine):
                     state[f"{name}/{kind}"] = own[kind].reshape(-1)
             steps[name] = int(own.get("step", 0))
         rank, world = (self.rank, self.world) if self.is_sharded else (0, 1)
-        facts = {"engine": self.name, "steps": steps}
+        facts = Facts(engine=self.name, steps=steps)
         return EngineState(rank, world, state, facts, dict(self._shapes))
 
     @torch.no_grad()
     def read(self, directory: Path) -> None:
         shards = Shards(directory)
         rank, world = (self.rank, self.world) if self.is_sharded else (0, 1)
-        steps: dict[str, int] = shards.facts["steps"]
+        steps = shards.facts["steps"]
         for name, master, own in self._states():
             numel = self._numels[name]
             read = functools.partial(shards.read, numel=numel, rank=rank, world=world)

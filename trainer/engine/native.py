@@ -28,7 +28,7 @@ from trainer.engine.base import (
     timeout_of,
 )
 from trainer.engine.joining import joining
-from trainer.engine.shards import Shards
+from trainer.engine.shards import Facts, Shards
 from trainer.errors import EngineError
 
 _STATE = ("exp_avg", "exp_avg_sq")
@@ -153,9 +153,6 @@ class NativeEngine(Engine):
             )
             yield name, placed.full_tensor()
 
-    def refresh(self) -> None:
-        """The parameters are the masters."""
-
     # --- state on disk ---
 
     def state(self) -> EngineState | None:
@@ -168,13 +165,13 @@ class NativeEngine(Engine):
             for kind, value in values.items():
                 tensors[f"{name}/{kind}"] = self._local(value).detach().reshape(-1)
         shapes = {name: parameter.shape for name, parameter in self._trained()}
-        facts = {"engine": self.name, "steps": steps}
+        facts = Facts(engine=self.name, steps=steps)
         return EngineState(self.rank, self.world, tensors, facts, shapes)
 
     @torch.no_grad()
     def read(self, directory: Path) -> None:
         shards = Shards(directory)
-        steps: dict[str, int] = shards.facts["steps"]
+        steps = shards.facts["steps"]
         for name, parameter in self._trained():
 
             def rows(kind: str, name: str = name, parameter: DTensor = parameter) -> Tensor:

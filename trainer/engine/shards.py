@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,13 @@ from trainer.runlog import json_file as jsonfile
 from trainer.weights.write import write_file
 
 _NAME = re.compile(r"rank-(\d{5})-of-(\d{5})\.safetensors")
+
+
+class Facts(TypedDict):
+    """Small JSON beside the tensors."""
+
+    engine: str
+    steps: dict[str, int]  # optimizer steps by parameter
 
 
 def part_length(numel: int, world: int) -> int:
@@ -38,11 +45,11 @@ def part_of(whole: Tensor, rank: int, world: int) -> Tensor:
 
 
 def write(
-    directory: Path, rank: int, world: int, state: Mapping[str, Tensor], facts: dict[str, Any]
+    directory: Path, rank: int, world: int, state: Mapping[str, Tensor], facts: Facts | None = None
 ) -> Path:
-    """Write one rank's file. `facts` is small JSON beside the tensors (step counts, sizes)."""
+    """Write one rank's file."""
     path = directory / f"rank-{rank:05d}-of-{world:05d}.safetensors"
-    write_file(path, state, metadata={"facts": json.dumps({"schema": 1, **facts})})
+    write_file(path, state, metadata={"facts": json.dumps({"schema": 1, **(facts or {})})})
     return path
 
 
@@ -66,7 +73,7 @@ class Shards:
         self.directory = directory
         try:
             self._files = [safe_open(found[(rank, self.world)], "pt") for rank in range(self.world)]
-            self.facts: dict[str, Any] = jsonfile.parse(self._files[0].metadata()["facts"])
+            self.facts: Facts = jsonfile.parse(self._files[0].metadata()["facts"])
         except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{directory} cannot be read: {error}") from None
         self._keys = set(self._files[0].keys())

@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     size("--resolution", metavar="NAME", help="144p 240p 360p 480p 720p ...")
     size("--aspect-ratio", metavar="H:W", help="with --resolution; default 9:16")
     size("--image-size", type=whole(1), nargs=2, metavar=("H", "W"), help="pixels, instead")
-    size("--fps", type=above_0, metavar="X", help="told to the model and written into the file")
+    size("--fps", type=above_0, metavar="X", help="given to the model and written into the file")
     size("--save-fps", type=above_0, metavar="X", help="written into the file instead")
     size("--frame-interval", type=whole(1), metavar="N", help="the file plays at fps / N")
     size("--upscale", type=whole(1), default=1, metavar="N", help="enlarge pixels N times")
@@ -223,8 +223,8 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> tuple[Config, str
     if checkpoint is None:
         raise ConfigError("there are no weights", hint="--ckpt-path CHECKPOINT")
     names = [field.name for field in dataclasses.fields(config.sample)]
-    said = {name: getattr(args, name, None) for name in names}
-    changes = {name: value for name, value in said.items() if value is not None}
+    flags = {name: getattr(args, name, None) for name in names}
+    changes = {name: value for name, value in flags.items() if value is not None}
     if "image_size" in changes and "resolution" in changes:
         raise ConfigError("give --resolution or --image-size, not both")
     if "resolution" in changes or "aspect_ratio" in changes:
@@ -239,12 +239,12 @@ def _load(name: str, overrides: list[str]) -> Config:
     try:
         data = read_object(Path(name))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name} is no run's config: {error}") from None
+        raise ConfigError(f"{name} is not a run's config: {error}") from None
     if overrides:
         raise ConfigError(f"a run's config.json takes no overrides, here {overrides[0]}")
     config = data.get("config", data)
     if not isinstance(config, dict):
-        raise ConfigError(f"{name} is no run's config: its config is no object")
+        raise ConfigError(f"{name} is not a run's config: its config is not an object")
     try:
         return configuration.from_dict(config)
     except ConfigError as error:

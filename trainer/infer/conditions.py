@@ -40,9 +40,9 @@ class Group(NamedTuple):
 def parse_strategy(text: str, where: str, references: int) -> tuple[Group, ...]:
     """The groups of a strategy for so many `references`. Raises ConfigError with `where`."""
     groups = []
-    for number, words in enumerate(text.split(";") if text.strip() else []):
-        place = f"{where}: mask strategy group {number} ({words.strip()!r})"
-        values = [word.strip() for word in words.split(",")]
+    for number, entry in enumerate(text.split(";") if text.strip() else []):
+        place = f"{where}: mask strategy group {number} ({entry.strip()!r})"
+        values = [word.strip() for word in entry.split(",")]
         if len(values) > len(_DEFAULT):
             raise ConfigError(f"{place} has {len(values)} numbers; it is {', '.join(_NAMES)}")
         values += _DEFAULT[len(values) :]

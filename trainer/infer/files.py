@@ -84,7 +84,7 @@ def require_folder(save_dir: Path) -> None:
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise ConfigError(f"--save-dir {save_dir}: {there} is no folder")
+        raise ConfigError(f"--save-dir {save_dir}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"--save-dir {save_dir}: {there} cannot be written to")
 

@@ -50,12 +50,12 @@ class Scores:
 
     def append(self, text: str) -> str:
         """`text` with the missing scores behind it, in the words of the training captions."""
-        said = (
+        scores = (
             ("aesthetic score:", self.aes, "aesthetic score: {:.1f}."),
             ("motion score:", self.flow, "motion score: {:.1f}."),
             ("camera motion:", self.camera_motion, "camera motion: {}."),
         )
-        for phrase, value, form in said:
+        for phrase, value, form in scores:
             if value is not None and phrase not in text:
                 text = f"{text} {form.format(value)}"
         return text
@@ -117,7 +117,7 @@ def _split_settings(line: str, index: int) -> tuple[str, dict[str, Any]]:
     try:
         settings = parse(line[start:])
     except ValueError as error:
-        raise ConfigError(f"prompt {index} ends with what is no JSON: {error}") from None
+        raise ConfigError(f"prompt {index} does not end with valid JSON: {error}") from None
     for name, value in settings.items():
         if name not in SETTINGS:
             raise ConfigError(f"prompt {index} sets {name!r}; there is {' and '.join(SETTINGS)}")
@@ -130,8 +130,8 @@ def _parts(text: str, index: int) -> tuple[tuple[int, str], ...]:
     """`|0| a |2| b` as ((0, a), (2, b)); any other text is one part from loop 0."""
     if not _PART.match(text):
         return ((0, text),)
-    words = _PART.split(text)[1:]
-    parts = [(int(first), words[i + 1].strip()) for i, first in enumerate(words) if i % 2 == 0]
+    pieces = _PART.split(text)[1:]
+    parts = [(int(first), pieces[i + 1].strip()) for i, first in enumerate(pieces) if i % 2 == 0]
     firsts = [first for first, _ in parts]
     if firsts[0] != 0 or firsts != sorted(set(firsts)) or not all(part for _, part in parts):
         raise ConfigError(

@@ -32,7 +32,7 @@ class Settings:
     num_frames: int  # of one clip
     height: int  # pixels
     width: int
-    fps: float  # told to the model
+    fps: float  # given to the model
     save_fps: float  # written into the file
     steps: int
     cfg_scale: float
@@ -72,14 +72,16 @@ def parse_length(text: str) -> int:
     if text in LENGTHS:
         return LENGTHS[text]
     if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{text!r} is no number of frames from 1 and none of {', '.join(LENGTHS)}")
+        raise ValueError(
+            f"{text!r} must be a number of frames, at least 1, or one of {', '.join(LENGTHS)}"
+        )
     return int(text)
 
 
 def settings_of(config: Config) -> Settings:
     """The config's `sample` section filled from its other sections.
 
-    Raises ConfigError when the size of the videos is said nowhere or the numbers do not fit.
+    Raises ConfigError when the size of the videos is not set or the numbers do not fit.
     """
     sample, flow = config.sample, config.scheduler
     require_allowed(type(sample), vars(sample), lambda name: f"sample.{name}")
@@ -91,7 +93,7 @@ def settings_of(config: Config) -> Settings:
         height = width = 0
     if sample.num_frames is None or not height:
         raise ConfigError(
-            "how large the videos shall be is not set",
+            "the size of the videos is not set",
             hint="--num-frames 4s --resolution 240p --aspect-ratio 9:16, or --image-size 144 256",
         )
     settings = Settings(

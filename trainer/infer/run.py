@@ -163,8 +163,8 @@ def _refuse_others(plan: Plan, jobs: Sequence[Job]) -> None:
     others = [job for job in jobs if plan.state(job) is State.OTHER]
     if others:
         raise ConfigError(
-            f"{others[0].path} is there and is another video ({len(others)} of {len(jobs)}): made "
-            "from another checkpoint, prompt, seed or size",
+            f"{others[0].path} already exists and is another video ({len(others)} of {len(jobs)}): "
+            "made from another checkpoint, prompt, seed or size",
             hint="another --save-dir, or --overwrite",
         )
 
@@ -317,7 +317,7 @@ def _tell_cut(text: TextEncoder, jobs: Sequence[Job]) -> None:
     if cut:
         LOG.info(
             f"{len(cut)} prompts are longer than the {text.max_length} tokens that the model reads "
-            f"and are cut there, first prompt {cut[0].index}"
+            f"and are cut there; the first is prompt {cut[0].index}"
         )
 
 

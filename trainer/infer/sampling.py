@@ -32,9 +32,9 @@ def generator_of(
     So a video does not change with the batch size, the number of ranks or the prompts around it,
     and the same prompt twice, or a second sample of it, is another video.
     """
-    words = [str(seed), str(index)]
-    words += [f"sample{sample}"] * (sample > 0) + [f"loop{loop}"] * (loop > 0) + [what] * bool(what)
-    digest = hashlib.sha256("/".join(words).encode()).digest()
+    parts = [str(seed), str(index)]
+    parts += [f"sample{sample}"] * (sample > 0) + [f"loop{loop}"] * (loop > 0) + [what] * bool(what)
+    digest = hashlib.sha256("/".join(parts).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
@@ -67,7 +67,7 @@ class Sampler:
         length, frames = self.settings.condition_frame_length, self.settings.num_frames
         if length % chunk:
             raise ConfigError(
-                f"--condition-frame-length {length} is no multiple of {chunk}: the VAE makes "
+                f"--condition-frame-length {length} must be a multiple of {chunk}: the VAE makes "
                 f"{chunk} latent frames at a time"
             )
         if self._carried >= frames:

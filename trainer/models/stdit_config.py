@@ -42,7 +42,7 @@ class STDiT3Config:
             raise ValueError(f"patch_size {self.patch_size} must be (frames, height, width)")
         if self.hidden_size % self.num_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is no multiple of num_heads {self.num_heads}"
+                f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}"
             )
         if self.hidden_size % 4 or (self.hidden_size // self.num_heads) % 2:
             raise ValueError(

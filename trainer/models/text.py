@@ -173,7 +173,7 @@ def _folder(path: str | Path) -> Path:
         return Path(snapshot_download(str(path), allow_patterns=list(_HUB_FILES)))
     except Exception as error:  # noqa: BLE001 - its errors come from four HTTP layers
         raise ConfigError(
-            f"{path} is no folder here, and the hub did not give it ({type(error).__name__})",
+            f"{path} is not a local folder, and the hub failed: {type(error).__name__}",
             hint=f"where there is internet: hf download {path} --local-dir DIR; "
             "then text_encoder.from_pretrained = DIR",
         ) from None

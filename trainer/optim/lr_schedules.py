@@ -41,7 +41,7 @@ def rate_of(config: ScheduleConfig) -> Rate:
     """
     kind = config.lr_schedule or ("constant" if config.warmup_steps is None else "linear")
     if kind not in _RATES:
-        raise ConfigError(f"lr_schedule {kind!r} is none of {', '.join(_RATES)}")
+        raise ConfigError(f"lr_schedule {kind!r} must be one of {', '.join(_RATES)}")
     return _RATES[kind](config)
 
 
@@ -60,7 +60,7 @@ def _one_cycle(config: ScheduleConfig) -> Rate:
         raise ConfigError("lr_schedule '1cycle' needs min_lr and max_lr")
     if config.anneal_strategy not in _ANNEAL:
         raise ConfigError(
-            f"anneal_strategy {config.anneal_strategy!r} is none of {', '.join(_ANNEAL)}"
+            f"anneal_strategy {config.anneal_strategy!r} must be one of {', '.join(_ANNEAL)}"
         )
     anneal = _ANNEAL[config.anneal_strategy]
     low, top, final = config.min_lr, config.max_lr, config.lr

@@ -9,7 +9,7 @@ import functools
 import json
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.config.load import Config, to_dict
 from trainer.runlog.output import LOG, RUN
@@ -17,20 +17,8 @@ from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Writer
 from trainer.runlog.wandb_logger import Wandb
 
 
-class Journal(Protocol):
-    """What rank 0 reports; nothing on the other ranks."""
-
-    def step(self, record: StepRecord) -> None: ...
-
-    def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None: ...
-
-    def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class RankZeroJournal:
-    """telemetry.jsonl, bad_samples.jsonl and a line every `log_every` steps."""
+class Journal:
+    """Steps, events and lines of rank 0; of the other ranks their bad samples."""
 
     def __init__(self, run_dir: Path, config: Config, rank: int) -> None:
         self._log_every = config.log_every

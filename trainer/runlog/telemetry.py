@@ -187,7 +187,7 @@ class Heartbeat:
         try:
             part.write_text(text)
             part.replace(self._path)
-        except OSError:  # no room for a second file: over the first one, which has its room
+        except OSError:  # no space for a second file: overwrite the first
             with contextlib.suppress(OSError):
                 _rewrite(self._path, text)
 

@@ -49,7 +49,7 @@ class Wandb:
         }
         self._config, self._tell = dict(config), tell
         self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_QUEUED)
-        self._over, self._told, self._dropped = threading.Event(), threading.Lock(), 0
+        self._over, self._failed, self._dropped = threading.Event(), threading.Lock(), 0
         self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
         self._thread.start()
 
@@ -84,7 +84,7 @@ class Wandb:
 
     def _fail(self, sentence: str) -> None:
         self._over.set()
-        if self._told.acquire(blocking=False):  # held for ever: told once
+        if self._failed.acquire(blocking=False):  # held for ever: once
             self._tell(_without_secrets(sentence))
 
     def _work(self) -> None:

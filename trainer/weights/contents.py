@@ -88,7 +88,7 @@ def _average(source: Source) -> dict[str, Any]:
 
 
 def _run_config(source: Source) -> dict[str, Any]:
-    """Of a checkpoint inside its run directory: what the run was told."""
+    """Of a checkpoint inside its run directory: the run's config."""
     try:
         found = read_object(source.path.resolve().parent / "config.json")
     except (OSError, ValueError):
@@ -122,8 +122,8 @@ def as_lines(found: Mapping[str, Any]) -> list[str]:
             f"{'/'.join(group['dtypes'])}  {name} {'x'.join(map(str, shape)) or 'scalar'}"
         )
     if found["shapes_say"]:
-        said = ", ".join(f"{name} {value}" for name, value in found["shapes_say"].items())
-        lines.append(f"  shapes say: {said}")
+        options = ", ".join(f"{name} {value}" for name, value in found["shapes_say"].items())
+        lines.append(f"  shapes say: {options}")
     for title, config in (("config.json", found["config"]), ("run", found["run"].get("model"))):
         if config:
             lines.append(f"  {title}: {json.dumps(config)}")

@@ -55,9 +55,9 @@ def convert(
     """
     to = to or ("safetensors" if target.suffix == ".safetensors" else "hf-folder")
     if to not in FORMATS:
-        raise ConfigError(f"--to {to} is none of {', '.join(FORMATS)}")
+        raise ConfigError(f"--to {to} must be one of {', '.join(FORMATS)}")
     if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype} is none of {', '.join(DTYPES)}")
+        raise ConfigError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
     found = find_source(source)
     tensors, _ = read_source(found, ema)
     report = None
@@ -101,7 +101,7 @@ def _from_pixart(
 
     found = architecture_of(tensors)
     if found.kind != PIXART:
-        raise CheckpointError(f"{source} is no PixArt: it looks like {found.name}")
+        raise CheckpointError(f"{source} is not a PixArt model: it looks like {found.name}")
     # PixArt's shapes do not tell its number of heads: 16 in every size that was published.
     sizes = (
         "depth",

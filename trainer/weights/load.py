@@ -55,7 +55,7 @@ def read_source(source: Source, ema: bool) -> tuple[dict[str, Tensor], bool]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Place) -> None:
-    """Set all tensors of the model. Raises CheckpointError naming missing, extra, misshapen ones."""
+    """Set all tensors of the model. Raises CheckpointError naming missing, extra or misshapen."""
     report = compare(model, weights, str(source))
     problems = _problems(report, (*report.missing, *report.new))
     if problems:
@@ -202,11 +202,11 @@ def _hint(report: LoadReport, model: nn.Module) -> str:
 def _refusal(report: LoadReport, model: nn.Module) -> CheckpointError:
     share = f"{len(report.loaded)} of {report.expected} tensors fit"
     problems = ", ".join(_problems(report, report.missing))
-    said = f"{report.source} is not of this model: {share}; {problems}"
+    message = f"{report.source} is not of this model: {share}; {problems}"
     hint = _hint(report, model)
     if report.loaded:
         hint += "; --allow-partial takes what fits and leaves the rest as it is made"
-    return CheckpointError(said, hint=hint)
+    return CheckpointError(message, hint=hint)
 
 
 def _dtype(tensor: Tensor) -> str:

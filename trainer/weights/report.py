@@ -75,10 +75,10 @@ class LoadReport:
 
     def summary(self) -> str:
         """One line."""
-        said = f"{self.model} from {self.source}: {len(self.loaded)} of {self.expected} tensors"
+        text = f"{self.model} from {self.source}: {len(self.loaded)} of {self.expected} tensors"
         if self.new:
-            said += f", {len(self.new)} are new"
-        return said
+            text += f", {len(self.new)} are new"
+        return text
 
     def lines(self) -> Iterator[str]:
         """The report by prefix, one line per outcome that occurred."""

@@ -140,7 +140,7 @@ def _indexed(index: Path) -> Source:
         table = read_object(index)["weight_map"]
         table = {str(name): str(file) for name, file in table.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{index} is no index of shards") from None
+        raise CheckpointError(f"{index} is not a valid index of shards") from None
     names = sorted(set(table.values()))
     outside = [name for name in names if Path(name).name != name]
     if outside or not names:
@@ -171,7 +171,7 @@ def _download(repository: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise CheckpointError(
-            f"{repository} is no path here, and the hub needs the package huggingface_hub",
+            f"{repository} is not a local path, and the hub needs the package huggingface_hub",
             hint=f"pip install huggingface_hub, or {by_hand}",
         ) from None
     patterns = ["*.json", *(f"*{suffix}" for suffix in SUFFIXES)]
@@ -179,6 +179,6 @@ def _download(repository: str) -> Path:
         return Path(snapshot_download(repository, allow_patterns=patterns))
     except Exception as error:  # noqa: BLE001 - its errors come from four HTTP layers
         raise CheckpointError(
-            f"{repository} is no path here, and the hub did not give it ({type(error).__name__})",
+            f"{repository} is not a local path, and the hub failed: {type(error).__name__}",
             hint=by_hand,
         ) from None

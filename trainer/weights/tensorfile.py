@@ -67,7 +67,7 @@ def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
     if is_pickle:
         return _pickled(path, head, shapes_only)
     raise CheckpointError(
-        f"{path} is no file of weights: it is neither safetensors nor a torch checkpoint"
+        f"{path} is not a valid file of weights: it is neither safetensors nor a torch checkpoint"
     )
 
 
@@ -139,7 +139,7 @@ def _refused(path: Path, text: str) -> CheckpointError:
             hint="get the .safetensors file, or save only its state_dict where you trust it",
         )
     return CheckpointError(
-        f"{path} is no torch checkpoint of tensors, or a damaged one", hint=_ANEW
+        f"{path} is not a torch checkpoint of tensors, or is damaged", hint=_ANEW
     )
 
 
@@ -162,7 +162,7 @@ def _unwrapped(path: Path, found: Any) -> dict[str, Tensor]:
         else {}
     )
     if not tensors or not all(isinstance(name, str) for name in tensors):
-        raise CheckpointError(f"{path} holds no named tensors: it is no model's weights")
+        raise CheckpointError(f"{path} holds no named tensors: it is not a model's weights")
     odd = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
     if odd:
         raise CheckpointError(f"{path}: {odd[0]} is a sparse tensor; weights are dense")

@@ -114,7 +114,7 @@ def test_the_correct_spelling_is_taken_too() -> None:
     ("ratios", "sentence"),
     [
         ({"image_hed": 0.1}, "there is no kind 'image_hed'"),
-        ({"random": -0.1}, "no share from 0 to 1"),
+        ({"random": -0.1}, "must be between 0 and 1"),
         ({"random": 0.8, "image_head": 0.3}, "add up to 1.1"),
     ],
 )

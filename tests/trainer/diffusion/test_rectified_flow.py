@@ -170,7 +170,7 @@ def test_a_scheduler_section_becomes_a_flow_and_wrong_ones_are_refused() -> None
     assert flow == RectifiedFlow(sample_method="logit-normal", cfg_scale=3.0)
     with pytest.raises(ConfigError, match="'ddpm' is not known"):
         build_flow(SimpleNamespace(type="ddpm"))
-    with pytest.raises(ConfigError, match="sample_method 'normal' is none of"):
+    with pytest.raises(ConfigError, match="sample_method 'normal' must be one of"):
         build_flow(SimpleNamespace(type="rflow", sample_method="normal"))
 
 

@@ -168,7 +168,6 @@ def main(folder: Path) -> None:
     said |= native(engine, folder, weights)
     said["waited"] = engine.waited_s
     said["gathered"] = engine.gather([engine.rank, 0.5])
-    said["mean"] = engine.all_reduce_mean(float(engine.rank))
     said["agree"] = engine.gather_errors("disk full" if engine.rank == engine.world - 1 else None)
     said["broadcast"] = engine.broadcast(f"of rank {engine.rank}")
     said["host"] = engine.ranks_on_this_host()

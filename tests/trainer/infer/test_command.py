@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_or_with_what_stays(
     in_a_file = [str(run[0] / "out") if word == str(tmp_path / "out") else word for word in words]
     assert infer.main(in_a_file) == 2
     said = capsys.readouterr().err
-    assert f"{run[0]} is no folder" in said
+    assert f"{run[0]} is not a folder" in said
     assert "loading" not in said
 
     written: list[Path] = []
@@ -194,7 +194,7 @@ def test_numbers_that_mean_nothing_are_refused(
     for flag, value in {"--cfg-scale": "nan", "--aes": "inf"}.items():
         with pytest.raises(SystemExit):
             infer.main(command(run, tmp_path, flag, value))
-        assert f"argument {flag}: '{value}' is no finite number" in capsys.readouterr().err
+        assert f"argument {flag}: '{value}' must be a finite number" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -409,7 +409,7 @@ def test_help_shows_examples_and_the_mask_strategy(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--num-frames", "3m"], "none of image, 2s"),
+        (["--num-frames", "3m"], "one of image, 2s"),
         (["--resolution", "999p"], "resolution '999p' is not known"),
         (["--resolution", "240p", "--aspect-ratio", "5:4"], "240p has no ratio '5:4'"),
         (["--resolution", "240p", "--image-size", "16", "16"], "not both"),
@@ -441,7 +441,7 @@ def test_wrong_requests_are_one_sentence(
 
 def test_the_size_must_be_said_somewhere(run: tuple[Path, Path]) -> None:
     config = configuration.load(run[0], ["--sample.num-frames", "none"])
-    with pytest.raises(ConfigError, match="how large"):
+    with pytest.raises(ConfigError, match="size of the videos is not set"):
         settings_of(config)
 
 
@@ -480,7 +480,7 @@ def test_a_second_request_into_the_folder_never_replaces_the_firsts_videos(
     assert infer.main(words) == 2
     assert others == [0]
     said = capsys.readouterr().err
-    assert "sample_0001.mp4 is there and is another video" in said
+    assert "sample_0001.mp4 already exists and is another video" in said
     assert infer.main([*words, "--seed", "9"]) == 0
     assert "3 of 3 videos are there already" in capsys.readouterr().err
 
@@ -524,4 +524,4 @@ def test_prompts_longer_than_the_encoder_reads_are_named(
     long = "digit two " * 5
     assert infer.main([*words, "--prompt", "digit one", "--prompt", long]) == 0
     said = capsys.readouterr().err
-    assert "1 prompts are longer than the 6 tokens that the model reads and are cut there, first prompt 1" in said  # fmt: skip
+    assert "1 prompts are longer than the 6 tokens that the model reads and are cut there; the first is prompt 1" in said  # fmt: skip

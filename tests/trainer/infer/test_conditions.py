@@ -215,7 +215,7 @@ def test_a_length_that_is_no_whole_chunk_is_refused(small: tuple[Parts, Settings
     chunked = replace(parts, vae=ChunkedVAE(1))
     settings = replace(settings, num_frames=51, height=64, width=64, loop=2)
     Sampler(chunked, settings, CPU)
-    with pytest.raises(ConfigError, match="3 is no multiple of 5"):
+    with pytest.raises(ConfigError, match="3 must be a multiple of 5"):
         Sampler(chunked, replace(settings, condition_frame_length=3), CPU)
     with pytest.raises(ConfigError, match="smaller than one latent"):
         Sampler(chunked, replace(settings, height=4), CPU)

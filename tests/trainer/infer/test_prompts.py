@@ -44,7 +44,7 @@ def test_parts_of_a_prompt_follow_the_loops() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("a cat {'reference_path': 'x'}", "prompt 0 ends with what is no JSON"),
+        ("a cat {'reference_path': 'x'}", "prompt 0 does not end with valid JSON"),
         ('a cat {"size": "x"}', "prompt 0 sets 'size'; there is reference_path"),
         ('a cat {"mask_strategy": 0}', "mask_strategy is a text, not 0"),
         ('{"mask_strategy": "0"}', "prompt 0 is empty"),
@@ -67,7 +67,7 @@ def test_lengths_have_upstreams_names(text: str, frames: int) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "5s", "", "1.5"])
 def test_other_lengths_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="none of image, 2s"):
+    with pytest.raises(ValueError, match="one of image, 2s"):
         parse_length(text)
 
 

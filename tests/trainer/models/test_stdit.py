@@ -168,7 +168,7 @@ def test_unknown_names_and_impossible_numbers_are_refused_with_help() -> None:
     assert error.value.hint == "did you mean hidden_size?"
     with pytest.raises(ConfigError, match="STDiT3-XL/2"):
         build_stdit("STDiT3-XL")
-    with pytest.raises(ConfigError, match="no multiple of num_heads"):
+    with pytest.raises(ConfigError, match="must be a multiple of num_heads"):
         build_stdit("STDiT3", hidden_size=32, num_heads=3)
     with pytest.raises(ConfigError, match="sequence parallelism is not built"):
         build_stdit("STDiT3", enable_sequence_parallelism=True)

@@ -109,7 +109,7 @@ def test_upstreams_warmup_state_is_read_and_an_empty_one_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr_schedule": "2cycle"}, "'2cycle' is none of"),
+        ({"lr_schedule": "2cycle"}, "'2cycle' must be one of"),
         ({"lr_schedule": "1cycle"}, "needs min_lr and max_lr"),
         ({"lr_schedule": "cosine"}, "needs max_steps"),
     ],

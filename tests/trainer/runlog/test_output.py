@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer.ranks import REPO
 from trainer.config.load import load
-from trainer.runlog.journal import RankZeroJournal
+from trainer.runlog.journal import Journal
 from trainer.runlog.output import LOG, RUN, configure, write
 from trainer.runlog.telemetry import Event, read
 from trainer.train import main as train_main
@@ -42,7 +42,7 @@ def test_a_file_name_that_is_not_utf_8_does_not_hide_the_error_it_is_in(
     strict = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
     monkeypatch.setattr(sys, "stdout", strict)
     configure()
-    journal = RankZeroJournal(tmp_path, load("demo", []), 0)
+    journal = Journal(tmp_path, load("demo", []), 0)
     name = os.fsdecode(b"/data/gr\xfc\xdfe.mp4")
     journal.event("failed", f"{name} cannot be read", step=3)
     journal.bad_sample(3, 0, 1, name, "empty file")
@@ -57,7 +57,7 @@ def test_a_list_of_bad_clips_that_cannot_be_written_is_told_instead(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     configure()
-    journal = RankZeroJournal(tmp_path, load("demo", []), 1)
+    journal = Journal(tmp_path, load("demo", []), 1)
     (tmp_path / "bad_samples.jsonl").mkdir()
     journal.bad_sample(3, 1, 7, "/data/a.mp4", "empty file")
     said = capfd.readouterr().err

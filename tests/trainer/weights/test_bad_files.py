@@ -247,7 +247,7 @@ def test_folders_that_cannot_be_meant(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="1 tensors of the index are in no shard, first b"):
         read_weights(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="is no index of shards"):
+    with pytest.raises(CheckpointError, match="is not a valid index of shards"):
         read_weights(tmp_path)
     (tmp_path / "model_index.json").write_text("{}")
     with pytest.raises(CheckpointError, match="a diffusers pipeline"):
@@ -260,7 +260,7 @@ def test_the_hub_out_of_reach_says_how_to_bring_the_files(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert main(["inspect", "example-owner/no-such-weights"]) == 1
     said = capsys.readouterr().err
-    assert "no path here, and the hub did not give it" in said
+    assert "not a local path, and the hub failed" in said
     assert "hf download example-owner/no-such-weights --local-dir DIR" in said
     assert "Traceback" not in said
 

@@ -92,7 +92,7 @@ def test_what_is_no_pixart_does_not_become_one(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", str(checkpoint), str(tmp_path / "o"), "--from", "pixart"]) == 1
-    assert "is no PixArt: it looks like STDiT3" in capsys.readouterr().err
+    assert "is not a PixArt model: it looks like STDiT3" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 
