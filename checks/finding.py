@@ -106,7 +106,7 @@ class Report:
 
     @property
     def go(self) -> bool:
-        """Whether a launch may start: what an advisory check could not find out is said, and no more."""
+        """Whether a launch may start; an UNKNOWN of an advisory check does not stop it."""
         return not self.bad_nodes and not any(map(self.stops, self.findings))
 
     def stops(self, finding: Finding) -> bool:

@@ -55,12 +55,12 @@ class Profile:
     token_warn_s: float = 2.0
     # A rank that hangs draws 100 W beside peers at 700 W; the mean of a node hides it.
     power_outlier_share: float = 0.5
-    # SuperBench's documented rule warns at 5 % under its baseline; GPUs of one node differ by 5 % already.
+    # SuperBench warns at 5 % under its baseline; GPUs of one node differ by 5 % already.
     active_tflops_warn_share: float = 0.95
     active_tflops_fail_share: float = 0.90
     # Cores are shared, and clocks go with the load: on a CPU only half the speed says something.
     active_cpu_fail_share: float = 0.5
-    # Of what checks/reference/gpu_throughput.py holds to be reachable with the best shape: ours is one shape for all cards.
+    # Of the best shape's speed in checks/reference/gpu_throughput.py; the test has one shape.
     active_floor_share: float = 0.65
     active_link_share: float = 0.5  # of the middle pair's bandwidth; less is a bad link or node
     active_cpu_link_share: float = 0.1  # processes of one machine wait for each other, too
@@ -80,7 +80,7 @@ class Profile:
 
 
 def profile_from(data: Mapping[str, Any]) -> Profile:
-    """A profile from plain data on top of the defaults. Raises `ProfileError` for a bad key or type."""
+    """A profile from plain data over the defaults. Raises `ProfileError` for a bad key or type."""
     known = {item.name: item for item in dataclasses.fields(Profile)}
     values: dict[str, Any] = {}
     for key, value in data.items():

@@ -29,7 +29,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class KernelEvent:
-    """A line of the kernel's log that means something. `kind` is a word of checks.parsers.kernel_log."""
+    """A line of the kernel's log that matters. `kind` is one of checks.parsers.kernel_log."""
 
     kind: str
     line: str
@@ -44,9 +44,7 @@ class KernelLog:
 
     events: tuple[KernelEvent, ...]
     lines: int
-    reaches_s: Maybe[float] | None = (
-        None  # age of the oldest line; None: it reaches back to the boot
-    )
+    reaches_s: Maybe[float] | None = None  # age of the oldest line; None: it begins at the boot
 
 
 @dataclass(frozen=True, slots=True)

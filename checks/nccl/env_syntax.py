@@ -1,4 +1,4 @@
-"""How NCCL reads NCCL_IB_HCA and NCCL_SOCKET_IFNAME: lists with `^` exclude, `=` exact, `name:port`."""
+"""How NCCL reads NCCL_IB_HCA and NCCL_SOCKET_IFNAME: `^` excludes, `=` is exact, `name:port`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NameList:
         return hit != self.exclude
 
     def surprises(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Entry -> names that it takes as a prefix although one of exactly its name is there too."""
+        """Entry -> names that it takes as a prefix although its exact name exists, too."""
         if self.exact:
             return {}
         have = sorted(set(names))

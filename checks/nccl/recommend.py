@@ -335,7 +335,7 @@ def _is_ipv4(gid: Gid) -> bool:
 
 
 def _threads(fleet: Fleet, slots: Mapping[str, int]) -> Suggestion:
-    """CPUs of the smallest node for each of its ranks; on CPU one, since nodes may share a machine."""
+    """CPUs of the smallest node for each rank; one on CPU, since nodes may share a machine."""
     name = "OMP_NUM_THREADS"
     if fleet.device != "cuda":
         return Suggestion(name, "1", "ranks on CPU: more threads than cores are slower")

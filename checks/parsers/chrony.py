@@ -121,7 +121,7 @@ def parse_sources(section: Section | None) -> Maybe[tuple[TimeSource, ...]]:
 
 
 def read_sources(text: str) -> Maybe[tuple[TimeSource, ...]]:
-    """CSV lines `^,*,10.0.0.1,2,6,377,21,0.000094062,0.000095638,0.001045802`, or the human table."""
+    """CSV lines `^,*,10.0.0.1,2,6,377,21,0.000094,0.000095,0.001045`, or the human table."""
     found: list[TimeSource] = []
     strange: list[str] = []
     for line in text.splitlines():

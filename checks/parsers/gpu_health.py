@@ -114,7 +114,7 @@ class _Words:
         return Unknown(f"cannot read {value[:40]!r}")
 
     def total(self, *keys: str) -> Maybe[int]:
-        """Sum of the counters that the card has; unknown when it has none, or one cannot be read."""
+        """Sum of the counters that the card has; unknown without any, or if one is unreadable."""
         values = [self.whole(key) for key in keys]
         known = [value for value in values if isinstance(value, int)]
         unread = [value for value in values if isinstance(value, Unknown) and not value.is_absence]

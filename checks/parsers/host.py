@@ -98,7 +98,7 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
 
 
 def parse_all_gpus(sections: Mapping[str, Section]) -> GpuFacts:
-    """GPUs from NVML where it answered, else from nvidia-smi, with everything that goes with them."""
+    """GPUs from NVML where it answered, else from nvidia-smi, with processes, links and health."""
     nvml = sections.get("nvml")
     gpus = parse_nvml(nvml, sections.get("gpu_owners"))
     if gpus is None and nvml is not None and "gpus" not in sections:

@@ -54,7 +54,8 @@ START_S = 60.0  # of a machine's start: a log that begins there has lost nothing
 INTERESTING = (
     r"NVRM|SXid|fallen off|Out of memory|oom-kill|oom_reaper|Hardware Error|Machine check|lockup"
     r"|LOCKUP|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
-    r"|Link (?:is )?(?:[Dd]own|[Uu]p)|link (?:is )?(?:[Dd]own|[Uu]p)|peermem|segfault|PCIe bandwidth"
+    r"|Link (?:is )?(?:[Dd]own|[Uu]p)|link (?:is )?(?:[Dd]own|[Uu]p)|peermem|segfault"
+    r"|PCIe bandwidth"
 )
 """Lines that a node sends home; everything else of the log stays there. The payload has a copy."""
 
@@ -89,7 +90,7 @@ def _is_start(line: str, age_s: Maybe[float], uptime_s: Maybe[float]) -> bool:
 
 
 def read_events(text: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> tuple[KernelEvent, ...]:
-    """Events in the order of the log. Ages need the node's uptime, or its wall clock, by the prefix."""
+    """Events in the order of the log. Ages need the node's uptime or wall clock, by the prefix."""
     found: list[KernelEvent] = []
     address = ""
     for line in text.splitlines():

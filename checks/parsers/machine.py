@@ -67,7 +67,7 @@ def _clocksource(section: Section | None) -> Maybe[str]:
 
 
 def _log_ahead(section: Section | None) -> Maybe[float]:
-    """Seconds by which the newest file of /var/log is ahead; the word none where there is no file."""
+    """Seconds by which the newest file of /var/log is ahead; `none` without files."""
     text = text_of(section)
     if isinstance(text, Unknown):
         return text
@@ -119,7 +119,7 @@ def _daemons(section: Section | None) -> Maybe[tuple[str, ...]]:
 
 
 def parse_processes(section: Section | None) -> Maybe[ProcessTable]:
-    """`zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`, `hidden WHY`, `daemon NAME PID` lines."""
+    """Lines `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`, `hidden`, `daemon NAME PID`."""
     text = text_of(section)
     if isinstance(text, Unknown):
         return text
@@ -216,7 +216,7 @@ def read_disk(data: Mapping[str, Any]) -> Maybe[Disk]:
 
 
 def parse_network(sections: Sections) -> Maybe[Network]:
-    """Interfaces of sysfs with the addresses of `ip -o addr`, and names as the node resolves them."""
+    """Interfaces of sysfs with addresses of `ip -o addr`, and names as the node resolves them."""
     text = text_of(sections.get("network"))
     if isinstance(text, Unknown):
         return text

@@ -26,7 +26,7 @@ REASON_BITS = {
 
 
 def parse_nvml(section: Section | None, owners: Section | None = None) -> GpuFacts | None:
-    """Facts of the census's NVML child; None where NVML does not answer and nvidia-smi was asked."""
+    """Facts of the census's NVML child; None where nvidia-smi was used instead."""
     if section is None or section.state != "ended" or section.rc != 0:
         return None
     text = text_of(section)

@@ -1,6 +1,6 @@
 """Sections of an envelope, and the one way to their text.
 
-A parser that reads `Section.out` itself can take half an answer for a whole one. `text_of` gives the
+A parser that reads `Section.out` itself can take half an answer for all. `text_of` gives the
 text only where all of it is there; whoever can use part of an answer says so.
 """
 
@@ -18,7 +18,7 @@ Sections = Mapping[str, Section]
 def text_of(section: Section | None, *, any_exit: bool = False) -> Maybe[str]:
     """All the text of a section; Unknown where it is lacking, late, failed, cut or empty.
 
-    `any_exit` is for tools that print what they have and then exit with an error: any exit status is
+    `any_exit` is for tools that print a result and then exit with an error: any exit status is
     taken, but no end by a signal.
     """
     if section is None:

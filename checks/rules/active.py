@@ -24,9 +24,17 @@ def _middle(values: list[float]) -> float:
 @check(
     "active.matmul",
     scope="active",
-    bad="GPU: WARN 5 %, FAIL 10 % under the median of its model, FAIL under 0.65 of what the model reaches; CPU: FAIL under half of the median",
-    how="torch multiplies matrices for 2 s on all devices at once, bf16 on a GPU, fp32 on a CPU; slow ones again, the better try counts",
-    fix="nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE there; another load? leave the node out: -x",
+    bad=(
+        "GPU: WARN 5 %, FAIL 10 % under the median of its model, FAIL under 0.65 of what the "
+        "model reaches; CPU: FAIL under half of the median"
+    ),
+    how=(
+        "torch multiplies matrices for 2 s on all devices at once, bf16 on a GPU, fp32 on a "
+        "CPU; slow ones again, the better try counts"
+    ),
+    fix=(
+        "nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE there; another load? leave the node out: -x"
+    ),
 )
 def matmul(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every device multiplies matrices as fast as the others of its model.
@@ -111,8 +119,14 @@ def _env_fix(reason: str) -> str | None:
 @check(
     "active.allreduce",
     scope="active",
-    bad="FAIL: fails, hangs, or under half (on a CPU a tenth) of the median node's best pair, and again; UNKNOWN where nobody can tell which one",
-    how="torch.distributed (nccl, or gloo on a CPU) sums over pairs along the ring of nodes, then over all, then over halves of what fails",
+    bad=(
+        "FAIL: fails, hangs, or under half (on a CPU a tenth) of the median node's best pair, "
+        "and again; UNKNOWN where nobody can tell which one"
+    ),
+    how=(
+        "torch.distributed (nccl, or gloo on a CPU) sums over pairs along the ring of nodes, "
+        "then over all, then over halves of what fails"
+    ),
     fix="leave one node out: -x; its cable, NIC counters, MTU, firewall to the other",
 )
 def allreduce(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
@@ -139,7 +153,10 @@ def allreduce(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         yield fail(
             f"the link {link.first} - {link.second} is bad in all-reduce: {link.why}",
             nodes=(link.first, link.second),
-            fix=f"one of them is enough to leave out: -x {link.second}; route, firewall and cable between them",
+            fix=(
+                f"one of them is enough to leave out: -x {link.second}; route, firewall and "
+                "cable between them"
+            ),
         )
     for group, why in seen.unclear:
         told |= set(group)
@@ -161,8 +178,14 @@ def allreduce(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 @check(
     "active.port",
     scope="active",
-    bad="FAIL if the port is held, or closed to everybody who tried, or to one node; UNKNOWN where no node could try",
-    how="each node listens on the rendezvous port and says a secret word; the next in the ring, all for the first node, connect; two more where that fails",
+    bad=(
+        "FAIL if the port is held, or closed to everybody who tried, or to one node; UNKNOWN "
+        "where no node could try"
+    ),
+    how=(
+        "each node listens on the rendezvous port and says a secret word; the next in the ring, "
+        "all for the first node, connect; two more where that fails"
+    ),
     fix="the firewall's line on that node; or another --master-port",
 )
 def port(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
@@ -210,7 +233,10 @@ def port(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     "active.token",
     scope="active",
     bad="WARN over 2 s; FAIL not seen within 10 s, another content, or hanging",
-    how="one node writes a token into the folder of --shared, all others look for it; then it is removed",
+    how=(
+        "one node writes a token into the folder of --shared, all others look for it; then it "
+        "is removed"
+    ),
     fix="mount on that node: is it the same server, and how long may it remember (actimeo)?",
 )
 def token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
@@ -252,8 +278,14 @@ def token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 @check(
     "active.read",
     scope="active",
-    bad="WARN under half of the median; FAIL what is read is not what was written; UNKNOWN without an answer",
-    how="all nodes at once read 64 MiB that one has written into the folder of --shared, past their own page cache",
+    bad=(
+        "WARN under half of the median; FAIL what is read is not what was written; UNKNOWN "
+        "without an answer"
+    ),
+    how=(
+        "all nodes at once read 64 MiB that one has written into the folder of --shared, past "
+        "their own page cache"
+    ),
     fix="its mount options, its link to the server, other load",
 )
 def read(fleet: Fleet, limits: Profile) -> Iterator[Finding]:

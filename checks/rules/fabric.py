@@ -37,8 +37,11 @@ def _fabrics(fleet: Fleet) -> Iterator[tuple[NodeFacts, Fabric] | Finding]:
     "ib.ports",
     scope="fleet",
     advisory=True,
-    bad="WARN a port is down here that is not down on most nodes, or no port is active anywhere; FAIL fewer active ports than most nodes, a port "
-    "down that is active on most",
+    bad=(
+        "WARN a port is down here that is not down on most nodes, or no port is active "
+        "anywhere; FAIL fewer active ports than most nodes, a port "
+        "down that is active on most"
+    ),
     how="sysfs state, phys_state and link_layer; never ibdev2netdev, whose (Down) is the IP side",
     fix="cable and transceiver of that port, then the switch's port",
 )
@@ -111,7 +114,7 @@ def _said(port: IbPort) -> str:
 
 
 def _odd(down: list[IbPort], fabrics: list[tuple[NodeFacts, Fabric]]) -> bool:
-    """Whether ports are down here that are not down on most nodes: unused ones are so everywhere."""
+    """Whether ports are down here that are up on most nodes: unused ones are down everywhere."""
     dead = Counter(p.name for _, fabric in fabrics for p in fabric.ports if p.is_active is False)
     return any(2 * dead[port.name] <= len(fabrics) for port in down)
 
@@ -179,7 +182,7 @@ def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
 
 def _kind(port: IbPort, alone: bool) -> tuple[str, ...]:
-    """Ports that should have one rate: the same one of each node; of one node those of the same card."""
+    """Ports that should have one rate: the same one of each node, or all of one card."""
     where = (str(port.board_id), str(port.model)) if alone else (port.name,)
     return (str(port.link_layer), *where)
 
@@ -243,9 +246,15 @@ def _not_counted(port: IbPort, before: Mapping[str, int] | None) -> Unknown | No
     "ib.errors",
     scope="fleet",
     advisory=True,
-    bad="WARN if an error counter grew since the last look or while we looked, FAIL if link_downed did",
-    how="counters and hw_counters read twice, and against the last look's record; their values alone "
-    "say nothing, a healthy port shows 14",
+    bad=(
+        "WARN if an error counter grew since the last look or while we looked, FAIL if "
+        "link_downed did"
+    ),
+    how=(
+        "counters and hw_counters read twice, and against the last look's record; their values "
+        "alone "
+        "say nothing, a healthy port shows 14"
+    ),
     fix="the port's cable and transceiver; mlxlink -d DEVICE -c",
 )
 def errors(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
@@ -433,7 +442,10 @@ def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     "ib.pcie_limited",
     needs=("kernel_log",),
     advisory=True,
-    bad="WARN if the kernel says that a network card's PCIe link is narrower or slower than the card",
+    bad=(
+        "WARN if the kernel says that a network card's PCIe link is narrower or slower than the "
+        "card"
+    ),
     how="`available PCIe bandwidth, limited by` of mlx5 in the kernel's log",
     fix="reseat the card, another slot, BIOS; then service",
 )

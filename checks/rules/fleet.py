@@ -156,7 +156,7 @@ def _firmware(
 def _common(
     read: Callable[[Gpu], Any], nothing: str, absent_is_none: bool = False
 ) -> Callable[[NodeFacts], Any]:
-    """Reader for `compare`: the values of a node's GPUs, joined when they differ among themselves."""
+    """Reader for `compare`: the values of a node's GPUs, joined when they differ."""
 
     def of(node: NodeFacts) -> Any:
         if node.gpus.state in ("none", "no-tool"):

@@ -53,7 +53,10 @@ def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     elif gpus.state == "failed":
         yield fail(
             gpus.summary,
-            fix="dmesg | grep -i nvrm; a driver that was updated under a running kernel needs a reboot",
+            fix=(
+                "dmesg | grep -i nvrm; a driver that was updated under a running kernel needs a "
+                "reboot"
+            ),
             action=Action.REBOOT,
         )
     elif gpus.state == "partial":

@@ -71,7 +71,7 @@ def unread(*values: Maybe[object]) -> Unknown | None:
 
 
 def first_unknown(*values: Maybe[object]) -> Unknown | None:
-    """What keeps a card from being good: a value that cannot be read, or that it has none of them."""
+    """Why a card cannot pass: a value that cannot be read, or none at all."""
     unknowns = [value for value in values if isinstance(value, Unknown)]
     return unread(*values) or (unknowns[0] if len(unknowns) == len(values) else None)
 
@@ -243,7 +243,10 @@ def recovery(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
 @check(
     "gpu.throttle",
     advisory=True,
-    bad="WARN on software thermal slowdown, FAIL on hardware slowdown, hardware thermal, power brake",
+    bad=(
+        "WARN on software thermal slowdown, FAIL on hardware slowdown, hardware thermal, power "
+        "brake"
+    ),
     how="clocks event reasons, bit by bit: idle and power cap are harmless",
     fix="airflow, power supply; nvidia-smi -q -d PERFORMANCE",
 )

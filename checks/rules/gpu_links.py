@@ -142,7 +142,10 @@ def _linked(gpus: GpuFacts) -> Iterator[tuple[str, Gpu, NvLinks | None]]:
     "gpu.fabric",
     advisory=True,
     bad="FAIL with NVSwitch and a manager that is not active or a fabric that is not Completed",
-    how="NVSwitch chips on PCI, systemctl is-active nvidia-fabricmanager, fabric state of the driver",
+    how=(
+        "NVSwitch chips on PCI, systemctl is-active nvidia-fabricmanager, fabric state of the "
+        "driver"
+    ),
     fix="sudo systemctl restart nvidia-fabricmanager",
 )
 def fabric(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The machine and the way to it: ssh, shell, interpreter for payloads, one machine under two names."""
+"""The machine and its access: ssh, shell, interpreter for payloads, two names of one machine."""
 
 from __future__ import annotations
 

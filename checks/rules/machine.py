@@ -96,7 +96,10 @@ def memlock(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
             f"{have >> 10} KiB may be locked",
             value=str(have),
             expected="unlimited",
-            fix="echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-training.conf; log in again",
+            fix=(
+                "echo '* - memlock unlimited' | sudo tee "
+                "/etc/security/limits.d/90-training.conf; log in again"
+            ),
         )
     else:
         yield passed("memory may be locked")
@@ -188,7 +191,10 @@ def memory_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     "host.blocked",
     needs=("processes",),
     advisory=True,
-    bad="WARN a process that sleeps in the kernel for 30 s or as long as can be told, FAIL for 300 s",
+    bad=(
+        "WARN a process that sleeps in the kernel for 30 s or as long as can be told, FAIL for "
+        "300 s"
+    ),
     how="/proc, state D twice without a context switch in between; its last run from /proc/N/sched",
     fix="what it waits for (wchan): a dead mount, the driver; usually a reboot",
 )
@@ -356,8 +362,11 @@ def os_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     "host.kernel_log",
     needs=("kernel_log",),
     advisory=True,
-    bad="WARN out of memory, soft lockup, hung task, NFS server silent in 24 h; FAIL machine check, "
-    "read-only remount, disk error",
+    bad=(
+        "WARN out of memory, soft lockup, hung task, NFS server silent in 24 h; FAIL machine "
+        "check, "
+        "read-only remount, disk error"
+    ),
     how="dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)",
     fix="the line says what: memory, disk, server",
 )

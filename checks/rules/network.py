@@ -16,8 +16,11 @@ from checks.runner import check, compare
     "net.names",
     scope="fleet",
     advisory=True,
-    bad="WARN if the node's own name is a loopback address, FAIL if a name has other addresses than "
-    "on most nodes",
+    bad=(
+        "WARN if the node's own name is a loopback address, FAIL if a name has other addresses "
+        "than "
+        "on most nodes"
+    ),
     how="getaddrinfo on each node for its own name and for the first node's",
     fix="one line ADDRESS NAME in /etc/hosts of that node",
 )
@@ -79,7 +82,10 @@ def names(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     "net.reachable",
     needs=("network",),
     bad="FAIL if no packet comes back from the first node",
-    how="a TCP connection from each node to the rendezvous port of the first; a refusal is an answer too",
+    how=(
+        "a TCP connection from each node to the rendezvous port of the first; a refusal is an "
+        "answer too"
+    ),
     fix="firewall, routes: ping from that node; --master_addr for launch",
 )
 def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:

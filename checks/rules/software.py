@@ -209,7 +209,8 @@ def _difference(mine: PythonEnv, others: PythonEnv) -> str:
         if mine.installed.get(name) != others.installed.get(name)
     )
     words = [
-        f"{name} {mine.installed.get(name, 'missing')} (others {others.installed.get(name, 'without')})"
+        f"{name} {mine.installed.get(name, 'missing')} (others "
+        f"{others.installed.get(name, 'without')})"
         for name in names[:3]
     ]
     return ", ".join(words) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -13,7 +13,9 @@ from checks.runner import check, majority
 @check(
     "storage.free_space",
     scope="launch",
-    bad="WARN over 90 % full or out of inodes; FAIL without right to write, or less than --min-free",
+    bad=(
+        "WARN over 90 % full or out of inodes; FAIL without right to write, or less than --min-free"
+    ),
     how="statfs in a child that can be abandoned",
     fix="du -xh --max-depth=1 DIR | sort -h",
 )

@@ -32,8 +32,11 @@ def nothing_logged(log: KernelLog, good: str, window_s: float | None = None) -> 
     "gpu.xid",
     needs=("kernel_log",),
     advisory=True,
-    bad="by number: WARN for user code and contained errors, FAIL for what wants a reset, reboot or "
-    "service; older than 24 h only WARN unless the GPU still asks for recovery",
+    bad=(
+        "by number: WARN for user code and contained errors, FAIL for what wants a reset, "
+        "reboot or "
+        "service; older than 24 h only WARN unless the GPU still asks for recovery"
+    ),
     how="lines `NVRM: Xid (PCI:…): N` since boot, also with a MIG instance in them",
     fix="what the number wants: restart the program, reset the GPU, reboot, service",
 )
@@ -104,7 +107,9 @@ def _fix(action: Action, gpu: str) -> str:
     needs=("kernel_log",),
     advisory=True,
     bad="FAIL on the words, also without a number",
-    how="`fallen off the bus` in the kernel's log, which may stand over three lines without any Xid",
+    how=(
+        "`fallen off the bus` in the kernel's log, which may stand over three lines without any Xid"
+    ),
     fix="power cycle; if it comes back, service",
 )
 def fell_off(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
