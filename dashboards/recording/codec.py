@@ -35,6 +35,7 @@ def _classes() -> dict[str, type[Any]]:
         for name, value in vars(module).items():
             if isinstance(value, type) and dataclasses.is_dataclass(value):
                 found[name] = value
+    del found["Rule"], found["Limits"]  # of no state's data
     return found
 
 

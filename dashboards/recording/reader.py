@@ -199,7 +199,7 @@ class Recorded:
                 known[name] = (sample, parts["sample"])
         run = self._run_at(number, about, names_of)
         fleet = rings.get("", Ring(len(FLEET_COLUMNS), limit))
-        ours = names_of == codec.FIELDS
+        ours = codec.FIELDS.items() <= names_of.items()
         place = Place(key.id + 3, known, fields=None if ours else names_of)
         return replace(state, nodes=nodes, run=run, fleet=fleet), place
 
