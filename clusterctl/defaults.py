@@ -97,7 +97,9 @@ def _refuse_unknown(path: Path, where: str, keys: Iterable[str], known: Iterable
         near = difflib.get_close_matches(key, known, 1)
         raise UsageError(
             f"{path}: no option --{key.replace('_', '-')}{where}",
-            hint=f"--{near[0].replace('_', '-')} is meant?" if near else "keys are long options",
+            hint=f"did you mean --{near[0].replace('_', '-')}?"
+            if near
+            else "keys are long options",
         )
 
 

@@ -54,7 +54,8 @@ def read_hostfile(path: Path) -> list[Node]:
             hint="write one node per line, see nodes.txt.example, or name another file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise HostfileError(f"hostfile {path} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise HostfileError(f"hostfile {path} cannot be read: {why}") from None
     nodes = parse_hostfile(text, str(path))
     trusted = {value for node in nodes for key, value in node.labels if key == KNOWN_HOSTS}
     for known_hosts in sorted(trusted):
@@ -101,7 +102,7 @@ def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
             node = _make_node(name, fields, where)
             if node.name in first_line:
                 raise HostfileError(
-                    f"{where}: {node.name} stands already in line {first_line[node.name]}",
+                    f"{where}: {node.name} is already defined on line {first_line[node.name]}",
                     hint="a node that is listed twice would get every rank twice",
                 )
             first_line[node.name] = number
@@ -125,7 +126,7 @@ def _parse_fields(words: Iterable[str], where: str) -> dict[str, str]:
                 hint=f"keys: {', '.join(KEYS)}, or your own; comments start with #",
             )
         if key in fields:
-            raise HostfileError(f"{where}: {key}= stands twice")
+            raise HostfileError(f"{where}: {key}= is given twice")
         fields[key] = value
     return fields
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar
 
-from clusterctl.errors import OutputLost
+from clusterctl.errors import Declined, OutputLost
 from clusterctl.nodes import fold
 from clusterctl.printable import printable
 from clusterctl.remote.fanout import Fanout, NodeResult
@@ -145,12 +145,23 @@ class Output:
 
     def unreachable(self, results: Sequence[NodeResult[Any]]) -> None:
         """Say on stderr which nodes gave no answer, in which phase and why; also under -q."""
-        dead = sum(result.unreachable is not None for result in results)
+        dead = [result.node.name for result in results if result.unreachable is not None]
         if dead:
-            verb = "nodes did" if len(results) > 1 else "node did"
-            self.warn(f"error: {dead} of {len(results)} {verb} not answer", "bad")
+            who = f"{len(dead)} of {len(results)} nodes" if len(results) > 1 else dead[0]
+            self.warn(f"error: {who} did not answer", "bad")
             for line in unreachable_lines(results):
                 self.warn(f"  {line}")
+
+    def confirm(self, question: str, declined: str, *, yes: bool) -> None:
+        """Raises `Declined` unless the user agrees; without a terminal only `yes` does."""
+        if yes:
+            return
+        if self.json or not sys.stdin.isatty():
+            raise Declined(declined, hint=f"{question} --yes answers yes")
+        import click
+
+        if not click.confirm(question, err=True):
+            raise Declined(declined)
 
     def _paint(self, text: str, style: str | None, stream: TextIO) -> str:
         if style is None or not self.wants_color(stream):

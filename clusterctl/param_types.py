@@ -20,7 +20,7 @@ class Number(click.FloatRange):
     ) -> float:
         number = float(super().convert(value, param, ctx))
         if not abs(number) <= self.longest:
-            self.fail(f"{value!r} is no number up to {self.longest:,.0f}", param, ctx)
+            self.fail(f"{value!r} is not a number up to {self.longest:,.0f}", param, ctx)
         return number
 
 
@@ -39,5 +39,7 @@ class Duration(Number):
                 parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", words)
                 value = sum(float(number) * _UNITS[unit] for number, unit in parts)
             elif not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", words):
-                self.fail(f"{value!r} is no time: 90 (seconds), 10m, 1h30m", param, ctx)
+                self.fail(
+                    f"{value!r} is not a valid duration: 90 (seconds), 10m, 1h30m", param, ctx
+                )
         return super().convert(value, param, ctx)

@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     from clusterctl.transport.base import Transport
 
 
+Command = Callable[..., Any]
+
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """A decorator that gives a command these click options, in this order of its help."""
+
+    def decorate(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The cluster part of a command line, resolved."""
@@ -44,7 +58,8 @@ class Settings:
         return ParamikoTransport(accept_new=self.accept_new)
 
 
-_OPTIONS = (
+_cluster = with_options(
+    click.argument("hostfile", required=False, type=click.Path(path_type=Path)),
     click.option("--hostfile", "hostfile_option", type=click.Path(path_type=Path), envvar="CLUSTERCTL_HOSTFILE", help="Same as the argument HOSTFILE. Default: nodes.txt."),
     click.option("-w", "--only", metavar="SET", help="Only these nodes: n[1-3],n7."),
     click.option("-x", "--without", metavar="SET", help="Leave these nodes out."),
@@ -56,7 +71,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def cluster_options(function: Command) -> Command:
     """Give a command the argument HOSTFILE and the options about nodes; it receives `settings`."""
 
     @functools.wraps(function)
@@ -79,12 +94,10 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         return function(*args, **kwargs)
 
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return click.argument("hostfile", required=False, type=click.Path(path_type=Path))(wrapped)
+    return _cluster(wrapped)
 
 
-_SOURCE_OPTIONS = (
+_source = with_options(
     click.option(
         "--run",
         "--run-dir",
@@ -104,7 +117,7 @@ _SOURCE_OPTIONS = (
 )
 
 
-def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def source_options(function: Command) -> Command:
     """Give a command that goes on looking --run, --demo and --interval.
 
     It receives `run_dir`, `demo` and `interval`. Of these two and a --replay of its own, one at most
@@ -119,12 +132,24 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
             raise UsageError(f"{', '.join(first)} and {last} exclude each other")
         return function(*args, **kwargs)
 
-    for option in reversed(_SOURCE_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped
+    return _source(wrapped)
 
 
-def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
+_output = with_options(
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
+    click.option("-q", "--quiet", is_flag=True, help="Only the verdict."),
+    click.option("-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases."),
+    click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        envvar="CLUSTERCTL_COLOR",
+        help="Colour on a terminal (auto), always or never.",
+    ),
+)
+
+
+def output_options(function: Command) -> Command:
     """Give a command --json, -q, -v and --color; it receives `output`."""
 
     @functools.wraps(function)
@@ -137,17 +162,4 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         return function(*args, **kwargs)
 
-    wrapped = click.option(
-        "--color",
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        envvar="CLUSTERCTL_COLOR",
-        help="Colour on a terminal (auto), always or never.",
-    )(wrapped)
-    wrapped = click.option(
-        "-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases."
-    )(wrapped)
-    wrapped = click.option("-q", "--quiet", is_flag=True, help="Only the verdict.")(wrapped)
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(
-        wrapped
-    )
+    return _output(wrapped)

@@ -62,7 +62,7 @@ class PassingCommand(click.Command):
         """`--nproc_per_nod 8` must not end up in the trainer, minutes later and on every rank."""
         if "." not in name and (near := difflib.get_close_matches(name, known, 1, cutoff=0.88)):
             raise UsageError(
-                f"no option {name}; {near[0]} is meant?", hint=f"for the trainer: -- {name} …"
+                f"no option {name}; did you mean {near[0]}?", hint=f"for the trainer: -- {name} …"
             )
 
 

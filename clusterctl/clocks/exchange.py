@@ -17,9 +17,10 @@ from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.remote import payload as ship
 from clusterctl.remote.fanout import Fanout
-from clusterctl.transport.base import Limits, Progress, Transport
+from clusterctl.remote.payload import PayloadStream
+from clusterctl.remote.session_pool import converse
+from clusterctl.transport.base import Limits, Transport
 
 QUESTIONS = 12
 GOOD_ERROR_S = 0.001  # small enough for a limit of 10 ms
@@ -63,14 +64,14 @@ class HeadClock:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a node said: (sent, its time, received) in seconds, and its wall minus boot time."""
+    """A node's answers: (sent, its time, received) in seconds, and its wall minus boot time."""
 
     samples: tuple[Triple, ...]
     wall_minus_boot_s: float
 
 
 def ask_time(
-    held: ship.PayloadStream,
+    stream: PayloadStream,
     now_s: Callable[[], float],
     *,
     questions: int = QUESTIONS,
@@ -80,19 +81,19 @@ def ask_time(
 
     Raises `TransportError` when not even one was answered, `EOFError` when the payload has ended.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     samples: list[Triple] = []
     wall_minus_boot_s = 0.0
     best_s = math.inf
     while not samples or (
-        time.monotonic() - begun < budget_s
+        time.monotonic() - started < budget_s
         and (len(samples) < questions or best_s / 2 > GOOD_ERROR_S)
     ):
         number = next(_numbers)
         sent_s = now_s()
-        held.send({"op": "time", "id": number})
+        stream.send({"op": "time", "id": number})
         # A late answer to an earlier question would look like a quick one to this.
-        reply = receive_one(held, "id", ANSWER_S, number)
+        reply = receive_one(stream, "id", ANSWER_S, number)
         received_s = now_s()
         if reply is None:
             if samples:
@@ -107,17 +108,17 @@ def ask_time(
 
 
 def receive_one(
-    held: ship.PayloadStream, key: str, timeout_s: float, value: Any = None
+    stream: PayloadStream, key: str, timeout_s: float, value: Any = None
 ) -> dict[str, Any] | None:
     """The first answer with that key (and value, if any); others are dropped. None: not in time."""
     deadline = time.monotonic() + timeout_s
     while True:
-        reply = held.receive(max(0.0, deadline - time.monotonic()))
+        reply = stream.receive(max(0.0, deadline - time.monotonic()))
         if reply is None or (key in reply and value in (None, reply[key])):
             return reply
 
 
-def look_at_clocks(
+def collect_clocks(
     nodes: Sequence[Node], transport: Transport, limits: Limits, head: HeadClock, *, width: int
 ) -> Fanout[dict[str, Any]]:
     """A fan-out whose values are envelopes as the census's, with the sections about time.
@@ -125,56 +126,34 @@ def look_at_clocks(
     Each has a `head` with `connect_s` and `samples`.
     """
     turns = threading.BoundedSemaphore(AT_ONCE)
-    one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + limits.command_s
-    waves = max(1, math.ceil(len(nodes) / width))
 
-    def work(node: Node, progress: Progress) -> dict[str, Any]:
-        begun = time.monotonic()
-        connection = transport.connect(node, limits, progress)
+    def talk(stream: PayloadStream, connect_s: float) -> dict[str, Any]:
+        is_mine = turns.acquire(timeout=TURN_S)
         try:
-            connect_s = time.monotonic() - begun
-            with start(connection, limits) as held:
-                samples = _in_turn(turns, held, head)
-                envelope = _ask_state(held, limits.command_s)
-            return {
-                **envelope,
-                "noise": held.noise,
-                "head": {"connect_s": connect_s, "samples": samples},
-            }
-        except EOFError:
-            raise TransportError("command", "the clock payload ended") from None
+            samples = ask_time(stream, head.now_s).samples
         finally:
-            connection.close()
+            if is_mine:
+                turns.release()
+        stream.send({"op": "state"})
+        envelope = receive_one(stream, "sections", limits.command_s)
+        if envelope is None:
+            raise TransportError("command", f"no answer in {limits.command_s:g} s")
+        about = {"connect_s": connect_s, "samples": samples}
+        return {**envelope, "noise": stream.noise, "head": about}
 
-    return Fanout(nodes, work, deadline_s=limits.run_s or one_s * waves, width=width)
+    return converse(
+        nodes,
+        transport,
+        limits,
+        "clock",
+        lambda node: clock_args(limits),
+        talk,
+        timeout_s=limits.command_s,
+        width=width,
+        start_timeout_s=limits.command_s,
+    )
 
 
-def start(connection: Any, limits: Limits) -> ship.PayloadStream:
-    """The payload, ready for questions. Raises `TransportError`."""
-    args = {"tool_timeout_s": min(5.0, limits.command_s / 3)}
-    return ship.stream(connection, "clock", args, start_timeout_s=limits.command_s)
-
-
-def _in_turn(
-    turns: threading.BoundedSemaphore, held: ship.PayloadStream, head: HeadClock
-) -> tuple[Triple, ...]:
-    mine = turns.acquire(timeout=TURN_S)
-    try:
-        return ask_time(held, head.now_s).samples
-    finally:
-        if mine:
-            turns.release()
-
-
-def _ask_state(held: ship.PayloadStream, timeout_s: float) -> dict[str, Any]:
-    held.send({"op": "state"})
-    try:
-        reply = receive_one(held, "sections", timeout_s)
-    except EOFError:
-        said = held.stderr_tail().strip().splitlines()
-        raise TransportError(
-            "command", f"the clock payload ended: {said[-1] if said else 'no word'}"
-        ) from None
-    if reply is None:
-        raise TransportError("command", f"no answer in {timeout_s:g} s")
-    return reply
+def clock_args(limits: Limits) -> dict[str, Any]:
+    """Arguments of the payload `clock`."""
+    return {"tool_timeout_s": min(5.0, limits.command_s / 3)}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,15 +15,15 @@ from typing import Any
 
 from checks.profile import Profile
 from checks.rules.time import middle_clock
-from clusterctl.clocks.exchange import HeadClock, ask_time, receive_one, start
+from clusterctl.clocks.exchange import HeadClock, ask_time, clock_args, receive_one
 from clusterctl.clocks.report import away, signed, span, step_words
-from clusterctl.errors import TransportError
-from clusterctl.nodes import Node
+from clusterctl.nodes import Node, counted
 from clusterctl.output import Cell, Output, local_time
-from clusterctl.remote.backoff import Pauses
-from clusterctl.remote.fanout import WIDTH
+from clusterctl.remote.fanout import WIDTH, NodeResult
+from clusterctl.remote.payload import PayloadStream
+from clusterctl.remote.session_pool import Followers, session
 from clusterctl.settings import Settings
-from clusterctl.transport.base import Limits, Progress, Transport
+from clusterctl.transport.base import Connection, Limits, Transport
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-=+*#@"  # for terminals that cannot show the others
@@ -103,7 +102,7 @@ def sparkline(values: Sequence[float], bars: str = BARS, flat: float = FLAT_S) -
 
 
 class Watch:
-    """Samples of all nodes as they come, from `events`; `close()` ends the channels."""
+    """Samples of all nodes as they come, from `events`; leaving the context ends the channels."""
 
     def __init__(
         self,
@@ -115,71 +114,40 @@ class Watch:
     ) -> None:
         self.events: queue.SimpleQueue[Sample | Lost] = queue.SimpleQueue()
         self.head = HeadClock()
-        self._transport, self._limits, self._interval_s = transport, limits, interval_s
-        self._stop = threading.Event()
-        self._logins = threading.BoundedSemaphore(width)
-        self._threads = [
-            threading.Thread(target=self._follow, args=(node,), name=f"clock-{i}", daemon=True)
-            for i, node in enumerate(nodes)
-        ]
+        self._limits, self._interval_s = limits, interval_s
+        self._followers = Followers(nodes, transport, limits, self._talk, self._lose, width=width)
 
     def __enter__(self) -> Watch:
-        for thread in self._threads:
-            thread.start()
+        self._followers.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._followers.__exit__()
 
-    def close(self, patience_s: float = 5.0) -> None:
-        """Stop asking; a thread that still waits for a dead node is left behind."""
-        self._stop.set()
-        deadline = time.monotonic() + patience_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def _lose(self, result: NodeResult[Any]) -> None:
+        why = result.unreachable
+        assert why is not None
+        self.events.put(Lost(result.node.name, time.monotonic(), why.phase, why.message))
 
-    def _follow(self, node: Node) -> None:
-        pauses = Pauses()
-        while not self._stop.is_set():
-            progress = Progress()
-            begun = time.monotonic()
-            try:
-                self._ask_forever(node, progress)
-                return
-            except TransportError as error:
-                lost = Lost(node.name, time.monotonic(), error.phase, str(error))
-            except EOFError:
-                lost = Lost(node.name, time.monotonic(), "command", "the clock payload ended")
-            except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
-                said = f"{type(error).__name__}: {error}"
-                lost = Lost(node.name, time.monotonic(), progress.phase, said)
-            if not self._stop.is_set():
-                self.events.put(lost)
-            self._stop.wait(pauses.after(time.monotonic() - begun))
-
-    def _ask_forever(self, node: Node, progress: Progress) -> None:
-        with self._logins:  # a thousand handshakes at once would all be too late
-            connection = self._transport.connect(node, self._limits, progress)
-        try:
-            with start(connection, self._limits) as held:
-                boot = _boot_id(held, self._limits.command_s)
-                while not self._stop.is_set():
-                    begun = time.monotonic()
-                    said = ask_time(held, self.head.now_s, questions=QUESTIONS, budget_s=0.5)
-                    sent_s, there_s, received_s = min(said.samples, key=lambda one: one[2] - one[0])
-                    offset_s = there_s - (sent_s + received_s) / 2
-                    error_s = (received_s - sent_s) / 2
-                    self.events.put(
-                        Sample(node.name, begun, offset_s, error_s, said.wall_minus_boot_s, boot)
-                    )
-                    self._stop.wait(max(0.0, begun + self._interval_s - time.monotonic()))
-        finally:
-            connection.close()
+    def _talk(self, node: Node, connection: Connection) -> None:
+        stop, command_s = self._followers.stop, self._limits.command_s
+        args = clock_args(self._limits)
+        with session(connection, "clock", args, start_timeout_s=command_s) as stream:
+            boot = _boot_id(stream, command_s)
+            while not stop.is_set():
+                started = time.monotonic()
+                answers = ask_time(stream, self.head.now_s, questions=QUESTIONS, budget_s=0.5)
+                sent_s, there_s, received_s = min(answers.samples, key=lambda one: one[2] - one[0])
+                offset_s = there_s - (sent_s + received_s) / 2
+                error_s = (received_s - sent_s) / 2
+                moved = answers.wall_minus_boot_s
+                self.events.put(Sample(node.name, started, offset_s, error_s, moved, boot))
+                stop.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
 
-def _boot_id(held: Any, timeout_s: float) -> str:
-    held.send({"op": "boot"})
-    reply = receive_one(held, "boot_id", timeout_s)
+def _boot_id(stream: PayloadStream, timeout_s: float) -> str:
+    stream.send({"op": "boot"})
+    reply = receive_one(stream, "boot_id", timeout_s)
     return str((reply or {}).get("boot_id") or "")
 
 
@@ -189,15 +157,15 @@ def show(
     """The command's --watch, until its time is up or Ctrl-C; returns the exit code."""
     nodes = settings.nodes()
     tracks = {node.name: Track(node.name) for node in nodes}
-    begun = time.monotonic()
+    started = time.monotonic()
     interrupted = False
     transport = settings.transport()
     with Watch(nodes, transport, settings.limits, interval_s, settings.width) as watch:
         screen = Screen(output, limits, interval_s, watch.head)
         try:
-            due = begun + interval_s
-            while for_s is None or time.monotonic() - begun < for_s:
-                until = due if for_s is None else min(due, begun + for_s)
+            due = started + interval_s
+            while for_s is None or time.monotonic() - started < for_s:
+                until = due if for_s is None else min(due, started + for_s)
                 with suppress(queue.Empty):
                     screen.take(
                         tracks, watch.events.get(timeout=max(0.0, until - time.monotonic()))
@@ -257,7 +225,7 @@ class Screen:
             self._table(tracks)
         code = 1 if self._alarms or far else 3 if silent else 130 if interrupted else 0
         steps = len(self._alarms)
-        words = f"{len(tracks)} clocks watched, {steps} step{'s' * (steps != 1)}"
+        words = f"{counted(len(tracks), 'clock')} watched, {counted(steps, 'step')}"
         words += f", no answer: {', '.join(silent)}" if silent else ""
         if self._output.json:
             self._output.document(

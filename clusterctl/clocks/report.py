@@ -28,7 +28,7 @@ from checks.profile import Profile
 from checks.rules.time import middle_clock
 from checks.runner import run_checks
 from clusterctl.gpus.summary import read_node
-from clusterctl.nodes import fold
+from clusterctl.nodes import counted, fold
 from clusterctl.remote.fanout import NodeResult
 
 HEAD = "(this machine)"
@@ -78,10 +78,9 @@ class Clocks:
 
     def summary(self) -> str:
         """`8 clocks within 0.21 ms (±0.10 ms) of each other`, or what is wrong with how many."""
-        count = len(self.rows)
         bad = [row.node for row in self.rows if row.verdict == "bad"]
         lost = [row.node for row in self.rows if row.verdict == "unknown"]
-        words = [f"{count} clock{'s' * (count != 1)}"]
+        words = [counted(len(self.rows), "clock")]
         widest = self.widest()
         if widest is not None:
             ahead, behind, apart_s, error_s = widest
@@ -260,7 +259,7 @@ def steered_by(clock: Clock) -> str:
     for value in (clock.kernel_synced, clock.ntp_synchronized):
         if isinstance(value, bool):
             return f"{who}; {'synchronised' if value else 'not synchronised'}"
-    return f"{who}; nobody tells"
+    return f"{who}; status unavailable"
 
 
 def count_sources(clock: Clock) -> str:

@@ -102,13 +102,13 @@ def _look(
     import time
     from pathlib import Path
 
-    from clusterctl.clocks.exchange import HeadClock, look_at_clocks
+    from clusterctl.clocks.exchange import HeadClock, collect_clocks
     from clusterctl.clocks.report import judge, read_clocks
     from clusterctl.preflight import last_census as history
     from clusterctl.remote.fanout import in_order
 
     head = HeadClock()
-    sweep = look_at_clocks(nodes, settings.transport(), settings.limits, head, width=settings.width)
+    sweep = collect_clocks(nodes, settings.transport(), settings.limits, head, width=settings.width)
     results = in_order(nodes, list(output.sweep(sweep, len(nodes))))
     # A file of its own: preflight's record has the error counters beside the clock.
     path = history.default_path().with_name("last-clock.json")

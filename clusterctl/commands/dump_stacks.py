@@ -18,7 +18,7 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_options, output_options, with_options
 
 if TYPE_CHECKING:
     from clusterctl.jobs.processes import Pick
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.stacks.model import JobSnapshot
     from clusterctl.stacks.verdict import Verdict
 
-_OPTIONS = (
+_stack_options = with_options(
     click.option("--samples", type=click.IntRange(1, 100), default=2, show_default=True, help="How often each process is looked at."),
     click.option("--interval", type=Duration(0.1), default=2.0, show_default=True, help="Seconds between samples."),
     click.option("--all", "everything", is_flag=True, help="All classes, threads and evidence."),
@@ -41,12 +41,6 @@ _OPTIONS = (
     click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
     click.option("--sites", "sites_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="More wait sites, TOML."),
 )  # fmt: skip
-
-
-def _stack_options(function: Any) -> Any:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.command(

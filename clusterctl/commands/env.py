@@ -9,7 +9,6 @@ import re
 
 import click
 
-from clusterctl.errors import CouldNotFindOut
 from clusterctl.output import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -37,11 +36,11 @@ def command(settings: Settings, output: Output, device: str) -> int:
     stdout has `export NAME=value` lines only; reasons, and nodes that disagree, go to stderr. Exit
     code 1 when nodes disagree, 3 when a node or something about it could not be found out.
     """
-    from clusterctl.fabric.collect import look_at_fabric, suggestions
+    from clusterctl.fabric.collect import collect_fabric, no_answers, suggestions
     from clusterctl.fabric.report import suggestion_json, suggestion_lines, unsure_lines
 
     nodes = settings.nodes()
-    facts, results = look_at_fabric(
+    facts, results = collect_fabric(
         nodes,
         settings.transport(),
         settings.limits,
@@ -51,8 +50,7 @@ def command(settings: Settings, output: Output, device: str) -> int:
     )
     suggested = suggestions(nodes, facts, device)
     if not suggested:
-        output.unreachable(results)
-        raise CouldNotFindOut("no node answered: there is nothing to work an environment out from")
+        raise no_answers(results)
     odd = [one for one in suggested if one.odd]
     unsure = [one for one in suggested if one.unsure]
     silent = any(result.unreachable for result in results)

@@ -67,11 +67,11 @@ def command(
     With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors grow
     or nodes disagree, 3 when a node or something about it could not be found out.
     """
-    from clusterctl.fabric.collect import look_at_fabric, suggestions
+    from clusterctl.fabric.collect import collect_fabric, suggestions
     from clusterctl.fabric.report import report_fabric, to_document
 
     nodes = settings.nodes()
-    facts, results = look_at_fabric(
+    facts, results = collect_fabric(
         nodes,
         settings.transport(),
         settings.limits,

@@ -125,9 +125,9 @@ def _watch(
     for_s: float | None,
     view: View,
 ) -> int:
-    from clusterctl.gpus.poller import Looks, repeat
+    from clusterctl.gpus.poller import Poller, repeat
 
-    looks = Looks(
+    poller = Poller(
         settings.nodes(),
         settings.transport(),
         settings.limits,
@@ -135,8 +135,8 @@ def _watch(
         interval_s,
         settings.width,
     )
-    with looks:
-        return repeat(looks, interval_s, for_s, view.again)
+    with poller:
+        return repeat(poller, interval_s, for_s, view.again)
 
 
 class View:

@@ -6,23 +6,21 @@ A node that could not be asked is NOT CONFIRMED, never good.
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.errors import Declined, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.nodes import counted
 from clusterctl.output import Output, clock
 from clusterctl.param_types import Duration
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_options, output_options, with_options
 
 if TYPE_CHECKING:
     from clusterctl.jobs.kill import Ended
     from clusterctl.jobs.processes import NodeJob, Pick
 
-_PICK_OPTIONS = (
+pick_options = with_options(
     click.option("--run", "runs", multiple=True, metavar="ID", help="This run; repeat it for more. Default: the one run that is there."),
     click.option("--match", is_flag=False, flag_value="", metavar="REGEX", help="Command lines that fit, with their whole trees. Without a value: python.*train\\.py"),
     click.option("--gpus", is_flag=True, help="Whoever holds a GPU, with their whole trees."),
@@ -32,13 +30,6 @@ _PICK_OPTIONS = (
 
 
 every_option = click.option("--all-runs", "every", is_flag=True, help="Every run that is there.")
-
-
-def pick_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say which job is meant: `make_pick` reads them."""
-    for option in reversed(_PICK_OPTIONS):
-        function = option(function)
-    return function
 
 
 def make_pick(options: dict[str, Any]) -> Pick:
@@ -55,7 +46,7 @@ def make_pick(options: dict[str, Any]) -> Pick:
         try:
             re.compile(match)
         except re.error as error:
-            raise UsageError(f"--match {match!r} is no regular expression: {error}") from None
+            raise UsageError(f"--match {match!r} is not a regular expression: {error}") from None
         if re.search(match, ""):
             raise UsageError(
                 f"--match {match!r} fits every process", hint="say more of the program"
@@ -70,7 +61,7 @@ def _signal(_context: click.Context, _parameter: click.Parameter, value: str) ->
     name = names.get(value, value.upper())
     name = name if name.startswith("SIG") else f"SIG{name}"
     if name not in names.values() or name in ("SIGSTOP", "SIGCONT"):
-        raise click.BadParameter(f"{value} is no signal that ends something")
+        raise click.BadParameter(f"{value} is not a signal that ends a process")
     return name
 
 
@@ -134,11 +125,8 @@ def command(
     ways = results
     if count and not dry_run:
         nodes = sum(bool(job.processes) for job in jobs)
-        confirm(
-            f"End {counted(count, 'process')} on {counted(nodes, 'node')} ({order.words()})?",
-            yes,
-            output,
-        )
+        what = f"{counted(count, 'process')} on {counted(nodes, 'node')} ({order.words()})"
+        output.confirm(f"End {what}?", "nothing was ended", yes=yes)
     if not dry_run:
         ended, more = end(
             jobs, pick, order, settings, transport, sudo=options["sudo"], sweep=output.sweep
@@ -175,16 +163,6 @@ def command(
     if dry_run or output.json:
         output.unreachable(results)
     return code
-
-
-def confirm(question: str, yes: bool, output: Output) -> None:
-    """Raises `Declined` unless the user agrees; without a terminal only --yes does."""
-    if yes:
-        return
-    if output.json or not sys.stdin.isatty():
-        raise Declined("nothing was ended", hint=f"{question} --yes says yes")
-    if not click.confirm(question, err=True):
-        raise Declined("nothing was ended")
 
 
 def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:

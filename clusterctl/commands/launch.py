@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.errors import CouldNotFindOut, Declined
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_options, output_options, with_options
 from clusterctl.trailing_args import PassingCommand
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from clusterctl.launch.state import RunResult
     from clusterctl.nodes import Node
 
-_OPTIONS = (
+_launch_options = with_options(
     click.option("--nproc_per_node", "--nproc-per-node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else its GPUs, else 1."),
     click.option("--include", metavar="SET", help="Same as -w."),
     click.option("--exclude", metavar="SET", help="Same as -x."),
@@ -52,12 +51,6 @@ _OPTIONS = (
     click.option("--yes", is_flag=True, help="Start although others use the GPUs, without asking."),
     click.option("--dry-run", is_flag=True, help="Print plan, environment and commands; start nothing."),
 )  # fmt: skip
-
-
-def _launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.command(
@@ -160,16 +153,15 @@ def _environment_from_facts(
 ) -> dict[str, str]:
     """What `clusterctl env` would print; says which nodes disagree. Raises `CouldNotFindOut`."""
     from checks.nccl.recommend import chosen_values
-    from clusterctl.fabric.collect import look_at_fabric, suggestions
+    from clusterctl.fabric.collect import collect_fabric, no_answers, suggestions
     from clusterctl.fabric.report import suggestion_lines, unsure_lines
 
-    facts, results = look_at_fabric(
+    facts, results = collect_fabric(
         nodes, transport, settings.limits, width=settings.width, growth_s=0.0, sweep=output.sweep
     )
     suggested = suggestions(nodes, facts, wanted.device, wanted.ranks)
     if not suggested:
-        output.unreachable(results)
-        raise CouldNotFindOut("no node answered: there is nothing to work an environment out from")
+        raise no_answers(results)
     odd = [one for one in suggested if one.odd]
     for line, _ in suggestion_lines(suggested if output.verbose else odd):
         output.warn(line)
@@ -203,7 +195,8 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     if report.go:
         return 0
     if is_only_busy(report):
-        _ask(f"Start on GPUs that are in use on {fold(report.bad_nodes)}?", assume_yes=assume_yes)
+        question = f"Start on GPUs that are in use on {fold(report.bad_nodes)}?"
+        output.confirm(question, "nothing was started", yes=assume_yes)
         return 0
     if output.json:
         output.document(
@@ -220,16 +213,6 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
 def is_only_busy(report: Report) -> bool:
     """Whether others' processes on the GPUs are all that speaks against a start: the user may know."""
     return {one.id for one in report.findings if report.stops(one)} == {"gpu.busy"}
-
-
-def _ask(question: str, *, assume_yes: bool) -> None:
-    """Raises `Declined` unless the user agrees; nobody is asked where there is no terminal."""
-    if assume_yes:
-        return
-    if not sys.stdin.isatty():
-        raise Declined("nothing was started", hint=f"{question} --yes says yes")
-    if not click.confirm(question, err=True):
-        raise Declined("nothing was started")
 
 
 def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Output) -> RunResult:

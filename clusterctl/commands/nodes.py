@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from clusterctl.nodes import expand, fold
+from clusterctl.nodes import counted, expand, fold
 from clusterctl.output import Output
 from clusterctl.settings import Settings, cluster_options, output_options
 
@@ -68,7 +68,7 @@ def command(
         ],
         right=["PORT", "SLOTS"],
     )
-    output.note(f"{len(nodes)} nodes in {settings.hostfile}")
+    output.note(f"{counted(len(nodes), 'node')} in {settings.hostfile}")
     if output.verbose:
         for name in ctx.params:
             source = ctx.get_parameter_source(name)

@@ -6,7 +6,6 @@ Reads only. Each node is asked once; nodes are compared with each other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from clusterctl.nodes import counted
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Number
 from clusterctl.preflight.active.options import active_options, make_work
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_options, output_options, with_options
 
 if TYPE_CHECKING:
     from checks.facts import LaunchNeeds
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 STYLES = {"FAIL": "bad", "UNKNOWN": "warn", "WARN": "warn", "PASS": "good", "SKIP": "dim"}
 
 
-_OPTIONS = (
+_needs_options = with_options(
     click.option("--launch", metavar="LINE", help="What is to be launched: \"CONFIG --dataset.data-path X\"; its files are looked for on every node."),
     click.option("--env", "env", multiple=True, metavar="K[=V]", help="A variable of the ranks, as for launch; NCCL_* are compared with the nodes."),
     click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment, as for launch: h100-ib, ethernet, none."),
@@ -51,12 +50,6 @@ _OPTIONS = (
     click.option("--explain", metavar="ID", help="Say what a check does, why, and how to silence it; asks no node."),
     click.option("--list", "list_all", is_flag=True, help="List all checks; asks no node."),
 )  # fmt: skip
-
-
-def _needs_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.command(
@@ -102,10 +95,10 @@ def command(settings: Settings, output: Output, **options: Any) -> int:
 
 def _run(settings: Settings, output: Output, options: dict[str, Any], profile: Profile) -> Report:
     from clusterctl.preflight import last_census as history
-    from clusterctl.preflight.run import LookOptions, run_preflight
+    from clusterctl.preflight.run import CollectOptions, run_preflight
 
     nodes = settings.nodes()
-    look = LookOptions(
+    how = CollectOptions(
         sudo=options["sudo"],
         workdir=options["workdir"],
         shared=options["shared"],
@@ -122,7 +115,7 @@ def _run(settings: Settings, output: Output, options: dict[str, Any], profile: P
             only=_ids(options["checks"]),
             without=_ids(options["skipped"]),
             sweep=output.sweep,
-            options=look,
+            options=how,
             work=make_work(settings, output, options, profile),
         )
     except KeyError as error:

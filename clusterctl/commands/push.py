@@ -6,15 +6,13 @@ already is left alone.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from clusterctl.errors import Declined
-from clusterctl.nodes import Node, fold
+from clusterctl.nodes import Node, counted, fold
 from clusterctl.output import Live, Output, clock, unreachable_json
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
 from clusterctl.settings import Settings, cluster_options, output_options
@@ -48,7 +46,7 @@ def command(
     nodes = settings.nodes()
     plan = push.make_plan(source, dest)
     output.note(f"push {plan.sentence()}")
-    output.note(f"  on {len(nodes)} nodes: {fold([node.name for node in nodes])}")
+    output.note(f"  on {counted(len(nodes), 'node')}: {fold([node.name for node in nodes])}")
     output.note(
         "  what stands there is replaced" + (", the folder as a whole" if plan.folder else "")
     )
@@ -56,7 +54,7 @@ def command(
         if output.json:
             output.document("push", dry_run=True, **_plan_json(plan, nodes), nodes=[])
         return 0
-    _ask(yes)
+    output.confirm(f"Push to {counted(len(nodes), 'node')}?", "nothing was pushed", yes=yes)
 
     transport = settings.transport()
     with push.packed(plan) as parcel:
@@ -94,15 +92,6 @@ def command(
     return 3 if any(result.unreachable for result in results) else 0
 
 
-def _ask(yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise Declined("push replaces files on nodes and nobody can be asked", hint="add --yes")
-    if not click.confirm("Do it?", err=True):
-        raise Declined("nothing was pushed")
-
-
 def _show(output: Output, results: list[NodeResult[Any]], seconds: float) -> None:
     """Nodes with the same ending together; a refusal with the node's own words."""
     endings: dict[tuple[str, str | None], list[NodeResult[Any]]] = {}
@@ -115,7 +104,9 @@ def _show(output: Output, results: list[NodeResult[Any]], seconds: float) -> Non
         words = f"{names}: {error}" if error else f"{names}: {state}, {clock(slowest)}"
         output.line(words, "bad" if error else "good")
     good = sum(bool(result.value and not result.value.error) for result in results)
-    output.note(f"{good} of {len(results)} nodes have it, {clock(seconds)}")
+    output.note(
+        f"{good} of {counted(len(results), 'node')} {'has' if len(results) == 1 else 'have'} it, {clock(seconds)}"
+    )
 
 
 def _plan_json(plan: Any, nodes: list[Node]) -> dict[str, Any]:

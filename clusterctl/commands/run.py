@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from clusterctl.nodes import fold
+from clusterctl.nodes import counted, fold
 from clusterctl.output import Output, unreachable_json
 from clusterctl.remote import output_groups as gather
 from clusterctl.remote.fanout import in_order
@@ -118,7 +118,7 @@ def _verdict(
     endings: dict[str, list[str]] = {}
     for answer in failed:
         endings.setdefault(answer.ending(), []).append(answer.node)
-    words = [f"{len(answers) - len(failed)} of {total} nodes ok"]
+    words = [f"{len(answers) - len(failed)} of {counted(total, 'node')} ok"]
     words += [f"{fold(names)}: {ending}" for ending, names in endings.items()]
     if output.quiet and not output.json:
         output.line("; ".join(words))

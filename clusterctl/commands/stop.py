@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from clusterctl.commands.kill import confirm, every_option, make_pick, pick_options, show_plan
+from clusterctl.commands.kill import every_option, make_pick, pick_options, show_plan
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
@@ -31,7 +31,7 @@ Examples:
     type=Duration(0),
     default=120.0,
     show_default=True,
-    help="Seconds for the step at hand and the checkpoint; then it is told what still runs.",
+    help="Seconds for the current step and the checkpoint; then the command lists what still runs.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be asked to stop.")
@@ -64,11 +64,8 @@ def command(
         refuse_deaf(jobs)
     if ranks and not dry_run:
         nodes = sum(bool(trainers(job)) for job in jobs)
-        confirm(
-            f"Ask {counted(ranks, 'rank')} on {counted(nodes, 'node')} to save and end?",
-            yes,
-            output,
-        )
+        what = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}"
+        output.confirm(f"Ask {what} to save and end?", "nothing was stopped", yes=yes)
         answers = request(
             jobs, pick, wait_s, settings, transport, sudo=options["sudo"], sweep=output.sweep
         )

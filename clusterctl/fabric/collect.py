@@ -1,4 +1,4 @@
-"""One look at cards, network and GPUs of all nodes: what `fabric`, `env` and a launch work from."""
+"""Cards, network and GPUs of all nodes: what `fabric`, `env` and a launch work from."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 from checks.facts import Fleet, NodeFacts
 from checks.nccl.recommend import Suggestion, suggest
-from clusterctl.errors import TransportError
+from clusterctl.errors import CouldNotFindOut, TransportError
 from clusterctl.gpus.summary import read_fleet
 from clusterctl.nodes import Node
+from clusterctl.output import unreachable_lines
 from clusterctl.preflight import last_census as history
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
 from clusterctl.remote.run_payload import ask, tool_timeout
@@ -24,7 +25,7 @@ RESOLVE_S = 3.0
 RECORD = "last-fabric.json"
 
 
-def look_at_fabric(
+def collect_fabric(
     nodes: Sequence[Node],
     transport: Transport,
     limits: Limits,
@@ -59,6 +60,12 @@ def look_at_fabric(
         )
         history.remember(path, seen, zip(nodes, facts, strict=True))
     return facts, results
+
+
+def no_answers(results: Sequence[Result]) -> CouldNotFindOut:
+    """The error of a command that cannot go on, since no node answered."""
+    lines = "\n  ".join(unreachable_lines(results))
+    return CouldNotFindOut(f"no node answered, so the environment is unknown\n  {lines}")
 
 
 def suggestions(

@@ -11,7 +11,7 @@ from checks.finding import Finding, Verdict
 from checks.nccl.recommend import Suggestion
 from checks.profile import Profile
 from checks.runner import run_checks
-from clusterctl.nodes import fold
+from clusterctl.nodes import counted, fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class FabricReport:
     def summary(self) -> str:
         """`24 nodes, 192 of 192 ports active`."""
         count = len(self.rows)
-        words = [f"{count} node{'s' * (count != 1)}"]
+        words = [counted(count, "node")]
         known = [row for row in self.rows if row.active is not None]
         active, ports = sum(row.active or 0 for row in known), sum(row.ports for row in self.rows)
         if ports:

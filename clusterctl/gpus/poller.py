@@ -9,23 +9,20 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from checks.facts import NodeFacts
-from clusterctl.errors import TransportError
 from clusterctl.gpus.summary import WAITING, Census, read_node
 from clusterctl.nodes import Node
-from clusterctl.remote import payload as ship
-from clusterctl.remote.backoff import Pauses
+from clusterctl.remote import payload
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.transport.base import Connection, Limits, Progress, Transport, Unreachable
+from clusterctl.remote.session_pool import Followers
+from clusterctl.transport.base import Connection, Limits, Transport, Unreachable
 
-STALE_LOOKS = 3
-GOODBYE_S = 3.0  # all threads together, at the end
+STALE_INTERVALS = 3
 
 
-class Looks:
+class Poller:
     """The newest answer of each node. A context manager; leaving it closes the connections."""
 
     def __init__(
@@ -37,41 +34,25 @@ class Looks:
         interval_s: float,
         width: int,
     ) -> None:
-        self._nodes = list(nodes)
-        self._transport, self._limits = transport, limits
+        self._nodes, self._limits = list(nodes), limits
         self._arguments, self._interval_s = arguments, interval_s
-        self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._logins = threading.BoundedSemaphore(width)
         self._newest: dict[Node, tuple[NodeFacts, float]] = {}
-        self._open: dict[Node, Connection] = {}
-        self._threads = [
-            threading.Thread(target=self._follow, args=(node,), name=f"gpus-{i}", daemon=True)
-            for i, node in enumerate(self._nodes)
-        ]
+        self._followers = Followers(nodes, transport, limits, self._talk, self._keep, width=width)
 
-    def __enter__(self) -> Looks:
-        for thread in self._threads:
-            thread.start()
+    def __enter__(self) -> Poller:
+        self._followers.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        with self._lock:
-            connections = list(self._open.values())
-        for connection in connections:  # a look that is under way ends at once, not at its limit
-            with suppress(TransportError, OSError):
-                connection.close()
-        deadline = time.monotonic() + GOODBYE_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._followers.__exit__()
 
     def newest(self, now_s: float) -> tuple[list[NodeFacts], list[float | None]]:
         """Facts in the hostfile's order, and how many seconds old those are that should be newer."""
         with self._lock:
             known = dict(self._newest)
         facts, ages = [], []
-        late_s = STALE_LOOKS * self._interval_s + 1.0
+        late_s = STALE_INTERVALS * self._interval_s + 1.0
         for node in self._nodes:
             if node in known:
                 one, at_s = known[node]
@@ -92,40 +73,13 @@ class Looks:
         with self._lock:
             self._newest[result.node] = (facts, time.monotonic())
 
-    def _follow(self, node: Node) -> None:
-        pauses = Pauses()
-        while not self._stop.is_set():
-            progress = Progress()
-            begun = time.monotonic()
-            try:
-                self._ask_forever(node, progress)
-                return
-            except TransportError as error:
-                why = Unreachable(
-                    error.phase, time.monotonic() - progress.since, str(error), error.hint
-                )
-            except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
-                said = f"{type(error).__name__}: {error}"
-                why = Unreachable(progress.phase, time.monotonic() - progress.since, said)
-            if not self._stop.is_set():
-                self._keep(NodeResult(node, None, why, time.monotonic() - begun))
-            self._stop.wait(pauses.after(time.monotonic() - begun))
-
-    def _ask_forever(self, node: Node, progress: Progress) -> None:
-        with self._logins:  # a thousand handshakes at once would all be too late
-            connection = self._transport.connect(node, self._limits, progress)
-        try:
-            with self._lock:
-                self._open[node] = connection
-            while not self._stop.is_set():
-                begun = time.monotonic()
-                answer = ship.probe(connection, "census", self._arguments, self._limits.command_s)
-                self._keep(NodeResult(node, answer, None, time.monotonic() - begun))
-                self._stop.wait(max(0.0, begun + self._interval_s - time.monotonic()))
-        finally:
-            with self._lock:
-                self._open.pop(node, None)
-            connection.close()
+    def _talk(self, node: Node, connection: Connection) -> None:
+        stop = self._followers.stop
+        while not stop.is_set():
+            started = time.monotonic()
+            answer = payload.probe(connection, "census", self._arguments, self._limits.command_s)
+            self._keep(NodeResult(node, answer, None, time.monotonic() - started))
+            stop.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
 
 def mark_stale(census: Census, ages: Sequence[float | None]) -> Census:
@@ -140,7 +94,7 @@ def mark_stale(census: Census, ages: Sequence[float | None]) -> Census:
 
 
 def repeat(
-    looks: Looks,
+    poller: Poller,
     interval_s: float,
     for_s: float | None,
     show: Callable[[list[NodeFacts], list[float | None]], int],
@@ -149,16 +103,16 @@ def repeat(
 
     The first page comes when all nodes have answered, or after one interval.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     code: int | None = None
     try:
-        while not looks.all_answered() and time.monotonic() - begun < interval_s:
+        while not poller.all_answered() and time.monotonic() - started < interval_s:
             time.sleep(0.05)
         while True:
             now_s = time.monotonic()
-            code = show(*looks.newest(now_s))
+            code = show(*poller.newest(now_s))
             due = now_s + interval_s
-            if for_s is not None and due > begun + for_s:
+            if for_s is not None and due > started + for_s:
                 return code
             time.sleep(max(0.0, due - time.monotonic()))
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from checks.rules.gpu import expected_count
 from checks.rules.gpu_health import unread
 from clusterctl.gpus.outliers import Idle, Place, coldest_and_hottest, find_idle, idle_words, label
 from clusterctl.gpus.processes import list_processes
-from clusterctl.nodes import fold, is_loopback
+from clusterctl.nodes import counted, fold, is_loopback
 from clusterctl.remote.fanout import NodeResult
 
 WAITING = "waiting"  # phase of a node whose first answer has not come yet
@@ -108,8 +108,7 @@ class Census:
 
     def summary(self) -> str:
         """`24 nodes, 191 GPUs (expected 192), 126.9 kW`."""
-        count = len(self.rows)
-        words = [f"{count} node{'s' * (count != 1)}", f"{self.gpus} GPU{'s' * (self.gpus != 1)}"]
+        words = [counted(len(self.rows), "node"), counted(self.gpus, "GPU")]
         if self.gpus != self.expected:
             words[1] += f" (expected {self.expected})"
         if self.power_w:

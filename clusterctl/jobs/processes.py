@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.errors import UsageError
-from clusterctl.nodes import Node, fold, is_loopback
+from clusterctl.nodes import Node, counted, fold, is_loopback
 from clusterctl.remote.fanout import NodeResult, in_order
 from clusterctl.remote.run_payload import ask
 from clusterctl.settings import Settings
@@ -178,7 +178,7 @@ def one_run(jobs: Sequence[NodeJob], pick: Pick, *, every: bool) -> None:
     if len(runs) > 1:
         lines = "; ".join(f"{run} on {fold(names)}" for run, names in runs.items())
         raise UsageError(
-            f"{len(runs)} runs are there: {lines}", hint="name one: --run ID, or --all-runs"
+            f"found {len(runs)} runs: {lines}", hint="name one: --run ID, or --all-runs"
         )
 
 
@@ -261,6 +261,6 @@ def others_lines(jobs: Sequence[NodeJob]) -> list[str]:
                 names.append(job.node.name)
             counts[process.user] += 1
     return [
-        f"left alone: {counts[user]} processes of {user} on {fold(names)} (--user {user} is for them)"
+        f"left alone: {counted(counts[user], 'process')} of {user} on {fold(names)} (--user {user} is for them)"
         for user, names in owners.items()
     ]

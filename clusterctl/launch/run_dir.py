@@ -34,7 +34,7 @@ def find_config(config: str, workdir: Path) -> Path:
     if path.is_file():
         return path
     folder = _shipped_configs()
-    names = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
+    names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
     if config in names:
         return folder / f"{config}.py"
     if "/" in config or config.endswith(".py"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from clusterctl.launch import error_line, incidents, journal
-from clusterctl.launch.agent_connections import News, Wires
+from clusterctl.launch.agent_connections import AgentConnections, AgentMessage
 from clusterctl.launch.hang import Look, StepClock
 from clusterctl.launch.log_copies import Copies
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
@@ -72,7 +72,7 @@ class _Supervisor:
         self.plan, self.transport, self.limits = plan, transport, limits
         self.on_update, self.stop, self.kill = on_update, stop, kill
         self.state = RunState({node.name: NodeState() for node in plan.nodes})
-        self.wires = Wires(plan, transport, limits)
+        self.agents = AgentConnections(plan, transport, limits)
         self.shares = {share.node.name: share for share in plan.shares}
         self.hellos: dict[str, dict[str, Any]] = {}
         self.addresses: list[str] = []  # of the first node, to be knocked at
@@ -83,7 +83,7 @@ class _Supervisor:
         self.pinged_s = time.monotonic()
         self.clock = StepClock(plan.timing, time.monotonic())
         self.look: Look | None = None  # at ranks that take no step, before they are stopped
-        self.arrived: deque[News] = deque()  # taken from the inbox, not looked at yet
+        self.arrived: deque[AgentMessage] = deque()  # taken from the inbox, not looked at yet
 
     def run(self) -> RunResult:
         furnish(self.plan.run_dir, self.plan.run_id, self.plan.to_json())
@@ -131,7 +131,7 @@ class _Supervisor:
             self._refuse_stop()
             self._ping()
 
-        lost = in_order(self.plan.nodes, self.wires.open(meanwhile))
+        lost = in_order(self.plan.nodes, self.agents.start(meanwhile))
         if lost:
             assert lost[0].unreachable is not None
             names = fold([result.node.name for result in lost])
@@ -141,7 +141,6 @@ class _Supervisor:
                 f"{lost[0].unreachable.sentence()}",
                 hint=lost[0].unreachable.hint or f"leave it out: --exclude {names}",
             )
-        self.wires.listen()
 
     def _agree(self) -> Rendezvous:
         """Wait for every agent's report, then find an address and port that all nodes reach."""
@@ -157,7 +156,7 @@ class _Supervisor:
             self._refuse_unfit(node.name, self.hellos[node.name])
         port = self.hellos[first]["port"]
         self.addresses = addresses = candidates(self.plan, self.hellos[first])
-        self.wires.send({"op": "knock", "addresses": addresses, "port": port})
+        self.agents.send_all({"op": "knock", "addresses": addresses, "port": port})
         self._wait_for(self.knocks, "did not say whether they reach the first node")
         return Rendezvous(choose_address(self.plan, addresses, self.knocks), port)
 
@@ -206,9 +205,9 @@ class _Supervisor:
             # Agents beat from now on; the first may have said hello long before the last.
             node.text, node.heard_s = "starting", time.monotonic()
         env = self.plan.environment.values()
-        for _, wire in self.wires:
-            argv = self.plan.argv(wire.share, meet)
-            wire.send({"op": "start", "argv": argv, "env": env, "address": meet.address})
+        for share in self.plan.shares:
+            order = {"op": "start", "argv": self.plan.argv(share, meet), "env": env}
+            self.agents.send(share.node.name, {**order, "address": meet.address})
 
     # --- while it runs ---
 
@@ -296,23 +295,23 @@ class _Supervisor:
     def _turn(self) -> None:
         """Take in what has arrived; returns after one tick at the latest. Raises on a failure."""
         self._ping()
-        begun = time.monotonic()
-        arrived, is_full = self.wires.inbox.take(0.0 if self.arrived else TICK_S)
+        started = time.monotonic()
+        arrived, is_full = self.agents.inbox.take(0.0 if self.arrived else TICK_S)
         self.arrived.extend(arrived)
         while self.arrived:  # one that raises leaves the others for the next turn
-            news = self.arrived.popleft()
-            self._take(news.node, news.message, news.why)
+            message = self.arrived.popleft()
+            self._take(message.node, message.data, message.why)
         if arrived:
             self.on_update(self.state)
         if is_full:  # a node that says more than it should gets no more of this program than that
-            time.sleep(max(0.0, TICK_S - (time.monotonic() - begun)))
+            time.sleep(max(0.0, TICK_S - (time.monotonic() - started)))
 
     def _ping(self) -> None:
         """Keep the agents' lease, from the first channel on: a slow node must not cost the others theirs."""
         now = time.monotonic()
         if now - self.pinged_s > min(PING_S, self.plan.timing.lease_s / 4):
             self.pinged_s = now
-            self.wires.send({"op": "ping"})
+            self.agents.send_all({"op": "ping"})
 
     def _take(self, name: str, message: dict[str, Any] | None, why: str) -> None:
         node = self.state.nodes[name]
@@ -428,9 +427,9 @@ class _Supervisor:
     def _end_all(self, grace_s: float) -> None:
         """Stop what runs and wait for every agent's word, but not for ever."""
         hurried = False
-        for name, wire in self.wires:
-            if not self.state.nodes[name].is_over:
-                wire.send({"op": "stop", "grace_s": grace_s})
+        for name, node in self.state.nodes.items():
+            if not node.is_over:
+                self.agents.send(name, {"op": "stop", "grace_s": grace_s})
         deadline = time.monotonic() + grace_s + 10.0
         while time.monotonic() < deadline and self.started:
             if all(node.is_over for node in self.state.nodes.values()):
@@ -442,8 +441,8 @@ class _Supervisor:
             if self.kill.is_set() and not hurried:
                 hurried = True
                 deadline = min(deadline, time.monotonic() + 10.0)
-                self.wires.send({"op": "stop", "grace_s": 0})
-        self.wires.close()
+                self.agents.send_all({"op": "stop", "grace_s": 0})
+        self.agents.close()
 
     def _prove(self) -> tuple[list[str], list[str]]:
         if not self.started:

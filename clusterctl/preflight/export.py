@@ -84,7 +84,8 @@ def read_profile(path: Path | None, severity: Mapping[str, str]) -> Profile:
         try:
             data = toml_file.parse(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"{path} cannot be read: {why}") from None
     table = data.get("severity", {})
     data["severity"] = {**(table if isinstance(table, dict) else {}), **severity}
     # "off" and "skip" silence; the others replace a bad verdict.

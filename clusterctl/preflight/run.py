@@ -17,9 +17,9 @@ from checks.profile import Profile
 from checks.runner import run_checks
 from clusterctl.errors import UsageError
 from clusterctl.gpus.summary import read_node
-from clusterctl.nodes import Node, fold
+from clusterctl.nodes import Node, counted, fold
 from clusterctl.preflight import last_census as history
-from clusterctl.preflight.collect import look
+from clusterctl.preflight.collect import collect
 from clusterctl.remote.fanout import Fanout, NodeResult
 from clusterctl.transport.base import Limits, Transport
 
@@ -28,7 +28,7 @@ GROWTH_S = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class LookOptions:
+class CollectOptions:
     """How preflight looks, beyond what a launch needs."""
 
     sudo: bool = False  # try `sudo -n` for what this user may not read
@@ -50,7 +50,7 @@ def run_preflight(
     only: Sequence[str] = (),
     without: Sequence[str] = (),
     sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
-    options: LookOptions | None = None,
+    options: CollectOptions | None = None,
     work: Callable[[Fleet], Active | None] | None = None,
 ) -> Report:
     """One look at all nodes, then all checks; a node that gave no answer is in the report.
@@ -61,8 +61,8 @@ def run_preflight(
     wrap the fan-out for progress (`Output.sweep`). Raises `KeyError` for an unknown check id in
     `only` or `without`, `UsageError` when a token cannot be written into `options.shared`.
     """
-    begun = time.monotonic()
-    options = options or LookOptions()
+    started = time.monotonic()
+    options = options or CollectOptions()
     run_checks(Fleet(()), only=only, without=without)  # a wrong id shows before anybody is asked
     results, known = [], {}
     with _token(options.shared) as (path, token):
@@ -73,7 +73,7 @@ def run_preflight(
             is_master = needs is not None and node.name == (needs.master or nodes[0].name)
             return {**args, "ports": [needs.port] if needs is not None and is_master else []}
 
-        fanout = look(nodes, transport, limits, of, width=width)
+        fanout = collect(nodes, transport, limits, of, width=width)
         for result in sweep(fanout, len(nodes)) if sweep else fanout:
             results.append(result)
             known[result.node] = read_node(result)  # while the others still answer
@@ -90,7 +90,7 @@ def run_preflight(
     fleet = Fleet(facts, needs, token)
     if work is not None:
         fleet = dataclasses.replace(fleet, active=work(fleet))
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     report = run_checks(fleet, profile, only=only, without=without, seconds=seconds)
     return dataclasses.replace(report, node_cpu_s=_mean_cpu(results), active=fleet.active)
 
@@ -102,7 +102,7 @@ def _mean_cpu(results: Sequence[Result]) -> float | None:
 
 
 def _arguments(
-    nodes: Sequence[Node], needs: LaunchNeeds | None, options: LookOptions, token: Path | None
+    nodes: Sequence[Node], needs: LaunchNeeds | None, options: CollectOptions, token: Path | None
 ) -> dict[str, Any]:
     # "@" is the node's own name; the first node's is where all ranks go.
     first = nodes[0].host or nodes[0].name if nodes else ""
@@ -150,13 +150,12 @@ def headline(report: Report) -> str:
     words = ", ".join(f"{counts[kind]} {kind.value.lower()}" for kind in bad_kinds if counts[kind])
     if report.go:
         checks = len({finding.id for finding in report.findings})
-        count = len(report.nodes)
-        went = f"{checks} check{'s' * (checks != 1)} on {count} node{'s' * (count != 1)}"
+        went = f"{counted(checks, 'check')} on {counted(len(report.nodes), 'node')}"
         return f"GO: {went}{', ' + words if words else ''}"
     good, bad = report.good_nodes, report.bad_nodes
     if good and bad:
         names = fold(bad)
-        words += f"; drop {names} to go with {len(good)} node{'s' * (len(good) != 1)} (-x {names})"
+        words += f"; drop {names} to go with {counted(len(good), 'node')} (-x {names})"
     return f"NO-GO: {words}"
 
 

@@ -1,21 +1,17 @@
-"""How long to wait before a lost node is asked again."""
+"""How long to wait before connecting to a lost node again."""
 
 from __future__ import annotations
 
-PAUSES_S = (1.0, 2.0, 4.0, 8.0)
-STEADY_S = 60.0
-
 
 class Pauses:
-    """Of one node: 1, 2, 4, 8, 8 … seconds; from the first again after a connection that was steady."""
+    """For one node: 1, 2, 4, 8, 8 … seconds; from the first again after a connection that lasted."""
 
-    def __init__(self) -> None:
-        self._lost = 0
+    def __init__(self, first_s: float = 1.0, most_s: float = 8.0, steady_s: float = 60.0) -> None:
+        self._first_s, self._most_s, self._steady_s = first_s, most_s, steady_s
+        self._next_s = first_s
 
     def after(self, lasted_s: float) -> float:
-        """Seconds to wait now that a connection, or the attempt to get one, has ended after `lasted_s`."""
-        if lasted_s > STEADY_S:
-            self._lost = 0
-        pause_s = PAUSES_S[min(self._lost, len(PAUSES_S) - 1)]
-        self._lost += 1
+        """Seconds to wait now that a connection, or an attempt, has ended after `lasted_s`."""
+        pause_s = self._first_s if lasted_s > self._steady_s else self._next_s
+        self._next_s = min(self._most_s, 2 * pause_s)
         return pause_s

@@ -110,9 +110,16 @@ def probe(
     answer is not one line of the verb's shape (messages/verbs.py).
     """
     if lease:
-        held = stream(connection, verb, args, nvml=nvml, sudo=sudo, start_timeout_s=timeout_s)
-        with held:
-            return _only_answer(held, verb, timeout_s)
+        with stream(
+            connection, verb, args, nvml=nvml, sudo=sudo, start_timeout_s=timeout_s
+        ) as held:
+            try:
+                return {**held.answer(timeout_s), "noise": held.noise}
+            except EOFError:
+                reason = _reason(held.wait(2.0), held.stderr_tail())
+                raise TransportError(
+                    "command", f"the payload {verb} gave no answer: {reason}"
+                ) from None
     name = name_of(verb, args)
     most = VERBS[name].line_bytes + FLOOD_BYTES
     done = connection.run(command_line(sudo), request(verb, args, nvml=nvml), timeout_s, most)
@@ -128,17 +135,6 @@ def probe(
             "command", f"the payload {verb} gave no answer: {_reason(done.rc, _text(done.err))}"
         )
     return {**read_line(name, line), "noise": noise}
-
-
-def _only_answer(held: PayloadStream, verb: str, timeout_s: float) -> dict[str, Any]:
-    try:
-        answer = held.receive(timeout_s)
-    except EOFError:
-        reason = _reason(held.wait(2.0), held.stderr_tail())
-        raise TransportError("command", f"the payload {verb} gave no answer: {reason}") from None
-    if answer is None:
-        raise TransportError("command", f"no answer in {timeout_s:g} s")
-    return {**answer, "noise": held.noise}
 
 
 def _not_started(done: Completed, noise: str) -> TransportError:
@@ -189,9 +185,10 @@ def _noise(data: bytes) -> str:
 class PayloadStream:
     """A payload that keeps running: JSON lines both ways. Closing it ends the payload."""
 
-    def __init__(self, channel: Stream, name: str, noise: str) -> None:
+    def __init__(self, channel: Stream, name: str, noise: str, started_s: float) -> None:
+        """`started_s`: monotonic time when it was started."""
         self._channel, self._name = channel, name
-        self.noise = noise
+        self.noise, self.started_s = noise, started_s
 
     def send(self, message: dict[str, Any]) -> None:
         """One JSON line to the payload's stdin. Raises `TransportError` when the line is gone."""
@@ -205,6 +202,13 @@ class PayloadStream:
         """
         line = self._channel.read_line(timeout_s)
         return None if line is None else read_line(self._name, line)
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """As `receive`; raises `TransportError` when nothing comes within `timeout_s`."""
+        message = self.receive(max(0.0, timeout_s))
+        if message is None:
+            raise TransportError("command", f"no answer in {timeout_s:g} s")
+        return message
 
     def read_some(self, limit: int) -> bytes:
         """What has come, at most `limit` bytes, not line by line; b"" for nothing. Never waits.
@@ -229,6 +233,11 @@ class PayloadStream:
     def stderr_tail(self) -> str:
         """The last of what it wrote to stderr, safe to print."""
         return printable(self._channel.stderr_tail(), lines=True)
+
+    def end_reason(self) -> str:
+        """Why the payload ended, once it has."""
+        last = _last_line(self.stderr_tail())
+        return f"its payload ended: {last}" if last else "its payload ended"
 
     def end_lease(self) -> None:
         """Close the payload's stdin: it stops what it runs and ends; what it says last can be read."""
@@ -260,7 +269,8 @@ def stream(
     channel = connection.stream(command_line(sudo), request(verb, args, nvml=nvml))
     noise: list[bytes] = []
     heard = 0
-    deadline = time.monotonic() + start_timeout_s
+    started_s = time.monotonic()
+    deadline = started_s + start_timeout_s
     try:
         while True:
             line = channel.read_line(max(0.0, deadline - time.monotonic()))
@@ -268,7 +278,8 @@ def stream(
                 raise TransportError("start", f"no payload within {start_timeout_s:g} s")
             if line.endswith(MARKER.encode()):
                 noise.append(line[: -len(MARKER)])
-                return PayloadStream(channel, name_of(verb, args), _noise(b"\n".join(noise)))
+                text = _noise(b"\n".join(noise))
+                return PayloadStream(channel, name_of(verb, args), text, started_s)
             heard += len(line) + 1
             if heard > FLOOD_BYTES:
                 raise TransportError("start", f"the shell says {heard >> 10} kB before the payload")

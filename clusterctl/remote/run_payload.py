@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from clusterctl.nodes import Node
-from clusterctl.remote import payload as ship
+from clusterctl.remote import payload
 from clusterctl.remote.fanout import Fanout
+from clusterctl.remote.session_pool import sweep_deadline_s
 from clusterctl.transport.base import Limits, Progress, Transport
 
 
@@ -31,18 +31,17 @@ def ask(
     `width` the deadline for all grows by the number of waves, unless the user set it.
     """
     patience_s = limits.command_s if timeout_s is None else timeout_s
-    waves = max(1, math.ceil(len(nodes) / width))
-    one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + patience_s
+    deadline_s = sweep_deadline_s(len(nodes), limits, patience_s, width)
 
     def work(node: Node, progress: Progress) -> dict[str, Any]:
         given = args(node) if callable(args) else args
         connection = transport.connect(node, limits, progress)
         try:
-            return ship.probe(connection, verb, given, patience_s, lease=lease, sudo=sudo)
+            return payload.probe(connection, verb, given, patience_s, lease=lease, sudo=sudo)
         finally:
             connection.close()
 
-    return Fanout(nodes, work, deadline_s=limits.run_s or one_s * waves, width=width)
+    return Fanout(nodes, work, deadline_s=deadline_s, width=width)
 
 
 def tool_timeout(limits: Limits) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import math
 import platform
 import shutil
 import sys
@@ -19,10 +18,11 @@ from typing import Any
 from clusterctl.errors import TransportError
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
-from clusterctl.remote import payload as ship
 from clusterctl.remote.fanout import Fanout
+from clusterctl.remote.payload import PayloadStream
+from clusterctl.remote.session_pool import converse
 from clusterctl.stacks.model import unpack
-from clusterctl.transport.base import Limits, Progress, Transport
+from clusterctl.transport.base import Limits, Transport
 
 NATIVE_S = 20.0  # one --native dump of a torch process takes 7 s and stops it meanwhile
 
@@ -127,33 +127,17 @@ def _fan_out(
     limits: Limits,
     width: int,
 ) -> Fanout[dict[str, Any]]:
-    def work(node: Node, progress: Progress) -> dict[str, Any]:
-        connection = transport.connect(node, limits, progress)
-        try:
-            held = ship.stream(connection, "stacks", args(node), sudo=sudo)
-            with held:
-                return _converse(held, patience_s)
-        finally:
-            connection.close()
+    def talk(stream: PayloadStream, _connect_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + patience_s
+        while True:
+            message = stream.receive(max(0.0, deadline - time.monotonic()))
+            if message is None:
+                raise TransportError("command", f"no stacks in {patience_s:g} s")
+            if message["type"] == "found":
+                stream.send(_py_spy_for(message["machine"]))
+            elif message["type"] == "report":
+                return unpack(message["packed"])
 
-    one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + patience_s
-    waves = max(1, math.ceil(len(nodes) / width))
-    return Fanout(nodes, work, deadline_s=limits.run_s or one_s * waves, width=width)
-
-
-def _converse(held: ship.PayloadStream, patience_s: float) -> dict[str, Any]:
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            message = held.receive(max(0.0, deadline - time.monotonic()))
-        except EOFError:
-            stderr = held.stderr_tail().strip().splitlines()
-            raise TransportError(
-                "command", f"the payload ended: {stderr[-1] if stderr else 'no reason given'}"
-            ) from None
-        if message is None:
-            raise TransportError("command", f"no stacks in {patience_s:g} s")
-        if message["type"] == "found":
-            held.send(_py_spy_for(message["machine"]))
-        elif message["type"] == "report":
-            return unpack(message["packed"])
+    return converse(
+        nodes, transport, limits, "stacks", args, talk, timeout_s=patience_s, width=width, sudo=sudo
+    )

@@ -19,20 +19,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.remote import payload as ship
 from clusterctl.remote.inbox import Inbox
-from clusterctl.transfer.work_queue import Handout
-from clusterctl.transport.base import Connection, Limits, Progress, Transport
+from clusterctl.remote.session_pool import NodeMessage, SessionPool
+from clusterctl.transfer.work_queue import WorkQueue
+from clusterctl.transport.base import Limits, Transport
 
 SILENT_S = 30.0  # a node sends a sign of life every 2 s
 SLEPT_S = 3.0  # between two looks: longer only when this program did not run
-ROOM = 4  # questions for each process of a node: hides the way there and back
+PER_PROCESS = 4  # questions for each process of a node: hides the way there and back
 AHEAD = 512  # questions under way for each node: 128 processes of it
+HOME = str(Path(__file__).resolve().parents[2])
 END_S = 120.0  # for the table's process to write its last piece
 
-Event = tuple[str, str, Any]  # kind, node ("" for the table), what
+Outgoing = queue.SimpleQueue[list[dict[str, Any]] | None]
 
 
 @dataclass
@@ -63,64 +63,92 @@ class Spread:
     def __init__(
         self, job: Job, nodes: Sequence[Node], transport: Transport, limits: Limits
     ) -> None:
-        self._job, self._nodes, self._transport, self._limits = job, nodes, transport, limits
-        self._events = Inbox[Event](["", *(node.name for node in nodes)])
-        self._lines: dict[str, Line] = {}
-        self._handout = Handout(node.name for node in nodes)
+        self._job, self._nodes, self._limits = job, nodes, limits
+        self._inbox = Inbox[NodeMessage](["", *(node.name for node in nodes)])  # "": the table
+        args = {
+            "python": job.python,
+            "home": HOME,
+            "workers": job.workers,
+            "clip_timeout_s": job.clip_timeout_s,
+        }
+        self._pool = SessionPool(
+            nodes,
+            transport,
+            limits,
+            len(nodes),
+            verb="examine",
+            args=lambda node: args,
+            start_timeout_s=limits.command_s,
+            inbox=self._inbox,
+        )
+        self._questions: dict[str, Outgoing] = {node.name: queue.SimpleQueue() for node in nodes}
+        self._work = WorkQueue(node.name for node in nodes)
         self._lost: dict[str, str] = {}
         self._heard: dict[str, float] = {}
         self._moved: dict[str, float] = {}  # node -> when it last answered, or had nothing to do
 
     def run(self, note: Callable[[str], None]) -> Outcome:
         """Blocks until the verb has ended; `note` gets a sentence when a node is lost."""
-        for node in self._nodes:
-            self._lines[node.name] = Line(
-                self._job, node, self._transport, self._limits, self._events
-            )
-            self._heard[node.name] = time.monotonic() + self._limits.total_s + 120
-        table = Table(self._job, ahead=AHEAD * len(self._nodes), events=self._events)
+        threading.Thread(target=self._connect, name="data", daemon=True).start()
+        for name in self._questions:
+            self._heard[name] = time.monotonic() + self._limits.total_s + 120
+            threading.Thread(target=self._send, args=(name,), name=name, daemon=True).start()
+        table = Table(self._job, AHEAD * len(self._nodes), self._inbox)
         try:
             self._carry(table, note)
             code = table.wait()
         finally:
-            self._events.close()
+            self._inbox.close()
             table.close()
-            for line in self._lines.values():
-                line.close()
+            for questions in self._questions.values():
+                questions.put(None)
+            self._pool.close()
         return self._outcome(code, table.out)
+
+    def _connect(self) -> None:
+        for result in self._pool.open():
+            if (why := result.unreachable) is not None:
+                name = result.node.name
+                self._inbox.put(name, NodeMessage(name, None, f"{why.phase}: {why.message}"))
+
+    def _send(self, name: str) -> None:
+        """In a thread of the node's own: a write to a node that hangs holds up no other."""
+        while (questions := self._questions[name].get()) is not None:
+            self._pool.send(name, {"op": "ask", "questions": questions})
 
     def _carry(self, table: Table, note: Callable[[str], None]) -> None:
         looked = time.monotonic()
         while True:
-            arrived, _ = self._events.take(1.0)
+            arrived, _ = self._inbox.take(1.0)
             now = time.monotonic()
             if now - looked > SLEPT_S:
                 # This program was stopped (Ctrl-Z, a laptop's lid), not the nodes.
                 self._heard = {name: until + now - looked for name, until in self._heard.items()}
                 self._moved = {name: at_s + now - looked for name, at_s in self._moved.items()}
             looked = now
-            for kind, node, what in arrived:
-                if kind == "ended":
-                    return
-                if kind == "question":
-                    self._handout.add(what)
-                elif kind == "news" and node not in self._lost:
+            for message in arrived:
+                node, data = message.node, message.data
+                if not node:
+                    if data is None:
+                        return
+                    self._work.add(data)
+                elif data is None:
+                    self._lose(node, message.why, note)
+                elif node not in self._lost:
                     self._heard[node] = now + SILENT_S
-                    self._news(node, what, table, note)
-                elif kind == "lost":
-                    self._lose(node, what, note)
+                    self._take(node, data, table, note)
             for name in [name for name, until in self._heard.items() if until < now]:
                 self._lose(name, f"nothing heard of it for {SILENT_S:g} s", note)
             for name in self._stuck(now):
                 self._lose(
-                    name, f"it lives, and has answered nothing for {self._patience_s:g} s", note
+                    name, f"it is alive, but has answered nothing for {self._patience_s:g} s", note
                 )
-            for name in self._handout.unsound():
-                first = self._handout.workers[name].mistakes[0]
+            for name in self._work.unsound():
+                first = self._work.workers[name].mistakes[0]
                 self._lose(name, f"it cannot read files that other nodes can ({first})", note)
-            table.answer(self._handout.settled())
-            for name, questions in self._handout.give():
-                self._lines[name].ask(questions)
+            table.answer(self._work.final_results())
+            for name, questions in self._work.assign():
+                self._questions[name].put(questions)
             if len(self._lost) == len(self._nodes):
                 table.no_more()  # it keeps what is done and says so
                 return
@@ -128,7 +156,7 @@ class Spread:
     def _stuck(self, now: float) -> list[str]:
         """Nodes whose processes should have answered by now: each clip has its own limit there."""
         stuck = []
-        for name, worker in self._handout.workers.items():
+        for name, worker in self._work.workers.items():
             if not worker.open:
                 self._moved[name] = now
             elif now - self._moved.setdefault(name, now) > self._patience_s:
@@ -137,26 +165,27 @@ class Spread:
 
     @property
     def _patience_s(self) -> float:
-        return ROOM * self._job.clip_timeout_s + SILENT_S
+        return PER_PROCESS * self._job.clip_timeout_s + SILENT_S
 
-    def _news(
-        self, node: str, what: dict[str, Any], table: Table, note: Callable[[str], None]
+    def _take(
+        self, node: str, data: dict[str, Any], table: Table, note: Callable[[str], None]
     ) -> None:
-        if "ready" in what:
-            self._handout.join(node, ROOM * int(what["workers"]))
-        elif "failed" in what:
-            self._lose(node, what["failed"], note)
-        for answer in what.get("answers", ()):
+        if "ready" in data:
+            self._work.join(node, PER_PROCESS * int(data["workers"]))
+        elif "failed" in data:
+            self._lose(node, data["failed"], note)
+        for answer in data.get("answers", ()):
             self._moved[node] = time.monotonic()
-            table.answer(self._handout.answer(node, answer))
+            table.answer(self._work.answer(node, answer))
 
     def _lose(self, node: str, why: str, note: Callable[[str], None]) -> None:
         self._heard.pop(node, None)
         if node in self._lost:
             return
         self._lost[node] = why
-        self._handout.lose(node)
-        threading.Thread(target=self._lines[node].close, daemon=True).start()
+        self._work.lose(node)
+        self._questions[node].put(None)
+        self._pool.drop(node)
         left = len(self._nodes) - len(self._lost)
         note(
             f"{node} is lost: {why}; its part goes to the other {left}"
@@ -165,7 +194,7 @@ class Spread:
         )
 
     def _outcome(self, code: int, out: str) -> Outcome:
-        every = {**self._handout.gone, **self._handout.workers}
+        every = {**self._work.gone, **self._work.workers}
         names = [node.name for node in self._nodes]
         return Outcome(
             code,
@@ -183,11 +212,10 @@ class Spread:
 class Table:
     """The process that reads and writes the manifest."""
 
-    def __init__(self, job: Job, ahead: int, events: Inbox[Event]) -> None:
+    def __init__(self, job: Job, ahead: int, inbox: Inbox[NodeMessage]) -> None:
         questions_out, questions_in = os.pipe()
         answers_out, answers_in = os.pipe()
-        home = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "trainer.data", job.verb, *job.arguments]
         command += ["--elsewhere", str(questions_in), str(answers_out), str(ahead)]
         try:
@@ -201,9 +229,9 @@ class Table:
         finally:
             os.close(questions_in)
             os.close(answers_out)
-        self._events = events
+        self._inbox = inbox
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._said: list[bytes] = []
+        self._printed: list[bytes] = []
         self._threads = [
             threading.Thread(target=work, args=(descriptor,), daemon=True)
             for work, descriptor in (
@@ -218,13 +246,13 @@ class Table:
     @property
     def out(self) -> str:
         """What it printed."""
-        return b"".join(self._said).decode("utf-8", "backslashreplace")
+        return b"".join(self._printed).decode("utf-8", "backslashreplace")
 
     def _listen(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as file:
             for line in file:
-                self._events.put("", ("question", "", json.loads(line)))
-        self._events.put("", ("ended", "", None))
+                self._inbox.put("", NodeMessage("", json.loads(line)))
+        self._inbox.put("", NodeMessage("", None))
 
     def _write(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -236,7 +264,7 @@ class Table:
 
     def _hear(self, _: int) -> None:
         assert self._process.stdout is not None
-        self._said.extend(self._process.stdout)
+        self._printed.extend(self._process.stdout)
 
     def answer(self, answers: Sequence[dict[str, Any]]) -> None:
         if answers:
@@ -262,67 +290,3 @@ class Table:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-
-
-class Line:
-    """The channel to one node, opened and served by threads of its own."""
-
-    def __init__(
-        self, job: Job, node: Node, transport: Transport, limits: Limits, events: Inbox[Event]
-    ) -> None:
-        self._job, self._node, self._transport, self._limits = job, node, transport, limits
-        self._events = events
-        self._questions: queue.SimpleQueue[list[dict[str, Any]] | None] = queue.SimpleQueue()
-        self._closed = False
-        self._connection: Connection | None = None
-        threading.Thread(target=self._serve, name=f"data {node.name}", daemon=True).start()
-
-    def ask(self, questions: list[dict[str, Any]]) -> None:
-        self._questions.put(questions)
-
-    def close(self) -> None:
-        self._closed = True
-        self._questions.put(None)
-        if self._connection is not None:
-            self._connection.close()
-
-    def _serve(self) -> None:
-        try:
-            self._connection = self._transport.connect(self._node, self._limits, Progress())
-            if self._closed:
-                self._connection.close()
-                return
-            arguments = {
-                "python": self._job.python,
-                "home": str(Path(__file__).resolve().parents[2]),
-                "workers": self._job.workers,
-                "clip_timeout_s": self._job.clip_timeout_s,
-            }
-            with ship.stream(
-                self._connection, "examine", arguments, start_timeout_s=self._limits.command_s
-            ) as stream:
-                threading.Thread(target=self._send, args=(stream,), daemon=True).start()
-                while not self._closed:
-                    message = stream.receive(1.0)
-                    if message is not None:
-                        self._events.put(self._node.name, ("news", self._node.name, message))
-        except EOFError:
-            self._say("its python has ended")
-        except TransportError as error:
-            self._say(f"{error.phase}: {error}")
-        except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's end
-            self._say(f"{type(error).__name__}: {error}")
-        finally:
-            if self._connection is not None:
-                self._connection.close()
-
-    def _say(self, why: str) -> None:
-        if not self._closed:
-            self._events.put(self._node.name, ("lost", self._node.name, why))
-
-    def _send(self, stream: ship.PayloadStream) -> None:
-        while (questions := self._questions.get()) is not None:
-            try:
-                stream.send({"op": "ask", "questions": questions})
-            except TransportError:
-                return  # the reader of this line sees it, too

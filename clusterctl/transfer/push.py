@@ -50,7 +50,9 @@ def make_plan(source: Path, dest: str) -> Plan:
     if dest.endswith("/"):
         dest += source.name
     if dest in ("", ".", "..", "~") or dest.endswith(("/.", "/..")):
-        raise UsageError(f"{dest!r} is no destination", hint="name the file or folder it becomes")
+        raise UsageError(
+            f"{dest!r} is not a destination", hint="name the file or folder it becomes"
+        )
     try:
         if source.is_dir():
             sizes = [path.lstat().st_size for path in _members(source)]

@@ -1,6 +1,6 @@
 """Who answers which question: work for many nodes of which any may be lost. No IO.
 
-A node gets as many questions as it has room for, new ones as it answers. Questions of a lost node go to
+A node gets as many questions as it has capacity for, new ones as it answers. Questions of a lost node go to
 others. An answer that a file cannot be read is doubted: another node is asked before it counts, since
 one node's missing mount must not make good clips bad; a node that is often wrong in this is left out.
 A node that still starts counts as another: its answer is waited for until it joins or is lost.
@@ -28,15 +28,13 @@ class Ask:
 class Worker:
     """A node that answers."""
 
-    room: int
+    capacity: int
     open: dict[int, Ask] = field(default_factory=dict)
     answered: int = 0
-    mistakes: list[str] = field(
-        default_factory=list
-    )  # what it said of files that others could read
+    mistakes: list[str] = field(default_factory=list)  # its errors about files others could read
 
 
-class Handout:
+class WorkQueue:
     """All questions and nodes of one run."""
 
     def __init__(self, nodes: Iterable[str] = ()) -> None:
@@ -46,7 +44,7 @@ class Handout:
         self.gone: dict[str, Worker] = {}
         self._waiting: deque[Ask] = deque()
         self._doubted: list[Ask] = []  # a node could not read the file; another is asked first
-        self._turns: dict[str, None] = {}  # nodes that may have room, the next one first
+        self._turns: dict[str, None] = {}  # nodes that may have capacity, the next one first
         self._unsound: list[str] = []
 
     @property
@@ -59,10 +57,10 @@ class Handout:
         """A new question, with a number as its "id"."""
         self._waiting.append(Ask(question))
 
-    def join(self, node: str, room: int) -> None:
-        """A node can have `room` questions at a time."""
+    def join(self, node: str, capacity: int) -> None:
+        """A node can have `capacity` questions at a time."""
         self._expected.discard(node)
-        self.workers[node] = Worker(room)
+        self.workers[node] = Worker(capacity)
         self._turns[node] = None
 
     def lose(self, node: str) -> None:
@@ -80,8 +78,8 @@ class Handout:
                 self._waiting.appendleft(ask)
         worker.open = {}
 
-    def give(self) -> list[tuple[str, list[dict[str, Any]]]]:
-        """What to send to whom now; nodes with room take turns."""
+    def assign(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        """What to send to whom now; nodes with capacity take turns."""
         sent: dict[str, list[dict[str, Any]]] = {}
         self._doubted = [ask for ask in self._doubted if not self._send(ask, sent)]
         while self._waiting and self._send(self._waiting[0], sent):
@@ -91,13 +89,15 @@ class Handout:
     def _send(self, ask: Ask, sent: dict[str, list[dict[str, Any]]]) -> bool:
         for name in self._turns:
             worker = self.workers[name]
-            if name not in ask.tried and len(worker.open) < worker.room:
+            if name not in ask.tried and len(worker.open) < worker.capacity:
                 break
         else:
             return False
         worker.open[ask.question["id"]] = ask
         del self._turns[name]
-        if len(worker.open) < worker.room:  # at the end; a full one comes back with its next answer
+        if (
+            len(worker.open) < worker.capacity
+        ):  # at the end; a full one comes back with its next answer
             self._turns[name] = None
         sent.setdefault(name, []).append(ask.question)
         return True
@@ -124,7 +124,7 @@ class Handout:
                     self._unsound.append(name)
         return [answer]
 
-    def settled(self) -> list[dict[str, Any]]:
+    def final_results(self) -> list[dict[str, Any]]:
         """Answers that count although they are doubted: nobody else is left to ask."""
         last = [ask for ask in self._doubted if not self._has_others(ask)]
         self._doubted = [ask for ask in self._doubted if self._has_others(ask)]

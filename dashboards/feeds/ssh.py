@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload as ship
+from clusterctl.remote.backoff import Pauses
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
 from dashboards.feeds.base import Clock
 from dashboards.feeds.clock_offset import ClockOffset
@@ -30,12 +31,11 @@ from dashboards.feeds.watch_decoder import Decoder
 from dashboards.model.samples import NodeDown, NodeSample, Sample
 
 CONNECTORS = 32
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+PAUSES_S = (0.5, 30.0, 30.0)  # the first, the longest; after a stream of 30 s the first again
 # Nobody there: asking costs a packet, and the node is to be seen soon after it is back. Who refuses
 # us (auth, hostkey) is asked ever more seldom, for that may lock us out.
 KNOCK_S = 1.0
 KNOCKED = ("resolve", "tcp", "banner", "kex")
-STEADY_S = 30.0  # a stream that lasted this long was a good one: pauses begin anew
 SILENT_S = 8.5  # a stream without a line for this long is an alarm
 LINE_BYTES = 256 << 10
 BYTES_S, BURST_BYTES = 64 << 10, 1 << 20  # of one stream; a node says 2 kB a second
@@ -74,7 +74,7 @@ class _Watched:
     dialled: bool = True  # waits to be connected to, or is just being
     heard: float = 0.0
     is_down: bool = False
-    pause_s: float = FIRST_PAUSE_S
+    pauses: Pauses = field(default_factory=lambda: Pauses(*PAUSES_S))
 
 
 class SshFeed:
@@ -238,19 +238,17 @@ class SshFeed:
             if watched.open is not open_:
                 return
             watched.open = None
-            if time.monotonic() - open_.began > STEADY_S:
-                watched.pause_s = FIRST_PAUSE_S
         self._hang_up(watched, open_)
         self._say_down(watched, phase, message)
-        self._dial_later(watched, self._next_pause(watched, phase))
+        lasted_s = time.monotonic() - open_.began
+        self._dial_later(watched, self._next_pause(watched, phase, lasted_s))
 
-    def _next_pause(self, watched: _Watched, phase: str) -> float:
+    def _next_pause(self, watched: _Watched, phase: str, lasted_s: float = 0.0) -> float:
         """Seconds until the next try; spread out, for a switch that comes back has many nodes."""
         spread = random.uniform(0.8, 1.2)
         if phase in KNOCKED:
             return KNOCK_S * spread
-        pause_s, watched.pause_s = watched.pause_s, min(LONGEST_PAUSE_S, 2 * watched.pause_s)
-        return pause_s * spread
+        return watched.pauses.after(lasted_s) * spread
 
     def _dial_later(self, watched: _Watched, pause_s: float) -> None:
         with self._lock:

@@ -174,7 +174,7 @@ class ClusterActions(LocalActions):
 
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
         from clusterctl.preflight import last_census as history
-        from clusterctl.preflight.run import LookOptions, run_preflight
+        from clusterctl.preflight.run import CollectOptions, run_preflight
 
         settings = self._only(nodes)
         report = run_preflight(
@@ -184,7 +184,7 @@ class ClusterActions(LocalActions):
             None,
             settings.width,
             sweep=watch.sweep,
-            options=LookOptions(memory=history.default_path()),
+            options=CollectOptions(memory=history.default_path()),
         )
         return preflight_lines(report)
 

@@ -163,7 +163,7 @@ def test_slips_are_refused_with_a_sentence(here: Path, capsys, text: str, senten
     assert sentence in said
     assert "Traceback" not in said
     if "conect" in text:
-        assert "hint: --connect-timeout is meant?" in said
+        assert "hint: did you mean --connect-timeout?" in said
 
 
 def test_key_of_other_commands_only_is_fine_at_the_top(here: Path, capsys) -> None:

@@ -10,14 +10,14 @@ from clusterctl.nodes import counted
 from clusterctl.preflight.active.fault_isolation import Diagnosis, Group, Outcome, search
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.ranks import start_ranks
-from clusterctl.remote.session_pool import Answer, Crew
+from clusterctl.remote.session_pool import Answer, SessionPool
 
 SLACK_S = 4.0  # a rank ends by itself when its group's time is up; then its process is killed
 Say = Callable[[str], None]
 
 
 def try_links(
-    crew: Crew,
+    pool: SessionPool,
     plan: Plan,
     addresses: Mapping[str, str],
     unable: Mapping[str, str],
@@ -29,10 +29,10 @@ def try_links(
     A group counts as bad when it fails, or when its bandwidth is under `share` of the middle of all
     pairs so far. `addresses` is where each node's store is reached by the others.
     """
-    names = [name for name in plan.nodes if name not in unable and name not in crew.lost]
-    rounds = Rounds(crew, plan, addresses, share)
+    names = [name for name in plan.nodes if name not in unable and name not in pool.lost]
+    rounds = Rounds(pool, plan, addresses, share)
     unknown = {
-        name: crew.lost.get(name, unable.get(name, "")) for name in plan.nodes if name not in names
+        name: pool.lost.get(name, unable.get(name, "")) for name in plan.nodes if name not in names
     }
     if len(names) < 2:
         return Collectives(tuple(plan.nodes), unknown=unknown)
@@ -55,8 +55,10 @@ def try_links(
 class Rounds:
     """Plays rounds and remembers how fast pairs were and why groups were bad."""
 
-    def __init__(self, crew: Crew, plan: Plan, addresses: Mapping[str, str], share: float) -> None:
-        self._crew, self._plan, self._addresses, self._share = crew, plan, addresses, share
+    def __init__(
+        self, pool: SessionPool, plan: Plan, addresses: Mapping[str, str], share: float
+    ) -> None:
+        self._pool, self._plan, self._addresses, self._share = pool, plan, addresses, share
         self.count = 0
         self._pairs: dict[Group, float] = {}  # bandwidth of each pair when last tried, bytes/s
         self._why: dict[Group, str] = {}
@@ -67,9 +69,9 @@ class Rounds:
         self.count += 1
         members = [name for group in groups for name in group]
         broken = [name for name in members if name not in self._idle]
-        failed = start_ranks(self._crew, self._plan, broken, self._addresses) if broken else {}
+        failed = start_ranks(self._pool, self._plan, broken, self._addresses) if broken else {}
         self._idle.update(set(broken) - set(failed))
-        lost = {name: why for name, why in {**self._crew.lost, **failed}.items() if name in members}
+        lost = {name: why for name, why in {**self._pool.lost, **failed}.items() if name in members}
         named: dict[str, str] = {}
         whole = [group for group in groups if not set(group) & set(lost)]
         ports = self._open_stores(whole, named)
@@ -77,8 +79,8 @@ class Rounds:
         for group, port in ports.items():
             orders.update(self._orders(group, port))
         limit_s = max((self._limit_s(group) for group in groups), default=0.0)
-        answers = self._crew.ask(orders, limit_s + SLACK_S) if orders else {}
-        lost |= {name: self._crew.lost[name] for name in members if name in self._crew.lost}
+        answers = self._pool.ask(orders, limit_s + SLACK_S) if orders else {}
+        lost |= {name: self._pool.lost[name] for name in members if name in self._pool.lost}
         whys: dict[Group, str] = {}
         speeds: dict[Group, float] = {}
         for group in groups:
@@ -117,7 +119,7 @@ class Rounds:
         for group in groups:
             host = {"do": "host", "timeout_s": self._limit_s(group)}
             orders[group[0]] = {"op": "work", "orders": [host]}
-        answers = self._crew.ask(orders, 5.0) if orders else {}
+        answers = self._pool.ask(orders, 5.0) if orders else {}
         ports = {}
         for group in groups:
             first = (answers.get(group[0], {}).get("answers") or [{}])[0]

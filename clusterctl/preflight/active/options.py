@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.errors import Declined, UsageError
+from clusterctl.errors import UsageError
+from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.settings import Settings
+from clusterctl.settings import Settings, with_options
 
 if TYPE_CHECKING:
     from checks.facts import Active, Fleet
     from checks.profile import Profile
 
-_OPTIONS = (
+active_options = with_options(
     click.option("--active", is_flag=True, help="Also make the nodes work, after asking: ports, shared folder, matrix products, all-reduce. Refused where GPUs are busy."),
     click.option("--yes", is_flag=True, help="Do not ask before --active."),
     click.option("--dry-run", is_flag=True, help="Say what --active would do and how long it would take; look at the nodes only."),
     click.option("--patience", "patience_s", type=Duration(2), default=15.0, show_default=True, help="Seconds that a group of nodes gets for an all-reduce of --active."),
 )  # fmt: skip
-
-
-def active_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of the active tests."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def make_work(
@@ -71,7 +64,8 @@ def make_work(
             output.note(line)
         if options["dry_run"]:
             return None
-        _confirm(f"Make {len(plan.nodes)} nodes work?", options["yes"], output)
+        question = f"Run these tests on {counted(len(plan.nodes), 'node')}?"
+        output.confirm(question, "nothing was tested", yes=options["yes"])
         return run_active(
             plan,
             settings.nodes(),
@@ -115,13 +109,3 @@ def _machines(fleet: Fleet) -> dict[str, str]:
             network = (machine.namespaces.split() or [""])[0]
             found[node.name] = f"{machine.boot_id} {network}"
     return found
-
-
-def _confirm(question: str, yes: bool, output: Output) -> None:
-    """Raises `Declined` unless the user agrees; without a terminal only --yes does."""
-    if yes:
-        return
-    if output.json or not sys.stdin.isatty():
-        raise Declined("nothing was tested", hint=f"{question} --yes says yes")
-    if not click.confirm(question, err=True):
-        raise Declined("nothing was tested")

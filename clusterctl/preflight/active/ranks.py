@@ -8,13 +8,13 @@ from typing import Any
 
 from checks.facts import DeviceSpeed, Maybe, Unknown
 from clusterctl.preflight.active.plan import Plan
-from clusterctl.remote.session_pool import Answer, Crew
+from clusterctl.remote.session_pool import Answer, SessionPool
 
 SLACK_S = 25.0  # beyond the products themselves: the first one plans kernels
 
 
 def start_ranks(
-    crew: Crew, plan: Plan, names: Sequence[str], addresses: Mapping[str, str]
+    pool: SessionPool, plan: Plan, names: Sequence[str], addresses: Mapping[str, str]
 ) -> dict[str, str]:
     """Start what is not running on these nodes; returns why it cannot be had, by node."""
     text = (Path(__file__).parents[2] / "payload" / "active_rank.py").read_text(encoding="utf-8")
@@ -34,11 +34,11 @@ def start_ranks(
             "env": dict(plan.env),
             "peer": peer,
         }
-    answers = crew.ask(orders, plan.start_s)
+    answers = pool.ask(orders, plan.start_s)
     failed = {}
     for name in names:
         if name not in answers:
-            failed[name] = crew.lost.get(name, "no answer")
+            failed[name] = pool.lost.get(name, "no answer")
         elif (why := _why_not(answers[name], plan)) is not None:
             failed[name] = why
     return failed
@@ -53,17 +53,17 @@ def _why_not(answer: Answer, plan: Plan) -> str | None:
 
 
 def measure_speeds(
-    crew: Crew, plan: Plan, unable: Mapping[str, str], fail_share: float
+    pool: SessionPool, plan: Plan, unable: Mapping[str, str], fail_share: float
 ) -> dict[str, Maybe[tuple[DeviceSpeed, ...]]]:
     """Matrix products on every device of every node at once; who is slow is asked once more.
 
     The better try counts: whoever only came at a bad moment is not slow.
     """
-    names = [name for name in plan.nodes if name not in unable and name not in crew.lost]
-    speeds = _ask(crew, plan, names)
+    names = [name for name in plan.nodes if name not in unable and name not in pool.lost]
+    speeds = _ask(pool, plan, names)
     for name in plan.nodes:
         if name not in names:
-            speeds[name] = Unknown(unable.get(name) or crew.lost.get(name, "not asked"))
+            speeds[name] = Unknown(unable.get(name) or pool.lost.get(name, "not asked"))
     values = sorted(one.tflops for found in speeds.values() for one in _known(found))
     if not values:
         return speeds
@@ -72,7 +72,7 @@ def measure_speeds(
         max(fail_share, 0.95 if plan.device == "cuda" else fail_share) * values[len(values) // 2]
     )
     slow = [name for name in names if any(one.tflops < limit for one in _known(speeds[name]))]
-    for name, again in _ask(crew, plan, [one for one in slow if one not in crew.lost]).items():
+    for name, again in _ask(pool, plan, [one for one in slow if one not in pool.lost]).items():
         first = _known(speeds[name])
         if _known(again):
             speeds[name] = tuple(
@@ -88,14 +88,16 @@ def _known(found: Maybe[tuple[DeviceSpeed, ...]]) -> tuple[DeviceSpeed, ...]:
     return () if isinstance(found, Unknown) else found
 
 
-def _ask(crew: Crew, plan: Plan, names: Sequence[str]) -> dict[str, Maybe[tuple[DeviceSpeed, ...]]]:
+def _ask(
+    pool: SessionPool, plan: Plan, names: Sequence[str]
+) -> dict[str, Maybe[tuple[DeviceSpeed, ...]]]:
     if not names:
         return {}
     one: dict[str, Any] = {"do": "matmul", "seconds": plan.matmul_s}
     orders = {name: {"op": "work", "orders": [one] * plan.devices[name]} for name in names}
-    answers = crew.ask(orders, plan.matmul_s + SLACK_S)
+    answers = pool.ask(orders, plan.matmul_s + SLACK_S)
     return {
-        name: _read(answers.get(name), crew.lost.get(name, "no answer"), plan) for name in names
+        name: _read(answers.get(name), pool.lost.get(name, "no answer"), plan) for name in names
     }
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from checks.facts import NOT_ASKED, Active, Collectives, Maybe, SharedSeen, Unknown
 from checks.profile import Profile
-from clusterctl.nodes import Node
+from clusterctl.nodes import Node, counted
 from clusterctl.preflight.active.collectives import try_links
 from clusterctl.preflight.active.plan import Plan
-from clusterctl.preflight.active.port_probe import Doors
+from clusterctl.preflight.active.port_probe import PortProbe
 from clusterctl.preflight.active.ranks import measure_speeds, start_ranks
 from clusterctl.preflight.active.shared_folder import try_shared
-from clusterctl.remote.session_pool import Crew, Sweep
+from clusterctl.remote.session_pool import SessionPool, Sweep
 from clusterctl.transport.base import Limits, Transport
+
+EXIT_S = 10.0  # for all payloads together, at the end: they remove what they wrote
 
 
 def run_active(
@@ -33,34 +35,34 @@ def run_active(
     A node that is lost on the way is Unknown from then on; the others go on.
     """
     chosen = [node for node in nodes if node.name in plan.nodes]
-    with Crew(chosen, transport, limits, width) as crew:
-        crew.gather(sweep)
-        doors = Doors(crew, plan, machines)
+    with SessionPool(chosen, transport, limits, width, exit_s=EXIT_S) as pool:
+        pool.gather(sweep)
+        ports = PortProbe(pool, plan, machines)
         seen = {}
         if "port" in plan.tests or "allreduce" in plan.tests:
             say("ports: each node listens, the next one connects")
-            seen = doors.test()
+            seen = ports.test()
         shared: dict[str, SharedSeen] = {}
         writer = write_error = ""
         if "token" in plan.tests and plan.shared is not None:
             say(f"token: {plan.nodes[0]} writes into {plan.shared}, all others read")
-            shared, writer, write_error = try_shared(crew, plan)
-        addresses = doors.addresses(chosen)
+            shared, writer, write_error = try_shared(pool, plan)
+        addresses = ports.addresses(chosen)
         unable: dict[str, str] = {}
         if "matmul" in plan.tests or "allreduce" in plan.tests:
-            say(f"torch: starting it on {len(crew.names)} nodes")
-            unable = {**crew.lost, **start_ranks(crew, plan, crew.names, addresses)}
+            say(f"torch: starting it on {counted(len(pool.names), 'node')}")
+            unable = {**pool.lost, **start_ranks(pool, plan, pool.names, addresses)}
         speeds = {}
         if "matmul" in plan.tests:
             say(f"matmul: {plan.matmul_s:g} s on every device")
-            speeds = measure_speeds(crew, plan, unable, profile.active_cpu_fail_share)
+            speeds = measure_speeds(pool, plan, unable, profile.active_cpu_fail_share)
         collectives: Maybe[Collectives] = NOT_ASKED
         if "allreduce" in plan.tests:
-            collectives = Unknown("one node has nobody to sum with")
+            collectives = Unknown("all-reduce needs at least two nodes")
             if len(plan.nodes) > 1:
                 on_gpus = plan.device == "cuda"
                 share = profile.active_link_share if on_gpus else profile.active_cpu_link_share
-                collectives = try_links(crew, plan, addresses, unable, share, say)
+                collectives = try_links(pool, plan, addresses, unable, share, say)
     left_out = {
         name: Unknown(f"not tested: {why}")
         for name, why in plan.left_out.items()

@@ -6,15 +6,15 @@ import secrets
 
 from checks.facts import NOT_ASKED, SharedSeen, Unknown
 from clusterctl.preflight.active.plan import Plan
-from clusterctl.remote.session_pool import Answer, Crew
+from clusterctl.remote.session_pool import Answer, SessionPool
 
 STEP_S = 60.0  # to write or to read it all
 
 
-def try_shared(crew: Crew, plan: Plan) -> tuple[dict[str, SharedSeen], str, str]:
+def try_shared(pool: SessionPool, plan: Plan) -> tuple[dict[str, SharedSeen], str, str]:
     """(what each node saw, who wrote, why it could not write); the folder is gone afterwards."""
     assert plan.shared is not None
-    names = [name for name in plan.nodes if name not in crew.lost]
+    names = [name for name in plan.nodes if name not in pool.lost]
     if not names:
         return {}, "", ""
     word = secrets.token_hex(16)
@@ -24,10 +24,10 @@ def try_shared(crew: Crew, plan: Plan) -> tuple[dict[str, SharedSeen], str, str]
 
     def ask(do: str, who: list[str], timeout_s: float) -> dict[str, Answer]:
         orders = {name: {"op": "files", "ask": {**about, "do": do}} for name in who}
-        return crew.ask(orders, timeout_s) if orders else {}
+        return pool.ask(orders, timeout_s) if orders else {}
 
     try:
-        wrote = ask("write", [writer], STEP_S).get(writer) or {"error": _lost(crew, writer)}
+        wrote = ask("write", [writer], STEP_S).get(writer) or {"error": _lost(pool, writer)}
         if "error" in wrote:
             seen = {
                 name: SharedSeen(Unknown("nobody wrote"), Unknown("nobody wrote")) for name in names
@@ -52,23 +52,25 @@ def try_shared(crew: Crew, plan: Plan) -> tuple[dict[str, SharedSeen], str, str]
     finally:
         left = (
             [writer]
-            if writer not in crew.lost
-            else [name for name in names if name not in crew.lost][:1]
+            if writer not in pool.lost
+            else [name for name in names if name not in pool.lost][:1]
         )
         ask("remove", left, 10.0)
-    return {name: _seen(crew, name, looked, read) for name in names}, writer, ""
+    return {name: _seen(pool, name, looked, read) for name in names}, writer, ""
 
 
-def _seen(crew: Crew, name: str, looked: dict[str, Answer], read: dict[str, Answer]) -> SharedSeen:
+def _seen(
+    pool: SessionPool, name: str, looked: dict[str, Answer], read: dict[str, Answer]
+) -> SharedSeen:
     one = looked.get(name)
     if one is None:
-        why = Unknown(_lost(crew, name))
+        why = Unknown(_lost(pool, name))
         return SharedSeen(why, why)
     if "error" in one:
         return SharedSeen(Unknown(one["error"]), Unknown(one["error"]), bool(one.get("hung")))
     two = read.get(name)
     if two is None:
-        return SharedSeen(one["seen_s"], Unknown(_lost(crew, name)))
+        return SharedSeen(one["seen_s"], Unknown(_lost(pool, name)))
     if "error" in two:
         return SharedSeen(one["seen_s"], Unknown(two["error"]), bool(two.get("hung")))
     return SharedSeen(one["seen_s"], _speed(two) if two["bytes"] else NOT_ASKED)
@@ -78,5 +80,5 @@ def _speed(answer: Answer) -> float:
     return float(answer["bytes"]) / max(1e-6, float(answer["seconds"]))
 
 
-def _lost(crew: Crew, name: str) -> str:
-    return f"could not be asked: {crew.lost.get(name, 'no answer')}"
+def _lost(pool: SessionPool, name: str) -> str:
+    return f"could not be asked: {pool.lost.get(name, 'no answer')}"

@@ -158,7 +158,7 @@ def test_without_a_terminal_it_needs_yes(one, source: Path, tmp_path: Path, caps
 
 @pytest.mark.parametrize("dest", ["", ".", "..", "~", "a/.."])
 def test_destinations_that_are_none(source: Path, dest: str) -> None:
-    with pytest.raises(UsageError, match="is no destination"):
+    with pytest.raises(UsageError, match="is not a destination"):
         push.make_plan(source / "a.txt", dest)
 
 

@@ -22,11 +22,13 @@ from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.launch.termination import prove_gone
 from clusterctl.nodes import Node
 from clusterctl.output import Output
+from clusterctl.preflight.active import run as active_run
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.run import run_active
-from clusterctl.remote import session_pool as crew
+from clusterctl.remote import session_pool
 from clusterctl.remote.fanout import Fanout
 from clusterctl.remote.messages.verbs import read_line
+from clusterctl.remote.session_pool import NodeMessage, SessionPool
 from clusterctl.transfer import manifest_jobs as data
 from clusterctl.transfer import push
 from clusterctl.transport.base import Limits
@@ -149,7 +151,7 @@ class Asking:
     def __init__(self, job: data.Job, ahead: int, events: Any) -> None:
         self._events, self._open = events, set(range(12))
         for number in range(12):
-            events.put("", ("question", "", {"id": number, "what": "probe", "path": f"{number}.mp4"}))  # fmt: skip
+            events.put("", NodeMessage("", {"id": number, "what": "probe", "path": f"{number}.mp4"}))  # fmt: skip
 
     def answer(self, answers: Any) -> None:
         for answer in answers:
@@ -157,7 +159,7 @@ class Asking:
             self._open.discard(answer["id"])
             if not self._open:
                 self._open.add(-1)
-                threading.Thread(target=self._events.put, args=("", ("ended", "", None))).start()
+                threading.Thread(target=self._events.put, args=("", NodeMessage("", None))).start()
 
     def no_more(self) -> None: ...
 
@@ -194,10 +196,10 @@ def test_data(times: int, monkeypatch) -> None:
 @pytest.mark.parametrize("times", TIMES)
 def test_active(times: int, monkeypatch) -> None:
     plan = Plan(nodes=("good", "evil"), device="cpu", devices={"good": 1, "evil": 1}, python="/usr/bin/python3", port=29517, shared=Path("/shared"), start_s=1.0, matmul_s=0.1, group_s=0.5, token_s=0.5)  # fmt: skip
-    monkeypatch.setattr(crew, "ON_THE_WAY_S", 0.2)
-    monkeypatch.setattr(crew, "GOODBYE_S", 1.2)
-    ask = crew.Crew.ask
-    monkeypatch.setattr(crew.Crew, "ask", lambda self, orders, _: ask(self, orders, 0.1))
+    monkeypatch.setattr(session_pool, "ROUND_TRIP_S", 0.2)
+    monkeypatch.setattr(active_run, "EXIT_S", 1.2)
+    ask = SessionPool.ask
+    monkeypatch.setattr(SessionPool, "ask", lambda self, orders, _: ask(self, orders, 0.1))
 
     def active(_: str, __: dict[str, Any], orders: Orders) -> Iterator[dict[str, Any]]:
         while (order := next_order(orders)) is not None and order["op"] != "none":

@@ -5,15 +5,15 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.transfer.work_queue import MAX_MISTAKES, Handout
+from clusterctl.transfer.work_queue import MAX_MISTAKES, WorkQueue
 
 
 def question(number: int) -> dict:
     return {"id": number, "path": f"{number}.mp4"}
 
 
-def handout(count: int, **rooms: int) -> Handout:
-    made = Handout()
+def handout(count: int, **rooms: int) -> WorkQueue:
+    made = WorkQueue()
     for number in range(count):
         made.add(question(number))
     for name, room in rooms.items():
@@ -27,96 +27,96 @@ def ids(given_out) -> dict[str, list[int]]:
 
 def test_nodes_get_what_they_have_room_for_in_order():
     made = handout(10, a=3, b=2)
-    given_out = ids(made.give())
+    given_out = ids(made.assign())
     assert {name: len(numbers) for name, numbers in given_out.items()} == {"a": 3, "b": 2}
     assert sorted(number for numbers in given_out.values() for number in numbers) == [0, 1, 2, 3, 4]
-    assert made.give() == []
+    assert made.assign() == []
     number = given_out["a"][0]
     assert made.answer("a", {"id": number}) == [{"id": number}]
     assert made.unanswered == 9
-    assert ids(made.give()) == {"a": [5]}
+    assert ids(made.assign()) == {"a": [5]}
 
 
 def test_questions_of_a_lost_node_go_to_the_others_first():
     made = handout(6, a=2)
-    assert ids(made.give()) == {"a": [0, 1]}
+    assert ids(made.assign()) == {"a": [0, 1]}
     made.join("b", 3)
-    assert ids(made.give()) == {"b": [2, 3, 4]}
+    assert ids(made.assign()) == {"b": [2, 3, 4]}
     made.lose("a")
     made.lose("a")
     for number in (2, 3, 4):
         assert made.answer("b", {"id": number})
-    assert ids(made.give()) == {"b": [0, 1, 5]}
+    assert ids(made.assign()) == {"b": [0, 1, 5]}
     assert made.answer("a", {"id": 0}) == []  # too late: it is b's now
     assert made.unanswered == 3
 
 
 def test_what_one_node_cannot_read_another_is_asked_for():
     made = handout(1, a=1)
-    made.give()
+    made.assign()
     made.join("b", 1)
     assert made.answer("a", {"id": 0, "error": "No such file"}) == []
-    assert ids(made.give()) == {"b": [0]}
+    assert ids(made.assign()) == {"b": [0]}
     assert made.answer("b", {"id": 0, "frames": 9}) == [{"id": 0, "frames": 9}]
     assert made.workers["a"].mistakes == ["0.mp4: No such file"]
 
 
 def test_what_two_nodes_or_the_only_one_cannot_read_is_bad():
     made = handout(2, a=2)
-    made.give()
+    made.assign()
     bad = {"id": 0, "error": "damaged"}
     assert made.answer("a", bad) == [bad]
     made.join("b", 1)
     assert made.answer("a", {"id": 1, "error": "damaged"}) == []
-    made.give()
+    made.assign()
     assert made.answer("b", {"id": 1, "error": "damaged, too"}) == [{"id": 1, "error": "damaged"}]
     assert made.workers["a"].mistakes == []
 
 
 def test_doubt_ends_when_nobody_else_is_left():
     made = handout(1, a=1, b=0)
-    made.give()
+    made.assign()
     assert made.answer("a", {"id": 0, "error": "damaged"}) == []
-    assert made.settled() == []
+    assert made.final_results() == []
     made.lose("b")
-    assert made.settled() == [{"id": 0, "error": "damaged"}]
+    assert made.final_results() == [{"id": 0, "error": "damaged"}]
     assert made.unanswered == 0
 
 
 def test_a_node_that_still_starts_is_waited_for_before_a_doubt_counts():
-    made = Handout(["quick", "slow", "never"])
+    made = WorkQueue(["quick", "slow", "never"])
     made.add(question(0))
     made.join("quick", 1)
-    made.give()
+    made.assign()
     bad = {"id": 0, "error": "No such file"}
     assert made.answer("quick", bad) == []
-    assert made.settled() == []
+    assert made.final_results() == []
     made.lose("never")
-    assert made.settled() == []
+    assert made.final_results() == []
     made.join("slow", 1)
-    assert ids(made.give()) == {"slow": [0]}
+    assert ids(made.assign()) == {"slow": [0]}
     assert made.answer("slow", {"id": 0, "frames": 9}) == [{"id": 0, "frames": 9}]
 
 
 def test_a_doubt_counts_once_the_last_expected_node_is_lost():
-    made = Handout(["quick", "never"])
+    made = WorkQueue(["quick", "never"])
     made.add(question(0))
     made.join("quick", 1)
-    made.give()
+    made.assign()
     bad = {"id": 0, "error": "No such file"}
     assert made.answer("quick", bad) == []
     made.lose("never")
-    assert made.settled() == [bad]
+    assert made.final_results() == [bad]
 
 
 def test_a_node_that_is_often_wrong_is_named():
     made = handout(MAX_MISTAKES, a=MAX_MISTAKES)
-    made.give()
+    made.assign()
     made.join("b", MAX_MISTAKES)
     for number in range(MAX_MISTAKES):
         assert made.unsound() == []
         made.answer("a", {"id": number, "error": "No such file"})
-        made.give()
+        made.assign()
         made.answer("b", {"id": number})
     assert made.unsound() == ["a"]
 
@@ -130,9 +130,9 @@ def test_every_question_is_answered_once_whatever_happens(seed, count):
     open_at: dict[str, list[int]] = {}
     answered: list[int] = []
     for _ in range(100 * (count + 1)):
-        for name, questions in made.give():
+        for name, questions in made.assign():
             open_at.setdefault(name, []).extend(one["id"] for one in questions)
-        answered += [one["id"] for one in made.settled()]
+        answered += [one["id"] for one in made.final_results()]
         if not made.unanswered:
             break
         name = rng.choice([*nodes, "keep"])

@@ -15,7 +15,8 @@ from checks.finding import Verdict
 from checks.runner import run_checks
 from clusterctl.nodes import Node, read_hostfile
 from clusterctl.preflight.active.plan import Plan
-from clusterctl.remote.session_pool import Crew
+from clusterctl.preflight.active.run import EXIT_S
+from clusterctl.remote.session_pool import SessionPool
 from clusterctl.transport.base import Limits
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.checks import healthy
@@ -53,11 +54,11 @@ def is_listening(node: LabNode, port: int) -> bool:
         return probe.connect_ex((node.address, port)) == 0
 
 
-def gather(lab: Lab) -> Crew:
-    crew = Crew(hosts(lab), ParamikoTransport(), Limits(), 8)
-    crew.gather()
-    assert crew.lost == {}
-    return crew
+def gather(lab: Lab) -> SessionPool:
+    pool = SessionPool(hosts(lab), ParamikoTransport(), Limits(), 8, exit_s=EXIT_S)
+    pool.gather()
+    assert pool.lost == {}
+    return pool
 
 
 def addresses(lab: Lab) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Torch on real nodes: slow links, slow nodes and stopped ranks are named, good nodes are not.
 
-One crew serves all: starting torch is most of what these tests cost.
+One pool serves all: starting torch is most of what these tests cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from checks.facts import Active, Collectives, Unknown
 from checks.profile import Profile
 from clusterctl.preflight.active.collectives import try_links
 from clusterctl.preflight.active.ranks import measure_speeds, start_ranks
-from clusterctl.remote.session_pool import Crew
+from clusterctl.remote.session_pool import SessionPool
 from tests.clusterctl.preflight.active.nodes import (
     addresses,
     gather,
@@ -38,18 +38,18 @@ def lab(module_lab) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def crew(lab: Lab) -> Iterator[Crew]:
+def pool(lab: Lab) -> Iterator[SessionPool]:
     with gather(lab) as made:
         assert start_ranks(made, make_plan(lab), lab.names, addresses(lab)) == {}
         yield made
 
 
-def sum_up(crew: Crew, lab: Lab) -> Collectives:
-    return try_links(crew, make_plan(lab), addresses(lab), {}, SHARE, lambda _: None)
+def sum_up(pool: SessionPool, lab: Lab) -> Collectives:
+    return try_links(pool, make_plan(lab), addresses(lab), {}, SHARE, lambda _: None)
 
 
-def test_good_nodes_sum_together(crew: Crew, lab: Lab) -> None:
-    found = sum_up(crew, lab)
+def test_good_nodes_sum_together(pool: SessionPool, lab: Lab) -> None:
+    found = sum_up(pool, lab)
     assert not found.bad_nodes
     assert not found.bad_links
     assert not found.unclear
@@ -59,7 +59,7 @@ def test_good_nodes_sum_together(crew: Crew, lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_link_is_named_with_both_ends(crew: Crew, lab: Lab) -> None:
+def test_a_slow_link_is_named_with_both_ends(pool: SessionPool, lab: Lab) -> None:
     node, other = lab.nodes[1], lab.nodes[2]
     try:
         run_in(
@@ -69,7 +69,7 @@ def test_a_slow_link_is_named_with_both_ends(crew: Crew, lab: Lab) -> None:
             "tc class add dev eth0 parent 1: classid 1:20 htb rate 20mbit",
             f"tc filter add dev eth0 parent 1: protocol ip u32 match ip dst {other.address}/32 flowid 1:20",
         )
-        found = sum_up(crew, lab)
+        found = sum_up(pool, lab)
     finally:
         node.exec(["tc", "qdisc", "del", "dev", "eth0", "root"])
     assert [(one.first, one.second) for one in found.bad_links] == [("node-2", "node-3")]
@@ -78,11 +78,11 @@ def test_a_slow_link_is_named_with_both_ends(crew: Crew, lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_with_a_slow_network_is_named(crew: Crew, lab: Lab) -> None:
+def test_a_node_with_a_slow_network_is_named(pool: SessionPool, lab: Lab) -> None:
     node = lab.nodes[2]
     try:
         run_in(node, "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kb latency 400ms")
-        found = sum_up(crew, lab)
+        found = sum_up(pool, lab)
     finally:
         node.exec(["tc", "qdisc", "del", "dev", "eth0", "root"])
     assert set(found.bad_nodes) == {"node-3"}
@@ -117,24 +117,26 @@ def slow_processor(pids: Sequence[int]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_node_with_a_slow_processor_is_named(crew: Crew, lab: Lab) -> None:
+def test_a_node_with_a_slow_processor_is_named(pool: SessionPool, lab: Lab) -> None:
     ranks = running(lab.nodes[2], "active_rank")
     assert len(ranks) == 1
     with slow_processor(ranks):
-        speeds = measure_speeds(crew, make_plan(lab), {}, 0.5)
+        speeds = measure_speeds(pool, make_plan(lab), {}, 0.5)
     named = [nodes for id, nodes in verdicts(Active("cpu", speeds)) if id == "active.matmul"]
     assert ("node-3",) in named
     assert all(not isinstance(speeds[name], Unknown) for name in lab.names)
 
 
 @pytest.mark.slow
-def test_a_rank_that_was_stopped_is_named_and_its_partner_is_not(crew: Crew, lab: Lab) -> None:
+def test_a_rank_that_was_stopped_is_named_and_its_partner_is_not(
+    pool: SessionPool, lab: Lab
+) -> None:
     def stop(said: str) -> None:
         if "round 2" in said:  # node-3 is to sum with node-2, and does not come
             (rank,) = running(lab.nodes[2], "active_rank")
             os.kill(rank, signal.SIGSTOP)
 
-    found = try_links(crew, make_plan(lab, group_s=8.0), addresses(lab), {}, SHARE, stop)
+    found = try_links(pool, make_plan(lab, group_s=8.0), addresses(lab), {}, SHARE, stop)
     assert set(found.bad_nodes) == {"node-3"}
     assert "state T" in found.bad_nodes["node-3"]
     assert not found.unknown

@@ -42,7 +42,7 @@ def test_without_a_terminal_nothing_is_tested_unless_yes_is_said(
     err = capsys.readouterr().err
     assert "active tests on n[1-2] (2 nodes, CPU):" in err
     assert "error: nothing was tested" in err
-    assert "--yes says yes" in err
+    assert "--yes answers yes" in err
 
 
 def test_dry_run_says_the_plan_and_tests_nothing(nodes: LocalCluster, capsys) -> None:

@@ -1,4 +1,4 @@
-"""Active tests without torch on real nodes with their own networks: ports, the shared folder, the crew."""
+"""Active tests without torch on real nodes with their own networks: ports, the shared folder, the pool."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from checks.facts import Active, DoorSeen
-from clusterctl.preflight.active.port_probe import Doors
+from clusterctl.preflight.active.port_probe import PortProbe
 from clusterctl.preflight.active.shared_folder import try_shared
-from clusterctl.remote.session_pool import Crew
+from clusterctl.remote.session_pool import SessionPool
 from tests.clusterctl.preflight.active.nodes import (
     PORT,
     addresses,
@@ -39,13 +39,13 @@ def lab(module_lab) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def crew(lab: Lab) -> Iterator[Crew]:
+def pool(lab: Lab) -> Iterator[SessionPool]:
     with gather(lab) as made:
         yield made
 
 
-def test_doors_of_good_nodes_are_reached_and_closed_again(crew: Crew, lab: Lab) -> None:
-    doors = Doors(crew, make_plan(lab), {})
+def test_doors_of_good_nodes_are_reached_and_closed_again(pool: SessionPool, lab: Lab) -> None:
+    doors = PortProbe(pool, make_plan(lab), {})
     seen = doors.test()
     for name in lab.names:
         door = seen[name]
@@ -56,12 +56,12 @@ def test_doors_of_good_nodes_are_reached_and_closed_again(crew: Crew, lab: Lab) 
     assert not any(is_listening(node, PORT) for node in lab.nodes)
 
 
-def test_a_blocked_port_is_named_and_two_more_have_tried(crew: Crew, lab: Lab) -> None:
+def test_a_blocked_port_is_named_and_two_more_have_tried(pool: SessionPool, lab: Lab) -> None:
     node = lab.nodes[2]
     rule = f"pref 10 ipproto tcp sport {PORT} blackhole"
     run_in(node, f"ip rule add {rule}")  # as a firewall that drops: the connection times out
     try:
-        seen = Doors(crew, make_plan(lab), {}).test()
+        seen = PortProbe(pool, make_plan(lab), {}).test()
     finally:
         node.exec(f"ip rule del {rule}".split())
     door = seen["node-3"]
@@ -72,7 +72,7 @@ def test_a_blocked_port_is_named_and_two_more_have_tried(crew: Crew, lab: Lab) -
     assert found == [("active.port", ("node-3",))]
 
 
-def test_a_port_that_somebody_holds_is_named_with_its_holder(crew: Crew, lab: Lab) -> None:
+def test_a_port_that_somebody_holds_is_named_with_its_holder(pool: SessionPool, lab: Lab) -> None:
     program = f"import socket,time; s=socket.create_server(('', {PORT})); open('/run/held','w'); time.sleep(600)"  # fmt: skip
     node = lab.nodes[1]
     process = subprocess.Popen(
@@ -81,7 +81,7 @@ def test_a_port_that_somebody_holds_is_named_with_its_holder(crew: Crew, lab: La
     try:
         waiting = "for n in $(seq 600); do [ -e /run/held ] && exit 0; sleep 0.05; done; exit 1"
         assert node.exec(["sh", "-c", waiting], timeout_s=60).returncode == 0
-        seen = Doors(crew, make_plan(lab), {}).test()
+        seen = PortProbe(pool, make_plan(lab), {}).test()
     finally:
         for pid in running(node, "socket.create_server"):
             os.kill(pid, signal.SIGKILL)
@@ -93,9 +93,9 @@ def test_a_port_that_somebody_holds_is_named_with_its_holder(crew: Crew, lab: La
     assert all(isinstance(seen[name], DoorSeen) for name in lab.names)
 
 
-def test_a_shared_folder_is_seen_read_and_left_empty(crew: Crew, lab: Lab) -> None:
+def test_a_shared_folder_is_seen_read_and_left_empty(pool: SessionPool, lab: Lab) -> None:
     folder = lab.directory / "shared"
-    shared, writer, error = try_shared(crew, make_plan(lab, shared=folder))
+    shared, writer, error = try_shared(pool, make_plan(lab, shared=folder))
     assert (writer, error) == ("node-1", "")
     for name in lab.names:
         assert isinstance(shared[name].seen_s, float)
@@ -103,11 +103,11 @@ def test_a_shared_folder_is_seen_read_and_left_empty(crew: Crew, lab: Lab) -> No
     assert list(folder.iterdir()) == []
 
 
-def test_a_node_with_another_folder_is_named(crew: Crew, lab: Lab) -> None:
+def test_a_node_with_another_folder_is_named(pool: SessionPool, lab: Lab) -> None:
     folder, node = lab.directory / "shared", lab.nodes[2]
     run_in(node, f"mount -t tmpfs none {folder}")
     try:
-        shared, writer, error = try_shared(crew, make_plan(lab, shared=folder, token_s=2.0))
+        shared, writer, error = try_shared(pool, make_plan(lab, shared=folder, token_s=2.0))
     finally:
         node.exec(["umount", str(folder)])
     found = [
@@ -119,17 +119,17 @@ def test_a_node_with_another_folder_is_named(crew: Crew, lab: Lab) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_says_so(crew: Crew, lab: Lab) -> None:
-    shared, writer, error = try_shared(crew, make_plan(lab, shared=Path("/proc/nowhere")))
+def test_a_folder_that_cannot_be_written_says_so(pool: SessionPool, lab: Lab) -> None:
+    shared, writer, error = try_shared(pool, make_plan(lab, shared=Path("/proc/nowhere")))
     assert writer == "node-1"
     assert "No such file or directory" in error
     assert set(shared) == set(lab.names)
 
 
-def test_nothing_is_left_when_the_crew_goes(lab: Lab) -> None:
+def test_nothing_is_left_when_the_pool_closes(lab: Lab) -> None:
     others = {node.name: set(running(node, PAYLOAD)) for node in lab.nodes}
-    with gather(lab) as crew:
-        crew.ask({name: {"op": "door", "ports": [PORT + 1], "word": "w"} for name in lab.names}, 20)
+    with gather(lab) as pool:
+        pool.ask({name: {"op": "door", "ports": [PORT + 1], "word": "w"} for name in lab.names}, 20)
         assert all(is_listening(node, PORT + 1) for node in lab.nodes)
         assert all(set(running(node, PAYLOAD)) > others[node.name] for node in lab.nodes)
     for node in lab.nodes:
@@ -138,15 +138,15 @@ def test_nothing_is_left_when_the_crew_goes(lab: Lab) -> None:
 
 
 def test_a_node_that_freezes_costs_the_others_the_deadline_and_no_more(lab: Lab) -> None:
-    with gather(lab) as crew:
+    with gather(lab) as pool:
         node = lab.nodes[1]
         node.freeze()
         try:
-            answers = crew.ask({name: {"op": "close_doors"} for name in lab.names}, 1.0)
-            assert set(crew.lost) == {"node-2"}
-            assert crew.lost["node-2"] == "no answer in 4 s"
+            answers = pool.ask({name: {"op": "close_doors"} for name in lab.names}, 1.0)
+            assert set(pool.lost) == {"node-2"}
+            assert pool.lost["node-2"] == "no answer in 4 s"
             assert set(answers) == set(lab.names) - {"node-2"}
-            again = crew.ask({name: {"op": "close_doors"} for name in crew.names}, 20.0)
+            again = pool.ask({name: {"op": "close_doors"} for name in pool.names}, 20.0)
             assert set(again) == set(answers)
         finally:
             node.thaw()
