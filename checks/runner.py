@@ -18,9 +18,9 @@ from checks.finding import Finding, Report, fail, override, passed, skip, unknow
 from checks.profile import Profile
 
 Scope = Literal["node", "launch", "fleet", "active"]
-"""node: (node, limits). launch: (node, limits, fleet), only with `fleet.launch`. fleet: (fleet, limits).
+"""Arguments. node: (node, limits). launch: (node, limits, fleet), only with `fleet.launch`.
 
-active: as fleet, only with `fleet.active`: else the check does not run at all.
+fleet: (fleet, limits). active: as fleet, only with `fleet.active`.
 """
 
 Function = Callable[..., Iterator[Finding]]

@@ -56,7 +56,7 @@ def parse_list(value: str) -> NameList:
 
 
 def suggest_hca(ports: Sequence[IbPort]) -> str | None:
-    """NCCL_IB_HCA for a node: its active InfiniBand ports, else its active RoCE ports, by exact name.
+    """NCCL_IB_HCA for a node: its active InfiniBand ports, else active RoCE ports, by exact name.
 
     Of RoCE ports those with the highest rate: the others are front-side cards.
     """

@@ -77,7 +77,7 @@ def _growth_s(again: Maybe[str]) -> Maybe[float]:
 
 
 def parse_sysfs(text: str, later: Maybe[str] = NOT_ASKED) -> tuple[IbPort, ...]:
-    """`/sys/class/infiniband/mlx5_0/ports/1/state<TAB>4: ACTIVE` lines, in order of device and port.
+    """`/sys/class/infiniband/mlx5_0/ports/1/state<TAB>4: ACTIVE` lines, by device and port.
 
     `later` is a second read of the counters: what grew in between.
     """

@@ -63,10 +63,10 @@ INTERESTING = (
 def parse_kernel_log(
     section: Section | None, uptime_s: Maybe[float], now_s: Maybe[float]
 ) -> Maybe[KernelLog]:
-    """What the census sent of the log; a log that none may read is Unknown.
+    """What the census sent of the log; a log that cannot be read is Unknown.
 
-    Two lines stand before it: `#lines N`, how many there were, and `#first LINE`, the oldest of them:
-    the kernel's buffer and ours keep the newest only.
+    It begins with `#lines N`, their number, and `#first LINE`, the oldest of them: the kernel's
+    buffer and ours keep the newest only.
     """
     if section is None:
         return NOT_ASKED
@@ -121,7 +121,8 @@ def _event(line: str, age_s: Maybe[float]) -> KernelEvent | None:
 
 _PREFIX = re.compile(
     r"^(?:\w+\s*:\w+\s*: )?(?:\d+,\d+,(?P<us>\d+),[^;]*;|<\d+>)?\s*"
-    r"(?:\[\s*(?P<s>\d+\.\d+)\]\s?|\[(?P<ctime>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\]\s?"
+    r"(?:\[\s*(?P<s>\d+\.\d+)\]\s?"
+    r"|\[(?P<ctime>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\]\s?"
     r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:[+-]\d\d:?\d\d|Z)?)\s"
     r"|(?P<syslog>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\s\S+\s|(?P<mono>\d{1,9}\.\d{6})\s)?"
 )

@@ -119,7 +119,7 @@ def _daemons(section: Section | None) -> Maybe[tuple[str, ...]]:
 
 
 def parse_processes(section: Section | None) -> Maybe[ProcessTable]:
-    """Lines `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`, `hidden`, `daemon NAME PID`."""
+    """Lines `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`, `daemon NAME PID`…"""
     text = text_of(section)
     if isinstance(text, Unknown):
         return text

@@ -2,7 +2,7 @@
 
 Source: stas00/ml-engineering, compute/accelerator, table "Maximum Achievable Matmul FLOPS" (BF16
 without sparsity, mean of 100 products of the best shape found; the table says that H200 is as H100
-SXM). Not the vendors' figures, which nobody reaches. A model that is not here has no floor: then only
+SXM). Not the vendors' figures, which are never reached. A model that is not here has no floor: only
 the distance from the other devices counts.
 """
 

@@ -165,7 +165,8 @@ def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             best = common[_kind(slow[0], alone)]
             others = "its other ports have" if alone else "most nodes have there"
             yield fail(
-                f"{', '.join(port.name for port in slow)}: {slow[0].rate_gbps:g} Gb/s, {others} {best:g}",
+                f"{', '.join(port.name for port in slow)}: {slow[0].rate_gbps:g} Gb/s, "
+                f"{others} {best:g}",
                 nodes=(node.name,),
                 value=f"{slow[0].rate_gbps}",
                 expected=f"{best:g}",

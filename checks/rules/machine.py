@@ -175,7 +175,8 @@ def memory_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             yield (unknown if asked else skip)(node.memory.reason, nodes=(node.name,))
         elif node.memory.total_bytes < (1 - limits.memory_share_warn) * middle:
             yield warn(
-                f"{node.memory.total_bytes / 2**30:.0f} GiB memory, the median is {middle / 2**30:.0f}",
+                f"{node.memory.total_bytes / 2**30:.0f} GiB memory, the median is "
+                f"{middle / 2**30:.0f}",
                 nodes=(node.name,),
                 value=str(node.memory.total_bytes),
                 expected=str(middle),

@@ -33,7 +33,8 @@ def free_space(node: NodeFacts, limits: Profile, fleet: Fleet) -> Iterator[Findi
         yield fail(f"no right to write in {disk.path}", fix=f"sudo chown $USER {disk.path}")
     elif disk.free_bytes < fleet.launch.min_free_bytes:
         yield fail(
-            f"{size(disk.free_bytes)} free in {disk.path}, the run needs {size(fleet.launch.min_free_bytes)}",
+            f"{size(disk.free_bytes)} free in {disk.path}, the run needs "
+            f"{size(fleet.launch.min_free_bytes)}",
             value=str(disk.free_bytes),
             expected=str(fleet.launch.min_free_bytes),
             fix=f"du -xh --max-depth=1 {disk.path} | sort -h",

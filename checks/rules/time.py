@@ -36,8 +36,8 @@ def _clocks(fleet: Fleet) -> Iterator[tuple[NodeFacts, Clock] | Finding]:
 def middle_clock(offsets_s: Sequence[float]) -> float:
     """The middle of all clocks, the head's among them, in seconds against the head's.
 
-    Whose clock is wrong is what most clocks say; the head's may be the wrong one. Of two middles the
-    one nearer to the head: with one node on either side nobody but the head can tell.
+    The majority of clocks decides which is wrong; it may be the head's. Of two middles the one
+    nearer to the head: with one node on either side only the head can decide.
     """
     ordered = sorted([0.0, *offsets_s])
     half = len(ordered) // 2

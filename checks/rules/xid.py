@@ -15,7 +15,7 @@ from checks.runner import check
 def nothing_logged(log: KernelLog, good: str, window_s: float | None = None) -> Finding:
     """What a log without a bad line says: nothing about the time before its oldest line.
 
-    The kernel's buffer keeps the newest lines only. `window_s` is how far back the check has to see;
+    The kernel's buffer keeps the newest lines only. `window_s` is how far back the check must see;
     None: to the boot.
     """
     if log.reaches_s is None:
