@@ -333,7 +333,7 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     engine, clock, number = run.engine, run.clock, run.step + 1
     # By microbatch, not by rank: no generator's state needs saving, and the noise of a clip stays
     # the same when the number of ranks changes.
-    seeds = (run.config.seed, *batch["microbatch"])
+    seeds = (run.config.seed, *batch.microbatch)
     with clock.phase("encode", number):
         # The posterior's draw has a seed of its own: times and noise are the same whether a VAE
         # runs (and draws for each frame, too) or its posterior comes from a cache.
@@ -358,25 +358,30 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     figures.flops += 3.0 * forward_flops(
         run.parts.model.config, count, frames, height, width, conditions["y"].shape[2]
     )
-    share.buckets[batch["bucket"]] = None
-    share.bad += batch["bad"]
-    figures.decoder_bytes = max(figures.decoder_bytes, batch.get("decoder_bytes", 0))
+    share.buckets[batch.bucket] = None
+    share.bad += batch.bad
+    figures.decoder_bytes = max(figures.decoder_bytes, batch.decoder_bytes)
 
 
 def _encode(run: Run, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     device = run.engine.device
-    sizes = {name: batch[name].to(device) for name in ("fps", "height", "width", "num_frames")}
-    if "latents" in batch:  # of a feature cache
+    sizes = {
+        name: getattr(batch, name).to(device) for name in ("fps", "height", "width", "num_frames")
+    }
+    if batch.latents is not None:  # of a feature cache
+        assert batch.y is not None
+        assert batch.mask is not None
         with torch.no_grad():
-            z_BCTHW = latents_of(batch["latents"].to(device, non_blocking=True))
-        y, mask = batch["y"].to(device, non_blocking=True), batch["mask"].to(device)
+            z_BCTHW = latents_of(batch.latents.to(device, non_blocking=True))
+        y, mask = batch.y.to(device, non_blocking=True), batch.mask.to(device)
         return z_BCTHW, {"y": y, "mask": mask, **sizes}
+    assert batch.video is not None
     with torch.no_grad():
-        video = batch["video"].to(device, non_blocking=True)
+        video = batch.video.to(device, non_blocking=True)
         if video.dtype == torch.uint8:  # else upstream's own pixels, -1 to 1 already
             video = video.float() / 127.5 - 1
         z_BCTHW = run.parts.vae.encode(video)
-        y, mask = run.parts.text.encode(batch["text"])
+        y, mask = run.parts.text.encode(batch.text)
     return z_BCTHW, {"y": y.to(device), "mask": mask.to(device), **sizes}
 
 

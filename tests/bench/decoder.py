@@ -202,9 +202,9 @@ def workers(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     began, spent, count, most, own = time.process_time(), 0.0, 0, 0, 0
     for given in loader:
-        spent, count = spent + given["decode_s"], count + given["video"].shape[0]
-        shape = tuple(given["video"].shape[1:])
-        most = max(most, given["decoder_bytes"])
+        spent, count = spent + given.decode_s, count + given.video.shape[0]
+        shape = tuple(given.video.shape[1:])
+        most = max(most, given.decoder_bytes)
         own = max(own, *(p.memory_full_info().uss for p in psutil.Process().children()))
     here = time.process_time() - began
     rank = psutil.Process().memory_info().rss - before

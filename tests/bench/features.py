@@ -120,7 +120,7 @@ def train(words: list[str]) -> dict[str, Any]:
             result = plain(*arguments)
             taken[name].append(time.process_time() - start)
             if name == "encode":
-                taken["decode"].append(arguments[1]["decode_s"])
+                taken["decode"].append(arguments[1].decode_s)
             return result
 
         setattr(loop, f"_{name}", run)

@@ -18,9 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.ports import free_port
+
+if TYPE_CHECKING:
+    from trainer.data.loader.microbatch import Batch
 
 REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 300  # a guard, not a measure: machines may be busy
@@ -141,10 +144,10 @@ def _logs(folder: Path, world: int) -> str:
     return "\n".join((folder / f"{r}.log").read_text(errors="replace") for r in range(world))
 
 
-def _digest(batch: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(repr(batch["text"]).encode())
+def _digest(batch: Batch) -> str:
+    digest = hashlib.sha256(repr(batch.text).encode())
     for name in ("video", "fps", "height", "width", "num_frames"):
-        digest.update(batch[name].numpy().tobytes())
+        digest.update(getattr(batch, name).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -162,7 +165,7 @@ def _runs(folder: Path) -> None:
 
     def recorded(self: dataset.Loader) -> Iterator[dataset.Batch]:
         for batch in plain(self):
-            rows.append([int(row) for row in batch["rows"]])
+            rows.append([int(row) for row in batch.rows])
             seen.append((self.cursor.epoch, self.cursor.consumed))
             tensors.append(_digest(batch))
             yield batch

@@ -259,21 +259,10 @@ class Loader:
         cells = self.plan.epoch(cursor.epoch).cells
         index = min(cursor.consumed + self.rank, len(cells) - 1)
         bucket = self.plan.buckets.cells[int(cells[index])]
-        sizes = {"height": bucket.height, "width": bucket.width, "num_frames": bucket.frames}
-        return {
-            "video": torch.zeros(
-                (1, 3, bucket.frames, bucket.height, bucket.width), dtype=torch.uint8
-            ),
-            "text": [""],
-            "fps": torch.full((1,), 24.0),
-            **{name: torch.full((1,), float(size)) for name, size in sizes.items()},
-            "rows": [],
-            "microbatch": (cursor.epoch, index),
-            "bucket": bucket.name,
-            "decode_s": 0.0,
-            "decoder_bytes": 0,
-            "bad": [],
-        }
+        shape = (1, 3, bucket.frames, bucket.height, bucket.width)
+        video = torch.zeros(shape, dtype=torch.uint8)
+        fps = torch.full((1,), 24.0)
+        return Batch.of(bucket, (cursor.epoch, index), [], [""], fps, video=video)
 
     def close(self) -> None:
         """End the workers; iterating again starts new ones at the cursor."""
@@ -324,11 +313,7 @@ def build_loader(
 ) -> Loader:
     """Batches for one rank from `cursor` on; `each` for each step, none short, none skipped.
 
-    A batch has "video" [B, 3, T, H, W] (uint8; with resize="torch" float32 from -1 to 1), "text",
-    "fps", "height", "width", "num_frames" (float32 [B]; the bucket's size), "rows", "microbatch"
-    (epoch, index in its plan), "bucket", "decode_s" (CPU seconds of decoding), "decoder_bytes" (peak
-    resident memory of its decoding process) and "bad": (row, path, reason) of clips that another stood
-    in for. `workers` decoding processes, at least one; `config` is a training configuration or
+    `workers` decoding processes, at least one; `config` is a training configuration or
     `LoaderOptions`; with `features` nothing is decoded, see `features_loader.read_batch`. Raises
     TooFewClips when no epoch holds even one step; iterating raises TooManyBadSamples and
     LoaderError.

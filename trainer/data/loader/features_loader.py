@@ -41,7 +41,7 @@ class FeatureWorker(Worker):
 
 
 class FeatureLoader(Loader):
-    """A Loader whose batches have "latents" and "y" instead of "video", see `read_batch`."""
+    """A Loader whose batches have `latents`, `y` and `mask` instead of `video`."""
 
     def __init__(
         self,
@@ -60,13 +60,15 @@ class FeatureLoader(Loader):
     def stand_in(self) -> Batch:
         """As `Loader.stand_in`, with latents of zeros and a caption of one token."""
         batch, features = super().stand_in(), self._features
-        frames, height, width = batch.pop("video").shape[2:]
+        assert batch.video is not None
+        frames, height, width = batch.video.shape[2:]
         size = features.grid.latent_size((frames, height, width))
+        batch.video = None
         copies = 2 if features.kind == POSTERIOR else 1
-        batch["latents"] = torch.zeros(1, copies, features.grid.channels, *size)
-        batch["y"] = torch.zeros(1, 1, features.max_tokens, features.text_channels)
-        batch["mask"] = torch.zeros(1, features.max_tokens, dtype=torch.int64)
-        batch["mask"][:, 0] = 1
+        batch.latents = torch.zeros(1, copies, features.grid.channels, *size)
+        batch.y = torch.zeros(1, 1, features.max_tokens, features.text_channels)
+        batch.mask = torch.zeros(1, features.max_tokens, dtype=torch.int64)
+        batch.mask[:, 0] = 1
         return batch
 
     def _worker(self, role: str) -> Worker:
@@ -78,9 +80,8 @@ def read_batch(
 ) -> Batch:
     """One microbatch. Clips that could not be encoded are replaced from the spares, in their order.
 
-    As `microbatch.assemble`, but with "latents" [B, P, C, Z, h, w] as stored, "y" [B, 1, L, C] and
-    "mask" int64 [B, L] instead of "video". Raises FeaturesError for what is not there or damaged,
-    TooManyBadSamples when nothing is left to stand in.
+    Raises FeaturesError for what is not there or damaged, TooManyBadSamples when nothing is left to
+    stand in.
     """
     start_s = time.thread_time()
     bucket, spares = task.bucket, deque(task.spares)
@@ -115,22 +116,18 @@ def read_batch(
     y, mask = _captions([clip for clip, _, _ in found], features, shards)
     if pin:
         latents, y = latents.pin_memory(), y.pin_memory()
-    count = len(found)
-    return {
-        "latents": latents,
-        "y": y,
-        "mask": mask,
-        "text": [clip.text for clip, _, _ in found],
-        "fps": torch.tensor([rate for _, _, rate in found], dtype=torch.float32),
-        "height": torch.full((count,), float(bucket.height)),
-        "width": torch.full((count,), float(bucket.width)),
-        "num_frames": torch.full((count,), float(bucket.frames)),
-        "rows": [clip.row for clip, _, _ in found],
-        "microbatch": (task.epoch, task.index),
-        "bucket": bucket.name,
-        "decode_s": time.thread_time() - start_s,
-        "bad": bad,
-    }
+    return Batch.of(
+        bucket,
+        (task.epoch, task.index),
+        [clip.row for clip, _, _ in found],
+        [clip.text for clip, _, _ in found],
+        torch.tensor([rate for _, _, rate in found], dtype=torch.float32),
+        latents=latents,
+        y=y,
+        mask=mask,
+        bad=bad,
+        decode_s=time.thread_time() - start_s,
+    )
 
 
 def _captions(clips: list[Clip], features: Features, shards: Shards) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import shlex
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainer.data.manifest.manifest import SUFFIXES
 from trainer.data.plan.buckets import Bucket
@@ -21,9 +22,47 @@ from trainer.data.plan.data_plan import DataPlan
 from trainer.data.video.decode import IMAGE_FPS, Decoder, Reply, Window
 from trainer.errors import TooManyBadSamples
 
-Batch = dict[str, Any]
+Bad = tuple[int, str, str]  # row, path, reason
 _WINDOW = 3  # word that keeps this draw apart from the plan's
 _SPARES = 8  # substitutes beyond one for each clip
+
+
+@dataclass
+class Batch:
+    """B clips of one bucket: pixels in `video`, or what a feature cache has in their place."""
+
+    microbatch: tuple[int, int]  # epoch, index in its plan
+    bucket: str
+    rows: list[int]
+    text: list[str]
+    fps: Tensor  # float32 [B], as the three sizes of the bucket
+    height: Tensor
+    width: Tensor
+    num_frames: Tensor
+    video: Tensor | None = None  # [B, 3, T, H, W] uint8; with resize="torch" float32 from -1 to 1
+    latents: Tensor | None = None  # [B, P, C, Z, h, w] as stored
+    y: Tensor | None = None  # [B, 1, L, C] captions of a feature cache
+    mask: Tensor | None = None  # int64 [B, L]
+    bad: list[Bad] = field(default_factory=list)  # clips that another stands in for
+    decode_s: float = 0.0  # CPU seconds of decoding
+    decoder_bytes: int = 0  # peak resident memory of the decoding process
+
+    @classmethod
+    def of(
+        cls,
+        bucket: Bucket,
+        microbatch: tuple[int, int],
+        rows: list[int],
+        text: list[str],
+        fps: Tensor,
+        **more: Any,
+    ) -> Batch:
+        """With the bucket's name and sizes for each text."""
+        height, width, frames = (
+            torch.full((len(text),), float(size))
+            for size in (bucket.height, bucket.width, bucket.frames)
+        )
+        return cls(microbatch, bucket.name, rows, text, fps, height, width, frames, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +126,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
     video_BCTHW = video.numpy()  # the same memory
     chosen: list[Clip | None] = [None] * len(task.clips)
     rates = np.zeros(len(task.clips), np.float32)
-    bad: list[tuple[int, str, str]] = []
+    bad: list[Bad] = []
     spares = deque(task.spares)
     decoder.start()  # its time is nobody's clip's
     deadline, decode_s, decoder_bytes = time.monotonic() + timeout_s, 0.0, 0
@@ -126,21 +165,17 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
             raise _too_many(what, bad, task)
         places, clips = failed, [spares.popleft() for _ in failed]
     done = [clip for clip in chosen if clip is not None]
-    count = len(done)
-    return {
-        "video": video,
-        "text": [clip.text for clip in done],
-        "fps": torch.from_numpy(rates),
-        "height": torch.full((count,), float(bucket.height)),
-        "width": torch.full((count,), float(bucket.width)),
-        "num_frames": torch.full((count,), float(bucket.frames)),
-        "rows": [clip.row for clip in done],
-        "microbatch": (task.epoch, task.index),
-        "bucket": bucket.name,
-        "decode_s": decode_s,
-        "decoder_bytes": decoder_bytes,
-        "bad": bad,
-    }
+    return Batch.of(
+        bucket,
+        (task.epoch, task.index),
+        [clip.row for clip in done],
+        [clip.text for clip in done],
+        torch.from_numpy(rates),
+        video=video,
+        bad=bad,
+        decode_s=decode_s,
+        decoder_bytes=decoder_bytes,
+    )
 
 
 def _rate(clip: Clip, reply: Reply, task: Task) -> float:
@@ -162,7 +197,7 @@ def leave_out_bad(source: Path) -> str:
     )
 
 
-def _too_many(what: str, bad: list[tuple[int, str, str]], task: Task) -> TooManyBadSamples:
+def _too_many(what: str, bad: list[Bad], task: Task) -> TooManyBadSamples:
     shown = "".join(f"\n  {path}: {reason}" for _, path, reason in bad[:10])
     more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
     hint = "is the folder of the clips there, on this node? If they are bad, leave them out: "

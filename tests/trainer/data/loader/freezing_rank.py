@@ -81,7 +81,7 @@ def rounds(manifest: str, clip: str, count: int) -> None:
         loader = build_loader(plan, Cursor(), 0, 1, 2, LoaderOptions(clip_timeout_s=60))
         batches, bad = 0, 0
         for batch in loader:
-            batches, bad = batches + 1, bad + len(batch["bad"])
+            batches, bad = batches + 1, bad + len(batch.bad)
         # Now without them, as a rank that never touched PyAV: forks with workers running.
         gc.collect()
         again = iter(loader)

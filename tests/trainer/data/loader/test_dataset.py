@@ -61,16 +61,16 @@ def test_batch_holds_what_the_model_needs(folder):
     batches = epoch_of(plan)
     assert len(batches) == 10
     for index, batch in enumerate(batches):
-        assert batch["video"].dtype == torch.uint8
-        assert batch["video"].shape == (4, 3, 8, 16, 16)
-        assert batch["bucket"] == "16px 8f 1.00"
-        assert batch["bad"] == []
-        assert batch["rows"] == plan.epoch(0)[index].rows.tolist()
-        assert batch["text"] == [plan.manifest.texts[row] for row in batch["rows"]]
+        assert batch.video.dtype == torch.uint8
+        assert batch.video.shape == (4, 3, 8, 16, 16)
+        assert batch.bucket == "16px 8f 1.00"
+        assert batch.bad == []
+        assert batch.rows == plan.epoch(0)[index].rows.tolist()
+        assert batch.text == [plan.manifest.texts[row] for row in batch.rows]
         for name, value in [("fps", 8), ("height", 16), ("width", 16), ("num_frames", 8)]:
-            assert batch[name].dtype == torch.float32
-            assert batch[name].tolist() == [value] * 4
-        assert 0 < batch["decode_s"] < 5
+            assert getattr(batch, name).dtype == torch.float32
+            assert getattr(batch, name).tolist() == [value] * 4
+        assert 0 < batch.decode_s < 5
 
 
 @pytest.mark.parametrize(("resize", "error"), [("bilinear", 0.04), ("area", 0.001)])
@@ -78,7 +78,7 @@ def test_pixels_are_the_digit_that_the_caption_says(folder, resize, error):
     images, _ = digits.scans("train")
     made = digits.plan_clips(42, seed=3)
     for batch in epoch_of(plan_of(folder), options=replace(FAST, resize=resize)):
-        for pixels, row in zip(batch["video"], batch["rows"], strict=True):
+        for pixels, row in zip(batch.video, batch.rows, strict=True):
             scan, direction = made[row]
             want = torch.from_numpy(digits.draw(images[scan], direction, 8))
             assert (pixels[0] / 255 - want).abs().mean() < error
@@ -91,21 +91,21 @@ def test_ranks_share_the_microbatches_whatever_their_number_and_their_workers(fo
     assert [len(batches) for batches in three] == [3, 3, 3]
     for index, batch in enumerate(alone[:9]):
         other = three[index % 3][index // 3]
-        assert other["rows"] == batch["rows"]
-        assert torch.equal(other["video"], batch["video"])
+        assert other.rows == batch.rows
+        assert torch.equal(other.video, batch.video)
 
 
 def test_epochs_follow_each_other_and_any_position_continues_bit_equal(folder):
     plan = plan_of(folder)
     loader = build_loader(plan, Cursor(), 0, 1, 0, FAST)
-    whole = [(batch["rows"], batch["video"].clone()) for _ in range(2) for batch in loader]
+    whole = [(batch.rows, batch.video.clone()) for _ in range(2) for batch in loader]
     assert loader.cursor == Cursor(2, 0)
     loader.close()
     assert len(whole) == 20
     for done in (0, 3, 9, 10, 14):
         again = build_loader(plan_of(folder), Cursor(done // 10, done % 10), 0, 1, 0, FAST)
         assert len(again) == 10 - done % 10
-        rest = [(batch["rows"], batch["video"]) for batch in again]
+        rest = [(batch.rows, batch.video) for batch in again]
         again.close()
         assert again.cursor == Cursor(done // 10 + 1, 0)
         for (rows, pixels), (want_rows, want) in zip(rest, whole[done:], strict=False):
@@ -130,12 +130,12 @@ def test_windows_differ_by_epoch_but_not_by_run(folder):
     plan = plan_of(folder, config)
     first, again = epoch_of(plan), epoch_of(plan_of(folder, config))
     second = epoch_of(plan, Cursor(1, 0))
-    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(first, again, strict=True))
-    by_row = {row: clip for b in second for row, clip in zip(b["rows"], b["video"], strict=True)}
+    assert all(torch.equal(a.video, b.video) for a, b in zip(first, again, strict=True))
+    by_row = {row: clip for b in second for row, clip in zip(b.rows, b.video, strict=True)}
     same = [
         torch.equal(clip, by_row[row])
         for batch in first
-        for row, clip in zip(batch["rows"], batch["video"], strict=True)
+        for row, clip in zip(batch.rows, batch.video, strict=True)
         if row in by_row
     ]
     assert 0.02 < sum(same) / len(same) < 0.6  # 6 possible starts
@@ -166,14 +166,14 @@ def test_bad_clips_are_replaced_by_the_next_of_their_bucket_and_reported(broken,
         damage(plan, order[(at + place) % len(order)], kind)
     first, second = epoch_of(plan, workers=workers), epoch_of(plan_of(broken), workers=workers)
     for one, two in zip(first, second, strict=True):
-        assert one["rows"] == two["rows"]
-        assert one["bad"] == two["bad"]
-        assert torch.equal(one["video"], two["video"])
-        assert one["video"].shape[0] == 4
+        assert one.rows == two.rows
+        assert one.bad == two.bad
+        assert torch.equal(one.video, two.video)
+        assert one.video.shape[0] == 4
     # clips 0 and 2 of the batch are bad, so are the first ones asked to stand in
     turned = order[at:] + order[:at]
-    assert first[0]["rows"] == [turned[8], turned[1], turned[7], turned[3]]
-    bad = {row: reason for row, _, reason in first[0]["bad"]}
+    assert first[0].rows == [turned[8], turned[1], turned[7], turned[3]]
+    bad = {row: reason for row, _, reason in first[0].bad}
     assert list(bad) == [turned[place] for place in (0, 2, 4, 5, 6)]
     assert list(bad.values())[:3] == [
         "No such file or directory",
@@ -181,8 +181,8 @@ def test_bad_clips_are_replaced_by_the_next_of_their_bucket_and_reported(broken,
         "not a regular file",
     ]
     assert "has 5 frames, the manifest says 9" in bad[turned[5]]
-    assert first[0]["bad"][0][1] == plan.manifest.locate(turned[0])
-    assert first[0]["text"] == [plan.manifest.texts[row] for row in first[0]["rows"]]
+    assert first[0].bad[0][1] == plan.manifest.locate(turned[0])
+    assert first[0].text == [plan.manifest.texts[row] for row in first[0].rows]
 
 
 def test_microbatch_of_only_bad_clips_is_filled(broken):
@@ -191,8 +191,8 @@ def test_microbatch_of_only_bad_clips_is_filled(broken):
     for row in rows:
         damage(plan, row, "empty")
     batches = epoch_of(plan)
-    assert [row for row, _, _ in batches[3]["bad"]] == rows
-    assert not set(batches[3]["rows"]) & set(rows)
+    assert [row for row, _, _ in batches[3].bad] == rows
+    assert not set(batches[3].rows) & set(rows)
     assert len(batches) == 10
 
 
@@ -235,7 +235,7 @@ def test_decoder_that_stops_or_dies_costs_one_clip_and_no_step(folder, fault):
         process.send_signal(fault)
     rest = list(batches)
     assert len(rest) == 8
-    bad = [reason for batch in rest for _, _, reason in batch["bad"]]
+    bad = [reason for batch in rest for _, _, reason in batch.bad]
     assert len(bad) <= 2
     assert all("no answer within 1 s" in reason or "died: signal 9" in reason for reason in bad)
     loader.close()

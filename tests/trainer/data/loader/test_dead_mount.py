@@ -64,16 +64,16 @@ def test_clips_of_a_mount_that_hangs_are_replaced_and_the_run_goes_on(mounted, o
     before = [next(batches), next(batches)]  # the second is asked for before the mount hangs
     during = []
     with mount.hanging(opcode):
-        while not during or not any(is_far(folder, path) for _, path, _ in during[-1]["bad"]):
+        while not during or not any(is_far(folder, path) for _, path, _ in during[-1].bad):
             during.append(next(batches))
         assert mount.stalled.acquire(timeout=0)
-    reasons = {reason for _, path, reason in during[-1]["bad"] if is_far(folder, path)}
+    reasons = {reason for _, path, reason in during[-1].bad if is_far(folder, path)}
     assert reasons == {"no answer within 3 s"}
     after = list(batches)
     whole = [*before, *during, *after]
     assert len(whole) == 10
-    assert {batch["video"].shape[0] for batch in whole} == {4}
-    rows = [row for batch in after[1:] for row in batch["rows"]]
+    assert {batch.video.shape[0] for batch in whole} == {4}
+    rows = [row for batch in after[1:] for row in batch.rows]
     assert any(is_far(folder, plan.manifest.locate(row)) for row in rows)  # it answers again
     loader.close()
     wait_for(nobody_is_left, 30)  # those that could not be killed went, too

@@ -120,10 +120,10 @@ def test_whatever_is_wrong_with_a_clip_no_rank_misses_a_step(broken):
         loader.close()
         steps.append(len(batches))
         for batch in batches:
-            assert batch["video"].shape == (4, 3, 8, 16, 16)
-            assert 10e6 < batch["decoder_bytes"] < 1e9
-            used |= set(batch["rows"])
-            for row, path, reason in batch["bad"]:
+            assert batch.video.shape == (4, 3, 8, 16, 16)
+            assert 10e6 < batch.decoder_bytes < 1e9
+            used |= set(batch.rows)
+            for row, path, reason in batch.bad:
                 assert path == plan.manifest.locate(row)
                 bad[row] = reason
     assert steps == [7, 7]  # of 15 microbatches
