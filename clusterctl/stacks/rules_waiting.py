@@ -219,8 +219,8 @@ def all_wait(
             [*lines, *messages.beat_lines([p for _, procs in ordered for p in procs[:1]])],
             [
                 (
-                    "find what made one rank take another branch before these lines (an empty batch, "
-                    "an early return)"
+                    "find what made one rank take another branch before these lines "
+                    "(an empty batch, an early return)"
                 )
             ],
         )
