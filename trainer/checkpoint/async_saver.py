@@ -266,7 +266,7 @@ class Saver:
         def guarded() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - thread boundary: raised by `advance` on all ranks
+            except Exception as error:  # noqa: BLE001 - thread boundary, see `advance`
                 save.fail(
                     str(error)
                     if isinstance(error, CheckpointError)

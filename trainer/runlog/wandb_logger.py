@@ -103,7 +103,7 @@ class Wandb:
             wandb.teardown()  # the service has written all only when it has ended
         except ModuleNotFoundError:
             self._fail("W&B is not installed: pip install wandb, or --wandb off")
-        except Exception as error:  # noqa: BLE001 - thread boundary: reported once, then the run continues
+        except Exception as error:  # noqa: BLE001 - thread boundary: reported once
             first = (str(error).strip().splitlines() or [""])[0]
             self._fail(f"W&B failed, the run continues without it: {type(error).__name__}: {first}")
 
