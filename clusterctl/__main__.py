@@ -1,11 +1,11 @@
-"""Where `clusterctl` and `python -m clusterctl` begin. Imports nothing of ours before Ctrl-C is minded."""
+"""The entry point. Imports nothing of ours before Ctrl-C is handled."""
 
 import signal
 import sys
 
 
 def main() -> None:
-    """As `cli.main`; Ctrl-C in the middle of imports, which take a second, is no traceback either."""
+    """As `cli.main`; Ctrl-C during imports, which take a second, prints no traceback either."""
     try:
         from clusterctl import cli
 

@@ -1,4 +1,4 @@
-"""One exception per cause, with exit code and hint. Imports nothing: every headless path loads this file."""
+"""One exception per cause, with exit code and hint. Imports nothing: every command loads it."""
 
 
 class ClusterctlError(Exception):

@@ -48,7 +48,7 @@ class Ended:
 
     @property
     def unproved(self) -> str:
-        """Why nobody can tell whether GPU memory is free; "" where it is, or is known to be held."""
+        """Why it is unknown whether GPU memory is free; "" where that is known."""
         return str(self.answer["gpu_unknown"]) if self.answer else ""
 
     @property

@@ -1,4 +1,4 @@
-"""A job as it stands on the nodes: which processes, whose, which ranks. What kill, stop and dump-stacks work on."""
+"""The processes of a job on the nodes: what kill, stop and dump-stacks work on."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def look(
 
 
 def read_jobs(results: Sequence[NodeResult[dict[str, Any]]]) -> list[NodeJob]:
-    """Answers as jobs. A process that two names of one machine both show stands under one of them."""
+    """Answers as jobs. A process that two names of one machine report belongs to one of them."""
     jobs = []
     taken: set[tuple[str, int, int]] = set()
     for result in results:

@@ -1,4 +1,4 @@
-"""A run that takes no step: when that is so, and whom it waits for, found out before it is stopped."""
+"""Detects a run that takes no step, and which rank it waits for, before it is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""incidents.jsonl of the run directory: what went wrong with a run and who was found to be at fault."""
+"""incidents.jsonl of the run directory: what went wrong with a run, and the cause."""
 
 from __future__ import annotations
 

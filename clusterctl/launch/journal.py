@@ -36,7 +36,7 @@ class Journal:
         self._fd = os.open(run_dir / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, name: str, text: str, *, node: str | None = None, **data: Any) -> JournalEvent:
-        """Record one event with the clocks of now. `text` is one sentence for people, without secrets."""
+        """Record one event, now. `text` is one sentence for people, without secrets."""
         event = JournalEvent(
             name, hide(text), node, _without_secrets(data), time.monotonic(), time.time()
         )

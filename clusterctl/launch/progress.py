@@ -1,4 +1,4 @@
-"""A running launch in a line: for a terminal that overwrites it, or as plain lines every so often."""
+"""A running launch in one line: overwritten on a terminal, every 10 s elsewhere."""
 
 from __future__ import annotations
 

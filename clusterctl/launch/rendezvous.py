@@ -1,4 +1,4 @@
-"""Which address the ranks meet at: the first one at which every node has found this run's first node."""
+"""Chooses the address where ranks meet: the first one that every node reaches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what the user asks for to a plan: look at the nodes, choose device and ranks, judge, plan."""
+"""From the user's options to a plan: collect facts, choose device and ranks, check, plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carry out a launch plan: every node at hand before any starts, watched, stopped together, proved gone."""
+"""Carry out a launch plan: connect to all nodes, start, watch, stop everywhere, verify."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class _Supervisor:
             time.sleep(max(0.0, TICK_S - (time.monotonic() - started)))
 
     def _ping(self) -> None:
-        """Keep the agents' lease, from the first channel on: a slow node must not cost the others theirs."""
+        """Renew the agents' lease, also while a slow node still connects."""
         now = time.monotonic()
         if now - self.pinged_s > min(PING_S, self.plan.timing.lease_s / 4):
             self.pinged_s = now
@@ -399,7 +399,7 @@ class _Supervisor:
         raise RunFailed(1, f"{name}: {what}", last_lines=self._shown(message["tail"]))
 
     def _fail_of_a_death(self, now: float) -> None:
-        """Raise once the cause is known. After torchrun has failed, an end that nobody saw counts too."""
+        """Raise once the cause is known. After torchrun has failed, an unseen end counts too."""
         if now - self.starter_ended_s > SETTLE_S:
             now = math.inf
         death = cause(self.deaths, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Pauses:
-    """For one node: 1, 2, 4, 8, 8 … seconds; from the first again after a connection that lasted."""
+    """For one node: 1, 2, 4, 8, 8 … seconds; the first again after a connection that lasted."""
 
     def __init__(self, first_s: float = 1.0, most_s: float = 8.0, steady_s: float = 60.0) -> None:
         self._first_s, self._most_s, self._steady_s = first_s, most_s, steady_s

@@ -1,7 +1,7 @@
-"""What nodes say, waiting to be looked at: bounded for each node, so that none can drown the others.
+"""Messages of nodes that wait to be processed, bounded for each node.
 
-A node that says more than is taken waits: its listener puts no more, its channel's window fills, and
-its payload has to hold back.
+A node that sends more than is taken waits: its listener puts no more, the window of its channel
+fills, and its payload blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Inbox(Generic[T]):
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> tuple[list[T], bool]:
-        """All that waits, as soon as there is something, and whether a node had more to say than fits."""
+        """All that waits, as soon as there is something, and whether the queue of a node is full."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting, timeout_s)
             is_full = any(map(self._is_full, self._count))

@@ -1,1 +1,1 @@
-"""What nodes say, believed only as far as it has the shape, size and characters that it must have."""
+"""Messages of nodes, accepted only with the expected shape, size and characters."""

@@ -1,4 +1,4 @@
-"""Whether an answer of the payload `active` fits the order that it answers: nothing missing, as many as asked."""
+"""Checks that an answer of the payload `active` fits its order: keys and numbers of items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each verb of the payload may say: one shape for every line of it, and how long a line may be.
+"""The shape of the lines of each payload verb, and how long a line may be.
 
 The files of clusterctl/payload/ say these lines, and say nothing else.
 """
@@ -324,7 +324,7 @@ def name_of(verb: str, args: Mapping[str, Any]) -> str:
 
 
 def read_line(name: str, line: bytes) -> dict[str, Any]:
-    """A line of a payload, `name` as `name_of` gives it. Raises `TransportError` with phase parse."""
+    """A line of the verb `name` (`name_of`). Raises `TransportError` with phase parse."""
     verb = VERBS[name]
     what = f"the answer of {name.split()[0]}"
     if len(line) > verb.line_bytes:
