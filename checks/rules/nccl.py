@@ -132,7 +132,7 @@ def roce_gid(node: NodeFacts, _limits: Profile, fleet: Fleet) -> Iterator[Findin
         yield skip("no active RoCE port is taken")
         return
     if not value.isdecimal():
-        yield fail(f"NCCL_IB_GID_INDEX={value} is no number", value=value)
+        yield fail(f"NCCL_IB_GID_INDEX={value} is not a number", value=value)
         return
     for port in roce:
         at = {gid.index: gid for gid in port.gids}.get(int(value))

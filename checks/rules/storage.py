@@ -28,7 +28,7 @@ def free_space(node: NodeFacts, limits: Profile, fleet: Fleet) -> Iterator[Findi
         # A dead network mount answers like this: statfs never returns.
         yield unknown(f"{asked}: {disk.reason}", fix="mount | tail; is its server up?")
     elif not disk.is_folder:
-        yield fail(f"{disk.path} is no folder", fix=f"name another place than {asked}")
+        yield fail(f"{disk.path} is not a folder", fix=f"name another place than {asked}")
     elif not disk.writable:
         yield fail(f"no right to write in {disk.path}", fix=f"sudo chown $USER {disk.path}")
     elif disk.free_bytes < fleet.launch.min_free_bytes:

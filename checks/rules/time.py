@@ -258,7 +258,7 @@ def _judge_quality(
         yield warn(f"{', '.join(false)} tells another time than the others", nodes=nodes, fix=fix)
     elif thin:
         yield warn(
-            f"{thin[0].address} answers not always (reach {thin[0].reach:o})", nodes=nodes, fix=fix
+            f"{thin[0].address} answers intermittently (reach {thin[0].reach:o})", nodes=nodes, fix=fix
         )
     elif isinstance(clock.sources, Unknown):
         why = f"follows {track.ref_name}, what its other sources say: {clock.sources.reason}"
@@ -272,7 +272,7 @@ def _is_without_chrony(track: Unknown) -> bool:
 
 
 def _judge_without_chrony(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> Finding:
-    """What others say where chronyd says nothing; they cannot make up for one that is there."""
+    """What other daemons report if chronyd reports nothing; they cannot replace a running chronyd."""
     found = _judge_by_others(nodes, clock, limits)
     track = clock.tracking
     assert isinstance(track, Unknown)
@@ -300,7 +300,7 @@ def _judge_by_others(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> F
                 return passed(f"{who} says it is synchronised", nodes=nodes)
             return fail(f"{who} says it is not synchronised", nodes=nodes, fix=fix)
     assert isinstance(clock.kernel_synced, Unknown)
-    return unknown(f"nobody tells: {clock.kernel_synced.reason}", nodes=nodes)
+    return unknown(f"status unavailable: {clock.kernel_synced.reason}", nodes=nodes)
 
 
 @check(

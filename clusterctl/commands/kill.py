@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.processes import NodeJob, Pick
 
 pick_options = with_options(
-    click.option("--run", "runs", multiple=True, metavar="ID", help="This run; repeat it for more. Default: the one run that is there."),
+    click.option("--run", "runs", multiple=True, metavar="ID", help="This run; repeat it for more. Default: the only run on the nodes."),
     click.option("--match", is_flag=False, flag_value="", metavar="REGEX", help="Command lines that fit, with their whole trees. Without a value: python.*train\\.py"),
     click.option("--gpus", is_flag=True, help="Whoever holds a GPU, with their whole trees."),
     click.option("--user", metavar="NAME", help="Processes of this user; 'all' for anybody's. Default: who logs in, with --run anybody's."),
@@ -29,7 +29,7 @@ pick_options = with_options(
 )  # fmt: skip
 
 
-every_option = click.option("--all-runs", "every", is_flag=True, help="Every run that is there.")
+every_option = click.option("--all-runs", "every", is_flag=True, help="Every run on the nodes.")
 
 
 def make_pick(options: dict[str, Any]) -> Pick:

@@ -16,7 +16,7 @@ from clusterctl.nodes import counted, fold
 
 @dataclass(frozen=True, slots=True)
 class FabricRow:
-    """One node's ports. `flags` say what is wrong; what nobody knows makes it unknown."""
+    """One node's ports. `flags` say what is wrong; an unknown value makes it unknown."""
 
     node: str
     active: int | None  # None: unknown

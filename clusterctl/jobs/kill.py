@@ -32,7 +32,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How it went on one node. `answer` is None where nobody knows."""
+    """How it went on one node. `answer` is None if the node gave none."""
 
     job: NodeJob
     answer: dict[str, Any] | None

@@ -130,7 +130,7 @@ class Look:
 
     @property
     def headline(self) -> str:
-        """One line: who is waited for, or why nobody knows."""
+        """One line: who is waited for, or why that is unknown."""
         if self.diagnosis is None:
             return f"UNKNOWN: the ranks could not be looked at ({self.error})"
         verdict = self.diagnosis.verdict

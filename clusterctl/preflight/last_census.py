@@ -62,7 +62,7 @@ def previous(seen: Mapping[str, Any], node: Node, now_s: float) -> Previous | Un
 def _finite(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{value!r} is not a time")
     return number
 
 

@@ -174,7 +174,7 @@ def table_rows(report: Report, everything: bool = False) -> list[tuple[Verdict, 
 def fix_lines(report: Report) -> list[str]:
     """`fix n5: lspci | grep -i nvidia  [reboot]` for each bad finding that has one, each once.
 
-    What could not be found out gets a `hint` instead: nobody knows what there is to fix.
+    An unknown finding gets a `hint` instead, because its fix is unknown.
     """
     lines: dict[tuple[str, str], dict[str, None]] = {}
     for one in report.folded(following=False):

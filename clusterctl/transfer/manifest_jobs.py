@@ -281,7 +281,7 @@ class Table:
         return code
 
     def close(self) -> None:
-        """End it if it still runs; what it has written goes on with the same command."""
+        """End it if it still runs; the same command continues from what it has written."""
         self._answers.put(None)
         if self._process.poll() is None:
             self._process.terminate()

@@ -243,7 +243,7 @@ class Teller:
                 self._output.warn(problem, "warn")
 
     def tell_damage(self, damage: str) -> None:
-        """What of a recording could not be read: nobody knows what was wrong then."""
+        """What of a recording could not be read: what was wrong then is unknown."""
         self._damage = damage
         if damage and not self._output.json:
             self._output.warn(damage, "warn")

@@ -40,7 +40,7 @@ Examples:
     "--record",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write down all that is shown, for --replay; goes on with a file that is there.",
+    help="Record all that is shown, for --replay; appends to an existing file.",
 )
 @click.option("--once", is_flag=True, help="One look as text, then exit.")
 @click.option(

@@ -72,7 +72,7 @@ class Actions(Protocol):
     """What can be asked for. Each raises `ClusterctlError` with a sentence, or `work.Cancelled`."""
 
     def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
-        """Stacks of the run in `directory` (None: the one that is there), on these nodes or all."""
+        """Stacks of the run in `directory` (None: the only one), on these nodes or all."""
 
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
         """All checks of these nodes, as lines."""

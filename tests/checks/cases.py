@@ -150,7 +150,7 @@ CASES: dict[str, list[Case]] = {
         bad("a false ticker", WARN, clock=of_chrony("falseticker")),
         bad("RMS offset", WARN, **clock(tracking=h.tracking(rms_offset_s=0.5))),
         bad("kernel says no", FAIL, **clock(tracking=Unknown("no chronyd"), sources=Unknown("-"), kernel_synced=False)),
-        bad("nobody tells", UNKNOWN, **clock(tracking=Unknown("-"), sources=Unknown("-"), kernel_synced=Unknown("refused"))),
+        bad("status unavailable", UNKNOWN, **clock(tracking=Unknown("-"), sources=Unknown("-"), kernel_synced=Unknown("refused"))),
     ],
     "time.daemons": [bad("two", FAIL, **clock(daemons=("chronyd", "systemd-timesyn")))],
     "time.sources": [bad("another server", WARN, **clock(sources=(TimeSource("8.8.8.8", "selected", 2, 64.0, 255, 1.0, 0.0, 0.0),)))],

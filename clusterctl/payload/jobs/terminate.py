@@ -139,7 +139,7 @@ class Ending:
     def _hold(self):
         """Stop everything until nothing new appears: what is stopped starts nothing any more.
 
-        Without this a process that forks as it is killed leaves a child whose parent nobody knows.
+        Without this a process that forks as it is killed leaves a child whose parent is unknown.
         """
         deadline = time.monotonic() + HOLD_S
         while time.monotonic() < deadline:

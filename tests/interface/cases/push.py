@@ -16,7 +16,7 @@ def _source(shell: Shell) -> None:
 
 @case("push.good")
 def good(shell: Shell) -> None:
-    """A file: new, already there, replaced; a folder; a place that is no folder."""
+    """A file: new, already there, replaced; a folder; a path that is not a folder."""
     _source(shell)
     with LoopbackCluster(["n1"], Path("loopback").absolute()) as nodes:
         Path("nodes.txt").write_text(nodes.hostfile.read_text())

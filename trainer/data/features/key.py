@@ -156,7 +156,7 @@ def encoder_width(place: str | None) -> int:
     try:
         return int(read_object(folder / "config.json")["d_model"]) if folder else 0
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise FeaturesError(f"{place} is no folder of a T5 encoder: {error}") from None
+        raise FeaturesError(f"{place} is not a folder of a T5 encoder: {error}") from None
 
 
 def _short(digest: Any) -> str:

@@ -84,7 +84,7 @@ def to_schema(batch: Batch, schema: Any) -> tuple[Any, list[WrongRow]]:
         cells: Any
         if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
             cells, bad = _numbers(values, pa.types.is_integer(field.type))
-            what = "is no whole number" if pa.types.is_integer(field.type) else "is no number"
+            what = "is not an integer" if pa.types.is_integer(field.type) else "is not a number"
         elif pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
             cells, bad, what = values, _not_utf8(values), "is not UTF-8"
         else:  # of another table: empty where a row of a csv has none

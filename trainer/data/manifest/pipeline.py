@@ -97,10 +97,10 @@ class Done:
 
 
 def run(plan: Plan, out: Path, options: Options) -> Done:
-    """Make `out`; goes on where an interrupted run of the same plan stopped.
+    """Make `out`; continues where an interrupted run of the same plan stopped.
 
-    Raises ManifestError for an unusable source, a file that is there already, and more wrong rows
-    than allowed (what is done stays: the same command with a higher limit goes on).
+    Raises ManifestError for an unusable source, an existing file, and more wrong rows
+    than allowed (what is done stays: the same command with a higher limit continues).
     """
     if plan.layout is None:
         check_suffix(out)

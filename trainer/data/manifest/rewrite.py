@@ -165,7 +165,7 @@ class Rewrite:
             rows, wrong.column("bad").to_pylist(), wrong.column("shown").to_pylist(), strict=True
         ):
             kind = schema.field(place).type
-            what = "is no whole number" if pa.types.is_integer(kind) else "is no number"
+            what = "is not an integer" if pa.types.is_integer(kind) else "is not a number"
             what = "is not UTF-8" if _is_string(kind) else what
             reason = f"{schema.field(place).name} {repr(unescaped(shown))[:60]} {what}"
             found.append(WrongRow(lines[row], reason))
@@ -197,7 +197,7 @@ class Rewrite:
         for row, shown in wrong:
             raise ManifestError(
                 f"{source.path}: line {source.lines([row])[row]}: {one.name} "
-                f"{unescaped(shown)!r} is no number",
+                f"{unescaped(shown)!r} is not a number",
                 hint="correct it, or write a csv",
             )
 
@@ -206,7 +206,7 @@ class Rewrite:
 def rewriting(verb: str, sources: Sequence[Path], out: Path, options: Options) -> Iterator[Rewrite]:
     """Make `out` from `sources`; it appears whole when the block ends well.
 
-    Raises ManifestError for an unusable source, a file that is there already, more wrong rows than
+    Raises ManifestError for an unusable source, an existing file, more wrong rows than
     allowed, and a disk that is full.
     """
     check_suffix(out)

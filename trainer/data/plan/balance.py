@@ -32,10 +32,10 @@ _RANKS, _STEPS = 4, 5  # words that keep these draws apart from the plan's
 class Balance:
     """How an epoch's microbatches are put into steps.
 
-    `costs[cell]` is the relative cost of one microbatch of a bucket, a whole number (see `classes`);
-    equal numbers may share a step. `steps` tells of what a step is made, {epoch: (ranks, microbatches
-    of each rank) from this epoch on}: a run that goes on with another number of ranks keeps the order
-    of the epoch it is in and changes with the next.
+    `costs[cell]` is the relative cost of one microbatch of a bucket, an integer (see `classes`).
+    Microbatches of equal cost may share a step. `steps` is {epoch: (ranks, microbatches of each
+    rank)}, from that epoch on: a run that resumes with another number of ranks keeps the order of
+    its epoch and changes with the next.
     """
 
     window: int  # steps

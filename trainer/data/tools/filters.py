@@ -244,7 +244,7 @@ def _decide(made: Rewrite, source: Source, wanted: Sequence[Condition | str]) ->
 
 
 def _view(made: Rewrite, source: Source, expressions: Sequence[str]) -> str:
-    """SQL for the columns that expressions name; a cell of a csv that is no number is NULL."""
+    """SQL for the columns that expressions name; a csv cell that is not a number is NULL."""
     text = " ".join(expressions).casefold()
     names = [name for name in source.names if name.casefold() in text]
     return ", ".join(

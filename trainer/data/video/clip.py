@@ -138,7 +138,7 @@ def probe(path: str) -> ClipFacts:
 
 
 def check_regular(path: str) -> os.stat_result:
-    """Refuse what is no file: a FIFO would block in open until somebody writes to it, for ever."""
+    """Refuse what is not a file: a FIFO would block in open until somebody writes to it, for ever."""
     try:
         facts = Path(path).stat()
     except OSError as error:

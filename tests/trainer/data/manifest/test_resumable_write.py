@@ -250,7 +250,7 @@ def test_what_is_there_is_replaced_only_when_told_to(tmp_path, capsys):
     out = tmp_path / "o.csv"
     out.write_text("mine")
     assert main(["convert", str(source), str(out)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert out.read_text() == "mine"
     assert main(["convert", str(source), str(out), "--force"]) == 0
     assert out.read_bytes() == source.read_bytes()

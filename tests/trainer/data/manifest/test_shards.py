@@ -110,7 +110,7 @@ def test_rows_that_training_leaves_out_are_left_out_of_shards(tmp_path, capsys):
     assert "line 4: num_frames is '0'" in said
     assert read_manifest(tmp_path / "a.shards").fingerprint == read_manifest(source).fingerprint
     assert main(["shard", str(source), "-q"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["shard", str(source), "-q", "--force"]) == 1
 
 

@@ -80,7 +80,7 @@ def test_wrong_cells_are_listed_and_the_row_left_out(do, tmp_path, capsys):
     assert do("convert a.csv b.parquet") == 1
     said = capsys.readouterr().err
     assert "left out 3 rows" in said
-    assert "line 3: num_frames 'five' is no whole number" in said
+    assert "line 3: num_frames 'five' is not an integer" in said
     assert "line 4: 2 cells, the header has 3" in said
     assert "line 6: path 'e\\udcff' is not UTF-8" in said
     assert pq.read_table(tmp_path / "b.parquet")["path"].to_pylist() == ["a", "d"]
@@ -277,7 +277,7 @@ def test_merge_on_a_column_puts_tables_side_by_side(do, tmp_path, suffix, capsys
     (tmp_path / "t.csv").write_text("path,score\nx,1\ny,2\nx,3\n")
     (tmp_path / "w.csv").write_text("path,file_size\nx,1\ny,many\n")
     assert do(f"merge a.{suffix} w.csv w.parquet --on path") == 2
-    assert "w.csv: line 3: file_size 'many' is no number" in capsys.readouterr().err
+    assert "w.csv: line 3: file_size 'many' is not a number" in capsys.readouterr().err
     assert do(f"merge a.{suffix} t.csv u.csv --on path") == 2
     assert "path 'x' stands in line 2 and in line 4" in capsys.readouterr().err
 
