@@ -20,7 +20,10 @@ MOST_SKIPS = 40  # statements kept from the formatter, each a table
 MOST_FILES = 20  # Python files side by side
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
 WORDS = (
-    (r"(?<!there )\bis no (whole number|number|time|duration|file|folder|key|name)\b", "is not a valid …"),
+    (
+        r"(?<!there )\bis no (whole number|number|time|duration|file|folder|key|name)\b",
+        "is not a valid …",
+    ),
     (r"\bis meant\?", "did you mean …?"),
     (r"\bstands already in line\b", "already defined on line N"),
     (r"\bis there already\b", "already exists"),

@@ -21,7 +21,7 @@ from trainer.config.load import Config
 from trainer.data.features.cache import Features
 from trainer.data.features.captions import use_projected
 from trainer.data.features.key import Hashes, key_of, refuse_other, unseen
-from trainer.data.loader.dataset import build_loader
+from trainer.data.loader.build import build_loader
 from trainer.data.loader.features_loader import NoText, NoVAE
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.shared_manifest import read_once

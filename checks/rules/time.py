@@ -258,7 +258,9 @@ def _judge_quality(
         yield warn(f"{', '.join(false)} tells another time than the others", nodes=nodes, fix=fix)
     elif thin:
         yield warn(
-            f"{thin[0].address} answers intermittently (reach {thin[0].reach:o})", nodes=nodes, fix=fix
+            f"{thin[0].address} answers intermittently (reach {thin[0].reach:o})",
+            nodes=nodes,
+            fix=fix,
         )
     elif isinstance(clock.sources, Unknown):
         why = f"follows {track.ref_name}, what its other sources say: {clock.sources.reason}"

@@ -136,7 +136,7 @@ def reader(way: str, args: argparse.Namespace) -> Callable[[str, int], None]:
     if way == "pure decoding":
         return lambda path, start: decode_only(path, start, frames)
     from trainer.data.video.clip import read_window
-    from trainer.data.video.decode import Window
+    from trainer.data.video.window import Window
 
     resize = way.partition(", ")[2] or "bilinear"
     kind = np.float32 if resize == "torch" else np.uint8
@@ -184,8 +184,9 @@ def workers(args: argparse.Namespace) -> None:
     import psutil
     import torch
 
-    from trainer.data.loader.dataset import LoaderOptions, build_loader
-    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.loader.build import build_loader
+    from trainer.data.loader.dataset import LoaderOptions
+    from trainer.data.manifest.read import read_manifest
     from trainer.data.plan.buckets import Buckets
     from trainer.data.plan.data_plan import Cursor, DataPlan
 

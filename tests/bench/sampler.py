@@ -68,7 +68,7 @@ def sizes_of(path: Path) -> Manifest:
 
 def ours(path: Path, ranks: int, sizes_only: bool) -> dict[str, float]:
     """In a process of its own, for its peak memory."""
-    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.manifest.read import read_manifest
     from trainer.data.plan.balance import Balance, classes
     from trainer.data.plan.buckets import Buckets
     from trainer.data.plan.data_plan import DataPlan

@@ -64,7 +64,7 @@ def write(path: Path, rows: int, caption: int = 40) -> None:
 
 
 def read_ours(path: Path) -> int:
-    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.manifest.read import read_manifest
 
     return len(read_manifest(path))
 
@@ -192,7 +192,7 @@ def measure(work: Callable[[], Any]) -> dict[str, float]:
 def rank_begins(path: Path, how: str) -> dict[str, float]:
     """One rank of many before its first step: processor time and share of the memory."""
     from tests.bench.sampler import CONFIG
-    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.manifest.read import read_manifest
     from trainer.data.manifest.shared_manifest import read_once
     from trainer.data.plan.balance import Balance, classes
     from trainer.data.plan.buckets import Buckets

@@ -12,7 +12,7 @@ from tests.trainer import ranks
 from tests.trainer.ranks import TINY, Done
 from trainer.config.load import load
 from trainer.data.digits import main as render
-from trainer.data.manifest.manifest import read_manifest
+from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan
 from trainer.runlog.telemetry import Event, StepRecord, read

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.data.video.decode import Decoder, Window
+from trainer.data.video.decode import Decoder
 from trainer.data.video.pixels import to_signed
+from trainer.data.video.window import Window
 from trainer.errors import ConfigError
 from trainer.infer.conditions import Group, frames_of
 from trainer.models.vae.build import VideoVAE

@@ -129,7 +129,7 @@ def load_plain(data):
             return json.loads(data.decode(), parse_int=short_int)
         return PlainUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # noqa: BLE001 - odd bytes raise anything
-        raise ValueError("no flight record: %s" % error)
+        raise ValueError("not a flight record: %s" % error)
 
 
 def short_int(text):
@@ -151,7 +151,7 @@ def newest(data):
             return [shortened(row, room) for rows in groups.values() for row in rows[-count:]]
         except ValueError as error:
             why = error
-    raise ValueError("no flight record: %s" % why)
+    raise ValueError("not a flight record: %s" % why)
 
 
 def shortened(row, room):

@@ -24,7 +24,8 @@ from trainer.data.features.cache import Features
 from trainer.data.features.files import FeaturesError, digest_of
 from trainer.data.features.key import encoder_width
 from trainer.data.manifest import shards
-from trainer.data.manifest.manifest import Manifest, read_manifest
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.errors import ConfigError, TrainerError
 from trainer.infer import __main__ as infer

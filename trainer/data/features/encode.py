@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from trainer.config import load as configuration
     from trainer.data.features import encode_job as jobs
     from trainer.data.features.encode_plan import Options, foresee
-    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.manifest.read import read_manifest
     from trainer.data.manifest.shared_manifest import read_once
     from trainer.data.tools.left_out import tell_left_out
 

@@ -24,7 +24,8 @@ from trainer.data.features.encode_work import (
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, Piece, write
 from trainer.data.features.index import COLUMNS, table_pieces, text_key
 from trainer.data.features.units import keys_of, segments
-from trainer.data.video.decode import Reply, Window
+from trainer.data.video.decode import Reply
+from trainer.data.video.window import Window
 from trainer.engine.base import set_threads
 from trainer.runlog.progress import RowProgress
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from trainer.data.features.cache import DTYPES, EXACT, POSTERIOR
 from trainer.data.features.files import Piece
 from trainer.data.features.units import Grid
-from trainer.data.video.decode import Decoder, Reply, Window
+from trainer.data.video.decode import Decoder, Reply
 from trainer.data.video.pixels import to_signed
+from trainer.data.video.window import Window
 
 # K chunks · P 1, or 2: mean and log-variance · C channels · T,H,W frames, height, width in pixels
 # Z,h,w latent frames, height, width

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,10 +26,6 @@ from trainer.data.loader.microbatch import Batch, Task, assemble, make_task
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import MEMORY_BYTES, START_TIMEOUT_S, Decoder, DecoderBroken
 from trainer.errors import ConfigError, TrainerError
-
-if TYPE_CHECKING:
-    from trainer.data.features.cache import Features
-
 
 _EMPTY = 100  # epochs without a step, one after another: chance leaves out one, hardly so many
 
@@ -298,34 +294,3 @@ class Loader:
                 index = cursor.consumed + number * self.world + self.rank
                 yield make_task(self.plan, cursor.epoch, index, self._options.resize)
             cursor = cursor.next_epoch()
-
-
-def build_loader(
-    plan: DataPlan,
-    cursor: Cursor,
-    rank: int,
-    world: int,
-    workers: int,
-    config: Any = None,
-    *,
-    each: int = 1,
-    features: Features | None = None,
-) -> Loader:
-    """Batches for one rank from `cursor` on; `each` for each step, none short, none skipped.
-
-    `workers` decoding processes, at least one; `config` is a training configuration or
-    `LoaderOptions`; with `features` nothing is decoded, see `features_loader.read_batch`. Raises
-    TooFewClips when no epoch holds even one step; iterating raises TooManyBadSamples and
-    LoaderError.
-    """
-    options = LoaderOptions.of(config)
-    if features is None:
-        loader = Loader(plan, cursor, rank, world, workers, options, each)
-    else:
-        from trainer.data.loader.features_loader import (
-            FeatureLoader,  # here: it stands on this module
-        )
-
-        loader = FeatureLoader(features, plan, cursor, rank, world, workers, options, each)
-    loader.next_place()
-    return loader

@@ -112,30 +112,6 @@ def _digest_to(manifest: Manifest, stride: int) -> list[str]:
     return found
 
 
-def read_manifest(
-    path: Path | str,
-    root: Path | str | None = None,
-    max_wrong_rows: int = MAX_WRONG_ROWS,
-    memory_efficient: bool = False,
-) -> Manifest:
-    """Read a manifest; wrong rows are left out and listed in `wrong`.
-
-    `root` is where relative paths start, by default the manifest's own folder. A folder made by
-    `python -m trainer.data shard`, or with `memory_efficient` the one beside the file, keeps captions
-    and paths on disk: three numbers a row are in memory. Raises ManifestError
-    for a file that is missing or of another kind, a missing column (naming the verb that makes it),
-    no usable row, and more than `max_wrong_rows` wrong rows (listing the first of them).
-    """
-    source = Path(path)
-    if memory_efficient or source.is_dir():
-        from trainer.data.manifest.shards import find_shards, read_shards  # here: it needs pyarrow
-
-        return read_shards(find_shards(source), root)
-    from trainer.data.manifest.reader import read_file
-
-    return read_file(source, Path(root) if root is not None else None, max_wrong_rows)
-
-
 def refuse_too_many(source: Path, wrong: list[WrongRow], limit: int) -> None:
     """Sort wrong rows by line; raise ManifestError with the first when there are more than `limit`."""
     wrong.sort(key=lambda row: row.line)

@@ -10,7 +10,6 @@ from typing import Any, overload
 import numpy as np
 
 from trainer.data.manifest.manifest import (
-    MAX_WRONG_ROWS,
     NUMBERS,
     REQUIRED,
     Manifest,
@@ -47,21 +46,6 @@ class Unread(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         raise LookupError("only the numbers of this manifest were read")
-
-
-def read_numbers(
-    source: Path, max_wrong_rows: int = MAX_WRONG_ROWS, progress: Shown = lambda share, rows: None
-) -> Manifest:
-    """As `read_manifest`, same rows left out, without paths and texts: 16 bytes of memory a row.
-
-    `progress` gets (share read, rows). Raises ManifestError as `read_manifest` does, but for texts
-    of a parquet file that are not UTF-8: it does not look at them.
-    """
-    if source.is_dir():
-        from trainer.data.manifest.shards import read_shards
-
-        return read_shards(source)
-    return read_file(source, None, max_wrong_rows, with_texts=False, progress=progress)
 
 
 def read_file(

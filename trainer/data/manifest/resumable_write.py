@@ -162,7 +162,9 @@ class Job:
             # killed between its last rename and the end
             self.finished = self.out.exists() and not self.whole.exists()
         if self.out.exists() and not self._force and not self.finished:
-            raise ManifestError(f"{self.out} already exists", hint="choose another name, or --force")
+            raise ManifestError(
+                f"{self.out} already exists", hint="choose another name, or --force"
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.manifest.manifest import NUMBERS, Manifest, read_manifest
+from trainer.data.manifest.manifest import NUMBERS, Manifest
+from trainer.data.manifest.read import read_manifest
 from trainer.data.manifest.shared import Ranks, map_array, once, save_array
 from trainer.data.manifest.texts import MappedTexts
 

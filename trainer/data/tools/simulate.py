@@ -177,7 +177,7 @@ def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[floa
 
 
 def _data(name: str, rows: int, config: Config) -> Manifest:
-    from trainer.data.manifest.manifest import read_manifest
+    from trainer.data.manifest.read import read_manifest
 
     if name not in STAND_INS:
         return read_manifest(Path(name), config.dataset.root)

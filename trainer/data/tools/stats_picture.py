@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from trainer.data.manifest.manifest import Manifest
-from trainer.data.tools.stats import SIZES_SHOWN, Stats
+from trainer.data.tools.manifest_stats import SIZES_SHOWN, Stats
 
 PAPER, INK, BAR, WARN = "#ffffff", "#222222", "#4a7fb0", "#c0562f"
 DPI = 100

@@ -25,8 +25,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.video.decode import Window
-from trainer.data.video.scale import Put, scaler
+from trainer.data.video.scale import Put, put
+from trainer.data.video.window import Window
 
 __all__ = [
     "ClipError",
@@ -60,6 +60,15 @@ if _PYAV < 17:  # a stream has no index_entries there
 # Nobody reads titles here, so bytes that are not UTF-8 must not refuse a clip. PyAV 19 decodes
 # them leniently by itself and no longer takes the argument.
 _ANY_TITLE: Any = {"metadata_errors": "ignore"} if _PYAV < 19 else {}
+
+
+def scaler(resize: str) -> Put:
+    """The function that puts a frame into [3, H, W]; only upstream's loads torch."""
+    if resize == "torch":
+        from trainer.data.video.upstream_resize import put_as_upstream
+
+        return put_as_upstream
+    return put
 
 
 class ClipError(Exception):

@@ -29,13 +29,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.video import helper_process
 from trainer.data.video.clip_cache import ClipCache
+from trainer.data.video.window import Window
 from trainer.errors import TrainerError
 from trainer.runlog.telemetry import CurrentClip
 
@@ -51,23 +52,6 @@ _LEFT_BEHIND = 16  # helpers at once: each keeps its memory until its file syste
 
 class DecoderBroken(TrainerError):
     """The helper cannot run at all (not one clip's fault); the text holds its last words."""
-
-
-class Window(NamedTuple):
-    """Frames `start`, `start` + `interval`, … of a file of at least `expected` frames, and their size."""
-
-    start: int
-    frames: int
-    interval: int
-    height: int
-    width: int
-    expected: int
-    resize: str = "bilinear"  # "area": mean of what a pixel covers; "torch": upstream's, float32
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of its pixels: uint8 in 0..255, or with "torch" float32 in -1..1."""
-        return np.dtype(np.float32 if self.resize == "torch" else np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

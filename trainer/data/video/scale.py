@@ -20,7 +20,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
-from trainer.data.video.decode import Window
+from trainer.data.video.window import Window
 
 Put = Callable[[Any, Window, NDArray[Any]], None]
 
@@ -28,21 +28,12 @@ _GBR = (1, 2, 0)  # channel of each plane of gbrp; planes need no transposing, u
 _reformatter = VideoReformatter()  # keeps its scaling context while sizes stay the same
 
 
-def scaler(resize: str) -> Put:
-    """The function that puts a frame into [3, H, W]; only upstream's loads torch."""
-    if resize == "torch":
-        from trainer.data.video.upstream_resize import put_as_upstream
-
-        return put_as_upstream
-    return _put
-
-
 def turns_of(frame: Any) -> int:
     """Quarter turns, counter-clockwise as numpy's, that the container asks for."""
     return round(frame.rotation / 90) % 4
 
 
-def _put(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
+def put(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
     turns = turns_of(frame)
     height, width = window.height, window.width
     if turns % 2:

@@ -14,7 +14,8 @@ from trainer.config import load as configuration
 from trainer.config.load import Config
 from trainer.data.__main__ import main
 from trainer.data.features.cache import Features
-from trainer.data.manifest.manifest import Manifest, read_manifest
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan
 from trainer.models.vae.video import save_vae

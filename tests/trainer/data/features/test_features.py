@@ -25,13 +25,15 @@ from trainer.data.__main__ import main
 from trainer.data.features.cache import Features
 from trainer.data.features.files import FeaturesError
 from trainer.data.features.units import Grid, find_units, segments
-from trainer.data.loader.dataset import LoaderOptions, build_loader
+from trainer.data.loader.build import build_loader
+from trainer.data.loader.dataset import LoaderOptions
 from trainer.data.loader.features_loader import latents_of, read_batch
 from trainer.data.loader.microbatch import Clip, Task, make_task
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.content import content_ids
 from trainer.data.plan.data_plan import Cursor
-from trainer.data.video.decode import Decoder, Window
+from trainer.data.video.decode import Decoder
+from trainer.data.video.window import Window
 from trainer.errors import TooManyBadSamples
 from trainer.models.text import TextEncoder
 from trainer.models.vae.build import IdentityVAE, build_vae
@@ -349,7 +351,7 @@ def test_a_missing_clip_or_caption_is_named(place: Place, cache: Path, tmp_path:
     ):  # fmt: skip
         write_table(place.folder / "other.csv", changed)
         other = place.config("--data-path", str(place.folder / "other.csv")).dataset.data_path
-        from trainer.data.manifest.manifest import read_manifest
+        from trainer.data.manifest.read import read_manifest
 
         with pytest.raises(FeaturesError, match=words) as caught:
             features.check_rows(read_manifest(str(other)), buckets)

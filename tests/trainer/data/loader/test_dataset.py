@@ -15,14 +15,9 @@ import torch
 
 from tests.trainer.data.video.test_decode import is_gone, wait_for
 from trainer.data import digits
-from trainer.data.loader.dataset import (
-    DecodingWorker,
-    LoaderError,
-    LoaderOptions,
-    TooFewClips,
-    build_loader,
-)
-from trainer.data.manifest.manifest import read_manifest
+from trainer.data.loader.build import build_loader
+from trainer.data.loader.dataset import DecodingWorker, LoaderError, LoaderOptions, TooFewClips
+from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.errors import TooManyBadSamples
@@ -293,8 +288,8 @@ RANK = """
 import sys, time
 import psutil
 from trainer.data.plan.buckets import Buckets
-from trainer.data.loader.dataset import build_loader
-from trainer.data.manifest.manifest import read_manifest
+from trainer.data.loader.build import build_loader
+from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.data_plan import Cursor, DataPlan
 plan = DataPlan(read_manifest(sys.argv[1]), Buckets.parse({"16px": {8: (1.0, 4)}}), 5)
 batches = iter(build_loader(plan, Cursor(), 3, 4, 2))

@@ -13,10 +13,12 @@ from tests.lab.clip_mount import ClipMount, why_no_fuse
 from tests.trainer.data.loader.test_dataset import plan_of
 from tests.trainer.data.video.test_decode import is_gone, wait_for
 from trainer.data import digits
-from trainer.data.loader.dataset import LoaderOptions, build_loader
+from trainer.data.loader.build import build_loader
+from trainer.data.loader.dataset import LoaderOptions
 from trainer.data.plan.data_plan import Cursor
 from trainer.data.video import decode
-from trainer.data.video.decode import Decoder, DecoderBroken, Window
+from trainer.data.video.decode import Decoder, DecoderBroken
+from trainer.data.video.window import Window
 from trainer.errors import TooManyBadSamples
 
 pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=f"no FUSE: {why_no_fuse()}")

@@ -13,9 +13,10 @@ from PIL import Image
 from tests.trainer.data.clips import write_clip
 from tests.trainer.data.loader.test_dataset import FAST, damage, plan_of
 from trainer.data import digits
-from trainer.data.loader.dataset import build_loader
+from trainer.data.loader.build import build_loader
 from trainer.data.plan.data_plan import Cursor
-from trainer.data.video.decode import Decoder, Window
+from trainer.data.video.decode import Decoder
+from trainer.data.video.window import Window
 
 X264 = {"preset": "ultrafast", "threads": "1"}
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainer.data.manifest.manifest import ManifestError, read_manifest
+from trainer.data.manifest.manifest import ManifestError
+from trainer.data.manifest.read import read_manifest
 
 HEADER = "path,text,num_frames,height,width,fps,vmaf\n"
 

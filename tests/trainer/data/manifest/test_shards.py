@@ -11,8 +11,8 @@ import pytest
 from tests.trainer.data.tables import write_table
 from trainer.data.__main__ import main
 from trainer.data.manifest import shards
-from trainer.data.manifest.manifest import ManifestError, read_manifest
-from trainer.data.manifest.reader import read_numbers
+from trainer.data.manifest.manifest import ManifestError
+from trainer.data.manifest.read import read_manifest, read_numbers
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.trainer.checkpoint.test_files import Rank, Together
 from trainer.data.__main__ import main
 from trainer.data.manifest import shared, shared_manifest
-from trainer.data.manifest.manifest import Manifest, ManifestError, read_manifest
+from trainer.data.manifest.manifest import Manifest, ManifestError
+from trainer.data.manifest.read import read_manifest
 from trainer.data.manifest.shared_manifest import read_once
 from trainer.data.manifest.texts import MappedTexts
 from trainer.data.plan.balance import Balance

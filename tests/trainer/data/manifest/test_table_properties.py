@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.trainer.data.plan.test_buckets import CONFIGS
 from tests.trainer.data.rows import random_manifest
 from trainer.data.manifest import table_io as tables
-from trainer.data.manifest.manifest import ManifestError, WrongRow, read_manifest
+from trainer.data.manifest.manifest import ManifestError, WrongRow
+from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.balance import Balance, classes
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan

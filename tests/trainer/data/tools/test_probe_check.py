@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.data.clips import write_clip
 from tests.trainer.data.tables import rows_of
 from trainer.data.__main__ import main
-from trainer.data.manifest.manifest import read_manifest
+from trainer.data.manifest.read import read_manifest
 from trainer.data.tools import file_probe as examine
 
 PLAIN = {"codec": "libx264", "preset": "ultrafast", "threads": "1"}

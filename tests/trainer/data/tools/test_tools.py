@@ -7,7 +7,7 @@ import pytest
 from tests.trainer.data.clips import write_clip
 from trainer.data import digits
 from trainer.data.__main__ import main
-from trainer.data.manifest.manifest import read_manifest
+from trainer.data.manifest.read import read_manifest
 
 
 @pytest.fixture(scope="module")

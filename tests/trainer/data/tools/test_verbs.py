@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.tables import NAMES, rows_of, write_table
 from trainer.data.__main__ import main
-from trainer.data.manifest.manifest import read_manifest
+from trainer.data.manifest.read import read_manifest
 from trainer.data.manifest.table_io import open_table
 from trainer.data.tools import rewrite
 
