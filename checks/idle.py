@@ -17,8 +17,8 @@ def working_power_w(
 ) -> float | None:
     """The median power where it shows that most GPUs compute: at least `share` of their limit.
 
-    `else_w` decides where the limit is not known. None for fewer than `fewest` GPUs, of which nobody
-    can say which one is odd.
+    `else_w` decides if the limit is unknown. None for fewer than `fewest` GPUs: any of them
+    could be the odd one.
     """
     least_w = share * limit_w if limit_w else else_w
     if least_w is None or len(powers_w) < fewest:

@@ -130,7 +130,7 @@ def _env_fix(reason: str) -> str | None:
     fix="leave one node out: -x; its cable, NIC counters, MTU, firewall to the other",
 )
 def allreduce(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The nodes sum numbers together: no node and no link between two of them fails, hangs or is slow.
+    """All-reduce over the nodes works: no node and no link between them fails, hangs or is slow.
 
     A hang in a collective names nobody: every rank waits. Tests by pairs and halves do.
     """
@@ -189,7 +189,7 @@ def allreduce(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     fix="the firewall's line on that node; or another --master-port",
 )
 def port(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
-    """The port where ranks meet can be reached on every node from the next, on the first one from all.
+    """The next node reaches each node's rendezvous port, and all nodes reach the first one's.
 
     A blocked port shows itself as a launch that waits for ten minutes.
     """
@@ -289,7 +289,7 @@ def token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     fix="its mount options, its link to the server, other load",
 )
 def read(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """Every node reads the shared folder, all at once, about as fast as the others, and reads it right."""
+    """All nodes read the shared folder at once, correctly, and about as fast as each other."""
     active = _of(fleet)
     if not active.writer:
         yield skip("no --shared folder was named")

@@ -114,7 +114,7 @@ def memlock(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
     fix="mount -o remount,size=50% /dev/shm; docker --shm-size",
 )
 def shm(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
-    """Room in /dev/shm: loaders hand batches over in it, and die with a bus error where it is full."""
+    """/dev/shm has space for batches of loaders; if it is full, a bus error kills them."""
     assert isinstance(node.shell_limits, ShellLimits)
     have, memory = node.shell_limits.shm_bytes, node.memory
     if isinstance(have, Unknown):

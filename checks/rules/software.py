@@ -92,7 +92,7 @@ def colossalai_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
     fix="pip install 'av>=17'",
 )
 def av_known_bad(node: NodeFacts, limits: Profile, _fleet: Fleet) -> Iterator[Finding]:
-    """PyAV is none of the versions whose decoder threads freeze, and can read clips for the trainer."""
+    """PyAV can read clips for the trainer, and is no version whose decoder threads freeze."""
     env = node.software
     if isinstance(env, Unknown):
         gone = node.interpreter in ("missing", "broken")

@@ -20,7 +20,7 @@ from checks.runner import check, majority
     fix="du -xh --max-depth=1 DIR | sort -h",
 )
 def free_space(node: NodeFacts, limits: Profile, fleet: Fleet) -> Iterator[Finding]:
-    """Room for checkpoints and logs where the run directory will be, and the right to write there."""
+    """The place of the run directory is writable, with space for checkpoints and logs."""
     assert fleet.launch is not None
     asked = fleet.launch.run_dir_parent
     disk = node.disks.get(asked, Unknown(f"{asked} was not measured"))

@@ -56,7 +56,7 @@ def middle_clock(offsets_s: Sequence[float]) -> float:
 def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """The nodes' clocks agree.
 
-    Time-outs of the rendezvous and of NCCL's watchdog, the order of logs and file times depend on it.
+    Timeouts of the rendezvous and NCCL's watchdog, the order of logs, and file times depend on it.
     """
     read = list(_clocks(fleet))
     trips = [one[1].exchange for one in read if not isinstance(one, Finding)]
@@ -231,7 +231,7 @@ def _judge_sync(name: str, clock: Clock, limits: Profile) -> Iterator[Finding]:
 
 
 def _stepped(track: ChronyTracking) -> str:
-    """The mean of the offsets remembers what the last one does not: a jump of the clock or the source."""
+    """The mean offset still shows a jump of the clock or its source; the last offset does not."""
     if track.rms_offset_s < 20 * abs(track.last_offset_s) or track.rms_offset_s < 0.01:
         return ""
     return f"; one of them was stepped (RMS offset {track.rms_offset_s:.3f} s)"
@@ -274,7 +274,7 @@ def _is_without_chrony(track: Unknown) -> bool:
 
 
 def _judge_without_chrony(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> Finding:
-    """What other daemons report if chronyd reports nothing; they cannot replace a running chronyd."""
+    """What other daemons report if chronyd does not; they do not replace a running chronyd."""
     found = _judge_by_others(nodes, clock, limits)
     track = clock.tracking
     assert isinstance(track, Unknown)

@@ -159,7 +159,7 @@ def _rounds_of_recording(recorded: Recorded) -> Batches:
             yield [Restored(state), Tick(state.now_s)]
             while (round_ := recorded.read_round(place)) is not None:
                 yield [*round_[1], Tick(round_[0])]
-            # By number and not by its time: a session may have started before the one in front of it.
+            # By number, not by time: a session may have started before the one in front of it.
             number = recorded.key_behind(place)
     finally:
         recorded.close()

@@ -31,10 +31,10 @@ class Readable(Protocol):
 
 
 class Pump:
-    """`take(key, data, wall_s, error)` is called from the pump's thread: data and the wall clock when
-    the last of it came, or the error that ended the stream.
+    """Calls `take(key, data, wall_s, error)` from its thread: data and the wall clock when the
+    last of it came, or the error that ended the stream.
 
-    After an error the stream is let go of; nobody closes it here.
+    After an error the stream is no longer read; its owner closes it.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Pump:
                 continue
             try:
                 data = stream.read_some(PIECE)
-            except Exception as error:  # noqa: BLE001 - stream boundary: it becomes the stream's end
+            except Exception as error:  # noqa: BLE001 - stream boundary: it ends the stream
                 self._unregister(key)
                 with self._lock:
                     self._streams.pop(key, None)

@@ -137,7 +137,10 @@ class DemoActions:
             "[    0.000000] Linux version 6.8.0-52-generic",
             "[   14.221340] nvidia 0000:19:00.0: enabling device (0140 -> 0142)",
             "[   31.772311] mlx5_core 0000:1a:00.0: Port module event: module 0, Cable plugged",
-            "[812344.120031] NVRM: Xid (PCI:0000:4d:00): 62, pid=88124, name=python, clocks lowered",
+            (
+                "[812344.120031] NVRM: Xid (PCI:0000:4d:00): 62, pid=88124, name=python"
+                ", clocks lowered"
+            ),
         ]
         return LogText(f"{node}: kernel", "\n".join(lines) + "\n")
 

@@ -105,7 +105,9 @@ class TopApp(App[None]):
         self.actions = actions
         self.readonly = readonly
         self.selected: tuple[str, int] | None = None  # (node, GPU) that all screens mean
-        self.replay: Replay | None = feed if hasattr(feed, "seek") else None  # type: ignore[assignment]
+        self.replay: Replay | None = (
+            feed if hasattr(feed, "seek") else None  # type: ignore[assignment]
+        )
         self._noted = ""
         self._interval_s = interval_s
         self._first = first

@@ -41,8 +41,10 @@ addEventListener("load", function focus() {{
 </head>
 <body>
 <div class="note opening">connecting</div>
-<div class="note closed">This view has ended.<button onclick="location.reload()">Open it again</button></div>
-<div id="terminal" class="textual-terminal" data-session-websocket-url="{socket}" data-font-size="{size}"></div>
+<div class="note closed">This view has ended.
+<button onclick="location.reload()">Open it again</button></div>
+<div id="terminal" class="textual-terminal"
+ data-session-websocket-url="{socket}" data-font-size="{size}"></div>
 </body>
 </html>
 """

@@ -206,7 +206,10 @@ class NodeProcesses(NodePanel):
         lines = [
             words(
                 (
-                    f" {'GPU':>3} {'pid':>8} {'user':<9}{'memory':>8} {'rank':>5} {'age':>7}  program",
+                    (
+                        f" {'GPU':>3} {'pid':>8} {'user':<9}{'memory':>8} {'rank':>5}"
+                        f" {'age':>7}  program"
+                    ),
                     colors.dim,
                 )
             )

@@ -81,7 +81,10 @@ class VerdictPanel(Panel):
                 ),
                 words(
                     (
-                        " and says whom the others wait for. It stops nothing and leaves nothing there.",
+                        (
+                            " and says whom the others wait for. It stops nothing"
+                            " and leaves nothing there."
+                        ),
                         colors.text,
                     )
                 ),
