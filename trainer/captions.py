@@ -34,7 +34,10 @@ _SIGNS = _rules(
     (r"[\u31c0-\u9fff]", ""),  # CJK strokes to unified ideographs; kana and hangul stay
     # Unicode's dashes (category Pd)
     (
-        r"[-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d]+",
+        (
+            r"[-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40"
+            r"\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d]+"
+        ),
         "-",
     ),
     (r"[`\u00b4\u00ab\u00bb\u201c\u201d\u00a8]", '"'),

@@ -57,7 +57,7 @@ class TextEncoder:
             with _quietly():
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
                 model = T5EncoderModel.from_pretrained(folder, local_files_only=True, dtype=dtype)
-        except Exception as error:  # noqa: BLE001 - four libraries read these files, each fails its way
+        except Exception as error:  # noqa: BLE001 - four libraries read this, each fails its way
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(
                 f"{folder} cannot be read as a T5 encoder: {first}",

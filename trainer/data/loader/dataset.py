@@ -1,6 +1,6 @@
 """From the plan to batches: what a rank trains on, step by step, decoded ahead of need.
 
-A worker is a decoding process (decode.py) and the thread of the rank that waits for it and fills the
+A worker is a decoding process (decode.py) and a thread of the rank that waits for it and fills the
 batch; PyAV runs in no rank. torch's DataLoader is not used: its workers cost 190 MB of torch each,
 hand tensors over by a socket without a deadline (a stopped worker hangs the rank for ever, whatever
 `timeout` says), and as children of a fork server outlive a killed rank. Here every wait has a
@@ -53,17 +53,25 @@ class LoaderOptions:
 
     @property
     def longest_wait_s(self) -> float:
-        """After it a worker has answered, or the fault is ours: the batch's own limit, then its last clip."""
+        """After it a worker has answered, or the fault is ours.
+
+        It is the batch's own limit, then its last clip's.
+        """
         return self.batch_timeout_s + 2 * self.clip_timeout_s + START_TIMEOUT_S
 
     def require_below(self, group_s: float) -> None:
-        """Raise ConfigError when the other ranks give up (`process_group_timeout_s`) before a worker does."""
+        """Raise ConfigError when the other ranks give up before a worker does.
+
+        They wait `group_s` (`process_group_timeout_s`).
+        """
         if self.longest_wait_s >= group_s:
             raise ConfigError(
                 f"a rank may wait {self.longest_wait_s:g} s for a batch (dataset.batch_timeout_s = "
-                f"{self.batch_timeout_s:g}, twice dataset.clip_timeout_s, {START_TIMEOUT_S:g} s to start), "
+                f"{self.batch_timeout_s:g}, twice dataset.clip_timeout_s, "
+                f"{START_TIMEOUT_S:g} s to start), "
                 f"and the others wait for it only process_group_timeout_s = {group_s:g} s",
-                hint=f"--process-group-timeout-s {self.longest_wait_s + 60:g}, or shorter limits for data",
+                hint=f"--process-group-timeout-s {self.longest_wait_s + 60:g}, "
+                "or shorter limits for data",
             )
 
     @classmethod
@@ -93,8 +101,8 @@ class Worker:
         # A daemon: a thread that waits for a late clip must not hold up the end of the program.
         self._thread = threading.Thread(target=self._work, name=role, daemon=True)
         self._thread.start()
-        # Python ends daemon threads on their way back from a torch operation, and C++ answers that
-        # with abort(): a finished rank would look killed. So the thread ends before the interpreter.
+        # Python ends daemon threads on their way back from a torch operation, and C++ then calls
+        # abort(): a finished rank would look killed. So the thread ends before the interpreter.
         atexit.register(self.close)
 
     def ask(self, task: Task) -> None:
@@ -228,7 +236,7 @@ class Loader:
     def next_place(self, epochs: int | None = None) -> Cursor | None:
         """Where the next step begins; None when no epoch before number `epochs` has one.
 
-        Chance may leave an epoch without a step, and so may more ranks than it has microbatches left.
+        An epoch may have no step by chance, or because it has fewer microbatches left than ranks.
         Raises TooFewClips when it is not chance, on all ranks alike.
         """
         cursor = self.cursor
@@ -241,16 +249,20 @@ class Loader:
         here, need = self.cursor, self.world * self._each
         count = max(0, len(self.plan.epoch(here.epoch)) - here.consumed)
         error = TooFewClips(
-            f"epoch {here.epoch} has {count} microbatches{' left' if here.consumed else ''}, {self.world} "
-            f"ranks need {need} for a step, and none of the next {_EMPTY} epochs has as many",
-            hint="smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, or more clips",
+            f"epoch {here.epoch} has {count} microbatches{' left' if here.consumed else ''}, "
+            f"{self.world} ranks need {need} for a step, "
+            f"and none of the next {_EMPTY} epochs has as many",
+            hint="smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, "
+            "or more clips",
         )
         error.on_all_ranks = True
         raise error
 
     def stand_in(self) -> Batch:
-        """A batch of one black clip, shaped as the next batch would be: a rank that has no data can go
-        through the collectives of its last step with it. Nothing is read for it."""
+        """A batch of one black clip in the shape of the next batch; nothing is read for it.
+
+        With it a rank that has no data can go through the collectives of its last step.
+        """
         cursor = self.next_place() or self.cursor
         cells = self.plan.epoch(cursor.epoch).cells
         index = min(cursor.consumed + self.rank, len(cells) - 1)

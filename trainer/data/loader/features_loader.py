@@ -1,4 +1,7 @@
-"""Batches from a feature cache: the loader's own order, substitutes and deadlines, but nothing is decoded."""
+"""Batches from a feature cache, in the loader's order, with its substitutes and deadlines.
+
+Nothing is decoded.
+"""
 
 # B clips · C channels · Z,h,w latent frames, height, width · L tokens
 
@@ -100,7 +103,8 @@ def read_batch(
                     raise FeaturesError(
                         f"{features.folder} lacks {chosen.path} at {bucket.height}x{bucket.width} "
                         f"for {bucket.frames} frames",
-                        hint=f"python -m trainer.data encode CONFIG {features.folder} adds what is missing",
+                        hint=f"python -m trainer.data encode CONFIG {features.folder} "
+                        "adds what is missing",
                     )
                 rate = _rate(chosen, read[1], task)
                 if rate:

@@ -113,7 +113,7 @@ def _digest_to(manifest: Manifest, stride: int) -> list[str]:
 
 
 def refuse_too_many(source: Path, wrong: list[WrongRow], limit: int) -> None:
-    """Sort wrong rows by line; raise ManifestError with the first when there are more than `limit`."""
+    """Sort wrong rows by line; raise ManifestError with the first if more than `limit`."""
     wrong.sort(key=lambda row: row.line)
     if len(wrong) > limit:
         shown = "".join(f"\n  {source.name}:{row}" for row in wrong[:20])
@@ -136,7 +136,8 @@ def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None
             continue
         if name in _MADE_BY:
             raise ManifestError(
-                f"{source}: no column {name!r}; make it with python -m trainer.data {_MADE_BY[name]}"
+                f"{source}: no column {name!r}; "
+                f"make it with python -m trainer.data {_MADE_BY[name]}"
             )
         yours = "path and text are yours to give" if name in ("path", "text") else ""
         raise ManifestError(

@@ -17,10 +17,10 @@ def read_manifest(
     """Read a manifest; wrong rows are left out and listed in `wrong`.
 
     `root` is where relative paths start, by default the manifest's own folder. A folder made by
-    `python -m trainer.data shard`, or with `memory_efficient` the one beside the file, keeps captions
-    and paths on disk: three numbers a row are in memory. Raises ManifestError
-    for a file that is missing or of another kind, a missing column (naming the verb that makes it),
-    no usable row, and more than `max_wrong_rows` wrong rows (listing the first of them).
+    `python -m trainer.data shard`, or with `memory_efficient` the one beside the file, keeps
+    captions and paths on disk: three numbers a row are in memory. Raises ManifestError for a file
+    that is missing or of another kind, a missing column (naming the verb that makes it), no usable
+    row, and more than `max_wrong_rows` wrong rows (listing the first of them).
     """
     source = Path(path)
     if memory_efficient or source.is_dir():

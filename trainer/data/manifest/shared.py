@@ -1,10 +1,10 @@
 """Something made once on each machine: one rank makes it, the others map what it wrote into memory.
 
-Eight ranks that read 1.3 million rows with captions each hold the table and each spend the time. So local
-rank 0 puts what it made into files of a folder in memory (/dev/shm; where that is too small, in the
-temporary folder), all ranks of the machine map them, and the names are removed at once: the kernel gives
-the memory back when the last rank ends, however it ends. Where any of it fails a rank makes the thing for
-itself, and the run says so. What is shared so: `shared_manifest`, `shared_plan`.
+If eight ranks read 1.3 million rows with captions, each holds the table and each spends the time.
+So local rank 0 writes what it made to files of a folder in memory (/dev/shm; where that is too
+small, in the temporary folder), all ranks of the machine map them, and the names are removed at
+once: the kernel frees the memory when the last rank ends, however it ends. Where any of it fails
+a rank makes the thing for itself, and the run says so. Users: `shared_manifest`, `shared_plan`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ class Form(Protocol[T]):
         """More bytes than the files will need."""
 
     def write(self, made: T, folder: Path) -> Any:
-        """Make the files; returns what of it goes to the others by pickle, which should be little."""
+        """Make the files; returns what the others get by pickle, which should be little."""
 
     def map(self, facts: Any, folder: Path) -> T:
-        """The thing again, standing on mapped files. Raises OSError, ValueError or TrainerError when
-        they are not good."""
+        """The thing again, from mapped files.
+
+        Raises OSError, ValueError or TrainerError when they are not good.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class _Offer:
 
 
 def once(ranks: Ranks, make: Callable[[], T], form: Form[T]) -> tuple[T, list[str]]:
-    """What `make` returns, for all ranks (collective), and what to say where it could not be shared.
+    """What `make` returns, for all ranks (collective), and what to say where sharing failed.
 
     `make` must give the same on every rank. Its failure on any of them is raised on all.
     """

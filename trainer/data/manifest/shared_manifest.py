@@ -1,7 +1,7 @@
 """A manifest read once on each machine.
 
-With captions in memory numbers and texts are shared. Of shards only the numbers are: their texts stay on
-disk, and every rank opens the files (1.3 million rows: 0.02 s).
+With captions in memory numbers and texts are shared. Of shards only the numbers are: their texts
+stay on disk, and every rank opens the files (1.3 million rows: 0.02 s).
 """
 
 from __future__ import annotations

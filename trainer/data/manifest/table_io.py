@@ -1,8 +1,8 @@
 """Manifests read a piece at a time, csv and parquet alike, from any remembered place.
 
-A `Batch` is some rows with their column names. Cells of a csv stay the text they are and columns of a
-parquet stay Arrow's, so a verb that only chooses rows gives back what it was given, byte for byte and
-type for type. `Table.position` after a read says where to go on in another process.
+A `Batch` is some rows with their column names. Cells of a csv stay the text they are and columns of
+a parquet stay Arrow's, so a verb that only chooses rows returns what it was given, byte for byte
+and type for type. `Table.position` after a read says where to continue in another process.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class CsvTable:
             raise
 
     def _lines(self) -> Iterator[list[str]]:
-        """A block of lines at a time: a generator's turn for each line costs as much as parsing it."""
+        """A block of lines at a time: one generator step per line costs as much as parsing it."""
         while block := self._file.readlines(_BLOCK_BYTES):
             whole = b"".join(block)
             if b"\r" in whole:  # as text files with newline="" do: a lone return ends a line, too
@@ -277,7 +277,7 @@ class CsvTable:
         self._block = []
         self._block_offset, self._row = position["offset"], position["row"]
         self._block_line = self._first_line = position["line"]
-        # Strict: else a quote that is never closed takes the rows up to the next quote for one cell.
+        # Strict: else a quote that is never closed makes the rows up to the next quote one cell.
         self._reader = csv.reader(itertools.chain.from_iterable(self._lines()), strict=True)
 
     def read(self, rows: int) -> CsvBatch | None:
@@ -320,7 +320,7 @@ class CsvTable:
         self.wrong.append(WrongRow(line, reason))
 
     def _lenient(self, line: int, error: csv.Error) -> list[str] | None:
-        """A row that the strict reader refused, where its quotes concern no other row; else None."""
+        """A row that the strict reader refused, if its quotes concern no other row; else None."""
         last = self._line
         raw = self._raw(last)
         if last == line and not _is_open(raw):  # "a" b, as other programs read it too
@@ -341,7 +341,7 @@ class CsvTable:
     def _is_closed(self, line: int) -> bool:
         """Whether the row of several lines that the reader has just had has its quotes in pairs.
 
-        `"a` and the quote that opens a later row's `",b"` are a pair for the reader, and one is left.
+        The reader pairs the quote of `"a` with the first of a later row's `",b"`, and one is left.
         """
         here = self._block[max(0, line - 1 - self._block_line) : self._line - self._block_line]
         earlier = self._block_line - line + 1  # of its lines in the block before
@@ -473,7 +473,8 @@ def _decoded(batch: Any, schema: Any) -> Any:
             arrays.append(array.cast(field.type))
         except pa.ArrowException as error:
             raise ManifestError(
-                f"column {field.name!r} is {array.type} and cannot be read as text: {first_line(error)}"
+                f"column {field.name!r} is {array.type} and cannot be read as text: "
+                f"{first_line(error)}"
             ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

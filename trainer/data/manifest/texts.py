@@ -49,7 +49,7 @@ class PackedTexts(Sequence[str]):
 
 
 class MappedTexts(Sequence[str]):
-    """Strings as one run of bytes [N] and their ends [rows + 1, from 0], both of which others may share."""
+    """Strings as one run of bytes [N] and their ends [rows + 1, from 0]; others may share both."""
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
         self._data, self._ends = data, ends

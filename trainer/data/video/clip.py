@@ -3,8 +3,8 @@
 Seek to the keyframe before the window, decode no frame that neither the window nor a frame of it
 needs, and scale while converting to RGB (scale.py).
 
-No FFmpeg threads anywhere: a decoder with threads that the garbage collector frees in a forked child
-hangs forever (PyAV 18 and 19, every time).
+No FFmpeg threads anywhere: a decoder with threads that the garbage collector frees in a forked
+child hangs forever (PyAV 18 and 19, every time).
 
 This file and decode.py run in processes without torch: they import nothing of it, unless upstream's
 own resize is asked for.
@@ -39,8 +39,8 @@ __all__ = [
     "video_stream",
 ]
 
-# In its streams' first frames libavformat looks for what an mp4's header says already: 15 of the 17 CPU
-# ms that opening a 720p clip takes. These options let it look at nothing.
+# libavformat looks in the streams' first frames for what an mp4's header says already: 15 of the
+# 17 CPU ms that opening a 720p clip takes. With these options it looks at nothing.
 _UNPROBED = {"skip_frame": "all", "probesize": "32"}
 # x%d.jpg is that file, not x1.jpg, x2.jpg, … Not for every name: PyAV 17.0.0 dies of it at .flv.
 _ONE_FILE = {"pattern_type": "none"}
@@ -94,11 +94,10 @@ class _NeedsProbing(Exception):
 
 
 def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
-    """Fill `out_CTHW` [3, frames, height, width] of `window.dtype` with RGB; returns frames a second
-    (0: unknown).
+    """Fill `out_CTHW` [3, frames, height, width] of `window.dtype` with RGB; return its rate.
 
-    Raises ClipError for a file that cannot be opened, has no video, has damaged frames in the window
-    or fewer frames than expected.
+    The rate is in frames a second, 0 if unknown. Raises ClipError for a file that cannot be opened,
+    has no video, has damaged frames in the window or fewer frames than expected.
     """
     check_regular(path)
     put = scaler(window.resize)
@@ -147,7 +146,7 @@ def probe(path: str) -> ClipFacts:
 
 
 def check_regular(path: str) -> os.stat_result:
-    """Refuse what is not a file: a FIFO would block in open until somebody writes to it, for ever."""
+    """Refuse what is not a file: open on a FIFO blocks until somebody writes to it, for ever."""
     try:
         facts = Path(path).stat()
     except OSError as error:

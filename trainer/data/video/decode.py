@@ -1,14 +1,14 @@
 """Decoding with a deadline: a process of its own for PyAV, and the handle that loader code holds.
 
-An FFmpeg call cannot be interrupted from Python, and a dead network mount stops it for ever. So each
-loader worker has one helper process (`python -m trainer.data.video.decode`, PyAV and numpy only, no torch)
-and gives it one clip at a time; a helper that misses the deadline or dies is killed and replaced, and
-only the clip it was at is refused. Requests and replies are JSON lines over two pipes; pixels go
-through a shared memory file of a few clips, so a clip costs no copy through a pipe and a batch no
-second time its memory. The kernel holds a helper to `memory_bytes` of its own.
+An FFmpeg call cannot be interrupted from Python, and a dead network mount stops it for ever. So
+each loader worker has one helper process (`python -m trainer.data.video.decode`, PyAV and numpy
+only, no torch) and gives it one clip at a time; a helper that misses the deadline or dies is killed
+and replaced, and only the clip it was at is refused. Requests and replies are JSON lines over two
+pipes; pixels go through a shared memory file of a few clips, so a clip costs no copy through a pipe
+and a batch no second time its memory. The kernel holds a helper to `memory_bytes` of its own.
 
-What sleeps in a file system that never answers (FUSE) cannot be killed: such helpers are left behind,
-and when there are many of them the decoder gives up with a sentence about the file system.
+What sleeps in a file system that never answers (FUSE) cannot be killed: such helpers are left
+behind, and when there are many the decoder gives up with a sentence about the file system.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Decoder:
         """Pixels [N, C, T, H, W] and a reply for each (path, Window), in order.
 
         `out` says where each clip's pixels go. The pixels of a clip with an error are undefined.
-        Clips not done by `deadline` (time.monotonic) have errors. Raises DecoderBroken when no helper
-        runs, when too many hang in a dead file system, or after `abort`.
+        Clips not done by `deadline` (time.monotonic) have errors. Raises DecoderBroken when no
+        helper runs, when too many hang in a dead file system, or after `abort`.
         """
         kind = clips[0][1].dtype if clips else np.dtype(np.uint8)
         clip_bytes = math.prod(shape_CTHW) * kind.itemsize
@@ -205,9 +205,10 @@ class Decoder:
         self._left_behind = [process for process in self._left_behind if process.poll() is None]
         if len(self._left_behind) >= _LEFT_BEHIND:
             raise DecoderBroken(
-                f"{len(self._left_behind)} decoding processes were killed and cannot end: they sleep "
-                "in a file system that does not answer",
-                hint="look at the mounts that hold the clips; bad_samples.jsonl names those that were late",
+                f"{len(self._left_behind)} decoding processes were killed and cannot end: "
+                "they sleep in a file system that does not answer",
+                hint="look at the mounts that hold the clips; "
+                "bad_samples.jsonl names those that were late",
             )
         home = str(Path(__file__).resolve().parents[3])
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]

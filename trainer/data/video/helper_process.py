@@ -1,7 +1,8 @@
 """How a helper process begins: it ends with its parent, and signals to the group are the parent's.
 
-Ctrl-C in a terminal, and SIGTERM from a launcher, go to every process of the group. The parent decides
-what follows and closes the helper's pipe; a helper that died of the signal would look like a bad clip.
+Ctrl-C in a terminal, and SIGTERM from a launcher, go to every process of the group. The parent
+decides what follows and closes the helper's pipe; a helper that the signal killed would look like
+a bad clip.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def signals_held() -> Iterator[None]:
 
 
 def begin(parent: int, name: str, ignored: Sequence[signal.Signals] = TO_THE_GROUP) -> None:
-    """First call of a helper: end with the parent, be named for `ps`, ignore the group's signals."""
+    """First call of a helper: end with the parent, set a name for `ps`, ignore group signals."""
     die_with_parent(parent, name)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)  # also drops one that has been held

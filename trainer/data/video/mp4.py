@@ -17,7 +17,7 @@ from trainer.runlog.atomic_file import part_of
 QUALITY = "12"  # x264's crf: small clips are looked at closely and read back by machine
 # Without its lookahead x264 writes the same bytes on every x86-64 processor with SSSE3 and in every
 # run. With it, AVX-512 code for the macroblock tree reads memory that nobody wrote (20 encodings of
-# 8 frames of 32x32 gave 8 different files), and AVX2 and AVX-512 round the tree's floats differently.
+# 8 frames of 32x32 gave 8 different files), and AVX2 and AVX-512 round its floats differently.
 # Cost at crf 12, against lookahead at crf 10 (51 frames of 424x240, 16 of 424x240, 8 of 848x480):
 # bytes 1.17x, 1.01x, 0.94x; PSNR +0.10, +0.02, -0.25 dB; CPU time 0.97x, 0.87x, 0.93x.
 REPRODUCIBLE = "b-adapt=0:scenecut=0:mbtree=0:rc-lookahead=0:weightp=0"
@@ -34,8 +34,8 @@ def write_mp4(
 
     The same frames, fps and tags give the same bytes, on every processor and in every run.
     h264 in its common form needs even sides: an odd one repeats its last row or column. Of `tags`,
-    mp4 keeps title, artist, comment and the like. Raises ValueError for an array that is no video and
-    for an fps below 1/1001, OSError for a file that cannot be written.
+    mp4 keeps title, artist, comment and the like. Raises ValueError for an array that is no video
+    and for an fps below 1/1001, OSError for a file that cannot be written.
     """
     if frames_THW3.ndim != 4 or frames_THW3.shape[-1] != 3 or not len(frames_THW3):
         raise ValueError(f"frames are [T, H, W, 3], not {list(frames_THW3.shape)}")
@@ -95,9 +95,10 @@ def read_mp4(path: Path) -> NDArray[np.uint8]:
 
 
 def read_tags(path: Path) -> dict[str, str]:
-    """What `write_mp4` was given as tags, and what the muxer added. Reads the head of the file only.
+    """What `write_mp4` was given as tags, and what the muxer added.
 
-    Raises FileNotFoundError, and ValueError for what is no whole video.
+    Reads the head of the file only. Raises FileNotFoundError, and ValueError for what is no whole
+    video.
     """
     _check_whole(path)
     try:

@@ -1,11 +1,11 @@
 """A decoded frame into its place in a clip: scaled to cover the bucket's size, its centre cropped.
 
-libswscale scales while it converts to RGB, and bytes stay uint8: [-1, 1] is made on the accelerator.
+libswscale scales while it converts to RGB, and bytes stay uint8: the accelerator makes [-1, 1].
 Its bilinear kernel widens when it shrinks (antialiasing), upstream's torch resize does not: another
 downscale, not the same pixels. `resize="torch"` is upstream's own, see upstream_resize.py.
 
-libswscale's default of one thread a core makes a small frame 10 times dearer (0.071 against 0.007 CPU
-ms for 64 to 16 pixels, PyAV 18.1); one thread it is.
+It scales on one thread: libswscale's default of one a core costs 10 times as much for a small frame
+(0.071 against 0.007 CPU ms for 64 to 16 pixels, PyAV 18.1).
 """
 
 # C channels · H,W height, width in pixels
@@ -58,7 +58,7 @@ def put(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
 
 
 def _one_thread() -> dict[str, int]:
-    """The argument that keeps libswscale on this thread, where PyAV has it (before, one was all)."""
+    """The argument that keeps libswscale on this thread, if PyAV has it (older: always one)."""
     blank = av.VideoFrame(16, 16, "yuv420p")
     try:
         VideoReformatter().reformat(blank, format="gbrp", threads=1)

@@ -1,9 +1,10 @@
 """`resize="torch"`: the very pixels that Open-Sora 1.2 trains on, in float32 from -1 to 1.
 
-A video frame becomes full-size RGB, is divided by 255, scaled by torch's bilinear interpolation without
-antialiasing and cropped; a still goes through Pillow's bicubic kernel. The order of the float operations
-is upstream's, frame by frame instead of on the whole clip at once: the bits are the same, the memory is
-that of one frame. Loads torch (190 MB, one thread) into the decoding process.
+A video frame becomes full-size RGB, is divided by 255, scaled by torch's bilinear interpolation
+without antialiasing and cropped; a still goes through Pillow's bicubic kernel. The order of the
+float operations is upstream's, frame by frame instead of on the whole clip at once: the bits are
+the same, the memory is that of one frame. Loads torch (190 MB, one thread) into the decoding
+process.
 
 Rotation is applied, which upstream ignores: a bucket is chosen by the size as shown.
 """

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Window(NamedTuple):
-    """Frames `start`, `start` + `interval`, … of a file of at least `expected` frames; their size."""
+    """Frames `start`, `start` + `interval`, … of a file of >= `expected` frames; their size."""
 
     start: int
     frames: int
