@@ -38,14 +38,16 @@ COMMANDS = (
 )
 
 
-# A package registers a command with a file `commands/NAME.py`. Entry points would cost `--help` 20 ms
-# and be missing in a checkout until it is installed again.
+# A package registers a command with a file `commands/NAME.py`. Entry points would cost `--help`
+# 20 ms and be missing in a checkout until it is installed again.
 PACKAGES = ("clusterctl", "dashboards")
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 
 def _file_of(package: str, command: str) -> str:
-    return os.path.join(HOME, package, "commands", command.replace("-", "_") + ".py")  # noqa: PTH118
+    return os.path.join(  # noqa: PTH118
+        HOME, package, "commands", command.replace("-", "_") + ".py"
+    )
 
 
 def _package_of(command: str) -> str:
@@ -129,7 +131,7 @@ def group() -> None:
 def main(args: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with a code of the table.
 
-    What it writes (plans, logs, reports, recordings) is for this user alone, unless an option says more.
+    Plans, logs, reports and recordings are for this user alone, unless an option says more.
     """
     os.umask(0o077)
     _prepare_streams()
@@ -191,7 +193,7 @@ def _flush() -> None:
 def _prepare_streams() -> None:
     """Standard streams that are closed, or whose encoding lacks characters, must not end a command.
 
-    A closed stdout is opened so that writing fails: its lines are data, and would be lost in silence.
+    A closed stdout is opened so that writing fails: its lines are data, else lost in silence.
     """
     for descriptor, name, flags in (
         (0, "stdin", os.O_RDONLY),
@@ -200,7 +202,11 @@ def _prepare_streams() -> None:
     ):
         if getattr(sys, name) is None:
             os.open(os.devnull, flags)  # takes the lowest free number: this one
-            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
+            setattr(
+                sys,
+                name,
+                open(descriptor, "w" if descriptor else "r", closefd=False),  # noqa: SIM115
+            )
         if descriptor and isinstance(getattr(sys, name), io.TextIOWrapper):
             getattr(sys, name).reconfigure(errors="backslashreplace")
 

@@ -63,7 +63,8 @@ def load_defaults(
         refused = PERSONAL & set(given)
         if path is FILE and refused:
             raise UsageError(
-                f"{path.absolute()} may not set {_listed(refused)}: it may have come with a project",
+                f"{path.absolute()} may not set {_listed(refused)}: "
+                "it may have come with a project",
                 hint=f"your own {own} may",
             )
         for key in set(given) & set(known):

@@ -1,4 +1,4 @@
-"""The main job on an embedded default: two loopback nodes, a real training run, its videos, a score.
+"""The main job on embedded defaults: two loopback nodes, a real training run, videos, a score.
 
 The same code path as on a real cluster: a hostfile, ssh, preflight, launch. Only the nodes are
 small, and they and their keys end with this program.
@@ -81,7 +81,8 @@ def run_demo(
         session = stack.enter_context(_private_folder())
         cluster = stack.enter_context(_loopback(session))
         say(
-            f"nodes      {', '.join(NODES)} on 127.0.0.1, each a real ssh server; {cluster.hostfile}"
+            f"nodes      {', '.join(NODES)} on 127.0.0.1, "
+            f"each a real ssh server; {cluster.hostfile}"
         )
 
         data = outputs / "demo-digits"
@@ -131,7 +132,8 @@ def _refuse_without_training_environment() -> None:
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"the demo trains a model and this Python has no {', '.join(missing)}: {sys.executable}",
+            f"the demo trains a model and this Python has no {', '.join(missing)}: "
+            f"{sys.executable}",
             hint="run `make demo` in a checkout; it makes an environment that has them",
         )
 

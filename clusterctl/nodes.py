@@ -43,8 +43,8 @@ def read_hostfile(path: Path) -> list[Node]:
     """Nodes of a hostfile in its order.
 
     Raises `HostfileError` for a missing or empty file, a bad line, a bad range or a name that
-    stands twice, always with the line number; and for known_hosts= in a file that another user could
-    have written: it decides which machines are trusted.
+    stands twice, always with the line number; and for known_hosts= in a file that another user
+    could have written: it decides which machines are trusted.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -75,7 +75,8 @@ def _check_foreign_hand(hostfile: Path, known_hosts: Path) -> None:
         if why:
             raise HostfileError(
                 f"hostfile {hostfile}: known_hosts={known_hosts} is not taken: {why}",
-                hint="it replaces the user's own known_hosts; leave it out, or close the file to others",
+                hint="it replaces the user's own known_hosts; "
+                "leave it out, or close the file to others",
             )
 
 
@@ -213,7 +214,7 @@ def _split_parts(text: str) -> list[str]:
 
 
 def _count(part: str) -> int:
-    """How many names a part stands for, by its text: the product of its brackets, summed over `a!b`."""
+    """Number of names in a part, by its text: the product of its brackets, summed over `a!b`."""
     return sum(
         prod(
             sum(_width(piece) for piece in group.split(",")) for group in _BRACKETS.findall(operand)

@@ -1,7 +1,7 @@
 """The only file that writes to the terminal: tables, JSON, notes, progress.
 
-Everything it writes is made printable: what nodes, files and other programs say is in it. JSON escapes
-it by itself.
+Everything it writes is made printable: what nodes, files and other programs say is in it. JSON
+escapes it by itself.
 """
 
 from __future__ import annotations

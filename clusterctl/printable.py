@@ -22,10 +22,11 @@ _LINES = re.compile(f"[{_UNSAFE}]")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""`text` without anything that a terminal would obey: `\x1b`, `\u202e` stand for the characters.
+    r"""`text` without anything that a terminal obeys: `\x1b`, `\u202e` stand for the characters.
 
-    Newlines and tabs are kept with `lines`, and a carriage return before a newline falls away; without
-    `lines` they are shown as `\n` and `\t`, so that the result is one line. Colours are left out.
+    Newlines and tabs are kept with `lines`, and a carriage return before a newline falls away;
+    without `lines` they are shown as `\n` and `\t`, so that the result is one line. Colours are
+    left out.
     """
     if text.isascii() and text.isprintable():
         return text

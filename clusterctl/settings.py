@@ -120,8 +120,8 @@ _source = with_options(
 def source_options(function: Command) -> Command:
     """Give a command that goes on looking --run, --demo and --interval.
 
-    It receives `run_dir`, `demo` and `interval`. Of these two and a --replay of its own, one at most
-    may be given.
+    It receives `run_dir`, `demo` and `interval`. At most one of --run, --demo and a --replay of its
+    own may be given.
     """
 
     @functools.wraps(function)

@@ -38,7 +38,7 @@ class HeadClock:
     """The head's wall clock as it was at the start, carried on by a clock that is never stepped.
 
     A step of the head's own clock so shows as the head's, and not as one of every node. That clock
-    counts on while the head sleeps: else every node would be ahead by as long as the lid was closed.
+    counts on while the head sleeps: else every node would be ahead by the time asleep.
     """
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ class Track:
 
 
 def sparkline(values: Sequence[float], bars: str = BARS, flat: float = FLAT_S) -> str:
-    """One character a value between the lowest and the highest; nearly equal ones are a flat line."""
+    """One character a value, from the lowest to the highest; nearly equal ones are a flat line."""
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -179,7 +179,7 @@ def show(
 
 
 class Screen:
-    """Draws the tracks on a terminal; elsewhere says alarms as they come and the table at the end."""
+    """Draws the tracks on a terminal; else prints alarms as they come, the table at the end."""
 
     def __init__(self, output: Output, limits: Profile, interval_s: float, head: HeadClock) -> None:
         self._output, self._limits, self._head = output, limits, head

@@ -160,8 +160,8 @@ def _show(
             for one in node.clock.sources:
                 offset = signed(one.offset_s) if isinstance(one.offset_s, float) else "-"
                 output.note(
-                    f"{node.name}: {one.address} {one.state}, stratum {one.stratum}, reach {one.reach:o}, "
-                    f"poll {one.poll_s:g} s, we are {offset}",
+                    f"{node.name}: {one.address} {one.state}, stratum {one.stratum}, "
+                    f"reach {one.reach:o}, poll {one.poll_s:g} s, we are {offset}",
                     "dim",
                 )
     output.note(clocks.summary(), None if clocks.exit_code == 0 else "bad")

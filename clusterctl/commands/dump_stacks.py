@@ -57,8 +57,8 @@ Examples:
 def command(settings: Settings, output: Output, sites_file: Path | None, **options: Any) -> int:
     """Say which rank hangs, where, and since when.
 
-    Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told. docs/guide/stacks.md
-    says how to read a verdict.
+    Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told.
+    docs/guide/stacks.md says how to read a verdict.
     """
     from clusterctl.stacks.collect import DumpOptions
     from clusterctl.stacks.diagnose import diagnose
@@ -115,7 +115,8 @@ def _refuse_nothing(snapshot: JobSnapshot, pick: Pick) -> None:
     for rank, names in snapshot.twice.items():
         raise UsageError(
             f"more than one job fits: rank {rank} runs on {' and on '.join(names)}",
-            hint="name one: --run ID, --user NAME, a --match that only fits one, or -w for its nodes",
+            hint="name one: --run ID, --user NAME, a --match that only fits one, "
+            "or -w for its nodes",
         )
     if snapshot.procs or snapshot.silent:
         return

@@ -80,7 +80,10 @@ def command(settings: Settings, output: Output, device: str) -> int:
 
 
 def quote(value: str) -> str:
-    """A word for any shell. shlex.quote leaves a `=` at the start bare, and zsh looks for a program then."""
+    """A word for any shell.
+
+    shlex.quote leaves a `=` at the start bare, and zsh then looks for a program.
+    """
     if re.fullmatch(r"[A-Za-z0-9_.]+", value):
         return value
     return "'" + value.replace("'", "'\"'\"'") + "'"

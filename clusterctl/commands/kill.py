@@ -199,7 +199,8 @@ def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
             for job in jobs:
                 for process in job.processes:
                     output.line(
-                        f"  {job.node.name}  pid {process.pid}  {process.label}  {process.state}  {process.user}  {process.program}"
+                        f"  {job.node.name}  pid {process.pid}  {process.label}  {process.state}"
+                        f"  {process.user}  {process.program}"
                     )
     for line in others_lines(jobs):
         output.note(line)

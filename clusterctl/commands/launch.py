@@ -1,6 +1,7 @@
 """Start a training run on all nodes, watch it, and stop it everywhere.
 
-CONFIG is a file or a short name of trainer/configs. What clusterctl does not know goes to the trainer.
+CONFIG is a file or a short name of trainer/configs. What clusterctl does not know goes to the
+trainer.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ def _warn_of_secrets(output: Output, env: tuple[str, ...]) -> None:
     for name in [pair.partition("=")[0] for pair in env if "=" in pair]:
         if is_secret(name):
             output.warn(
-                f"other users of this machine can read --env {name}=…; --env {name} alone takes it from your environment",
+                f"other users of this machine can read --env {name}=…; "
+                f"--env {name} alone takes it from your environment",
                 "warn",
             )
 
@@ -211,12 +213,12 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
 
 
 def is_only_busy(report: Report) -> bool:
-    """Whether others' processes on the GPUs are all that speaks against a start: the user may know."""
+    """Whether only others' processes on the GPUs speak against a start: the user may know."""
     return {one.id for one in report.findings if report.stops(one)} == {"gpu.busy"}
 
 
 def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Output) -> RunResult:
-    """Supervise with progress on the terminal; Ctrl-C, SIGTERM and a closed terminal stop the run."""
+    """Supervise, show progress on the terminal; Ctrl-C, SIGTERM, a closed terminal stop the run."""
     from clusterctl.launch.progress import Progress
     from clusterctl.launch.supervise import supervise
 

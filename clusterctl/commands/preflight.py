@@ -66,8 +66,8 @@ Examples:
 def command(settings: Settings, output: Output, **options: Any) -> int:
     """Check all nodes before a launch: go or no-go, and the line that fixes it.
 
-    Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out, 4 active
-    tests were declined or refused.
+    Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out,
+    4 active tests were declined or refused.
     """
     from clusterctl.preflight.export import junit, profile_text, read_profile, write
 

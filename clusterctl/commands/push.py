@@ -105,7 +105,8 @@ def _show(output: Output, results: list[NodeResult[Any]], seconds: float) -> Non
         output.line(words, "bad" if error else "good")
     good = sum(bool(result.value and not result.value.error) for result in results)
     output.note(
-        f"{good} of {counted(len(results), 'node')} {'has' if len(results) == 1 else 'have'} it, {clock(seconds)}"
+        f"{good} of {counted(len(results), 'node')} "
+        f"{'has' if len(results) == 1 else 'have'} it, {clock(seconds)}"
     )
 
 

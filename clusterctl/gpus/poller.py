@@ -48,7 +48,7 @@ class Poller:
         self._followers.__exit__()
 
     def newest(self, now_s: float) -> tuple[list[NodeFacts], list[float | None]]:
-        """Facts in the hostfile's order, and how many seconds old those are that should be newer."""
+        """Facts in the hostfile's order, and the age in seconds of those that should be newer."""
         with self._lock:
             known = dict(self._newest)
         facts, ages = [], []

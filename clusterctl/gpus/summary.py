@@ -116,7 +116,7 @@ class Census:
         return ", ".join(words)
 
     def extremes(self) -> str:
-        """`idle among busy: n4/3; coldest n4/3 41 C 101 W, hottest n11/6 71 C 701 W`; may be empty."""
+        """`idle among busy: n4/3; coldest n4/3 41 C 101 W, hottest n6/6 71 C 701 W`, or empty."""
         words = []
         if self.idle:
             names = [f"{one.node}/{one.numbers}" for one in self.idle]

@@ -45,7 +45,8 @@ class Pick:
             "match": self.match,
             "gpus": self.gpus,
             "user": self.user,
-            # Two loopback nodes see each other's processes; elsewhere a renamed node is still found.
+            # Two loopback nodes see each other's processes. Elsewhere a renamed node is still
+            # found.
             "node": node.name if is_loopback(node) else None,
         }
 
@@ -261,6 +262,7 @@ def others_lines(jobs: Sequence[NodeJob]) -> list[str]:
                 names.append(job.node.name)
             counts[process.user] += 1
     return [
-        f"left alone: {counted(counts[user], 'process')} of {user} on {fold(names)} (--user {user} is for them)"
+        f"left alone: {counted(counts[user], 'process')} of {user} on {fold(names)} "
+        f"(--user {user} is for them)"
         for user, names in owners.items()
     ]

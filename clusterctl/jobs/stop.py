@@ -82,7 +82,8 @@ def left_lines(results: Sequence[NodeResult[dict[str, Any]]]) -> list[str]:
             )
             why = f", {row['why']}" if row["why"] else ""
             lines.append(
-                f"still running: {result.node.name}: rank {row['rank']} pid {row['pid']} ({doing}{why})"
+                f"still running: {result.node.name}: "
+                f"rank {row['rank']} pid {row['pid']} ({doing}{why})"
             )
     return lines
 

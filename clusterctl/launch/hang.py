@@ -70,7 +70,10 @@ class StepClock:
         """Why the run is taken to hang."""
         if self.step is None:
             return f"no step within {self.limit_s:g} s of the start"
-        return f"no step for {self.limit_s:.0f} s; the last was {self.step.step} of {self.step.steps_total}"
+        return (
+            f"no step for {self.limit_s:.0f} s; "
+            f"the last was {self.step.step} of {self.step.steps_total}"
+        )
 
     @property
     def hint(self) -> str:

@@ -86,7 +86,7 @@ def resolve(
 def read_words(
     config: str, overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]
 ) -> LaunchLine:
-    """What the overrides alone say: a launch does not wait seconds for the trainer to read a config."""
+    """What the overrides alone say: for the trainer to read a config would take seconds."""
     plain: dict[str, Any] = {}
     words = list(overrides)
     for index, word in enumerate(words):
@@ -108,7 +108,7 @@ _SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pr
 
 
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:
-    """Paths that the run will read: data, checkpoint, published weights, the hub's cache of models."""
+    """Paths that the run reads: data, checkpoint, published weights, the hub's cache of models."""
     found: dict[str, None] = {}
     data = _text(config, "dataset", "data_path")
     if data:
@@ -130,7 +130,7 @@ def _text(config: Mapping[str, Any], part: str, key: str) -> str:
 
 
 def _weights(name: str, workdir: Path, env: Mapping[str, str]) -> str:
-    """A path as it stands, `org/model` as the folder that the hub's cache keeps it in on the node."""
+    """A path as it stands, `org/model` as its folder in the hub's cache on the node."""
     is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
     if not is_hub_id or (workdir / name).exists():
         return name if name.startswith("~") else str((workdir / name).absolute())

@@ -1,7 +1,7 @@
 """Logs and telemetry of nodes that do not share the run directory, appended to it on the head.
 
-A node may write here what an agent sends at most, and no more: one that says more is cut, and the cut
-is told in the file and in the journal. A head whose disk is full goes on without copies.
+A node may write here as much as an agent can send. What exceeds that is cut, and the file and the
+journal say so. A head whose disk is full goes on without copies.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from clusterctl.launch.journal import Journal
 
-# payload/agent.py sends 256 kB a second of each rank's log, as text up to four times that, and at the
-# end once more 1 MiB.
+# payload/agent.py sends 256 kB a second of each rank's log, as text up to four times that, and at
+# the end once more 1 MiB.
 BYTES_S, BURST_BYTES = 1 << 20, 8 << 20
 
 
@@ -34,7 +34,10 @@ class Copies:
         self._is_full = False
 
     def append(self, name: str, text: str, node: str) -> None:
-        """Add what `node` sent for the file `name`. Never raises `OSError`: the journal says it, once."""
+        """Add what `node` sent for the file `name`.
+
+        Never raises `OSError`: the journal says it, once.
+        """
         now = time.monotonic()
         file = self._files.setdefault(name, _File(BURST_BYTES, now))
         file.allowance = min(BURST_BYTES, file.allowance + BYTES_S * (now - file.at_s))

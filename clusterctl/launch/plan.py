@@ -92,7 +92,7 @@ class LaunchPlan:
     starter: tuple[str, ...]  # what starts a node's ranks: (python, "-m", "torch.distributed.run")
     timing: Timing = Timing()
     share: str = ""  # the group that may read the run directory; nobody else without
-    # What the first node's door says: nobody can tell it beforehand, and it is good for nothing else.
+    # What the first node's door says: it cannot be guessed, and has no other use.
     word: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
@@ -146,7 +146,7 @@ class LaunchPlan:
         return ["/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.program]
 
     def agent_args(self, share: Share) -> dict[str, Any]:
-        """Arguments of the agent payload of a node: what it checks and prepares before the start."""
+        """Arguments of a node's agent payload: what it checks and prepares before the start."""
         return {
             "run": self.run_id,
             "job": self.job_id,

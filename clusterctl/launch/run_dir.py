@@ -115,9 +115,9 @@ def next_place(folder: Path, label: str) -> Path:
 def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
     """Make and own the next free directory; launches at the same time get different numbers.
 
-    It is this user's alone (0700), or its files are readable by the group `share` (2750, files 0640).
-    Raises `UsageError` when `outputs` cannot be written or is another user's in a place that is open
-    to all, and when the group is none of this user's.
+    It is this user's alone (0700), or the group `share` can read its files (2750, files 0640).
+    Raises `UsageError` when `outputs` cannot be written or is another user's in a place that is
+    open to all, and when the group is none of this user's.
     """
     gid = group_id(share) if share else None
     why = planted(str(outputs))
@@ -145,7 +145,7 @@ def group_id(name: str) -> int:
 
 
 def _open_to(folder: Path, gid: int | None) -> None:
-    """Let a group read what is made in the folder from now on: with setgid all of it is the group's."""
+    """Let a group read what is made in the folder from now on: setgid makes it the group's."""
     if gid is not None:
         os.chown(folder, -1, gid)
         folder.chmod(0o2750)

@@ -114,7 +114,7 @@ def prepare(
 
 
 def choose_device(asked: str, facts: Sequence[NodeFacts]) -> str:
-    """`auto` is cuda where anything speaks for a GPU on any node: a broken driver is no CPU node."""
+    """`auto` is cuda if any node shows a sign of a GPU: a broken driver makes no CPU node."""
     if asked != "auto":
         return asked
     return "cuda" if any(node.gpus.has_hardware for node in facts) else "cpu"

@@ -147,7 +147,8 @@ class _Supervisor:
         first = self.plan.master.node.name
 
         def judge_first() -> None:
-            # At once: of two launches at a time one loses here, and must not keep the other's nodes.
+            # At once: of two concurrent launches one loses here, and must not keep the other's
+            # nodes.
             if first in self.hellos:
                 self._refuse_unfit(first, self.hellos[first])
 

@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 def junit(report: Report) -> str:
     """A test suite for each node, a case for each check that spoke about it.
 
-    FAIL is a failure, UNKNOWN an error, SKIP is skipped; a warning passes and says so in its output.
+    FAIL is a failure, UNKNOWN an error, SKIP is skipped; a warning passes, and its output says so.
     """
     root = xml.Element("testsuites", name="clusterctl preflight", time=f"{report.seconds:.3f}")
     for node in report.nodes:
@@ -66,7 +66,10 @@ def write(path: Path, text: str) -> None:
 def profile_text(expected: Mapping[str, str]) -> str:
     """A profile as TOML: what every node showed when it was recorded."""
     lines = [
-        "# Written by clusterctl preflight --record; read with --profile. Thresholds may stand above",
+        (
+            "# Written by clusterctl preflight --record; read with --profile. "
+            "Thresholds may stand above"
+        ),
         "# the table, e.g. clock_skew_warn_s = 0.02, and verdicts in a table [severity].",
         "[expected]",
     ]

@@ -1,4 +1,4 @@
-"""Ask every node what it is, and judge the fleet: the library behind `preflight`, `launch`, `demo`."""
+"""Ask every node what it is, judge the fleet: the library behind `preflight`, `launch`, `demo`."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Fanout(Generic[T]):
         self._open = set(self._nodes)
 
     def waiting(self) -> list[tuple[Node, str, float]]:
-        """(node, phase, seconds in it) of nodes that have begun and not answered, hostfile order."""
+        """(node, phase, seconds in it) of nodes begun and not answered, in hostfile order."""
         now = time.monotonic()
         return [
             (node, progress.phase, now - progress.since)

@@ -37,7 +37,7 @@ class Inbox(Generic[T]):
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> tuple[list[T], bool]:
-        """All that waits, as soon as there is something, and whether the queue of a node is full."""
+        """All that waits, as soon as there is something, and whether a node's queue is full."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting, timeout_s)
             is_full = any(map(self._is_full, self._count))

@@ -126,7 +126,7 @@ def majority_first(groups: Sequence[Group]) -> list[Group]:
 
 
 def lines(text: str) -> list[str]:
-    """Lines by newline alone: splitlines() would also cut at form feeds and progress bars' returns."""
+    """Lines by newline alone: splitlines() also cuts at form feeds and progress bars' returns."""
     return text.removesuffix("\n").split("\n") if text else []
 
 

@@ -41,12 +41,12 @@ _BOOTSTRAP = (
 
 
 def command_line(sudo: bool = False) -> str:
-    """The one remote command of all verbs; with `sudo` as root, without ever asking for a password."""
+    """The one remote command of all verbs; with `sudo` as root, never asking for a password."""
     return f"exec {'sudo -n ' if sudo else ''}python3 -I -S -c '{_BOOTSTRAP}'"
 
 
 def modules(verb: str) -> dict[str, str]:
-    """{name: source} of the modules that a verb's own imports, at its head or in a function, and itself."""
+    """{name: source} of a verb's module and those it imports, at its head or in a function."""
     found: dict[str, str] = {}
     missing = {verb}
     while missing:
@@ -149,7 +149,8 @@ def _not_started(done: Completed, noise: str) -> TransportError:
         return TransportError(
             "start",
             f"no python3 on the node: {_last_line(error) or 'command not found'}",
-            hint="install python3 (3.8 or newer) there, or see that non-interactive shells have it in PATH",
+            hint="install python3 (3.8 or newer) there, "
+            "or see that non-interactive shells have it in PATH",
         )
     if "too old" in error:
         return TransportError(
@@ -240,7 +241,7 @@ class PayloadStream:
         return f"its payload ended: {last}" if last else "its payload ended"
 
     def end_lease(self) -> None:
-        """Close the payload's stdin: it stops what it runs and ends; what it says last can be read."""
+        """Close the payload's stdin: it stops what it runs and ends; its last words can be read."""
         self._channel.close_stdin()
 
     def close(self) -> None:

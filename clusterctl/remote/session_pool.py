@@ -1,7 +1,7 @@
-"""Payload streams: one for a while, one that is opened again when lost, or one on each node at once.
+"""Payload streams: one for a while, one that is reopened when lost, or one on each node at once.
 
-A node that does not answer in time costs the others no more than that time. Closing a stream ends its
-payload, and with it all that the payload started.
+A node that does not answer in time costs the others no more than that time. Closing a stream ends
+its payload, and with it all that the payload started.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Followers:
             try:
                 self._connect(node, progress)
                 return
-            except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
+            except Exception as error:  # noqa: BLE001 - node boundary: becomes the node's result
                 phase = error.phase if isinstance(error, TransportError) else progress.phase
                 text = str(error)
                 if not isinstance(error, TransportError):

@@ -86,8 +86,8 @@ class Stack:
 
 _LIBRARIES = re.compile(
     r"^(torch|torchvision|colossalai|numpy|av|PIL|multiprocessing|threading|selectors|urllib3|"
-    r"requests|wandb|tqdm|safetensors|transformers|diffusers|accelerate|deepspeed|einops|pandas|decord|cv2|"
-    r"<frozen|<string>)(/|\.py|$| )"
+    r"requests|wandb|tqdm|safetensors|transformers|diffusers|accelerate|deepspeed|einops|pandas|"
+    r"decord|cv2|<frozen|<string>)(/|\.py|$| )"
 )
 
 

@@ -1,4 +1,7 @@
-"""index.html of --out: the verdict, classes that fold, processes that filter. One file, no network."""
+"""index.html of --out: the verdict, classes that fold, processes that filter.
+
+One file, no network.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,15 @@ const groups = new Map();
 for (const node of report.nodes) for (const p of node.processes) {
   const main = p.threads.find(t => t.tid === p.pid) || p.threads[0];
   const frames = main ? main.frames.map(f => f[0] + ' ' + f[1] + ':' + f[2]) : [];
-  const key = [p.role, p.kind, p.progress, p.state === 'T' || p.state === 'D' ? p.state : '', ...frames].join('|');
+  const key = [p.role, p.kind, p.progress,
+    p.state === 'T' || p.state === 'D' ? p.state : '', ...frames].join('|');
   if (!groups.has(key)) groups.set(key, {p, frames, members: [], bad: false});
   const g = groups.get(key);
   g.bad = g.bad || blamed.has(node.node + ' ' + p.pid);
   g.members.push({node: node.node, p, text: JSON.stringify([node.node, p]).toLowerCase()});
 }
-const ordered = [...groups.values()].sort((a, b) => b.bad - a.bad || a.members.length - b.members.length);
+const ordered = [...groups.values()].sort(
+  (a, b) => b.bad - a.bad || a.members.length - b.members.length);
 function draw() {
   const words = box.value.toLowerCase().split(/\\s+/).filter(Boolean);
   list.textContent = ''; let shown = 0;
@@ -47,11 +52,14 @@ function draw() {
     for (const m of members.slice(0, 400)) {
       const one = document.createElement('details'); d.appendChild(one);
       const rank = m.p.rank === null ? '' : `rank ${m.p.rank} `;
-      line(`${m.node}  ${rank}${m.p.role}${m.p.index === null ? '' : ' ' + m.p.index}  pid ${m.p.pid}  state ${m.p.state}`, 'summary', one);
+      line(`${m.node}  ${rank}${m.p.role}${m.p.index === null ? '' : ' ' + m.p.index}` +
+        `  pid ${m.p.pid}  state ${m.p.state}`, 'summary', one);
       one.addEventListener('toggle', () => {
         if (one.open && one.childElementCount === 1) {
-          const t = m.p.threads.map(t => `Thread ${t.tid} "${t.name}" (${t.kind})\\n` + t.frames.map(f => `    ${f[0]} (${f[1]}:${f[2]})`).join('\\n')).join('\\n');
-          const facts = {beat: m.p.beat, clip: m.p.clip, files: m.p.files, wchan: m.p.wchan, cpu_share: m.p.cpu_share, error: m.p.error};
+          const t = m.p.threads.map(t => `Thread ${t.tid} "${t.name}" (${t.kind})\\n` +
+            t.frames.map(f => `    ${f[0]} (${f[1]}:${f[2]})`).join('\\n')).join('\\n');
+          const facts = {beat: m.p.beat, clip: m.p.clip, files: m.p.files, wchan: m.p.wchan,
+            cpu_share: m.p.cpu_share, error: m.p.error};
           line(JSON.stringify(facts) + '\\n' + (m.p.kernel_stack || '') + '\\n' + t, 'pre', one);
         }
       });

@@ -1,8 +1,8 @@
 """`clusterctl data`: the manifest verbs that look into every file, spread over the nodes.
 
-The table stays here: `python -m trainer.data VERB --elsewhere` reads and writes it, resumes and keeps the
-order, and asks its questions through two pipes. Nodes answer them (payload/examine.py); this file carries
-them, sees nodes go, and hands their questions to others.
+The table stays here: `python -m trainer.data VERB --elsewhere` reads and writes it, resumes and
+keeps the order, and asks its questions through two pipes. Nodes answer them (payload/examine.py);
+this file carries them, sees nodes go, and hands their questions to others.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _ask(connection: Any, args: dict[str, Any], parcel: Parcel, limits: Limits) 
 
 
 def deadline_s(parcel: Parcel, nodes: int, limits: Limits) -> float:
-    """For all nodes together, unless the user set it: every byte at the slowest speed worth waiting."""
+    """For all nodes, unless the user set it: every byte at the slowest speed worth waiting for."""
     return limits.run_s or limits.total_s * 2 + nodes * parcel.size / SLOWEST_BYTES_S
 
 

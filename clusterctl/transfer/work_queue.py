@@ -1,9 +1,10 @@
 """Who answers which question: work for many nodes of which any may be lost. No IO.
 
-A node gets as many questions as it has capacity for, new ones as it answers. Questions of a lost node go to
-others. An answer that a file cannot be read is doubted: another node is asked before it counts, since
-one node's missing mount must not make good clips bad; a node that is often wrong in this is left out.
-A node that still starts counts as another: its answer is waited for until it joins or is lost.
+A node gets as many questions as it has capacity for, new ones as it answers. Questions of a lost
+node go to others. An answer that a file cannot be read is doubted: another node is asked before it
+counts, since one node's missing mount must not make good clips bad; a node that is often wrong in
+this is left out. A node that still starts counts as another: its answer is waited for until it
+joins or is lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All-reduce over groups of nodes, and the search for who is to blame: the rounds of `search` made real."""
+"""All-reduce over groups of nodes: runs the rounds of `search`, which find who is to blame."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Rounds:
         self._pairs.update({group: speed for group, speed in speeds.items() if len(group) == 2})
         middle = self._middle()
         # Pairs of earlier rounds, too: what is slow shows only when others have been measured.
-        # Larger groups are not: how much slower they may be is a matter of the switches between them.
+        # Larger groups are not: how much slower they may be depends on the switches between them.
         for group, speed in self._pairs.items():
             if middle is not None and speed < self._share * middle:
                 whys[group] = f"{_rate(speed)}, the middle pair has {_rate(middle)}"

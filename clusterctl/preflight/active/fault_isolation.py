@@ -4,12 +4,13 @@ A search is a generator: it yields a round, that is groups without a node in com
 came of them, and returns a `Diagnosis`. Three steps:
 
 1. Pairs along the ring of the hostfile's order, which is also the ring that a collective takes: two
-   rounds (three for an odd number of nodes) test every node twice. A node all of whose pairs are bad
-   is tried twice more with those that are known to work; a bad pair of two nodes that work with
+   rounds (three for an odd number of nodes) test every node twice. A node all of whose pairs are
+   bad is tried twice more with those that are known to work; a bad pair of two nodes that work with
    others, tried twice more, is a bad link.
 2. All good nodes together: gloo and NCCL connect them by ways that the ring does not take.
-3. Where that fails, twice, although every pair was good: halving. Of a bad group both halves are tested at
-   once; are both good, the bad link lies between them, and its ends are halved in turn.
+3. Where that fails, twice, although every pair was good: halving. Both halves of a bad group are
+   tested at once; if both are good, the bad link lies between them, and its ends are halved in
+   turn.
 
 So one bad node or link of N is named within `most_rounds(N)` rounds, or the search says that it
 cannot: with two nodes alone, or where a fault shows only while many talk at once.
@@ -107,7 +108,7 @@ class _Search:
         return node not in self.bad_nodes and node not in self.lost
 
     def _try(self, groups: list[Group]) -> Generator[list[Group], Outcome, set[Group]]:
-        """Test groups of nodes that are left; returns the bad ones of which no node was named or lost."""
+        """Test groups of nodes that are left; returns the bad ones with no node named or lost."""
         groups = [group for group in groups if all(map(self._is_left, group)) and len(group) > 1]
         self.void = False
         if not groups:

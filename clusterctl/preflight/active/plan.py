@@ -63,20 +63,23 @@ class Plan:
             )
         if "token" in self.tests and self.shared is not None:
             lines.append(
-                f"  token       {self.nodes[0]} writes {self.blocks} MiB, all see and read it: {self.shared}"
+                f"  token       {self.nodes[0]} writes {self.blocks} MiB, "
+                f"all see and read it: {self.shared}"
             )
         if "matmul" in self.tests:
             lines.append(f"  matmul      on every device for {self.matmul_s:g} s, slow ones again")
         if "allreduce" in self.tests and count > 1:
             rounds, most = len(ring_rounds(self.nodes)) + 1, most_rounds(count)
             lines.append(
-                f"  all-reduce  {self.bytes >> 20} MiB by pairs, then all: {rounds} rounds, {most} at most to name one fault"
+                f"  all-reduce  {self.bytes >> 20} MiB by pairs, then all: {rounds} rounds, "
+                f"{most} at most to name one fault"
             )
         if {"matmul", "allreduce"} & set(self.tests):
             lines.append(f"  torch of    {self.python}")
         quick, worst = self.seconds()
         lines.append(
-            f"  about {quick:.0f} s where all is well, at most {worst / 60:.0f} min; nothing stays behind"
+            f"  about {quick:.0f} s where all is well, at most {worst / 60:.0f} min; "
+            "nothing stays behind"
         )
         if self.left_out:
             lines += [f"  left out: {node}: {why}" for node, why in self.left_out.items()]

@@ -16,7 +16,7 @@ MOST_ADDRESSES = 4
 
 
 class PortProbe:
-    """Opens the port on each node, connects along the ring, and has two more nodes try a port that failed."""
+    """Opens the port on each node and connects along the ring; two more nodes try a failed port."""
 
     def __init__(self, pool: SessionPool, plan: Plan, machines: Mapping[str, str]) -> None:
         self._pool, self._plan, self._machines = pool, plan, machines
@@ -45,7 +45,7 @@ class PortProbe:
         return {name: self._seen(name) for name in self._plan.nodes}
 
     def addresses(self, nodes: Sequence[Node]) -> dict[str, str]:
-        """Where each node is reached by another: the first address that worked, else the likeliest."""
+        """Where others reach each node: the first address that worked, else the likeliest."""
         found = {}
         for node in nodes:
             candidates = self._candidates.get(node.name) or [node.host or node.name]

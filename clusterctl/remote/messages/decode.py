@@ -26,7 +26,7 @@ def decode(line: bytes, what: str, shape: Shape) -> Any:
     try:
         if len(line) > STRUCTURE_BYTES and _has_too_many(line):
             raise TransportError("parse", f"{what} holds too many values for its kind")
-        # Payloads escape all but ASCII: other bytes are noise, and would cost four times their size.
+        # Payloads escape all but ASCII: other bytes are noise, and would cost 4 times their size.
         value = _DECODER.decode(line.decode("ascii"))
     except UnicodeDecodeError:
         raise TransportError("parse", f"{what} is not ASCII: {_begin(line)}") from None

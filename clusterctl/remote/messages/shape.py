@@ -1,7 +1,7 @@
 """Shapes of JSON values: what a message may hold, and how much of it.
 
-A shape is a function of a value that returns it, or raises `Misshapen`. Whatever it returns is made of
-exact types within its limits; texts are safe to print.
+A shape is a function of a value that returns it, or raises `Misshapen`. Whatever it returns is made
+of exact types within its limits; texts are safe to print.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ LINE = 4096  # characters of a text that is one line: a path, a name, an error
 
 
 class Misshapen(ValueError):
-    """What stands where, and what should. The place grows on the way up: pid, [3].pid, rows[3].pid."""
+    """What stands where, and what should.
+
+    The place grows on the way up: pid, [3].pid, rows[3].pid.
+    """
 
     def __init__(self, wanted: str, value: Any, place: str = "") -> None:
         super().__init__(f"should be {wanted}, is {_told(value)}")

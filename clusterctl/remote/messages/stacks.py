@@ -101,7 +101,7 @@ _NATIVE = record(
 
 
 def _consistent(inner: Shape) -> Shape:
-    """Numbers of frames and stacks are places in the lists beside them, and do not unfold without end."""
+    """Numbers of frames and stacks are indexes into the lists beside them; unfolding is bounded."""
 
     def shape(value: Any) -> Any:
         report = inner(value)

@@ -289,8 +289,8 @@ _AGENT = either(
 class Verb:
     """The shape of a verb's lines, and the bytes that one line may have.
 
-    A line costs the head up to eight times its bytes, for a moment: one character beyond the BMP makes
-    a whole text four times as wide. So 64 MiB are never passed.
+    A line costs the head up to eight times its bytes, for a moment: one character beyond the BMP
+    makes a whole text four times as wide. So 64 MiB are never passed.
     """
 
     shape: Shape

@@ -1,7 +1,7 @@
 """The shape of a line of the payload `watch`: the keys it has, each with a reading of bounded size.
 
-What a reading means is left to dashboards/feeds/watch_decoder.py, which shows an odd one as unknown. Here only
-its size is bounded, for a stream is kept: a key that is not known would be kept for ever.
+What a reading means is left to dashboards/feeds/watch_decoder.py, which shows an odd one as
+unknown. Here only its size is bounded, for a stream is kept: an unknown key would be kept for ever.
 """
 
 from __future__ import annotations

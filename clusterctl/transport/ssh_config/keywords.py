@@ -160,5 +160,6 @@ IGNORED = frozenset(
     sessiontype setenv skeyauthentication smartcarddevice stdinnull streamlocalbindmask
     streamlocalbindunlink syslogfacility tag tcpkeepalive tisauthentication tunnel
     tunneldevice updatehostkeys useprivilegedport useroaming userknownhostsfile2 usersh
-    verifyhostkeydns versionaddendum visualhostkey warnweakcrypto xauthlocation""".split()  # noqa: SIM905 - shorter than a list
+    verifyhostkeydns versionaddendum visualhostkey warnweakcrypto
+    xauthlocation""".split()  # noqa: SIM905 - shorter than a list
 )
