@@ -1,13 +1,13 @@
 """Moving handwritten digits: a real, small video data set that needs no network.
 
-The scans are scikit-learn's bundled `load_digits` (1,797 scans of 8 x 8 by real writers, UCI "Optical
-Recognition of Handwritten Digits"). Each clip shows one scan that moves one logical pixel a frame
-over a 16 x 16 canvas, enlarged by a whole factor and encoded as h264 mp4:
+The scans are scikit-learn's bundled `load_digits` (1,797 scans of 8 x 8 by real writers, UCI
+"Optical Recognition of Handwritten Digits"). Each clip shows one scan that moves one logical pixel
+a frame over a 16 x 16 canvas, enlarged by a whole factor and encoded as h264 mp4:
 
     python -m trainer.data.digits --out DIR --clips 2000 --seed 1
 
-writes `digits.csv` (the manifest), `prompts.txt` (40 prompts, digit by direction), `clips/*.mp4` and
-`stamp.json`. The folder appears whole or not at all, and is reused when its stamp fits.
+writes `digits.csv` (the manifest), `prompts.txt` (40 prompts, digit by direction), `clips/*.mp4`
+and `stamp.json`. The folder appears whole or not at all, and is reused when its stamp fits.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def is_current(out: Path, clips: int, seed: int, size: int = 64, frames: int = 8
 def make(out: Path, clips: int, seed: int, size: int = 64, frames: int = 8) -> bool:
     """Render the data set into the folder `out`; False when it was there already.
 
-    `size` is the clip's height and width in pixels, a multiple of 16; `frames` is the length to train
-    on. Files hold one frame more, because a clip must be longer than its bucket (open-sora-1.2).
+    `size` is the clip's height and width in pixels, a multiple of 16; `frames` is the length to
+    train on. Files hold one frame more: a clip must be longer than its bucket (open-sora-1.2).
     Raises DigitsError for parameters that do not fit and for a folder that is not ours.
     """
     if size % CANVAS or size < CANVAS:

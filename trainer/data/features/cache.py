@@ -4,8 +4,8 @@
     shards = features.shards()                       # one for each thread
     found = shards.latents(place, first=3, count=2)  # two chunks of a clip, checked
 
-`python -m trainer.data encode` makes the folder (trainer.data.features.encode). No VAE and no text encoder is
-built here, and neither transformers nor diffusers is imported.
+`python -m trainer.data encode` makes the folder (trainer.data.features.encode). No VAE and no text
+encoder is built here, and neither transformers nor diffusers is imported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Entry:
 
 
 class Features:
-    """A finished cache. Raises FeaturesError for what is not there, damaged or of another version."""
+    """A finished cache. Raises FeaturesError for what is missing, damaged or of another version."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -110,7 +110,7 @@ class Features:
                 raise damaged(path, f"it has {actual:,} bytes instead of {size:,}")
 
     def check_rows(self, manifest: Manifest, buckets: Buckets) -> None:
-        """Raise FeaturesError naming the first clip or caption that training may want and is not here."""
+        """Raise FeaturesError naming the first missing clip or caption that training may want."""
         interval, most = self.key["frames"]["frame_interval"], self.key["latents"]["max_frames"]
         units = find_units(manifest, buckets, interval, self.grid)
         ids, frames = content_ids(manifest), frames_of(manifest.num_frames, interval, most)
@@ -132,8 +132,8 @@ class Features:
         if missing:
             first = min(missing)[1]
             raise FeaturesError(
-                f"{self.folder} lacks {len({row for row, _ in missing}):,} of {len(manifest):,} clips, "
-                f"first {first}",
+                f"{self.folder} lacks {len({row for row, _ in missing}):,} "
+                f"of {len(manifest):,} clips, first {first}",
                 hint=_MAKE.format(folder=self.folder) + " adds them",
             )
         used = np.unique(units.rows)
@@ -179,7 +179,7 @@ class Shards:
     ) -> tuple[Tensor, float] | None:
         """Latent [P, C, Z, h, w] of `window` frames, as stored, and the file's frame rate.
 
-        It begins at the grid's place for `start` (see Grid.window). None when the clip is not there.
+        It begins at the grid's place for `start` (see Grid.window). None when the clip is missing.
         Raises FeaturesError naming a damaged shard.
         """
         features, grid = self._features, self._features.grid

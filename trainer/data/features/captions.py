@@ -110,7 +110,7 @@ def model_width(config: Config) -> int:
 
 
 def embedder_hash(embedder: nn.Module, dtype: torch.dtype) -> str:
-    """SHA-256 of its weights as the model computes with them, in whatever dtype they were stored."""
+    """SHA-256 of its weights as the model computes with them, whatever dtype stores them."""
     digest = hashlib.sha256()
     for name, tensor in sorted(embedder.state_dict().items()):
         values = tensor.detach().to("cpu", dtype).contiguous()
@@ -129,8 +129,8 @@ def use_projected(features: Features, model: STDiT3, dtype: torch.dtype) -> None
         return
     if not model.config.freeze_y_embedder:
         raise FeaturesError(
-            f"the captions in {features.folder} were kept behind a frozen caption embedder, this run "
-            "trains it",
+            f"the captions in {features.folder} were kept behind a frozen caption embedder, "
+            "this run trains it",
             hint=f"{_FREEZE}, or encode without --caption-embedder",
         )
     actual = embedder_hash(model.y_embedder, dtype)

@@ -43,13 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--latent-dtype",
         choices=sorted(_DTYPES),
         default=None,
-        help="of latents as stored (fp16; fp32 where pixels are the latents). Captions keep the encoder's",
+        help="of latents as stored (fp16; fp32 where pixels are the latents). "
+        "Captions keep the encoder's",
     )
     parser.add_argument(
         "--caption-embedder",
         action="store_true",
-        help="keep captions behind the frozen caption embedder of --ckpt-path: 1,152 numbers a token "
-        "instead of 4,096",
+        help="keep captions behind the frozen caption embedder of --ckpt-path: "
+        "1,152 numbers a token instead of 4,096",
     )
     parser.add_argument(
         "--max-frames", type=whole(1), metavar="N", help="encode only the first N frames of a clip"
@@ -174,7 +175,8 @@ def _ranks() -> tuple[int, int, int]:
 class _Together:
     """The ranks while they talk: at the start, and never again however long their shards take.
 
-    Entering it raises EngineError when a rank never comes, leaving it FeaturesError when one has gone.
+    Entering it raises EngineError when a rank never comes, leaving it FeaturesError when one is
+    gone.
     """
 
     def __init__(self, rank: int, world: int, local_rank: int) -> None:

@@ -1,8 +1,8 @@
 """A job of encoding: what is to be made, cut into shards that any rank can make alone.
 
-`job.json` fixes the division, as a function of manifest, buckets and what the cache holds already; a
-shard is there under its name or not at all. So nothing else needs to be remembered: whoever goes on
-makes the shards that are not there. The one who sees them all writes the index.
+`job.json` fixes the division, as a function of manifest, buckets and what the cache holds already;
+a shard is there under its name or not at all. So nothing else needs to be remembered: whoever goes
+on makes the shards that are not there. The one who sees them all writes the index.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def prepare(
     strays = sorted(out.glob(f"*-{document['job']:02d}-*.safetensors"))
     if strays:
         raise FeaturesError(
-            f"{out} holds {len(strays):,} shards that no {DOCUMENT} or {JOB} speaks of ({strays[0].name})",
+            f"{out} holds {len(strays):,} shards that no {DOCUMENT} or {JOB} speaks of "
+            f"({strays[0].name})",
             hint="another folder, or --force to throw them away",
         )
     todo = work_of(config, manifest, out, document)
@@ -89,7 +90,8 @@ def prepare(
     if todo.bytes > free:
         raise FeaturesError(
             f"up to {todo.bytes / 1e9:,.1f} GB are needed, {out} has {free / 1e9:,.1f} GB free",
-            hint="--sample keeps half; --max-frames N cuts long clips; fewer sizes in bucket_config",
+            hint="--sample keeps half; --max-frames N cuts long clips; "
+            "fewer sizes in bucket_config",
         )
     document |= {"latents": len(todo.latent_shards), "captions": len(todo.text_shards)}
     write_json(out / JOB, document)
@@ -126,8 +128,8 @@ def work(
 ) -> None:
     """Make this rank's shards that are not there yet.
 
-    Ranks share the manifest, but each finds by itself what is to be made: 14 s of processor time and
-    0.8 GB for 1.3 million rows in five sizes, 4.9 million latents. Making those takes days.
+    Ranks share the manifest, but each finds by itself what is to be made: 14 s of processor time
+    and 0.8 GB for 1.3 million rows in five sizes, 4.9 million latents. Making those takes days.
     """
     mine = [
         (out / name, kind, number)
@@ -151,7 +153,7 @@ def _key(
     options: Options,
     before: Mapping[str, Any] | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The key, and the facts beside it. Raises FeaturesError when weights are not on this machine."""
+    """The key and the facts beside it. Raises FeaturesError when this machine lacks weights."""
     from trainer.components import TINY_T5, make_tiny_text_encoder
 
     make_tiny_text_encoder(config, out, manifest.texts)

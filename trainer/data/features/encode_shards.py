@@ -187,7 +187,8 @@ class Maker:
         if self._bad > self._options.max_bad:
             shown = "".join(f"\n  {row['path']}: {row['reason']}" for row in bad[-10:])
             raise FeaturesError(
-                f"{self._bad:,} times a clip could not be read, {self._options.max_bad:,} are allowed{shown}",
+                f"{self._bad:,} times a clip could not be read, "
+                f"{self._options.max_bad:,} are allowed{shown}",
                 hint="--max-bad allows more; the same command goes on where this one stopped",
             )
 

@@ -1,4 +1,4 @@
-"""The work of encoding: clips decoded ahead by processes of their own, latents and captions made of them."""
+"""The work of encoding: processes decode clips ahead; latents and captions are made of them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class LatentMaker:
         return 2 if self.kind == POSTERIOR else 1
 
     def chunks(self, pixels_CTHW: NDArray[Any], first: int, length: int, key: int) -> Tensor:
-        """All chunks of `length` frames, [K, P, Z, C, h, w] on the CPU; `first` is frame 0's number."""
+        """All chunks of `length` frames [K, P, Z, C, h, w] on the CPU; `first` numbers frame 0."""
         step = self.grid.step(length)
         count = self.grid.count(length, pixels_CTHW.shape[1])
         clip = torch.from_numpy(pixels_CTHW)

@@ -1,4 +1,4 @@
-"""The index of a feature cache: where every latent and caption lies, from the shards' own tables."""
+"""The index of a feature cache: where each latent and caption lies, from the shards' own tables."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
 
 
 def read_document(folder: Path) -> dict[str, Any] | None:
-    """features.json; None when no cache is finished there. Raises FeaturesError for another version."""
+    """features.json; None without a finished cache. Raises FeaturesError for another version."""
     document = read_json(folder / DOCUMENT)
     if document is None:
         return None

@@ -63,8 +63,8 @@ class Hashes:
 def key_of(config: Config, text_folder: Path | None, hashes: Hashes) -> dict[str, Any]:
     """The key of a config's features, without how latents are stored (`latents`).
 
-    `text_folder` is that of a tiny_t5, which is no path of the config; None where there is none yet.
-    The hash of weights that are not on this machine is None.
+    `text_folder` is that of a tiny_t5, which is no path of the config; None where there is none
+    yet. The hash of weights that are not on this machine is None.
     """
     vae, text, data = config.vae, config.text_encoder, config.dataset
     own: dict[str, Any] = {"type": vae.type}
@@ -132,8 +132,8 @@ def difference(cache: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
 def unseen(cache: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """Weights that could be compared by their name only, for people."""
     return [
-        f"the weights of the {_WORDS[part]} ({run[part]['from_pretrained']}) are not on this machine: "
-        "they were compared with those of the features by name only"
+        f"the weights of the {_WORDS[part]} ({run[part]['from_pretrained']}) are not on this "
+        "machine: they were compared with those of the features by name only"
         for part in ("vae", "text")
         if cache[part].get("weights") and "from_pretrained" in run[part]
         if run[part].get("weights") is None
@@ -145,13 +145,13 @@ def refuse_other(folder: Path, cache: Mapping[str, Any], run: Mapping[str, Any])
     if different := difference(cache, run):
         raise FeaturesError(
             f"the features in {folder} were made with {different}",
-            hint="python -m trainer.data encode CONFIG OTHER-FOLDER --data-path MANIFEST makes those of "
-            "this config; or set the config as the features were made",
+            hint="python -m trainer.data encode CONFIG OTHER-FOLDER --data-path MANIFEST makes "
+            "those of this config; or set the config as the features were made",
         )
 
 
 def encoder_width(place: str | None) -> int:
-    """Channels of a T5's features, from its config.json. Raises FeaturesError when it is not here."""
+    """Channels of a T5's features, from its config.json. Raises FeaturesError when it is absent."""
     folder = _local(place)
     try:
         return int(read_object(folder / "config.json")["d_model"]) if folder else 0

@@ -1,8 +1,9 @@
-"""What a feature cache holds: each clip at each size that training may want, in pieces of whole chunks.
+"""What a feature cache holds: each clip at each size training may want, in pieces of whole chunks.
 
-A video VAE encodes chunks of 17 frames that do not see each other, so a clip that is cut at multiples
-of 17 is encoded once and serves every window that starts there. A length that is no multiple ends in
-a shorter chunk (33 = 17 + 16), which is encoded for every such start as well: a stream of its own.
+A video VAE encodes chunks of 17 frames that do not see each other, so a clip that is cut at
+multiples of 17 is encoded once and serves every window that starts there. A length that is no
+multiple ends in a shorter chunk (33 = 17 + 16), which is encoded for every such start as well: a
+stream of its own.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def keys_of(ids: Keys, height: Any, width: Any, length: Any) -> Keys:
 
 @dataclass(frozen=True)
 class Units:
-    """Clips to be encoded, [N] each, in order of rows: what one decoding of a clip at a size gives."""
+    """Clips to encode, [N] each, in order of rows: what one decoding of a clip at a size gives."""
 
     rows: NDArray[np.int64]
     height: NDArray[np.int32]  # pixels

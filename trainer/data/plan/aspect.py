@@ -1,9 +1,9 @@
 """Which height and width a resolution has at each aspect ratio (Open-Sora 1.2's tables).
 
 A resolution's name stands for an area: a clip fits when it has at least 0.8 of it. Ratios are
-height / width, written with two decimals; the order of a table decides ties, so it is kept. Upstream
-wrote some ratios of the PixArt tables with one decimal ("1.0"), Lambda's fork with two: both are
-read. Names "NNpx" are ours: area NN x NN, sides multiples of 16, square below 64.
+height / width, written with two decimals; the order of a table decides ties, so it is kept.
+Upstream wrote some ratios of the PixArt tables with one decimal ("1.0"), Lambda's fork with two:
+both are read. Names "NNpx" are ours: area NN x NN, sides multiples of 16, square below 64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.errors import ConfigError
 
 @dataclass(frozen=True)
 class Resolution:
-    """A name's area in pixels and its sizes: ratio -> (height, width), in the order of the table."""
+    """A name's area in pixels and its sizes: ratio -> (height, width), in the table's order."""
 
     name: str
     pixels: int

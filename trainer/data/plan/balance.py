@@ -1,10 +1,10 @@
 """Which microbatches share a step: alike in cost, so that no rank waits for another.
 
 Ranks of a step wait for the slowest of them. In random order a step of Open-Sora's stage 2 idles
-17 % of 192 ranks, because a 720p microbatch costs several times a 144p one. Here the random order is
-cut into windows of some steps, and microbatches of equal cost inside a window make steps of their
-own; what does not fill a step stays for the next window. Which clips an epoch sees and which of them
-form a microbatch do not change; a step holds fewer kinds of buckets, that is the price.
+17 % of 192 ranks, because a 720p microbatch costs several times a 144p one. Here the random order
+is cut into windows of some steps, and microbatches of equal cost inside a window make steps of
+their own; what does not fill a step stays for the next window. Which clips an epoch sees and which
+of them form a microbatch do not change; a step holds fewer kinds of buckets, that is the price.
 
 The result is a permutation of the microbatch list, a pure function of the order, the costs, the
 group and the window: the data plan's contract holds with it as without.
@@ -45,7 +45,8 @@ class Balance:
     def __post_init__(self) -> None:
         if self.window not in WINDOWS:
             raise ConfigError(
-                f"dataset.balance_window {self.window}: {WINDOWS[0]} to {WINDOWS[-1]} steps, 0 is off"
+                f"dataset.balance_window {self.window}: "
+                f"{WINDOWS[0]} to {WINDOWS[-1]} steps, 0 is off"
             )
 
     def step(self, epoch: int) -> tuple[int, int]:
@@ -93,9 +94,10 @@ class Balance:
 
 
 def classes(costs: Iterable[float]) -> tuple[int, ...]:
-    """Costs in steps of 2 % (their logarithms), so that the aspect ratios of a bucket count as alike; 0 for no cost.
+    """Costs in steps of 2 % (their logarithms), 0 for no cost.
 
-    Made once, by one rank: a logarithm's last bit may differ between processors.
+    The aspect ratios of a bucket thus count as alike. Made once, by one rank: a logarithm's last
+    bit may differ between processors.
     """
     return tuple(round(math.log(cost) / math.log(_ALIKE)) if cost > 0 else 0 for cost in costs)
 
@@ -105,9 +107,9 @@ def balanced(
 ) -> NDArray[np.int64]:
     """A permutation of 0..N-1 whose consecutive steps have members of alike cost.
 
-    `costs` are `classes`. In a step of ranks * each the n-th microbatch of rank r stands at place n *
-    ranks + r, and ranks get alike sums. What does not fill a last group is the end of the given order, untouched: no kind of microbatch
-    is left out more often than others.
+    `costs` are `classes`. In a step of ranks * each the n-th microbatch of rank r stands at place
+    n * ranks + r, and ranks get alike sums. What does not fill a last group is the end of the given
+    order, untouched: no kind of microbatch is left out more often than others.
     """
     count, group = len(costs), ranks * each
     tail = count % group
@@ -120,7 +122,7 @@ def balanced(
     for start in range(0, len(head), room):
         pool = np.concatenate([waiting, head[start : start + room]])
         full, waiting = _equal_steps(pool, costs, group)
-        # Rare kinds never fill a step: those that have waited for a whole window go with their like.
+        # Rare kinds never fill a step: those that waited for a whole window go with their like.
         mixed, waiting = _alike_steps(waiting, costs, group, start - room)
         made = np.concatenate([full, mixed])
         turn = bits(np.arange(len(made)), seed, epoch, _STEPS, start)
@@ -152,7 +154,7 @@ def _equal_steps(
 def _alike_steps(
     pool: NDArray[np.int64], costs: NDArray[np.int64], group: int, late: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of a pool, oldest first: steps by cost that hold all older than place `late`; and the others."""
+    """Of a pool, oldest first: steps by cost that hold all older than place `late`; the others."""
     whole = pool[: len(pool) // group * group]
     steps = whole[np.argsort(costs[whole], kind="stable")].reshape(-1, group)
     goes = (steps <= late).any(axis=1)
@@ -163,7 +165,7 @@ def _alike_steps(
 def _shared_out(
     steps: NDArray[np.int64], costs: NDArray[np.int64], ranks: int
 ) -> NDArray[np.int64]:
-    """Each step [S, each * ranks] in rounds: the costliest left goes to the rank with the least so far.
+    """Each step [S, each * ranks] in rounds: the costliest left goes to the least loaded rank.
 
     Longest processing time first (Graham 1969), with equally many microbatches for every rank.
     """

@@ -7,8 +7,8 @@ frame_interval. A probability is p, or (p, q): q is the chance to take this leng
 one is tried), p the chance to keep the clip here (else the next smaller resolution is tried). Clips
 that find no place are left out of this epoch, so every epoch sees another choice.
 
-Open-Sora 2's semantics look alike and mean the opposite: q is the chance to SKIP this length and try
-a shorter one, and a clip of exactly `frames` frames is long enough.
+Open-Sora 2's semantics look alike and mean the opposite: q is the chance to SKIP this length and
+try a shorter one, and a clip of exactly `frames` frames is long enough.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Draw = Callable[[NDArray[np.int64], int], tuple[NDArray[np.float64], NDArray[np.
 
 
 class Bucket(NamedTuple):
-    """Clips of one shape: `frames` x `height` x `width` pixels, `batch_size` of them a microbatch."""
+    """Clips of one shape, `frames` x `height` x `width` pixels, `batch_size` per microbatch."""
 
     resolution: str
     frames: int

@@ -20,9 +20,9 @@ _REPEATS = 2  # timed runs of a bucket after one that warms up; the quicker one 
 def costs_by_timing(
     buckets: list[Bucket], present: list[int], parts: Parts, engine: Engine, recompute: bool
 ) -> list[float]:
-    """Seconds of a microbatch of each bucket: measured for those `present`, the others by arithmetic.
+    """Seconds of a microbatch of each bucket: measured for those `present`, others by arithmetic.
 
-    One aspect ratio of each resolution and length is measured, the others of it scale with their FLOP.
+    One aspect ratio of each resolution and length is measured, its others scale with their FLOP.
     Collective. A rank times its share of the buckets where a forward pass involves no other rank.
     """
     measured = {(buckets[cell].resolution, buckets[cell].frames): cell for cell in present[::-1]}

@@ -1,7 +1,7 @@
 """Names of clips that survive a change of the data set around them.
 
 A clip is its path as the manifest writes it; where a path stands more than once, the n-th of them.
-Rows that are added, removed or moved, and captions that are corrected, do not change the others' ids.
+Rows that are added, removed or moved, and corrected captions, do not change the others' ids.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a microbatch of a bucket costs, so that those which share a step cost alike.
 
-By arithmetic: matrix products of the text encoder, the VAE and the transformer (three forward passes'
-worth, four with recomputation), each at the share of an accelerator's peak that it is known to reach.
-`trainer.data.plan.calibrate` times them instead.
+By arithmetic: matrix products of the text encoder, the VAE and the transformer (three forward
+passes' worth, four with recomputation), each at the share of an accelerator's peak that it is known
+to reach. `trainer.data.plan.calibrate` times them instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from trainer.models.flops import forward_flops
 from trainer.models.stdit_config import STDiT3Config
 
 # B clips · C channels · T,H,W frames, height, width
-# Shares of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio orders microbatches.
+# Shares of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio orders
+# microbatches.
 TEXT_SHARE, VAE_SHARE, MODEL_SHARE = 0.5, 0.3, 0.4
 COSTS = "costs.json"  # in the run directory
 T5_XXL = 4_617_000_000  # weights of its encoder that every token is multiplied with
@@ -82,7 +83,7 @@ def has_weights(vae: object) -> bool:
 
 
 def matrix_weights(text: object) -> int:
-    """Weights of a text encoder that each token is multiplied with: its matrices but the embeddings."""
+    """Weights of a text encoder that each token is multiplied with: matrices but the embeddings."""
     encoder = getattr(text, "model", text)
     if not isinstance(encoder, nn.Module):
         return 0
@@ -109,7 +110,7 @@ def write_costs(
 ) -> None:
     """costs.json: what a microbatch of each bucket was taken to cost, and which count as alike.
 
-    `how` is flops (relative numbers), timed (seconds) or checkpoint (its classes are kept, no numbers).
+    `how` is flops (relative numbers), timed (seconds) or checkpoint (its classes, no numbers).
     """
     table = [
         {
@@ -133,14 +134,14 @@ def open_sora_latent_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def open_sora_vae_flops(frames: int, height: int, width: int) -> float:
-    """FLOP of encoding one clip by Open-Sora 1.2's VAE: each frame by SDXL's, then 17-frame chunks."""
+    """FLOP to encode a clip by Open-Sora 1.2's VAE: each frame by SDXL's, then 17-frame chunks."""
     places = (height // 8) * (width // 8)
     temporal = sum(_temporal_products(min(17, frames - start)) for start in range(0, frames, 17))
     return 2.0 * (frames * _spatial_products(height, width) + temporal * places)
 
 
 def _spatial_products(height: int, width: int) -> float:
-    """SDXL's encoder: 3x3 convolutions in four levels of two residual blocks, a middle, 8 channels out."""
+    """SDXL's encoder: 3x3 convolutions, 4 levels of 2 residual blocks, a middle, 8 channels out."""
     area, before = float(height * width), 128
     products = area * 9 * 3 * 128
     for level, channels in enumerate((128, 256, 512, 512)):
@@ -155,7 +156,7 @@ def _spatial_products(height: int, width: int) -> float:
 
 
 def _temporal_products(frames: int) -> float:
-    """Products for each latent place: 3x3x3 convolutions, time halved behind the second and third stage."""
+    """Products for each latent place: 3x3x3 convolutions, time halved behind stages 2 and 3."""
     length, before = float(frames + -frames % 4), 4
     products = 0.0
     for stage, channels in enumerate((128, 128, 256, 256, 512, 512)):

@@ -5,8 +5,9 @@ configuration, seed, epoch), the same for every number of ranks. A step of W ran
 of them, rank r the r-th. So a position is one number, and a run may stop anywhere and go on with
 another W: nothing is repeated and nothing is missed.
 
-Tail policy "drop": what does not fill a last step of W microbatches is left out of this epoch, as is
-what does not fill a bucket's last microbatch. The next epoch shuffles anew, so other clips are left.
+Tail policy "drop": what does not fill a last step of W microbatches is left out of this epoch, as
+is what does not fill a bucket's last microbatch. The next epoch shuffles anew, so other clips are
+left out.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class DataPlan:
     def _shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, NDArray[np.int64]]:
         """Rows of each cell in the order of their hashes; where those agree, in order of rows."""
         rows = np.flatnonzero(cells >= 0)
-        # Cell, hash and row in one number: sorting numbers is many times faster than sorting by keys.
+        # Cell, hash and row in one number: sorting numbers is many times faster than by keys.
         row_bits = max(1, len(cells) - 1).bit_length()
         cell_bits = max(1, len(self.buckets.cells) - 1).bit_length()
         keys = bits(rows, self.seed, epoch, _CLIPS) >> np.uint64(cell_bits + row_bits)

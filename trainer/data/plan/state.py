@@ -2,7 +2,7 @@
 
 The state names everything that decides the order. A run whose data differ is refused with the first
 difference; three ways on exist: `reset` begins the next epoch with the new data, `remap` goes on in
-this epoch with the clips that it has not seen, known by content, `force` keeps the number regardless.
+this epoch with the clips that it has not seen, known by content, `force` keeps the number anyway.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ def restore(
         )
     raise DataStateError(
         f"the data of the checkpoint and of this run differ: {different}",
-        hint="--data-state remap goes on in this epoch with the clips it has not seen; reset starts "
-        "a new epoch with the new data; both keep the optimizer. force goes on at the same number, "
+        hint="--data-state remap goes on in this epoch with the clips it has not seen; "
+        "reset starts a new epoch with the new data; both keep the optimizer. "
+        "force goes on at the same number, "
         "so clips may repeat or be missed",
     )
 

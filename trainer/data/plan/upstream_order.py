@@ -1,8 +1,8 @@
 """The batch order of Open-Sora 1.2, for repeating a run of it.
 
 One torch generator, seeded seed + epoch, first shuffles the clips of each bucket in the order in
-which the buckets first appear, then the list of microbatches. Unlike our own order it leaves out the
-last rows of each bucket in every epoch, and a row added anywhere changes all of it.
+which the buckets first appear, then the list of microbatches. Unlike our own order it leaves out
+the last rows of each bucket in every epoch, and a row added anywhere changes all of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Ask about many files at once, each with a deadline: here in processes, or on the nodes of a cluster.
+"""Ask about many files at once, each with a deadline: in processes here, or on a cluster's nodes.
 
-`python -m trainer.data examine` is the node's side: questions as JSON lines on stdin, answers in any
-order on stdout. `clusterctl data` starts it on every node and carries the lines.
+`python -m trainer.data examine` is the node's side: questions as JSON lines on stdin, answers in
+any order on stdout. `clusterctl data` starts it on every node and carries the lines.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class LocalPool:
 
 
 class ElsewherePool:
-    """Questions go out on one stream and answers come in on another; `clusterctl data` stands behind."""
+    """Questions go out on one stream, answers come in on another; `clusterctl data` is behind."""
 
     def __init__(self, questions: IO[bytes], answers: IO[bytes]) -> None:
         self._questions = questions

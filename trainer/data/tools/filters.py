@@ -9,7 +9,7 @@ be compared (a word where a number belongs) is left out and listed. ~ and !~ sea
 expression of Python. In SQL, texts are in single quotes, and an empty or wrong cell of a column of
 numbers is NULL.
 """
-# ruff: noqa: S608 - columns are named by number or quoted; --where is one expression, run without files
+# ruff: noqa: S608 - columns are numbered or quoted; --where is one expression, run without files
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 python -m trainer.data simulate manifest.csv stage2 --ranks 192
 python -m trainer.data simulate openvid stage1 --ranks 192 --windows 1 8 16 64
 
-The data may be a manifest or a stand-in: `openvid` (43 % 1080p, median 150 frames) or `openvid+mira`
-(a quarter of it 720p clips with a median of 900 frames). Microbatches are priced by arithmetic.
+The data may be a manifest or a stand-in: `openvid` (43 % 1080p, median 150 frames) or
+`openvid+mira` (a quarter of it 720p clips with a median of 900 frames). Microbatches are priced by
+arithmetic.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         return code
     random = found[0]
     print(
-        f"{len(manifest):,} clips, {random.steps:,} steps of {args.ranks} ranks in epoch {args.epoch}"
+        f"{len(manifest):,} clips, {random.steps:,} steps of {args.ranks} ranks "
+        f"in epoch {args.epoch}"
     )
     print(f"{'order':<13}{'idle':>8}{'buckets a step':>17}{'epoch':>10}{'faster':>9}")
     for outcome in found:
@@ -121,7 +123,7 @@ def simulate(
     """The random order first, then one outcome of each window, then two of each accumulation: as it
     comes, and shared out over the ranks by cost. `peak` is FLOP/s.
 
-    Raises ConfigError for a window out of range, and DataStateError when no step fits into the epoch.
+    Raises ConfigError for a window out of range, DataStateError when no step fits into the epoch.
     """
     from trainer.data.plan.balance import Balance, classes, idle
     from trainer.data.plan.buckets import Buckets
@@ -157,7 +159,7 @@ def simulate(
 
 
 def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[float]:
-    """Seconds of a GPU of 1 FLOP/s for a microbatch of each bucket, by the parts that a config names."""
+    """Seconds of a 1 FLOP/s GPU for a microbatch of each bucket, by the parts a config names."""
     from trainer.data.plan import costs
     from trainer.models.stdit_config import PRESETS, STDiT3Config
 

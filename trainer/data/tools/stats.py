@@ -118,7 +118,8 @@ def text(stats: Stats, world: int) -> str:
     """What is printed."""
     lines = [f"{stats.rows:,} clips" + (f", {stats.left_out:,} left out" if stats.left_out else "")]
     lines.append(
-        f"{'':<14}{'least':>12}{'5 %':>12}{'25 %':>12}{'50 %':>12}{'75 %':>12}{'95 %':>12}{'most':>12}"
+        f"{'':<14}{'least':>12}{'5 %':>12}{'25 %':>12}{'50 %':>12}"
+        f"{'75 %':>12}{'95 %':>12}{'most':>12}"
     )
     for spread in stats.spreads:
         cells = "".join(f"{_short(value):>12}" for value in spread.values)
