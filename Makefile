@@ -11,7 +11,7 @@ help:
 	@echo "make test      lint and tests"
 	@echo "make test-pythons  part of the tests and a short demo on each Python from 3.10 to 3.13"
 	@echo "make venv      only .venv (PYTHON=python3.12, LOCK=cpu|cuda)"
-	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make lint      ruff, mypy, import-linter, tests/lint.py"
 	@echo "make docs      the documents as a static site in site/"
 	@echo "make bench     benchmarks against the named peers"
 	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
@@ -32,6 +32,7 @@ lint: venv
 	$(py) -m ruff format --check .
 	$(py) -m mypy
 	.venv/bin/lint-imports
+	$(py) -m tests.lint
 
 format: venv
 	$(py) -m ruff check --fix .
