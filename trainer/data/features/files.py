@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.manifest.resumable_write import sync
 from trainer.errors import TrainerError
+from trainer.runlog.atomic_file import sync, write_synced
 from trainer.runlog.json_file import parse, read_object
 
 LATENTS, TEXTS = "latents", "texts"
@@ -181,8 +181,7 @@ def damaged(path: Path, why: str) -> FeaturesError:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     fresh = _temporary(path)
-    fresh.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    sync(fresh)
+    write_synced(fresh, json.dumps(document, indent=1) + "\n")
     fresh.replace(path)
     sync(path.parent)
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from trainer.data.manifest.manifest import ManifestError, WrongRow
 from trainer.data.manifest.table_io import ArrowBatch, Batch, cell
 from trainer.errors import TrainerError
+from trainer.runlog.atomic_file import sync
 from trainer.runlog.json_file import read_object
 
 PIECE_ROWS = 65_536  # rows in a piece: 60 MB of captions at most, and 0.1 s to do again
@@ -311,14 +312,6 @@ class Job:
     def _piece(self, number: int) -> Path:
         assert self._format is not None
         return self.folder / f"{number:08d}{self._format.suffix}"
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -32,9 +32,10 @@ from trainer.data.manifest.manifest import (
 from trainer.data.manifest.pipeline import Options, Plan, Result, add_options
 from trainer.data.manifest.pipeline import run as run_plan
 from trainer.data.manifest.reader import check_batch
-from trainer.data.manifest.resumable_write import ParquetFormat, regroup, sync
+from trainer.data.manifest.resumable_write import ParquetFormat, regroup
 from trainer.data.manifest.table_io import Batch, first_line
 from trainer.data.tools.left_out import tell_left_out
+from trainer.runlog.atomic_file import sync
 from trainer.runlog.json_file import read_object
 
 INDEX, SCHEMA = "index.json", 1
