@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--warmup", type=whole(1), default=2, metavar="N", help="steps before the timed ones")
     add("--steps", type=whole(1), default=5, metavar="N", help="timed steps; their median counts")
-    add("--device", help="cuda or cpu; default cuda where there is one")
+    add("--device", help="cuda or cpu; default cuda if available")
     add("--peak-tflops", type=above_0, metavar="X", help="for MFU; default by the GPU's name")
     add("--timeout-s", type=above_0, default=1800.0, metavar="X", help="of one bucket")
     add("--json", action="store_true", help="one document on stdout")
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     search("--search-batch-size", action="store_true", help="the largest batch of each bucket")
     search("--budget-s", type=above_0, metavar="X", help="seconds of a step")
     search("--budget-mb", type=above_0, metavar="X", help="peak memory, 10^6 bytes")
-    search("--most", type=whole(1), default=4096, metavar="N", help="no batch above this")
+    search("--most", type=whole(1), default=4096, metavar="N", help="largest batch size to try")
     add_log_level(parser)
     return parser
 
@@ -114,11 +114,11 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if not shapes:
         raise ConfigError("bucket_config has no bucket that takes clips")
     if (args.budget_s or args.budget_mb) and not args.search_batch_size:
-        raise ConfigError("a budget is for --search-batch-size")
+        raise ConfigError("--budget-s and --budget-mb need --search-batch-size")
     device = _device(args.device)
     if args.search_batch_size:
         if args.compare:
-            raise ConfigError("--compare is of given batch sizes, not for --search-batch-size")
+            raise ConfigError("--compare cannot be used with --search-batch-size")
         if device == "cpu" and not (args.budget_s or args.budget_mb):
             raise ConfigError(
                 "on a CPU the search needs a limit: --budget-s or --budget-mb",
@@ -239,7 +239,7 @@ def _search(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device
         except SearchStopped as error:
             raise SearchStopped(
                 f"{shape.name}: {error}",
-                hint="not a matter of memory: repair it, or leave the bucket out with --bucket",
+                hint="memory is not the cause: fix it, or choose other buckets with --bucket",
             ) from None
         found[shape.resolution, shape.frames] = best.batch
         step_s = best.measured.step_s if best.measured else None

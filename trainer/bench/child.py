@@ -106,7 +106,7 @@ def _of_exit(code: int | None, kills: int) -> Outcome:
         return Outcome(
             Kind.FAILED, reason=f"killed by {name}, and the kernel counts no out-of-memory kill"
         )
-    return Outcome(Kind.FAILED, reason=f"ended with code {code} without a word")
+    return Outcome(Kind.FAILED, reason=f"ended with code {code} and no output")
 
 
 def oom_kills() -> int:

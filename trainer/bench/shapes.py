@@ -67,7 +67,7 @@ def shapes_of(
     unknown = [name for name in wanted if name not in {shape.name for shape in shapes}]
     if unknown:
         raise ConfigError(
-            f"there is no bucket {unknown[0]}; there is {', '.join(s.name for s in shapes)}"
+            f"there is no bucket {unknown[0]}; choose one of {', '.join(s.name for s in shapes)}"
         )
     return tuple(shape for shape in shapes if shape.name in wanted)
 

@@ -178,7 +178,7 @@ class SampleConfig(Section):
     condition_frame_edit: float = number(0.0, least=0, most=1)  # how far those may change
     # conditions start at multiples of it; default the VAE's chunk
     align: int | None = number(None, least=1)
-    batch_size: int = number(8, least=1)  # videos at once; does not change them
+    batch_size: int = number(8, least=1)  # videos at once; does not change the result
     seed: int = 1024  # of the noise; every video has its own
 
     aliases: ClassVar[Mapping[str, str]] = {"prompt_path": "prompts"}

@@ -18,20 +18,23 @@ from trainer.errors import TrainerError
 # verb -> (module with add_arguments(parser) and run(args) -> exit code, what it does). Modules are
 # imported for their own verb only: some need PyAV's processes, pyarrow, matplotlib or torch.
 VERBS = {
-    "probe": ("tools.probe", "write a whole manifest from path and text"),
-    "check": ("tools.check", "decode every clip; the result is a column"),
+    "probe": ("tools.probe", "write a complete manifest from path and text"),
+    "check": ("tools.check", "decode every clip and add the result as a column"),
     "filter": ("tools.filters", "keep the rows that meet every condition"),
-    "merge": ("tools.sets", "one manifest from several: rows behind rows, or columns side by side"),
-    "difference": ("tools.sets", "rows of the first that are not in the second"),
-    "intersect": ("tools.sets", "rows of the first that are in the second, too"),
-    "dedupe": ("tools.sets", "the first of rows that are the same"),
-    "clean-captions": ("tools.rewrite", "captions as the text encoder should see them"),
-    "convert": ("tools.rewrite", "csv to parquet and back"),
-    "shard": ("manifest.shards", "a folder that training reads without holding captions in memory"),
-    "stats": ("tools.stats", "what a config makes of a manifest"),
-    "encode": ("features.encode", "latents and captions for training without VAE and text encoder"),
-    "features": ("features.check", "what a feature cache holds, and whether it is whole"),
-    "simulate": ("tools.simulate", "how long ranks wait for each other under a config"),
+    "merge": ("tools.sets", "combine manifests: concatenate rows, or join columns"),
+    "difference": ("tools.sets", "keep rows of the first that are not in the second"),
+    "intersect": ("tools.sets", "keep rows of the first that are also in the second"),
+    "dedupe": ("tools.sets", "keep the first of duplicate rows"),
+    "clean-captions": ("tools.rewrite", "clean captions as the text encoder expects them"),
+    "convert": ("tools.rewrite", "convert csv to parquet and back"),
+    "shard": (
+        "manifest.shards",
+        "write shards that training reads without holding captions in memory",
+    ),
+    "stats": ("tools.stats", "show which clips a config uses, and how"),
+    "encode": ("features.encode", "compute features for training without VAE and text encoder"),
+    "features": ("features.check", "show what a feature cache holds and whether it is complete"),
+    "simulate": ("tools.simulate", "simulate how long ranks wait for each other"),
     "examine": (
         "tools.file_probe",
         "answer questions about files (clusterctl data starts it on nodes)",
@@ -78,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error.told(), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        what = "the same command goes on where this one stopped"
+        what = "run the same command again to continue"
         print(
             f"interrupted; {what if args.verb in GO_ON else 'nothing was written'}", file=sys.stderr
         )

@@ -78,8 +78,17 @@ def _parser() -> argparse.ArgumentParser:
         help="checkpoint, run directory (its newest checkpoint), file or folder of weights, or a "
         "hub id; default the run directory, else model.from_pretrained",
     )
-    add("--weights", choices=("ema", "model"), default="ema", help="default ema where there is one")
-    add("--allow-partial", action="store_true", help="also weights of less than 99 %% of the model")
+    add(
+        "--weights",
+        choices=("ema", "model"),
+        default="ema",
+        help="default ema if the checkpoint has it",
+    )
+    add(
+        "--allow-partial",
+        action="store_true",
+        help="accept weights that cover less than 99 %% of the model",
+    )
     add("--save-dir", type=Path, default=Path("samples"), metavar="DIR", help="default samples")
     add("--dry-run", action="store_true", help="print what would be made, make nothing")
     add("--overwrite", action="store_true", help="replace other videos of the same names")
@@ -92,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     what("--start-index", type=whole(0), default=0, metavar="N", help="first prompt, from 0")
     what("--end-index", type=whole(0), metavar="N", help="the prompt to stop before")
     what("--num-sample", type=whole(1), metavar="N", help="videos of each prompt, all different")
-    what("--negative-prompt", metavar="TEXT", help="steered away from, in place of the null text")
+    what("--negative-prompt", metavar="TEXT", help="replaces the empty text in guidance")
     what("--aes", type=finite, metavar="X", help="aesthetic score, appended to the prompts")
     what("--flow", type=finite, metavar="X", help="motion score, appended to the prompts")
     what("--camera-motion", metavar="TEXT", help="camera motion, appended to the prompts")
@@ -118,7 +127,12 @@ def _parser() -> argparse.ArgumentParser:
     how("--num-sampling-steps", type=whole(1), metavar="N")
     how("--cfg-scale", type=finite, metavar="X", help="guidance; 1 is none and twice as fast")
     how("--seed", type=int, metavar="N")
-    how("--batch-size", type=whole(1), metavar="N", help="videos at once; does not change them")
+    how(
+        "--batch-size",
+        type=whole(1),
+        metavar="N",
+        help="videos at once; does not change the result",
+    )
 
     given = parser.add_argument_group("given frames").add_argument
     given(
@@ -131,9 +145,9 @@ def _parser() -> argparse.ArgumentParser:
         "--mask-strategy",
         action="append",
         metavar="GROUPS",
-        help="where they go; default the first frame of the video",
+        help="where they are placed; default the first frame of the video",
     )
-    given("--loop", type=whole(1), metavar="N", help="clips joined, each going on from the last")
+    given("--loop", type=whole(1), metavar="N", help="clips joined, each continuing the last")
     given(
         "--condition-frame-length",
         type=whole(1),
@@ -141,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         help="latent frames a clip takes over; 5 are 17 frames",
     )
     given(
-        "--condition-frame-edit", type=finite, metavar="X", help="how far they may change, 0 to 1"
+        "--condition-frame-edit", type=finite, metavar="X", help="how much they may change, 0 to 1"
     )
     given("--align", type=whole(1), metavar="N", help="given frames start at multiples of N")
     return parser

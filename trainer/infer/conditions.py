@@ -68,7 +68,7 @@ def _whole(values: Sequence[str], place: str) -> list[int]:
         try:
             found.append(int(text))
         except ValueError:
-            raise ConfigError(f"{place}: {name} is a whole number, not {text!r}") from None
+            raise ConfigError(f"{place}: {name} must be an integer, not {text!r}") from None
     return found
 
 
@@ -76,7 +76,9 @@ def _number(text: str, place: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{place}: {_NAMES[5]} is a number from 0 to 1, not {text!r}") from None
+        raise ConfigError(
+            f"{place}: {_NAMES[5]} must be a number from 0 to 1, not {text!r}"
+        ) from None
 
 
 def snap(value: int, align: int, length: int) -> int:

@@ -23,7 +23,7 @@ class State(enum.Enum):
     """What stands under a video's name."""
 
     MISSING = "to make"
-    BROKEN = "not whole, made anew"
+    BROKEN = "incomplete, made again"
     FINISHED = "finished"
     OTHER = "another video"
 
@@ -74,7 +74,7 @@ def as_one_sentence(path: Path) -> Iterator[None]:
     except OSError as error:
         raise VideoError(
             f"{path} cannot be written: {error.strerror or error}",
-            hint="finished videos stay; the same command makes the others",
+            hint="finished videos are kept; run the same command again for the others",
         ) from None
 
 

@@ -73,7 +73,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         raise ConfigError(f"the prompt file {path} cannot be read: {error}") from None
     prompts = tuple(line.strip() for line in lines if line.strip())
     if not prompts:
-        raise ConfigError(f"the prompt file {path} holds no prompt")
+        raise ConfigError(f"the prompt file {path} has no prompts")
     if len(prompts) < len(lines):
         LOG.info(f"{len(lines) - len(prompts)} blank lines of {path} left out")
     return prompts
@@ -120,9 +120,11 @@ def _split_settings(line: str, index: int) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"prompt {index} does not end with valid JSON: {error}") from None
     for name, value in settings.items():
         if name not in SETTINGS:
-            raise ConfigError(f"prompt {index} sets {name!r}; there is {' and '.join(SETTINGS)}")
+            raise ConfigError(
+                f"prompt {index} sets {name!r}; possible keys are {' and '.join(SETTINGS)}"
+            )
         if not isinstance(value, str):
-            raise ConfigError(f"prompt {index}: {name} is a text, not {value!r}")
+            raise ConfigError(f"prompt {index}: {name} must be text, not {value!r}")
     return line[:start].strip(), settings
 
 

@@ -231,7 +231,7 @@ def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
         if (run / TINY_T5).is_dir():
             return run
     raise ConfigError(
-        f"the model reads its prompts through its run's own text encoder, and there is no "
+        f"the model needs the text encoder of its run, and there is no "
         f"{TINY_T5} "
         f"folder in {' or '.join(map(str, runs))}",
         hint="give the run directory that made these weights as CONFIG",
@@ -270,9 +270,9 @@ def carry_out(
     todo = [job for job in mine if states[job.path] is not State.FINISHED]
     broken = [job for job in todo if states[job.path] is State.BROKEN]
     if len(todo) < len(mine):
-        LOG.info(f"{len(mine) - len(todo)} of {len(mine)} videos are there already")
+        LOG.info(f"{len(mine) - len(todo)} of {len(mine)} videos already exist")
     if broken:
-        LOG.info(f"{broken[0].path.name} is not whole and made anew ({len(broken)} such)")
+        LOG.info(f"{broken[0].path.name} is incomplete and made again ({len(broken)} such)")
     made = _make(plan, rank, todo, progress) if todo else []
     if all(plan.state(job) is State.FINISHED for job in plan.jobs):
         sheet = plan.save_dir / SHEET

@@ -72,7 +72,7 @@ def test_every_line_that_takes_clips_is_a_shape_at_one_ratio(tmp_path: Path) -> 
 
 
 def test_a_bucket_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no bucket 360p:51; there is 360p:102, 144p:51, 144p:1"):
+    with pytest.raises(ConfigError, match="no bucket 360p:51; choose one of 360p:102, 144p:51, 144p:1"):
         shapes_of(with_buckets(tmp_path), ["360p:51"])
 
 
@@ -166,7 +166,7 @@ def test_the_optimizer_is_adamw_over_one_ranks_share() -> None:
         (bench_work.refuse, Kind.FAILED, "ValueError: bucket of the wrong shape"),
         (bench_work.use_up, Kind.OUT_OF_MEMORY, "MemoryError"),
         (bench_work.allocate, Kind.OUT_OF_MEMORY, "allocate"),
-        (bench_work.leave, Kind.FAILED, "ended with code 7 without a word"),
+        (bench_work.leave, Kind.FAILED, "ended with code 7 and no output"),
         (bench_work.be_killed, Kind.FAILED, "SIGKILL, and the kernel counts no out-of-memory kill"),
     ],
 )
@@ -318,7 +318,7 @@ def test_the_command_searches_and_prints_a_bucket_config(
     ("words", "said"),
     [
         (["--search-batch-size", "--device", "cpu"], "needs a limit"),
-        (["--budget-s", "3"], "a budget is for --search-batch-size"),
+        (["--budget-s", "3"], "--budget-s and --budget-mb need --search-batch-size"),
         (["--bucket", "720p:51"], "there is no bucket 720p:51"),
         (["--grad-checkpoint", "some"], "grad_checkpoint must be off, all"),
         (["--device", "tpu"], "there is no device 'tpu' here"),

@@ -62,13 +62,13 @@ def test_a_strategy_is_upstreams_six_numbers_with_its_defaults() -> None:
     ("text", "said"),
     [
         ("0,0,0,0,1,0,0", r"group 0 \('0,0,0,0,1,0,0'\) has 7 numbers; it is loop, reference"),
-        ("0;a", r"group 1 \('a'\): loop is a whole number, not 'a'"),
-        ("0,0,0,0,1,x", "edit ratio is a number from 0 to 1, not 'x'"),
+        ("0;a", r"group 1 \('a'\): loop must be an integer, not 'a'"),
+        ("0,0,0,0,1,x", "edit ratio must be a number from 0 to 1, not 'x'"),
         ("0,0,0,0,1,2", "edit ratio 0 to 1; not 0, 1, 2"),
         ("0,0,0,0,0", "length at least 1"),
         ("-1", "loop is at least 0"),
         ("0,2", "asks for reference 2, counted from 0, of 2"),
-        (";", "loop is a whole number, not ''"),
+        (";", "loop must be an integer, not ''"),
     ],
 )
 def test_wrong_strategies_are_named(text: str, said: str) -> None:

@@ -45,8 +45,8 @@ def test_parts_of_a_prompt_follow_the_loops() -> None:
     ("line", "said"),
     [
         ("a cat {'reference_path': 'x'}", "prompt 0 does not end with valid JSON"),
-        ('a cat {"size": "x"}', "prompt 0 sets 'size'; there is reference_path"),
-        ('a cat {"mask_strategy": 0}', "mask_strategy is a text, not 0"),
+        ('a cat {"size": "x"}', "prompt 0 sets 'size'; possible keys are reference_path"),
+        ('a cat {"mask_strategy": 0}', "mask_strategy must be text, not 0"),
         ('{"mask_strategy": "0"}', "prompt 0 is empty"),
         ("|1| a", "parts start at"),
         ("|0| a |2| b |1| c", "parts start at"),

@@ -1,4 +1,4 @@
-"""`features`: what a feature cache holds, and whether it is whole.
+"""`features`: what a feature cache holds and whether it is complete.
 
 python -m trainer.data features FOLDER            # kind, sizes, weights
 python -m trainer.data features FOLDER --check    # reads every byte and compares

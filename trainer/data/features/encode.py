@@ -234,5 +234,5 @@ class _Together:
         first = str(error).strip().splitlines()[0]
         return FeaturesError(
             f"rank {self.rank}: the ranks did not come together: {first}",
-            hint="what is done is kept: the same command goes on where this one stopped",
+            hint="finished work is kept; run the same command again to continue",
         )

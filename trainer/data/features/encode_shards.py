@@ -70,7 +70,7 @@ class Maker:
         except OSError as error:  # a full disk, a folder that may not be written
             raise FeaturesError(
                 f"{error.filename or self._out}: {error.strerror or error}",
-                hint="what is done is kept: the same command goes on where this one stopped",
+                hint="finished work is kept; run the same command again to continue",
             ) from None
         finally:
             self._progress.clear()
@@ -189,7 +189,7 @@ class Maker:
             raise FeaturesError(
                 f"{self._bad:,} times a clip could not be read, "
                 f"{self._options.max_bad:,} are allowed{shown}",
-                hint="--max-bad allows more; the same command goes on where this one stopped",
+                hint="--max-bad allows more; run the same command again to continue",
             )
 
     # --- captions ---

@@ -115,7 +115,9 @@ def read_batch(
             chosen = spares.popleft() if spares else None
         if chosen is None:
             lines = "".join(f"\n  {path}: {why}" for _, path, why in bad[:10])
-            raise TooManyBadSamples(f"no clip of bucket {bucket.name} is left to stand in{lines}")
+            raise TooManyBadSamples(
+                f"no clip of bucket {bucket.name} is left as a replacement{lines}"
+            )
     latents = torch.stack([latent for _, latent, _ in found])
     y, mask = _captions([clip for clip, _, _ in found], features, shards)
     if pin:

@@ -118,7 +118,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
     """Decode a task. Clips that fail are replaced from the spares, in their order.
 
     `pin` puts the pixels into page-locked memory. Raises TooManyBadSamples with the list when
-    nothing is left to stand in or `timeout_s` is over, and DecoderBroken.
+    nothing is left as a replacement or `timeout_s` is over, and DecoderBroken.
     """
     bucket = task.bucket
     shape = (3, bucket.frames, bucket.height, bucket.width)
@@ -162,7 +162,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
         if failed and time.monotonic() > deadline:
             raise _too_many(f"a batch took more than {timeout_s:g} s", bad, task)
         if len(failed) > len(spares):
-            what = f"no clip of bucket {bucket.name} is left to stand in"
+            what = f"no clip of bucket {bucket.name} is left as a replacement"
             raise _too_many(what, bad, task)
         places, clips = failed, [spares.popleft() for _ in failed]
     done = [clip for clip in chosen if clip is not None]

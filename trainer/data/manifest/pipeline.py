@@ -135,7 +135,7 @@ def run(plan: Plan, out: Path, options: Options) -> Done:
     except OSError as error:  # a full disk, a folder that may not be written
         raise ManifestError(
             f"{error.filename or job.folder}: {error.strerror or error}",
-            hint="what is done is kept: the same command goes on where this one stopped",
+            hint="finished work is kept; run the same command again to continue",
         ) from None
     finally:
         progress.clear()
@@ -194,7 +194,7 @@ def _pump(plan: Plan, table: Table, job: Job, options: Options, progress: RowPro
         give_one()
 
 
-_GO_ON = "--max-wrong-rows allows more; the same command goes on where this one stopped"
+_GO_ON = "--max-wrong-rows allows more; run the same command again to continue"
 
 
 def check_limit(

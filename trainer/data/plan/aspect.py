@@ -139,7 +139,7 @@ def resolution(name: str) -> Resolution:
         return _pixel_resolution(name, int(square[1]))
     if name not in _PIXELS:
         raise ConfigError(
-            f"resolution {name!r} is not known; there is {', '.join(known_names())} and NNpx"
+            f"resolution {name!r} is not known; choose {', '.join(known_names())} and NNpx"
         )
     factor = _MULTIPLES.get(name, 1)
     sizes = {}
@@ -176,5 +176,5 @@ def size_of(name: str, ratio: str) -> tuple[int, int]:
     except ValueError:
         pass  # the lookup below says what there is
     if key not in sizes:
-        raise ConfigError(f"{name} has no ratio {ratio!r}; there is {', '.join(sizes)}")
+        raise ConfigError(f"{name} has no ratio {ratio!r}; choose one of {', '.join(sizes)}")
     return sizes[key]

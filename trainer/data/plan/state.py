@@ -133,7 +133,7 @@ def difference(plan: DataPlan, state: Mapping[str, Any]) -> str | None:
     if unlike := _balance_difference(plan, state.get("balance"), epoch, consumed):
         return unlike
     if consumed and state["plan_hash"] != plan.epoch(epoch).hash:
-        return f"the order of epoch {epoch} is another although its inputs are equal"
+        return f"the order of epoch {epoch} differs although its inputs are equal"
     return None
 
 
@@ -216,7 +216,7 @@ def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) 
     if was is None or now is None:
         return None
     if was.costs != now.costs:
-        return "the costs that put microbatches into steps are others"
+        return "the costs that group microbatches into steps differ"
     before_s, now_s = was.step(epoch), now.step(epoch)
     if consumed and before_s != now_s:
         made = "{} ranks with {} microbatches each".format

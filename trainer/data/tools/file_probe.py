@@ -222,7 +222,7 @@ class ElsewherePool:
 def _gone() -> ExamineBroken:
     return ExamineBroken(
         "nobody is left who could look into the files",
-        hint="what is done is kept: the same command goes on where this one stopped",
+        hint="finished work is kept; run the same command again to continue",
     )
 
 

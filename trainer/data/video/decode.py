@@ -123,7 +123,7 @@ class Decoder:
             self.start()
             if time.monotonic() > deadline:
                 for place in (*sent, *todo):
-                    replies[place] = Reply("no time was left for it")
+                    replies[place] = Reply("no time left")
                 self._stop()  # what it was told to do is not wanted any more
                 break
             try:
@@ -206,7 +206,7 @@ class Decoder:
         if len(self._left_behind) >= _LEFT_BEHIND:
             raise DecoderBroken(
                 f"{len(self._left_behind)} decoding processes were killed and cannot end: "
-                "they sleep in a file system that does not answer",
+                "they wait for a file system that does not answer",
                 hint="look at the mounts that hold the clips; "
                 "bad_samples.jsonl names those that were late",
             )

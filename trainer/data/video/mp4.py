@@ -88,7 +88,7 @@ def read_mp4(path: Path) -> NDArray[np.uint8]:
     except FileNotFoundError:
         raise
     except av.FFmpegError as error:
-        raise ValueError(f"{path} is no readable video: {error}") from None
+        raise ValueError(f"{path} cannot be read as a video: {error}") from None
     if not frames:
         raise ValueError(f"{path} has no frame")
     return np.stack(frames)
@@ -109,7 +109,7 @@ def read_tags(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         raise
     except av.FFmpegError as error:
-        raise ValueError(f"{path} is no readable video: {error}") from None
+        raise ValueError(f"{path} cannot be read as a video: {error}") from None
 
 
 def _check_whole(path: Path) -> None:
@@ -123,7 +123,7 @@ def _check_whole(path: Path) -> None:
             if length == 1:  # the 64-bit form
                 length = int.from_bytes(head[8:16], "big")
             if length < 8 or place + length > size:
-                raise ValueError(f"{path} is cut off or no mp4")
+                raise ValueError(f"{path} is truncated or not an mp4")
             place += length
     if not size:
         raise ValueError(f"{path} is empty")

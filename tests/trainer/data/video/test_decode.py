@@ -100,7 +100,7 @@ def test_process_that_died_between_batches_costs_no_clip(decoder, clips):
 
 def test_clips_without_time_left_have_errors(decoder, clips):
     _, replies = decoder.decode([(clip, WINDOW) for clip in clips], SHAPE, time.monotonic() - 1)
-    assert {reply.error for reply in replies} == {"no time was left for it"}
+    assert {reply.error for reply in replies} == {"no time left"}
 
 
 def test_fifo_and_late_writers_are_refused_at_once(decoder, tmp_path):
