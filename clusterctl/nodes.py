@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from clusterctl.errors import HostfileError
-from clusterctl.transport.ssh_config.names import why_no_host_name, why_no_user_name
+from clusterctl.host_names import why_no_host_name, why_no_user_name
 
 MAX_NODES = 100_000  # a slip of the finger in n[1-1000000000] must not eat the memory
 MAX_DIGITS = 18

@@ -23,9 +23,7 @@ def why_no_user_name(name: str) -> str | None:
 
 def _why(what: str, name: str, forbidden: re.Pattern[str]) -> str | None:
     found = forbidden.search(name)
-    if found is None and name.isprintable():
-        return None
-    if found is not None and found[0] == "-":
+    odd = found[0] if found else next((char for char in name if not char.isprintable()), None)
+    if odd == "-":
         return f"{what} {name!r} begins with '-'"
-    odd = found[0] if found is not None else next(char for char in name if not char.isprintable())
-    return f"{what} {name!r} contains {odd!r}, which a shell could interpret"
+    return odd and f"{what} {name!r} contains {odd!r}, which a shell could interpret"
