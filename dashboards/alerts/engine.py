@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dashboards.alerts.book import (
+from dashboards.alerts.grouping import folded, worst_first
+from dashboards.alerts.rules import gpus, nodes, run
+from dashboards.alerts.rules.base import RuleContext
+from dashboards.alerts.rules.memory import keep
+from dashboards.model.alert_book import (
     SEVERITIES,
     Alert,
     AlertBook,
@@ -21,10 +25,6 @@ from dashboards.alerts.book import (
     Track,
     Unit,
 )
-from dashboards.alerts.grouping import folded, worst_first
-from dashboards.alerts.rules import gpus, nodes, run
-from dashboards.alerts.rules.base import RuleContext
-from dashboards.alerts.rules.memory import keep
 from dashboards.model.state import STALE_INTERVALS, State
 
 RULES: tuple[Rule, ...] = (*run.RULES, *gpus.RULES, *nodes.RULES)

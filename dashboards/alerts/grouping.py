@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from clusterctl.nodes import fold
 from clusterctl.printable import printable
-from dashboards.alerts.book import SEVERITIES, Alert, Rule, Track, Unit
 from dashboards.alerts.rules.base import command_line
+from dashboards.model.alert_book import SEVERITIES, Alert, Rule, Track, Unit
 from dashboards.model.state import State
 
 MOST_PARTS = 4  # names of parts that are written out

@@ -13,7 +13,6 @@ from typing import Any
 
 from clusterctl.output import Cell, Output
 from clusterctl.printable import printable
-from dashboards.feeds.base import Feed
 from dashboards.model import units
 from dashboards.model.fleet import (
     ALARM,
@@ -26,10 +25,10 @@ from dashboards.model.fleet import (
     node_value,
     summarise,
 )
-from dashboards.model.reduce import fold
 from dashboards.model.run_progress import Figures, figures, one_line
-from dashboards.model.samples import Tick
+from dashboards.model.samples import Feed, Tick
 from dashboards.model.state import NodeState, RunState, State, initial_state
+from dashboards.reduce import fold
 from trainer.runlog.telemetry import StepRecord
 
 STATES = {"": "ok", ALARM: "alarm", STALE: "stale", UNKNOWN: "unknown", MISSING: "missing"}

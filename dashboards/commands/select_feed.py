@@ -12,7 +12,6 @@ from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
 from dashboards.feeds.base import (
-    Feed,
     RunDirFeed,
     Together,
     as_sample,
@@ -21,7 +20,7 @@ from dashboards.feeds.base import (
     steady_clock,
     timed_records,
 )
-from dashboards.model.samples import Restored, Sample, Tick
+from dashboards.model.samples import Feed, Restored, Sample, Tick
 from dashboards.recording.reader import Recorded
 from dashboards.simulation.demo_feed import DemoFeed
 from trainer.runlog.telemetry import FILE

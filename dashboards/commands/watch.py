@@ -83,10 +83,10 @@ def command(settings: Settings, output: Output, list_all: bool, **options: Any) 
     after Ctrl-C, 0 after SIGTERM. docs/reference/alerts.md has the list.
     """
     if list_all:
-        from dashboards.alerts.rules import docs_table
+        from dashboards.alerts import docs_table
 
         docs_table.show(output)
         return 0
-    from dashboards.alerts.watch import watch
+    from dashboards.watch.lines import watch
 
     return watch(settings, output, **options)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from dashboards.alerts.book import Rule
 from dashboards.alerts.engine import RULES
 from dashboards.export.metrics import PREFIX
+from dashboards.model.alert_book import Rule
 
 FILE = "clusterctl-alerts.yml"
 SEVERITY = '{{ if eq $labels.severity "fail" }}critical{{ else }}warning{{ end }}'

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.printable import printable
-from dashboards.alerts.book import SEVERITIES
 from dashboards.alerts.rules.nodes import is_down, is_up
+from dashboards.model.alert_book import SEVERITIES
 from dashboards.model.fleet import fresh, missing
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample

@@ -24,14 +24,14 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.output import Output
 from clusterctl.payload.files.private import replace_file
 from clusterctl.settings import Settings
-from dashboards.alerts.book import AlertBook
 from dashboards.alerts.engine import HURRY_TICKS
 from dashboards.commands import select_feed as sources
 from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
 from dashboards.lifecycle import Ending, ended_by_signals
+from dashboards.model.alert_book import AlertBook
 from dashboards.model.fleet import fresh
-from dashboards.model.reduce import fold
 from dashboards.model.state import State, initial_state
+from dashboards.reduce import fold
 from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
 
 FOREIGN = "ask by an address of this machine, by its own name, or by the name that --listen has\n"

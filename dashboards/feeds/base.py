@@ -1,7 +1,6 @@
-"""Where samples come from. A feed gathers in threads of its own; the app drains it once a tick.
+"""Samples of a run directory that grows, and several feeds as one.
 
-Here: what a feed is, a run directory that grows, a run directory played again, several together.
-`ssh.py` watches nodes, `simulation/demo_feed.py` invents a cluster.
+`ssh.py` watches nodes, `replay.py` plays recordings, `simulation/demo_feed.py` simulates a cluster.
 """
 
 from __future__ import annotations
@@ -11,48 +10,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from dashboards.feeds.playback_clock import Player
-from dashboards.model.samples import EventSample, RunOpened, Sample, StepSample
+from dashboards.model.samples import Clock, EventSample, Feed, RunOpened, Sample, StepSample
 from dashboards.recording.fields import MOST_RANKS, is_sound
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Tail, decode
 
-Clock = Callable[[], float]
 JOURNAL = "events.jsonl"  # the launcher's, beside the trainer's telemetry
 
 
 def steady_clock() -> Clock:
-    """Unix time that never jumps: read once, then carried by the clock that counts from boot.
+    """Unix time that never jumps: read once, then advanced by the clock that counts from boot.
 
-    That one counts on while the machine sleeps, which Linux' monotonic clock does not.
+    That clock also counts while the machine sleeps, which the monotonic clock of Linux does not.
     """
     which = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     offset = time.time() - time.clock_gettime(which)
     return lambda: time.clock_gettime(which) + offset
-
-
-class Feed(Protocol):
-    """What the app asks of a source of samples."""
-
-    nodes: tuple[str, ...]  # known from the beginning, in the hostfile's order
-    source: str  # for the header
-
-    def start(self) -> None: ...
-
-    def drain(self) -> list[Sample]:
-        """What came since the last call, oldest first. Never waits."""
-
-    def now(self) -> float:
-        """The time that samples of this feed are to be compared with."""
-
-    def settled(self) -> bool:
-        """Whether all of its sources have answered or failed once: enough for one look."""
-
-    def close(self) -> None:
-        """End threads and connections; returns within seconds."""
 
 
 class Together:
@@ -98,14 +73,12 @@ def newest_run(outputs: Path) -> Path | None:
 
 
 def opened(run_dir: Path, at_s: float) -> RunOpened:
-    """The run's name and, where the launcher's plan.json says so, its nodes and their ranks."""
-    nodes, ranks = [], []
-    for entry in _planned(run_dir / "plan.json"):
-        name, slots = entry.get("name"), entry.get("slots")
-        if isinstance(name, str):
-            nodes.append(name)
-            ranks.append(slots if type(slots) is int and 0 <= slots <= MOST_RANKS else 0)
-    return RunOpened(str(run_dir), run_dir.resolve().name, at_s, tuple(nodes), tuple(ranks))
+    """The run's name and, where the launcher's plan.json has them, its nodes and their ranks."""
+    planned = [entry for entry in _planned(run_dir / "plan.json") if type(entry.get("name")) is str]
+    slots = [entry.get("slots") for entry in planned]
+    ranks = (n if type(n) is int and 0 <= n <= MOST_RANKS else 0 for n in slots)
+    names = (entry["name"] for entry in planned)
+    return RunOpened(str(run_dir), run_dir.resolve().name, at_s, tuple(names), tuple(ranks))
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
@@ -146,6 +119,14 @@ def journal_event(line: bytes | str) -> Event | None:
     return event if is_sound(event) else None
 
 
+Reader = Callable[[bytes], Record | None]
+FILES: tuple[tuple[str, str, Reader], ...] = (
+    (FILE, "telemetry", telemetry_record),
+    (JOURNAL, "journal", journal_event),
+)
+"""(name, source of its samples, reader of a line) of the files of a run."""
+
+
 class RunDirFeed:
     """Follows a run directory; given the folder of all runs, always the one written to last.
 
@@ -164,8 +145,7 @@ class RunDirFeed:
         self._looked = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="run-dir", daemon=True)
         self._open: Path | None = None
-        self._telemetry: Tail | None = None
-        self._journal: Tail | None = None
+        self._tails: list[tuple[Tail, str]] = []
         self.nodes: tuple[str, ...] = ()
         self.source = "" if newest_below else str(path)
 
@@ -184,12 +164,7 @@ class RunDirFeed:
             self._thread.join(1.0)  # a hung mount keeps the thread; it is a daemon
 
     def drain(self) -> list[Sample]:
-        samples: list[Sample] = []
-        while True:
-            try:
-                samples.append(self._samples.get_nowait())
-            except queue.Empty:
-                return samples
+        return [self._samples.get_nowait() for _ in range(self._samples.qsize())]
 
     def _follow(self) -> None:
         while not self._stop.is_set():
@@ -206,21 +181,18 @@ class RunDirFeed:
     def poll(self) -> list[Sample]:
         """What is new in the directory now; reads files, so not for the app's own thread."""
         run_dir = newest_run(self._path) if self._newest_below else self._path
-        samples: list[Sample] = []
         if run_dir is None:
-            return samples
-        first = run_dir != self._open
-        if first:
+            return []
+        samples: list[Sample] = []
+        at_s = self._clock()
+        if run_dir != self._open:
             self._open = run_dir
-            self._telemetry = Tail(run_dir / FILE, telemetry_record)
-            self._journal = Tail(run_dir / JOURNAL, journal_event)
-            samples.append(opened(run_dir, self._clock()))
-        assert self._telemetry is not None
-        assert self._journal is not None
-        # What lies there already is as old as the file; new lines are as old as this look.
-        at_s = self._clock() - (_age_s(run_dir / FILE) if first else 0.0)
-        samples += [as_sample(record, at_s) for record in self._telemetry.poll()]
-        samples += [as_sample(event, at_s, "journal") for event in self._journal.poll()]
+            self._tails = [(Tail(run_dir / name, read), source) for name, source, read in FILES]
+            samples.append(opened(run_dir, at_s))
+            # Existing records are as old as their file, new ones as this poll.
+            at_s -= _age_s(run_dir / FILE)
+        for tail, source in self._tails:
+            samples += [as_sample(record, at_s, source) for record in tail.poll()]
         return samples
 
 
@@ -237,60 +209,17 @@ def as_sample(record: Record, at_s: float, source: str = "telemetry") -> Sample:
     return EventSample(record, at_s, source)
 
 
-class ReplayFeed(Player):
-    """Plays a run directory again with its own times; pause, speed and position can be changed."""
-
-    def __init__(self, run_dir: Path, *, clock: Clock, speed: float = 10.0) -> None:
-        """Reads the whole directory. Raises `OSError` when it cannot."""
-        self._timed = timed_records(run_dir)
-        self._next = 0
-        self._opened = False
-        # A hair before the first record, so that the first look is an empty run.
-        first_s, last_s = (
-            (self._timed[0][0] - 0.001, self._timed[-1][0]) if self._timed else (0.0, 0.0)
-        )
-        super().__init__(first_s, last_s, clock=clock, speed=speed)
-        self._opening = opened(run_dir, 0.0)
-        self.nodes: tuple[str, ...] = ()  # a run directory holds no readings of nodes
-        self.source = "replay"
-
-    def drain(self) -> list[Sample]:
-        now = self.now()
-        samples: list[Sample] = []
-        if not self._opened:
-            self._opened = True
-            samples.append(replace(self._opening, at_s=self.first_s))
-        while self._next < len(self._timed) and self._timed[self._next][0] <= now:
-            at_s, record, source = self._timed[self._next]
-            samples.append(as_sample(record, at_s, source))
-            self._next += 1
-        return samples
-
-    def _rewind(self) -> None:
-        self._next, self._opened = 0, False
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-
 def timed_records(run_dir: Path) -> list[tuple[float, Record, str]]:
     """(time, record, file) of telemetry and journal in order of time.
 
     A file in which nothing has a time begins when the other one does.
     """
-    files: tuple[tuple[str, str, Callable[[bytes], Record | None]], ...] = (
-        (FILE, "telemetry", telemetry_record),
-        (JOURNAL, "journal", journal_event),
-    )
     found: list[tuple[list[Record], str]] = []
-    for name, source, decoder in files:
+    for name, source, read in FILES:
         path = run_dir / name
-        if not path.exists():
-            continue  # a run that failed before its first step has no telemetry
-        with path.open("rb") as file:
-            found.append(
-                ([record for line in file if (record := decoder(line)) is not None], source)
-            )
+        if path.exists():  # a run that failed before its first step has no telemetry
+            with path.open("rb") as file:
+                found.append(([record for line in file if (record := read(line))], source))
     known = [record.time_s for records, _ in found for record in records if record.time_s > 0]
     begin_s = min(known, default=0.0)
     timed = [

@@ -23,12 +23,11 @@ from clusterctl.nodes import Node
 from clusterctl.remote import payload as ship
 from clusterctl.remote.backoff import Pauses
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
-from dashboards.feeds.base import Clock
 from dashboards.feeds.clock_offset import ClockOffset
 from dashboards.feeds.gc_tuning import Seldom
 from dashboards.feeds.stream_reader import Pump
 from dashboards.feeds.watch_decoder import Decoder
-from dashboards.model.samples import NodeDown, NodeSample, Sample
+from dashboards.model.samples import Clock, NodeDown, NodeSample, Sample
 
 CONNECTORS = 32
 PAUSES_S = (0.5, 30.0, 30.0)  # the first, the longest; after a stream of 30 s the first again

@@ -14,11 +14,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from checks.idle import working_power_w
-from dashboards.alerts.rules.thresholds import DEFAULT
 from dashboards.model import units
 from dashboards.model.history_columns import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import STALE_INTERVALS, NodeState, State
+from dashboards.model.thresholds import DEFAULT
 
 ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
 

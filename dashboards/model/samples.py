@@ -1,13 +1,14 @@
-"""What a feed can say: readings of a node, a node's silence, records of a run, the time.
+"""What a feed reports: readings of a node, its failure, records of a run, the time.
 
-`at_s` is always the head's clock, in seconds of unix time that never jumps (feeds.Clock), at the
-moment the head learned of it. Shares are 0 to 1. None is "could not find out" and never 0.
+`at_s` is the head's clock when the sample arrived, in seconds of unix time that never jumps
+(`feeds.base.steady_clock`). Shares are 0 to 1. None is "could not find out", never 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.runlog.telemetry import Event, StepRecord
 
@@ -176,6 +177,30 @@ class Restored:
 
 
 Sample = NodeSample | NodeDown | RunOpened | StepSample | EventSample | Tick | Restored
+
+
+Clock = Callable[[], float]
+
+
+class Feed(Protocol):
+    """A source of samples. It gathers them in its own threads; `drain` is called once a tick."""
+
+    nodes: tuple[str, ...]  # in the hostfile's order
+    source: str  # for the header
+
+    def start(self) -> None: ...
+
+    def drain(self) -> list[Sample]:
+        """Samples since the last call, oldest first. Never waits."""
+
+    def now(self) -> float:
+        """The time to compare the samples of this feed with."""
+
+    def settled(self) -> bool:
+        """Whether all of its sources have answered or failed once."""
+
+    def close(self) -> None:
+        """End threads and connections; returns within seconds."""
 
 
 def share(used: float | None, total: float | None) -> float | None:

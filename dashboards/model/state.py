@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dashboards.alerts.book import AlertBook
+from dashboards.model.alert_book import AlertBook
 from dashboards.model.downsample import Thin
 from dashboards.model.history_columns import FLEET_COLUMNS, NODE_COLUMNS
 from dashboards.model.ring_buffer import Ring

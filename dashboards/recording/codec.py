@@ -15,12 +15,11 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dashboards.alerts import book
-from dashboards.model import downsample, ring_buffer, samples, state
+from dashboards.model import alert_book, downsample, ring_buffer, samples, state
 from dashboards.recording import fields
 from trainer.runlog import telemetry
 
-MODULES = (samples, state, book, ring_buffer, downsample, telemetry)
+MODULES = (samples, state, alert_book, ring_buffer, downsample, telemetry)
 # Not data but how this program works: a state gets its own anew.
 LEFT_OUT = {"AlertBook": ("limits", "rules", "hurry")}
 

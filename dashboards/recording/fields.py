@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from dashboards.alerts.book import SEVERITIES
+from dashboards.model.alert_book import SEVERITIES
 from dashboards.model.downsample import Thin
 from dashboards.model.ring_buffer import CHUNK, LARGEST, Ring
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from dashboards.model.history_columns import FLEET_COLUMNS, LAYOUT, NODE_COLUMNS
-from dashboards.model.reduce import fold
 from dashboards.model.ring_buffer import Ring
 from dashboards.model.samples import (
     EventSample,
@@ -46,6 +45,7 @@ from dashboards.recording.file_format import (
     list_rows,
     open_read_only,
 )
+from dashboards.reduce import fold
 
 HALF_BYTES = 2
 CACHED_HISTORIES = 160  # of an hour and a bit, unpacked

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from dashboards.feeds.base import Feed
 from dashboards.model.history_columns import LAYOUT
-from dashboards.model.reduce import fold
 from dashboards.model.ring_buffer import Ring
-from dashboards.model.samples import NodeDown, NodeSample, Sample, Tick
+from dashboards.model.samples import Feed, NodeDown, NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording import codec
 from dashboards.recording.file_format import BEGIN, DEEP, HISTORY, KEY, NODES, ROUND, RUN, Appender
+from dashboards.reduce import fold
 
 KEY_S = 30.0
 DEEP_KEYS = 20  # every so many keys the run stands in one as well

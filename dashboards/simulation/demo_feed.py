@@ -15,8 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from dashboards.feeds.base import Clock
-from dashboards.model.samples import EventSample, Gpu, NodeSample, Sample, StepSample, Tick
+from dashboards.model.samples import Clock, EventSample, Gpu, NodeSample, Sample, StepSample, Tick
 from dashboards.simulation import healthy
 from dashboards.simulation.faults import Incident, no_banner, spoil, unsent
 from dashboards.simulation.healthy import (

@@ -24,12 +24,11 @@ from textual.theme import BUILTIN_THEMES
 from clusterctl.errors import UsageError
 from clusterctl.printable import printable
 from dashboards.alerts import engine as alerts
-from dashboards.alerts.book import AlertBook
-from dashboards.feeds.base import Feed
-from dashboards.model.reduce import fold, tick_parts
-from dashboards.model.samples import Sample, Tick
+from dashboards.model.alert_book import AlertBook
+from dashboards.model.samples import Feed, Sample, Tick
 from dashboards.model.state import initial_state
 from dashboards.operations.actions import Actions
+from dashboards.reduce import fold, tick_parts
 from dashboards.tui import themes
 from dashboards.tui.screens.alerts import AlertsScreen
 from dashboards.tui.screens.base import TopScreen

@@ -15,7 +15,8 @@ from clusterctl.settings import Settings
 from clusterctl.transport.base import Limits
 from dashboards.commands import once as look
 from dashboards.commands.select_feed import live_feed, run_of
-from dashboards.feeds.base import Feed, steady_clock
+from dashboards.feeds.base import steady_clock
+from dashboards.model.samples import Feed
 
 if TYPE_CHECKING:
     from dashboards.operations.actions import Actions
@@ -145,7 +146,7 @@ def _choose(
 
             feed = Recording(feed, options.record, interval_s=interval)
         return feed, first
-    from dashboards.recording.replay_feed import open_replay
+    from dashboards.feeds.replay import open_replay
 
     path = options.replay
     try:

@@ -26,13 +26,13 @@ from textual import events
 
 from clusterctl.transport.base import Limits
 from dashboards.feeds.base import steady_clock
+from dashboards.feeds.replay import Replay
 from dashboards.feeds.ssh import SshFeed
-from dashboards.model.reduce import fold
 from dashboards.model.samples import NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording.file_format import Appender
-from dashboards.recording.replay_feed import Replay
 from dashboards.recording.writer import Writer
+from dashboards.reduce import fold
 from dashboards.simulation.faults import TEN
 from dashboards.simulation.healthy import names
 from dashboards.simulation.hour import BEGIN_S, hour
@@ -214,9 +214,9 @@ def _later(sample: Sample, at_s: float) -> Sample:
 
 
 def _play(path: Path, how: str, at_once: int, hours: int, interval_s: int) -> None:
-    import dashboards.recording.replay_feed
+    import dashboards.feeds.replay
 
-    dashboards.recording.replay_feed.AT_ONCE = at_once
+    dashboards.feeds.replay.AT_ONCE = at_once
     now = [0.0]
     feed = Replay(path, clock=lambda: now[0], speed=1.0)
     feed.start()

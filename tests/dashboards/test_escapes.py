@@ -22,12 +22,12 @@ from textual.pilot import Pilot
 
 from clusterctl.cli import run
 from dashboards.export.serve import StateCollector, registry_of
-from dashboards.model.reduce import fold
 from dashboards.model.samples import Disk, EventSample, Gpu, NodeDown, NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.operations.actions import LocalActions
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Writer
+from dashboards.reduce import fold
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
 from dashboards.simulation.hour import hour

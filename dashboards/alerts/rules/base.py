@@ -10,11 +10,11 @@ import math
 import shlex
 from collections.abc import Callable
 
-from dashboards.alerts.book import Rule, RuleMemory, Unit
-from dashboards.alerts.rules.thresholds import Limits
+from dashboards.model.alert_book import Rule, RuleMemory, Unit
 from dashboards.model.fleet import fresh
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample
 from dashboards.model.state import RunState, State
+from dashboards.model.thresholds import Limits
 
 Drawing = list[tuple[str, Gpu, float]]
 """(node, GPU, watts)."""

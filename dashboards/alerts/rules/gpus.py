@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from checks.finding import Verdict
 from checks.idle import working_power_w
 from checks.reference.xid_codes import grade
-from dashboards.alerts.book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.alerts.rules.base import Drawing, RuleContext, gpu_known, gpu_part, node_known, read
 from dashboards.model import units
+from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.model.samples import NodeSample, Xid
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dashboards.alerts.book import RuleMemory, Unit
 from dashboards.alerts.rules.base import RuleContext
 from dashboards.alerts.rules.gpus import newly_busy, newly_free
 from dashboards.alerts.rules.nodes import is_up
+from dashboards.model.alert_book import RuleMemory, Unit
 
 # So far apart that 20 minutes of every file system of 1,000 nodes are some ten thousand numbers.
 DISK_EVERY_S = 60.0

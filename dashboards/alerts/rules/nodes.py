@@ -6,9 +6,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 
-from dashboards.alerts.book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.alerts.rules.base import RuleContext, read
 from dashboards.model import units
+from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.model.samples import Disk, Link
 
 HEAD = "this machine"

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from dashboards.alerts.book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.alerts.rules.base import RuleContext, gpu_part
-from dashboards.alerts.rules.thresholds import Limits
 from dashboards.model import units
+from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
+from dashboards.model.thresholds import Limits
 from trainer.runlog.telemetry import StepRecord
 
 if TYPE_CHECKING:

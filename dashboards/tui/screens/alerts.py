@@ -14,8 +14,8 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
-from dashboards.alerts.book import Alert
 from dashboards.model import units
+from dashboards.model.alert_book import Alert
 from dashboards.model.fleet import short_names
 from dashboards.model.state import State
 from dashboards.tui.screens.base import MOVING, TopScreen

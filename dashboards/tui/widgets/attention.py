@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from dashboards.alerts.book import Alert
 from dashboards.model import units
+from dashboards.model.alert_book import Alert
 from dashboards.model.state import State
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, words

@@ -34,7 +34,7 @@ from clusterctl.transfer import push
 from clusterctl.transport.base import Limits
 from dashboards.commands import once
 from dashboards.feeds.watch_decoder import Decoder
-from dashboards.model.reduce import fold
+from dashboards.reduce import fold
 from dashboards.model.samples import NodeDown, Tick
 from dashboards.model.state import initial_state
 from tests.clusterctl.hostile.mangle import mangle

@@ -9,12 +9,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboards.alerts.book import FAIL, WARN, AlertBook, Breach, Rule, Unit
 from dashboards.alerts.engine import Change, acknowledge, after, changes, mute
 from dashboards.alerts.rules.base import RuleContext
-from dashboards.model.reduce import fold
+from dashboards.model.alert_book import FAIL, WARN, AlertBook, Breach, Rule, Unit
 from dashboards.model.samples import NodeDown, NodeSample, Tick
 from dashboards.model.state import State, initial_state
+from dashboards.reduce import fold
 
 AFTER_S, CLEAR_S = 5.0, 10.0
 OVER, UNDER, UNKNOWN = "over", "under", "unknown"

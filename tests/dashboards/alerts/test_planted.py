@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dashboards.alerts.engine import changes
-from dashboards.model.reduce import fold
 from dashboards.model.samples import Sample
 from dashboards.model.state import initial_state
+from dashboards.reduce import fold
 from dashboards.simulation.faults import TEN, Incident
 from dashboards.simulation.healthy import names
 from dashboards.simulation.hour import BEGIN_S, hour

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from clusterctl.cli import run as run_command
-from dashboards.alerts.book import Breach, Rule, RuleMemory, Unit
+from dashboards.alerts.docs_table import render
 from dashboards.alerts.engine import RULES
 from dashboards.alerts.rules.base import RuleContext, command_line, hostfile_of
-from dashboards.alerts.rules.docs_table import render
 from dashboards.alerts.rules.memory import keep
-from dashboards.alerts.rules.thresholds import DEFAULT
-from dashboards.model.reduce import fold
+from dashboards.model.alert_book import Breach, Rule, RuleMemory, Unit
 from dashboards.model.samples import (
     Disk,
     EventSample,
@@ -33,6 +31,8 @@ from dashboards.model.samples import (
     Xid,
 )
 from dashboards.model.state import State, initial_state
+from dashboards.model.thresholds import DEFAULT
+from dashboards.reduce import fold
 from tests.dashboards.runs import record
 from trainer.runlog.telemetry import Event
 
@@ -363,7 +363,7 @@ def test_docs_hold_every_alert() -> None:
     docs = Path(__file__).parents[3] / "docs" / "reference" / "alerts.md"
     text = docs.read_text(encoding="utf-8").partition("<!-- table -->\n")[2]
     assert text == render(), (
-        "run: python -m dashboards.alerts.rules.docs_table, and put it behind the mark"
+        "run: python -m dashboards.alerts.docs_table, and put it behind the mark"
     )
 
 

@@ -28,9 +28,9 @@ from dashboards.export import grafana_board as board
 from dashboards.export import grafana_rules as rules
 from dashboards.export.metrics import BY_NAME, METRICS
 from dashboards.export.serve import StateCollector, address, registry_of
-from dashboards.model.reduce import fold
 from dashboards.model.samples import Gpu, NodeDown, NodeSample, Tick
 from dashboards.model.state import initial_state
+from dashboards.reduce import fold
 from tests.dashboards.conftest import NOW, demo_state
 from tests.dashboards.feeds.test_feeds import until
 from tests.ports import free_port

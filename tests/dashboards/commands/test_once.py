@@ -9,9 +9,9 @@ import pytest
 
 from clusterctl.cli import run
 from dashboards.commands import once
-from dashboards.model.reduce import fold
 from dashboards.model.samples import EventSample, NodeDown, NodeSample, RunOpened, Sample, Tick
 from dashboards.model.state import State, initial_state
+from dashboards.reduce import fold
 from tests.dashboards.model.test_fleet import seconds
 from tests.dashboards.model.test_state import busy
 from tests.dashboards.runs import cpu_cluster, write_run

@@ -13,9 +13,9 @@ import pytest
 from clusterctl.cli import run
 from dashboards.commands import select_feed as sources
 from dashboards.feeds import base as feeds
-from dashboards.model.reduce import fold
 from dashboards.model.samples import Tick
 from dashboards.model.state import initial_state
+from dashboards.reduce import fold
 from tests.dashboards.commands.test_watch import json_lines
 from tests.dashboards.recording.odd_recordings import ODD
 from tests.dashboards.recording.test_odd_recordings import drawn

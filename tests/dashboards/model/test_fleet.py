@@ -16,9 +16,9 @@ from dashboards.model.fleet import (
     usual_range,
 )
 from dashboards.model.history_columns import gpu_column
-from dashboards.model.reduce import fold
 from dashboards.model.samples import NodeDown, NodeSample, Tick
 from dashboards.model.state import State, initial_state
+from dashboards.reduce import fold
 from tests.dashboards.model.test_state import busy
 
 POWER, CLOCK = METRICS[0], METRICS[-1]

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from dashboards.model.reduce import fold
 from dashboards.model.run_progress import Figures, figures, is_bad, mfu, one_line
 from dashboards.model.samples import EventSample, RunOpened, Sample, StepSample
 from dashboards.model.state import initial_state
+from dashboards.reduce import fold
 from tests.dashboards.runs import record
 from trainer.runlog.telemetry import Event
 

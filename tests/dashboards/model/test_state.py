@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from dashboards.model.fleet import METRICS, cells, node_mark, past
 from dashboards.model.history_columns import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
-from dashboards.model.reduce import fold, reduce
 from dashboards.model.samples import (
     EventSample,
     Gpu,
@@ -16,6 +15,7 @@ from dashboards.model.samples import (
     Tick,
 )
 from dashboards.model.state import State, initial_state
+from dashboards.reduce import fold, reduce
 from tests.dashboards.runs import record
 from trainer.runlog.telemetry import Event
 

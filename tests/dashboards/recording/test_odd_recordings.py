@@ -15,10 +15,10 @@ from clusterctl.output import Output
 from dashboards.commands import once
 from dashboards.commands import select_feed as sources
 from dashboards.export.serve import StateCollector, registry_of
-from dashboards.model.reduce import fold
+from dashboards.feeds.replay import Replay
 from dashboards.model.samples import Tick
 from dashboards.model.state import State, initial_state
-from dashboards.recording.replay_feed import Replay
+from dashboards.reduce import fold
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.base import TopScreen
 from tests.dashboards.recording import odd_recordings

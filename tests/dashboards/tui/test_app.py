@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from dashboards.feeds.base import ReplayFeed
+from dashboards.feeds.replay import ReplayFeed
 from dashboards.model.samples import NodeDown, NodeSample
 from dashboards.simulation.demo_feed import DemoFeed
 from dashboards.tui.app import TopApp

@@ -12,7 +12,7 @@ from rich.style import Style
 from textual.pilot import Pilot
 from textual.widgets import Button, Static
 
-from dashboards.feeds.base import ReplayFeed
+from dashboards.feeds.replay import ReplayFeed
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Tick, Xid
 from dashboards.operations import demo_actions
 from dashboards.operations.actions import Ending, LocalActions

@@ -1,13 +1,13 @@
 """The table of all alerts, of docs/reference/alerts.md and `watch --list`.
 
-`python -m dashboards.alerts.rules.docs_table` prints it.
+`python -m dashboards.alerts.docs_table` prints it.
 """
 
 from __future__ import annotations
 
 from clusterctl.output import Output
-from dashboards.alerts.book import Rule
 from dashboards.alerts.engine import RULES
+from dashboards.model.alert_book import Rule
 from dashboards.model.units import span
 
 SUBJECTS = {

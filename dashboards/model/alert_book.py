@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dashboards.alerts.rules.thresholds import DEFAULT, Limits
+from dashboards.model.thresholds import DEFAULT, Limits
 
 WARN, FAIL = "warn", "fail"
 SEVERITIES = (WARN, FAIL)

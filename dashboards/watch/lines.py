@@ -14,17 +14,17 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
-from dashboards.alerts.book import FAIL, SEVERITIES, Alert, AlertBook
 from dashboards.alerts.engine import HURRY_TICKS, RULES, Change, after, changes, rules_of
-from dashboards.alerts.exec_hook import Hook, parse_command
 from dashboards.commands import select_feed as sources
 from dashboards.lifecycle import Ending, ended_by_signals
 from dashboards.model import units
+from dashboards.model.alert_book import FAIL, SEVERITIES, Alert, AlertBook
 from dashboards.model.fleet import fresh
-from dashboards.model.reduce import fold
 from dashboards.model.samples import Restored, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording.writer import Recording
+from dashboards.reduce import fold
+from dashboards.watch.exec_hook import Hook, parse_command
 
 STYLES = {"fail": "bad", "warn": "warn", "clear": "good"}
 
