@@ -32,7 +32,7 @@ _EPILOG = """\
 mask strategy
   Groups separated by ";" of up to six numbers: loop, reference, reference start, target start,
   length, edit ratio (default 0,0,0,0,1,0). Starts and lengths are latent frames, negative from the
-  end; edit ratio 0 keeps them, 1 makes them anew. See docs/guide/sampling.md.
+  end; edit ratio 0 keeps them, 1 makes new ones. See docs/guide/sampling.md.
 
 examples
   python -m trainer.infer outputs/002-STDiT3 --prompt 'handwritten digit three moving left'

@@ -18,7 +18,7 @@ from trainer.infer.conditions import Group, frames_of
 from trainer.models.vae.build import VideoVAE
 
 # C channels · T,H,W frames, height, width
-_TIMEOUT_S = 120.0  # of one file: a dead mount or an endless one must not stop the request for ever
+_TIMEOUT_S = 120.0  # of one file: a dead mount or an endless one must not block the request
 
 
 def split_paths(text: str) -> tuple[str, ...]:

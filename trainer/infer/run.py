@@ -231,9 +231,8 @@ def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
         if (run / TINY_T5).is_dir():
             return run
     raise ConfigError(
-        f"the model needs the text encoder of its run, and there is no "
-        f"{TINY_T5} "
-        f"folder in {' or '.join(map(str, runs))}",
+        f"no {TINY_T5} folder in {' or '.join(map(str, runs))}: the model needs the text encoder of "
+        "its run",
         hint="give the run directory that made these weights as CONFIG",
     )
 

@@ -2,7 +2,7 @@
 
 A worker is a decoding process (decode.py) and a thread of the rank that waits for it and fills the
 batch; PyAV runs in no rank. torch's DataLoader is not used: its workers cost 190 MB of torch each,
-hand tensors over by a socket without a deadline (a stopped worker hangs the rank for ever, whatever
+hand tensors over by a socket without a deadline (a stopped worker hangs the rank, whatever
 `timeout` says), and as children of a fork server outlive a killed rank. Here every wait has a
 deadline and the kernel ends the processes with their rank.
 """

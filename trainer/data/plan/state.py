@@ -1,8 +1,9 @@
-"""What a checkpoint keeps of the data, and how a run goes on from it: exactly, or not at all.
+"""What a checkpoint keeps of the data, and how a run continues from it: exactly, or not at all.
 
 The state names everything that decides the order. A run whose data differ is refused with the first
-difference; three ways on exist: `reset` begins the next epoch with the new data, `remap` goes on in
-this epoch with the clips that it has not seen, known by content, `force` keeps the number anyway.
+difference, unless --data-state says how to continue: `reset` begins the next epoch with the new
+data, `remap` continues this epoch with the clips not seen yet (compared by content), `force` keeps
+the position.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Restored:
 
     cursor: Cursor
     left_out: Ids
-    note: str = ""  # what became of data that differ, for people
+    note: str = ""  # how data that differ were handled, for people
 
 
 def take(plan: DataPlan, cursor: Cursor, world: int) -> dict[str, Any]:
@@ -105,15 +106,14 @@ def restore(
         return Restored(
             Cursor(epoch),
             before,
-            f"{different}; epoch {epoch} goes on without the {present:,} clips it had before"
-            + (f" ({gone:,} more of them are not in the data now)" if gone else ""),
+            f"{different}; epoch {epoch} continues without the {present:,} clips already seen"
+            + (f" ({gone:,} more of them are no longer in the data)" if gone else ""),
         )
     raise DataStateError(
         f"the data of the checkpoint and of this run differ: {different}",
-        hint="--data-state remap goes on in this epoch with the clips it has not seen; "
-        "reset starts a new epoch with the new data; both keep the optimizer. "
-        "force goes on at the same number, "
-        "so clips may repeat or be missed",
+        hint="--data-state remap continues this epoch with the clips not seen yet; reset starts a "
+        "new epoch with the new data; both keep the optimizer. force keeps the position, so clips "
+        "may repeat or be missed",
     )
 
 

@@ -146,7 +146,7 @@ def probe(path: str) -> ClipFacts:
 
 
 def check_regular(path: str) -> os.stat_result:
-    """Refuse what is not a file: open on a FIFO blocks until somebody writes to it, for ever."""
+    """Refuse what is not a file: open on a FIFO blocks until somebody writes to it."""
     try:
         facts = Path(path).stat()
     except OSError as error:

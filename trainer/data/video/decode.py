@@ -1,6 +1,6 @@
 """Decoding with a deadline: a process of its own for PyAV, and the handle that loader code holds.
 
-An FFmpeg call cannot be interrupted from Python, and a dead network mount stops it for ever. So
+An FFmpeg call cannot be interrupted from Python, and a dead network mount blocks it. So
 each loader worker has one helper process (`python -m trainer.data.video.decode`, PyAV and numpy
 only, no torch) and gives it one clip at a time; a helper that misses the deadline or dies is killed
 and replaced, and only the clip it was at is refused. Requests and replies are JSON lines over two
@@ -352,7 +352,7 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
 
 
 class _SharedPixels:
-    """The memory both sides see; mapped anew when the other side made it larger."""
+    """The memory both sides see; mapped again when the other side enlarged it."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory

@@ -135,7 +135,7 @@ def test_remap_goes_on_with_the_clips_that_this_epoch_has_not_had():
         restore(after, state, ids)
     restored = restore(after, state, ids, "remap")
     gone = sum(int(path[2:-4]) < 50 for path in done)
-    assert f"without the {len(done) - gone} clips it had before ({gone} more" in restored.note
+    assert f"without the {len(done) - gone} clips already seen ({gone} more" in restored.note
     after.leave_out(restored.cursor.epoch, restored.left_out)
     rest = paths_of(after, restored.cursor)
     assert not set(rest) & set(done)
