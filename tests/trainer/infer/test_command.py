@@ -102,7 +102,7 @@ def test_weights_from_elsewhere_use_the_text_encoder_of_the_run_named(
     words[words.index(str(run[1]))] = str(elsewhere)
     assert infer.main(words) == 2
     said = capsys.readouterr().err
-    assert f"there is no text_encoder folder in {elsewhere.parent}" in said
+    assert f"no text_encoder folder in {elsewhere.parent}" in said
     assert "give the run directory" in said
     assert not (tmp_path / "out").exists()
 
