@@ -24,8 +24,8 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.output import Output
 from clusterctl.payload.files.private import replace_file
 from clusterctl.settings import Settings
+from dashboards import select_feed as sources
 from dashboards.alerts.engine import HURRY_TICKS
-from dashboards.commands import select_feed as sources
 from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
 from dashboards.lifecycle import Ending, ended_by_signals
 from dashboards.model.alert_book import AlertBook

@@ -13,10 +13,10 @@ from clusterctl.output import Output
 from clusterctl.remote.fanout import WIDTH
 from clusterctl.settings import Settings
 from clusterctl.transport.base import Limits
-from dashboards.commands import once as look
-from dashboards.commands.select_feed import live_feed, run_of
+from dashboards import once as look
 from dashboards.feeds.base import steady_clock
 from dashboards.model.samples import Feed
+from dashboards.select_feed import live_feed, run_of
 
 if TYPE_CHECKING:
     from dashboards.operations.actions import Actions

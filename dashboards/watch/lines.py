@@ -14,8 +14,8 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
+from dashboards import select_feed as sources
 from dashboards.alerts.engine import HURRY_TICKS, RULES, Change, after, changes, rules_of
-from dashboards.commands import select_feed as sources
 from dashboards.lifecycle import Ending, ended_by_signals
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, SEVERITIES, Alert, AlertBook

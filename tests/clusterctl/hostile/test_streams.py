@@ -32,11 +32,11 @@ from clusterctl.remote.session_pool import NodeMessage, SessionPool
 from clusterctl.transfer import manifest_jobs as data
 from clusterctl.transfer import push
 from clusterctl.transport.base import Limits
-from dashboards.commands import once
+from dashboards import once
 from dashboards.feeds.watch_decoder import Decoder
-from dashboards.reduce import fold
 from dashboards.model.samples import NodeDown, Tick
 from dashboards.model.state import initial_state
+from dashboards.reduce import fold
 from tests.clusterctl.hostile.mangle import mangle
 from tests.clusterctl.hostile.node import MARK, HostileTransport, Orders, next_order
 from tests.clusterctl.launch.harness import Bench

@@ -12,8 +12,8 @@ from prometheus_client import generate_latest
 
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
-from dashboards.commands import once
-from dashboards.commands import select_feed as sources
+from dashboards import once
+from dashboards import select_feed as sources
 from dashboards.export.serve import StateCollector, registry_of
 from dashboards.feeds.replay import Replay
 from dashboards.model.samples import Tick

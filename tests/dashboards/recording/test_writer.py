@@ -18,7 +18,7 @@ import pytest
 
 from clusterctl.cli import run
 from clusterctl.errors import UsageError
-from dashboards.commands import select_feed as sources
+from dashboards import select_feed as sources
 from dashboards.feeds.replay import Replay, ReplayFeed, open_replay
 from dashboards.model.samples import NodeSample, Restored, Sample, Tick
 from dashboards.model.state import State, initial_state

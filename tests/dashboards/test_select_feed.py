@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import run
-from dashboards.commands import select_feed as sources
+from dashboards import select_feed as sources
 from dashboards.feeds import base as feeds
 from dashboards.model.samples import Tick
 from dashboards.model.state import initial_state

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import run
-from dashboards.commands import once
+from dashboards import once
 from dashboards.model.samples import EventSample, NodeDown, NodeSample, RunOpened, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.reduce import fold
