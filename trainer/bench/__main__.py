@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from trainer.environment import TRAINING, require
 
@@ -17,7 +15,6 @@ from trainer.arguments import above_0, whole
 from trainer.config import load as configuration
 from trainer.errors import ConfigError, TrainerError
 from trainer.runlog.output import LOG, add_log_level, configure, report_error
-from trainer.runlog.progress import StepProgress
 
 _INTERRUPTED = 130
 _DESCRIPTION = """\
@@ -104,211 +101,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     config = configuration.load(args.config, overrides)
-    from trainer.bench.shapes import shapes_of
-
-    if args.grad_checkpoint:
-        from trainer.models.checkpointing import GradCheckpoint
-
-        GradCheckpoint.parse(args.grad_checkpoint)  # before a child would say it
-    shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
-    if not shapes:
-        raise ConfigError("bucket_config has no bucket that takes clips")
     if (args.budget_s or args.budget_mb) and not args.search_batch_size:
         raise ConfigError("--budget-s and --budget-mb need --search-batch-size")
-    device = _device(args.device)
-    if args.search_batch_size:
-        if args.compare:
-            raise ConfigError("--compare cannot be used with --search-batch-size")
-        if device == "cpu" and not (args.budget_s or args.budget_mb):
-            raise ConfigError(
-                "on a CPU the search needs a limit: --budget-s or --budget-mb",
-                hint="without one it would fill this machine's memory",
-            )
-        return _search(args, config, shapes, device)
-    return _measure(args, config, shapes, device)
+    if args.compare and args.search_batch_size:
+        raise ConfigError("--compare cannot be used with --search-batch-size")
+    from trainer.bench.buckets import Bench  # after the arguments: it imports torch
 
-
-def _device(wanted: str | None) -> str:
-    import torch
-
-    if wanted is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    kind = wanted.split(":")[0]
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise ConfigError(f"there is no device {wanted!r} here")
-    return wanted
-
-
-def _device_name(device: str) -> str:
-    import platform
-
-    import torch
-
-    return torch.cuda.get_device_name(device) if device != "cpu" else platform.processor() or "cpu"
-
-
-def _spec(args: argparse.Namespace, config: Any, shape: Any, device: str) -> Any:
-    """A trial of the bucket on our path, at the bucket's own batch size."""
-    from trainer.bench.shapes import model_options
-    from trainer.bench.trial import OURS, Spec
-    from trainer.diffusion.rectified_flow import build_flow
-
-    masked = bool(config.mask_ratios and any(config.mask_ratios.values()))
-    length = config.text_encoder.model_max_length
-    return Spec(
-        kind=config.model.type,
-        options=model_options(config),
-        path=OURS,
-        batch=args.batch_size or shape.batch_size,
-        latent=shape.latent,
-        frames=shape.frames,
-        height=shape.height,
-        width=shape.width,
-        text_tokens=min(args.text_tokens or length, length),
-        dtype=config.dtype,
-        device=device,
-        checkpointing=args.grad_checkpoint or config.grad_checkpoint,
-        offload=args.offload or config.offload_activations,
-        compile=args.compile or config.compile,
-        positions=config.positions,
-        masked=masked if args.masks == "config" else args.masks == "on",
-        shards=args.shards,
-        threads=config.threads,
-        warmup=args.warmup,
-        steps=args.steps,
-        flow=build_flow(config.scheduler),
-    )
-
-
-def _patch(config: Any) -> Sequence[int]:
-    from trainer.models.stdit_config import PRESETS, STDiT3Config
-
-    chosen: dict[str, Any] = {**PRESETS.get(config.model.type, {}), **config.model.options}
-    return chosen.get("patch_size", STDiT3Config().patch_size)
-
-
-def _measure(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device: str) -> int:
-    from dataclasses import replace
-
-    from trainer.bench.child import Kind, try_in_child
-    from trainer.bench.report import Row, print_table
-    from trainer.bench.trial import OURS, PLAIN
-
-    peak, patch = _peak(args, config, device), _patch(config)
-    paths = [OURS, PLAIN] if args.compare else [OURS]
-    rows = []
-    for number, shape in enumerate(shapes):
-        for path in paths:
-            spec = replace(_spec(args, config, shape, device), path=path)
-            what = f"bucket {number + 1} of {len(shapes)}: {shape.name} x {spec.batch}, {path}"
-            with _progress(what) as progress:
-                outcome = try_in_child(spec, progress, timeout_s=args.timeout_s)
-            rows.append(Row(shape, path, spec.batch, spec.batch * shape.tokens(patch), outcome))
-    if args.json:
-        print(json.dumps(_document(args, device, peak, rows=[row.to_json(peak) for row in rows])))
-    else:
-        print_table(rows, peak)
-        print(_notes(device, peak, args.shards))
-    return 0 if all(row.outcome.kind is Kind.MEASURED for row in rows) else 1
-
-
-def _search(args: argparse.Namespace, config: Any, shapes: Sequence[Any], device: str) -> int:
-    from dataclasses import replace
-
-    from trainer.bench.child import Outcome, try_in_child
-    from trainer.bench.search import Budget, SearchStopped, largest_batch
-    from trainer.bench.shapes import as_bucket_config
-
-    memory_bytes = int(args.budget_mb * 1e6) if args.budget_mb else None
-    budget = Budget(args.budget_s, memory_bytes)
-    found: dict[tuple[str, int], int] = {}
-    lines = []
-    for number, shape in enumerate(shapes):
-        spec = replace(_spec(args, config, shape, device), enough_s=args.budget_s)
-
-        def trial(
-            batch: int, spec: Any = spec, number: int = number, shape: Any = shape
-        ) -> Outcome:
-            with _progress(
-                f"bucket {number + 1} of {len(shapes)}: {shape.name} x {batch}"
-            ) as shown:
-                return try_in_child(replace(spec, batch=batch), shown, timeout_s=args.timeout_s)
-
-        try:
-            best = largest_batch(spec.batch, budget, trial, args.most)
-        except SearchStopped as error:
-            raise SearchStopped(
-                f"{shape.name}: {error}",
-                hint="memory is not the cause: fix it, or choose other buckets with --bucket",
-            ) from None
-        found[shape.resolution, shape.frames] = best.batch
-        step_s = best.measured.step_s if best.measured else None
-        peak_bytes = best.measured.peak_bytes if best.measured else None
-        lines.append(
-            {
-                "bucket": shape.name,
-                "batch_size": best.batch,
-                "step_s": step_s,
-                "peak_bytes": peak_bytes,
-                "limit": best.limit,
-                "trials": best.trials,
-            }
-        )
-        LOG.info(
-            f"{shape.name}: {best.batch}"
-            + (f", {step_s:.3g} s, {(peak_bytes or 0) / 1e6:,.0f} MB" if step_s else "")
-            + f"; one more: {best.limit} ({best.trials} trials)"
-        )
-    text = as_bucket_config(config, found)
-    if args.json:
-        document = _document(args, device, None, buckets=lines, bucket_config=text)
-        print(json.dumps(document))
-    else:
-        print(text)
-    return 0
-
-
-def _peak(args: argparse.Namespace, config: Any, device: str) -> float | None:
-    from trainer.runlog.gpu_peaks import peak_flops
-
-    if args.peak_tflops:
-        return args.peak_tflops * 1e12
-    return None if device == "cpu" else peak_flops(_device_name(device), config.dtype)
-
-
-def _document(
-    args: argparse.Namespace, device: str, peak: float | None, **more: Any
-) -> dict[str, Any]:
-    import torch
-
-    return {
-        "schema": 1,
-        "command": "bench",
-        "config": args.config,
-        "device": device,
-        "device_name": _device_name(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "peak_flops_per_s": peak,
-        "shards": args.shards,
-        **more,
-    }
-
-
-def _notes(device: str, peak: float | None, shards: int) -> str:
-    name = _device_name(device)
-    known = f"peak {peak / 1e12:g} TFLOP/s" if peak else "no peak known: --peak-tflops gives an MFU"
-    share = f"; optimizer state of 1 of {shards} ranks" if shards > 1 else ""
-    return (
-        f"\n{name}, {known}{share}. again: recomputed in the backward pass, not in TFLOP/s or MFU."
-    )
-
-
-def _progress(what: str) -> StepProgress:
-    """Of a trial; a log names it at once."""
-    if not sys.stderr.isatty():
-        LOG.info(what)
-    return StepProgress(what)
+    bench = Bench(args, config)
+    return bench.search() if args.search_batch_size else bench.measure()
 
 
 if __name__ == "__main__":

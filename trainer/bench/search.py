@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.bench.child import Kind, Outcome
 from trainer.bench.trial import Measured
@@ -41,6 +42,22 @@ class Found:
     measured: Measured | None
     limit: str  # why one more does not fit
     trials: int
+
+    def __str__(self) -> str:
+        figures = ""
+        if self.measured:
+            peak_mb = self.measured.peak_bytes / 1e6
+            figures = f", {self.measured.step_s:.3g} s, {peak_mb:,.0f} MB"
+        return f"{self.batch}{figures}; one more: {self.limit} ({self.trials} trials)"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "batch_size": self.batch,
+            "step_s": self.measured.step_s if self.measured else None,
+            "peak_bytes": self.measured.peak_bytes if self.measured else None,
+            "limit": self.limit,
+            "trials": self.trials,
+        }
 
 
 def largest_batch(

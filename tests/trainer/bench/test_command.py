@@ -321,7 +321,7 @@ def test_the_command_searches_and_prints_a_bucket_config(
         (["--budget-s", "3"], "--budget-s and --budget-mb need --search-batch-size"),
         (["--bucket", "720p:51"], "there is no bucket 720p:51"),
         (["--grad-checkpoint", "some"], "grad_checkpoint must be off, all"),
-        (["--device", "tpu"], "there is no device 'tpu' here"),
+        (["--device", "tpu"], "device 'tpu' is not available"),
         (["--nonsense", "3"], "nonsense"),
     ],
 )

@@ -1,0 +1,163 @@
+"""The buckets of a config, one after the other: timed, or searched for their largest batch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trainer.bench.child import Kind, Outcome, try_in_child
+from trainer.bench.report import Row, print_table
+from trainer.bench.search import Budget, SearchStopped, largest_batch
+from trainer.bench.shapes import Shape, as_bucket_config, model_options, shapes_of
+from trainer.bench.trial import OURS, PLAIN, Spec
+from trainer.config.load import Config
+from trainer.diffusion.rectified_flow import build_flow
+from trainer.errors import ConfigError
+from trainer.models.checkpointing import GradCheckpoint
+from trainer.models.stdit_config import PRESETS, STDiT3Config
+from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.output import LOG
+from trainer.runlog.progress import StepProgress
+
+
+class Bench:
+    """What the command line asks for, checked. Raises ConfigError."""
+
+    def __init__(self, args: argparse.Namespace, config: Config) -> None:
+        self._args, self._config = args, config
+        if args.grad_checkpoint:
+            GradCheckpoint.parse(args.grad_checkpoint)  # before a child would say it
+        self._shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
+        if not self._shapes:
+            raise ConfigError("bucket_config has no bucket that takes clips")
+        self._device = _device(args.device)
+        on_cpu = self._device == "cpu"
+        name = platform.processor() if on_cpu else torch.cuda.get_device_name(self._device)
+        self._device_name = name or "cpu"
+        if on_cpu and args.search_batch_size and not (args.budget_s or args.budget_mb):
+            raise ConfigError(
+                "on a CPU the search needs a limit: --budget-s or --budget-mb",
+                hint="without one it would fill this machine's memory",
+            )
+        self._peak = None if on_cpu else peak_flops(name, config.dtype)
+        if args.peak_tflops:
+            self._peak = args.peak_tflops * 1e12
+
+    def measure(self) -> int:
+        """Time each bucket and print a table; exit code 1 if one could not be measured."""
+        options = {**PRESETS.get(self._config.model.type, {}), **self._config.model.options}
+        patch = options.get("patch_size", STDiT3Config().patch_size)
+        rows = []
+        for shape in self._shapes:
+            for path in (OURS, PLAIN) if self._args.compare else (OURS,):
+                spec = replace(self._spec(shape), path=path)
+                outcome = self._try(spec, shape, f"{spec.batch}, {path}")
+                rows.append(Row(shape, path, spec.batch, spec.batch * shape.tokens(patch), outcome))
+        if self._args.json:
+            self._print_document(self._peak, rows=[row.to_json(self._peak) for row in rows])
+        else:
+            print_table(rows, self._peak)
+            print(self._notes())
+        return 0 if all(row.outcome.kind is Kind.MEASURED for row in rows) else 1
+
+    def search(self) -> int:
+        """Print the config's bucket_config with the largest batch sizes. Raises SearchStopped."""
+        args = self._args
+        budget = Budget(args.budget_s, int(args.budget_mb * 1e6) if args.budget_mb else None)
+        found: dict[tuple[str, int], int] = {}
+        lines = []
+        for shape in self._shapes:
+            spec = replace(self._spec(shape), enough_s=args.budget_s)
+
+            def trial(batch: int, spec: Spec = spec, shape: Shape = shape) -> Outcome:
+                return self._try(replace(spec, batch=batch), shape, str(batch))
+
+            try:
+                best = largest_batch(spec.batch, budget, trial, args.most)
+            except SearchStopped as error:
+                raise SearchStopped(
+                    f"{shape.name}: {error}",
+                    hint="memory is not the cause: fix it, or choose other buckets with --bucket",
+                ) from None
+            found[shape.resolution, shape.frames] = best.batch
+            lines.append({"bucket": shape.name, **best.to_json()})
+            LOG.info(f"{shape.name}: {best}")
+        text = as_bucket_config(self._config, found)
+        if args.json:
+            self._print_document(None, buckets=lines, bucket_config=text)
+        else:
+            print(text)
+        return 0
+
+    def _spec(self, shape: Shape) -> Spec:
+        """A trial of the bucket on our path, at the bucket's own batch size."""
+        args, config = self._args, self._config
+        masked = bool(config.mask_ratios and any(config.mask_ratios.values()))
+        length = config.text_encoder.model_max_length
+        return Spec(
+            kind=config.model.type,
+            options=model_options(config),
+            path=OURS,
+            batch=args.batch_size or shape.batch_size,
+            latent=shape.latent,
+            frames=shape.frames,
+            height=shape.height,
+            width=shape.width,
+            text_tokens=min(args.text_tokens or length, length),
+            dtype=config.dtype,
+            device=self._device,
+            checkpointing=args.grad_checkpoint or config.grad_checkpoint,
+            offload=args.offload or config.offload_activations,
+            compile=args.compile or config.compile,
+            positions=config.positions,
+            masked=masked if args.masks == "config" else args.masks == "on",
+            shards=args.shards,
+            threads=config.threads,
+            warmup=args.warmup,
+            steps=args.steps,
+            flow=build_flow(config.scheduler),
+        )
+
+    def _try(self, spec: Spec, shape: Shape, what: str) -> Outcome:
+        number = self._shapes.index(shape) + 1
+        title = f"bucket {number} of {len(self._shapes)}: {shape.name} x {what}"
+        if not sys.stderr.isatty():
+            LOG.info(title)  # a log names it at once
+        with StepProgress(title) as progress:
+            return try_in_child(spec, progress, timeout_s=self._args.timeout_s)
+
+    def _print_document(self, peak: float | None, **results: Any) -> None:
+        document = {
+            "schema": 1,
+            "command": "bench",
+            "config": self._args.config,
+            "device": self._device,
+            "device_name": self._device_name,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "peak_flops_per_s": peak,
+            "shards": self._args.shards,
+        }
+        print(json.dumps(document | results))
+
+    def _notes(self) -> str:
+        peak, shards = self._peak, self._args.shards
+        known = f"peak {peak / 1e12:g} TFLOP/s" if peak else "no peak known: set --peak-tflops"
+        share = f"; optimizer state of 1 of {shards} ranks" if shards > 1 else ""
+        again = "again: recomputed in the backward pass, not in TFLOP/s or MFU."
+        return f"\n{self._device_name}, {known}{share}. {again}"
+
+
+def _device(wanted: str | None) -> str:
+    if wanted is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind = wanted.split(":")[0]
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device {wanted!r} is not available")
+    return wanted
