@@ -18,28 +18,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.transport.loopback.nodes import LoopbackCluster
+from clusterctl.signal_handlers import handled_by
 
 NODES = ("demo-1", "demo-2")
 NEEDS = ("torch", "colossalai", "av", "sklearn", "transformers", "matplotlib")
 CLIPS = 2000
-# Below these the demo has not shown what it promises (chance: 0.10 and 0.25).
+# Scores below these are a failed demo (chance: 0.10 and 0.25).
 DIGIT_FLOOR, DIRECTION_FLOOR = 0.6, 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What came of it; the keys of `clusterctl demo --json`."""
+    """Scores, time and files of a demo; the keys of `clusterctl demo --json`."""
 
-    digit_accuracy: float | None  # None where nobody asked for a score
+    digit_accuracy: float | None  # None without a score
     direction_accuracy: float | None
     train_seconds: float  # from the first rank's start to the last rank's end
     steps: int
@@ -53,9 +51,6 @@ class DemoResult:
             return True
         return self.digit_accuracy >= DIGIT_FLOOR and self.direction_accuracy >= DIRECTION_FLOOR
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def run_demo(
     outputs: Path,
@@ -67,68 +62,15 @@ def run_demo(
     on_update: Callable[[Any], None],
     while_up: Callable[[Path], None] | None = None,
 ) -> DemoResult:
-    """Run all of it; `while_up(hostfile)` is called at the end while the nodes still stand.
+    """Run all of it; `while_up(hostfile)` is called at the end while the nodes are still up.
 
     Without `score` the videos are sampled and not judged.
 
     Raises `UsageError` without the training environment, `LaunchFailed` when the run ends badly,
-    `KeyboardInterrupt` on Ctrl-C or SIGTERM. Whatever happens, no process, port or key is left.
+    `KeyboardInterrupt` on Ctrl-C or SIGTERM. In each case no process, port or key is left.
     """
-    _refuse_without_training_environment()
-    outputs.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_signals_as_interrupt())
-        session = stack.enter_context(_private_folder())
-        cluster = stack.enter_context(_loopback(session))
-        say(
-            f"nodes      {', '.join(NODES)} on 127.0.0.1, "
-            f"each a real ssh server; {cluster.hostfile}"
-        )
+    from clusterctl.transport.loopback.nodes import LoopbackCluster
 
-        data = outputs / "demo-digits"
-        _python("trainer.data.digits", "--out", data, "--clips", CLIPS, "--seed", seed)
-        say(f"data       {CLIPS} mp4 clips of moving handwritten digits, {data}/digits.csv")
-
-        started = time.monotonic()
-        run = _train(cluster.hostfile, data, outputs, seed, steps, say, on_update)
-        train_seconds = time.monotonic() - started
-        say(f"training   {run.steps} steps in {train_seconds:.0f} s, {run.run_dir}")
-
-        _sample(run, data, say)
-        scores = _judge(run, data) if score else {}
-        result = DemoResult(
-            digit_accuracy=scores.get("digit_accuracy"),
-            direction_accuracy=scores.get("direction_accuracy"),
-            train_seconds=round(train_seconds, 1),
-            steps=run.steps,
-            run_dir=str(run.run_dir),
-            contact_sheet=str(run.contact_sheet),
-            loss_curve=str(run.loss_curve),
-        )
-        if while_up:
-            while_up(cluster.hostfile)
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    run_dir: Path
-    steps: int
-
-    @property
-    def samples(self) -> Path:
-        return self.run_dir / "samples"
-
-    @property
-    def contact_sheet(self) -> Path:
-        return self.samples / "contact_sheet.png"
-
-    @property
-    def loss_curve(self) -> Path:
-        return self.run_dir / "loss_curve.png"
-
-
-def _refuse_without_training_environment() -> None:
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -136,71 +78,75 @@ def _refuse_without_training_environment() -> None:
             f"{sys.executable}",
             hint="run `make demo` in a checkout; it makes an environment that has them",
         )
+    outputs.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        # SIGTERM and a closed terminal end the demo as Ctrl-C does: through every cleanup.
+        stack.enter_context(handled_by(_interrupt, (signal.SIGTERM, signal.SIGHUP)))
+        # 0700, for keys and the hostfile.
+        folder = Path(tempfile.mkdtemp(prefix="clusterctl-demo-"))
+        stack.callback(_undisturbed, shutil.rmtree, folder, ignore_errors=True)
+        cluster = LoopbackCluster(NODES, folder / "nodes")
+        # A Ctrl-C inside the exit of `cluster` must not leave a server behind.
+        stack.callback(_undisturbed, cluster.stop)
+        stack.enter_context(cluster)
+        where = f"each a real ssh server; {cluster.hostfile}"
+        say(f"nodes      {', '.join(NODES)} on 127.0.0.1, {where}")
+
+        data = outputs / "demo-digits"
+        _python("trainer.data.digits", "--out", data, "--clips", CLIPS, "--seed", seed)
+        say(f"data       {CLIPS} mp4 clips of moving handwritten digits, {data}/digits.csv")
+
+        overrides = ["--dataset.data-path", str(data.absolute() / "digits.csv")]
+        overrides += ["--seed", str(seed)]
+        overrides += [] if steps is None else ["--max-steps", str(steps)]
+        started = time.monotonic()
+        run_dir, done = _train(cluster.hostfile, outputs, overrides, say, on_update)
+        seconds = time.monotonic() - started
+        say(f"training   {done} steps in {seconds:.0f} s, {run_dir}")
+
+        samples, prompts = run_dir / "samples", data / "prompts.txt"
+        words = [run_dir / "config.json", "--ckpt-path", run_dir, "--prompt-path", prompts]
+        _python("trainer.infer", *words, "--save-dir", samples, "--upscale", 8)
+        _python("trainer.pictures", run_dir)
+        sheet = samples / "contact_sheet.png"
+        say(f"samples    40 videos and {sheet}")
+
+        scores: dict[str, float] = {}
+        if score:  # digit and direction, read back from the files
+            judged = ["--samples", samples, "--prompts", prompts, "--json"]
+            scores = json.loads(_python("trainer.evaluate", "digits", *judged).splitlines()[-1])
+        result = DemoResult(
+            digit_accuracy=scores.get("digit_accuracy"),
+            direction_accuracy=scores.get("direction_accuracy"),
+            train_seconds=round(seconds, 1),
+            steps=done,
+            run_dir=str(run_dir),
+            contact_sheet=str(sheet),
+            loss_curve=str(run_dir / "loss_curve.png"),
+        )
+        if while_up:
+            while_up(cluster.hostfile)
+        return result
 
 
-@contextlib.contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the demo like Ctrl-C does: through every cleanup."""
-
-    def interrupt(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    """0700, for keys and the hostfile; gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="clusterctl-demo-"))
-    try:
-        yield folder
-    finally:
-        with _undisturbed():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _loopback(folder: Path) -> Iterator[LoopbackCluster]:
-    from clusterctl.transport.loopback.nodes import LoopbackCluster
-
-    cluster = LoopbackCluster(NODES, folder / "nodes")
-    try:
-        with cluster:
-            yield cluster
-    finally:
-        with _undisturbed():
-            cluster.stop()  # a Ctrl-C inside its own exit must not leave a server behind
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """An impatient second Ctrl-C must not cut a cleanup short; each has its own deadline."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _undisturbed(cleanup: Callable[..., object], *args: Any, **options: Any) -> None:
+    """Call `cleanup`, which a second Ctrl-C must not cut short; each has its own deadline."""
+    with handled_by(signal.SIG_IGN):
+        cleanup(*args, **options)
 
 
 def _train(
     hostfile: Path,
-    data: Path,
     outputs: Path,
-    seed: int,
-    steps: int | None,
+    overrides: Sequence[str],
     say: Callable[[str], None],
     on_update: Callable[[Any], None],
-) -> _Trained:
-    """Preflight, then launch: what `clusterctl launch demo HOSTFILE` does."""
+) -> tuple[Path, int]:
+    """Preflight, then launch, as `clusterctl launch demo HOSTFILE`; (run directory, steps)."""
     from clusterctl.launch.start import LaunchOptions, plan_launch, prepare
     from clusterctl.launch.supervise import supervise
     from clusterctl.nodes import read_hostfile
@@ -208,9 +154,6 @@ def _train(
     from clusterctl.transport.base import Limits
     from clusterctl.transport.paramiko_backend import ParamikoTransport
 
-    overrides = ["--dataset.data-path", str(data.absolute() / "digits.csv"), "--seed", str(seed)]
-    if steps is not None:
-        overrides += ["--max-steps", str(steps)]
     options = LaunchOptions(
         config="demo",
         overrides=tuple(overrides),
@@ -232,47 +175,19 @@ def _train(
             say(f"  {line}")
         raise CouldNotFindOut("preflight says no-go, so nothing was started")
     plan = plan_launch(nodes, prepared, options, claim=True)
-    stop = threading.Event()
-    last: list[Any] = []
+    steps = 0
 
     def update(state: Any) -> None:
-        last[:] = [state]
+        nonlocal steps
+        steps = state.step.step if state.step is not None else 0
         on_update(state)
 
+    stop = threading.Event()
     result = supervise(plan, transport, on_update=update, stop=stop, limits=limits)
     if not result.ok:
-        raise LaunchFailed(
-            "\n".join([result.reason, *(f"  | {line}" for line in result.last_lines)]),
-            hint=f"logs: {plan.run_dir}/ranks",
-        )
-    step = last[0].step if last else None
-    return _Trained(plan.run_dir, step.step if step is not None else 0)
-
-
-def _sample(run: _Trained, data: Path, say: Callable[[str], None]) -> None:
-    """A video for every prompt, the sheet of them and the loss curve."""
-    _python(
-        "trainer.infer",
-        run.run_dir / "config.json",
-        "--ckpt-path",
-        run.run_dir,
-        "--prompt-path",
-        data / "prompts.txt",
-        "--save-dir",
-        run.samples,
-        "--upscale",
-        8,
-    )
-    _python("trainer.pictures", run.run_dir)
-    say(f"samples    40 videos and {run.contact_sheet}")
-
-
-def _judge(run: _Trained, data: Path) -> dict[str, float]:
-    """Read digit and direction back from the files; accuracies between 0 and 1 by name."""
-    words = ["--samples", run.samples, "--prompts", data / "prompts.txt", "--json"]
-    found = _python("trainer.evaluate", "digits", *words)
-    scores: dict[str, float] = json.loads(found.splitlines()[-1])
-    return scores
+        lines = [result.reason, *(f"  | {line}" for line in result.last_lines)]
+        raise LaunchFailed("\n".join(lines), hint=f"logs: {plan.run_dir}/ranks")
+    return plan.run_dir, steps
 
 
 def _python(module: str, *words: object) -> str:
@@ -294,7 +209,7 @@ def _python(module: str, *words: object) -> str:
     try:
         out, err = child.communicate()
     except BaseException:
-        with _undisturbed():
+        with handled_by(signal.SIG_IGN):
             os.killpg(child.pid, signal.SIGKILL)
             # An interrupt at the start of communicate() lets a second one fail.
             for pipe in (child.stdout, child.stderr):

@@ -1,7 +1,7 @@
 """The only file that writes to the terminal: tables, JSON, notes, progress.
 
-Everything it writes is made printable: what nodes, files and other programs say is in it. JSON
-escapes it by itself.
+Everything it writes is made printable, because it holds text of nodes, files and other programs.
+JSON escapes it by itself.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO, TypeVar
 
 from clusterctl.errors import Declined, OutputLost
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 # ANSI colours by meaning; never the only carrier of it.
 STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
+VERDICT_STYLES = {"good": None, "bad": "bad", "unknown": "warn"}  # of the rows of a node table
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,8 @@ class Output:
 
     def document(self, command: str, **data: Any) -> None:
         """The one JSON document of a command, on stdout; a stream has one a line."""
-        document = {"schema": 1, "command": command, **data}
-        _write(sys.stdout, json.dumps(document, default=str))
-        self.flush()  # of a stream each line counts at once
+        _write(sys.stdout, json.dumps({"schema": 1, "command": command, **data}, default=str))
+        self.flush()  # the reader of a stream gets each line at once
 
     def line(self, text: str, style: str | None = None) -> None:
         """A line of data on stdout."""
@@ -65,6 +67,11 @@ class Output:
         _write(sys.stderr, self._paint(printable(text, lines=True), style, sys.stderr))
         _flush(sys.stderr)
 
+    def summary(self, text: str, exit_code: int) -> None:
+        """One line about all nodes: on stderr, with -q on stdout, where it is the only output."""
+        write = self.line if self.quiet and not self.json else self.note
+        write(text, "bad" if exit_code else None)
+
     def table(
         self,
         columns: Sequence[str],
@@ -76,25 +83,35 @@ class Output:
 
         With `width` lines are cut there, so that a page keeps its height.
         """
-        cells = [[_cell(cell) for cell in row] for row in rows]
-        widths = [
-            max(len(name), *(len(row[i].text) for row in cells)) if cells else len(name)
-            for i, name in enumerate(columns)
-        ]
-        header = [Cell(name, "bold") for name in columns]
-        for row in [header, *cells]:
-            parts, begin = [], 0
-            for name, cell, wide in zip(columns, row, widths, strict=True):
+        lines = [[Cell(name, "bold") for name in columns]]
+        lines += [[_cell(cell) for cell in row] for row in rows]
+        widths = [max(len(cell.text) for cell in column) for column in zip(*lines, strict=True)]
+        for line in lines:
+            parts, start = [], 0
+            for name, cell, wide in zip(columns, line, widths, strict=True):
                 gap = " " * (wide - len(cell.text))
-                begin += len(gap) if name in right else 0
-                room = len(cell.text) if width is None else max(0, width - begin)
-                text = self._paint(_cut(cell.text, room), cell.style, sys.stdout)
+                start += len(gap) if name in right else 0
+                left = len(cell.text) if width is None else max(0, width - start)
+                text = self._paint(_cut(cell.text, left), cell.style, sys.stdout)
                 parts.append(gap + text if name in right else text + gap)
-                begin += wide + 2 - (len(gap) if name in right else 0)
+                start += wide + 2 - (len(gap) if name in right else 0)
             _write(sys.stdout, "  ".join(parts).rstrip())
 
+    def node_table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[tuple[str, str, Sequence[str]]],
+        right: Sequence[str],
+        width: int | None = None,
+    ) -> None:
+        """A table of (node set, verdict, cells); the verdict, one of VERDICT_STYLES, colours it."""
+        styled: list[list[str | Cell]] = []
+        for names, verdict, cells in rows:
+            styled.append([names, *(Cell(text, VERDICT_STYLES[verdict]) for text in cells)])
+        self.table(columns, styled, right, width)
+
     def columns(self) -> int | None:
-        """Width of the terminal that stdout is; None for a pipe or a file, which have no edge."""
+        """Width of the terminal that stdout is; None for a pipe or a file."""
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     def rows(self) -> int | None:
@@ -102,15 +119,15 @@ class Output:
         return shutil.get_terminal_size().lines if sys.stdout.isatty() else None
 
     def flush(self) -> None:
-        """What was printed so far counts now: of a stream each block does. Raises `OutputLost`."""
+        """Write out what was printed so far. Raises `OutputLost`."""
         _flush(sys.stdout)
 
     def can_repaint(self) -> bool:
-        """Whether stdout is a terminal whose page may be drawn anew."""
+        """Whether stdout is a terminal whose page can be cleared."""
         return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     def repaint(self) -> None:
-        """Begin the page anew; what follows is drawn from the top."""
+        """Clear the page; what follows is drawn from the top."""
         if self.can_repaint():
             print("\x1b[H\x1b[2J", end="")
 
@@ -122,11 +139,16 @@ class Output:
             return False
         return True
 
-    def sweep(self, fanout: Fanout[T], total: int) -> Iterator[NodeResult[T]]:
-        """Pass results on as they arrive, with a line on a terminal that says who is waited for."""
-        live = Live(enabled=not self.quiet)
+    def sweep(
+        self, fanout: Fanout[T], total: int, text: Callable[[int], str] | None = None
+    ) -> Iterator[NodeResult[T]]:
+        """Pass results on as they arrive, with a line on a terminal: the nodes that are waited for.
+
+        `text` gives another line for the number of results so far.
+        """
         done = 0
-        with live, live.every(0.2, lambda: _waiting_line(fanout, done, total)):
+        line = text or (lambda done: _waiting_line(fanout, done, total))
+        with Live(enabled=not self.quiet).every(0.2, lambda: line(done)):
             for result in fanout:
                 done += 1
                 yield result
@@ -136,21 +158,25 @@ class Output:
         for result in results:
             for note in result.notes if self.verbose else ():
                 self.note(f"{result.node.name}: {note}", "dim")
-        if self.verbose > 1:
-            for result in results:
-                words = [
-                    f"{name} {seconds:.3f}" for name, seconds in result.phases if name != "queued"
-                ]
-                self.note(f"{result.node.name}: {', '.join(words)} s", "dim")
+        for result in results if self.verbose > 1 else ():
+            phases = [
+                f"{name} {seconds:.3f}" for name, seconds in result.phases if name != "queued"
+            ]
+            self.note(f"{result.node.name}: {', '.join(phases)} s", "dim")
 
     def unreachable(self, results: Sequence[NodeResult[Any]]) -> None:
-        """Say on stderr which nodes gave no answer, in which phase and why; also under -q."""
+        """Print on stderr which nodes gave no answer, in which phase and why; also under -q."""
         dead = [result.node.name for result in results if result.unreachable is not None]
         if dead:
             who = f"{len(dead)} of {len(results)} nodes" if len(results) > 1 else dead[0]
             self.warn(f"error: {who} did not answer", "bad")
             for line in unreachable_lines(results):
                 self.warn(f"  {line}")
+
+    def connections(self, results: Sequence[NodeResult[Any]]) -> None:
+        """The end of every command that connects: `ways`, then `unreachable`."""
+        self.ways(results)
+        self.unreachable(results)
 
     def confirm(self, question: str, declined: str, *, yes: bool) -> None:
         """Raises `Declined` unless the user agrees; without a terminal only `yes` does."""
@@ -164,11 +190,11 @@ class Output:
             raise Declined(declined)
 
     def _paint(self, text: str, style: str | None, stream: TextIO) -> str:
-        if style is None or not self.wants_color(stream):
+        if style is None or not self._wants_color(stream):
             return text
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
-    def wants_color(self, stream: TextIO) -> bool:
+    def _wants_color(self, stream: TextIO) -> bool:
         """--color, then NO_COLOR, then FORCE_COLOR, then whether it is a terminal."""
         if self.color != "auto":
             return self.color == "always"
@@ -184,25 +210,30 @@ def _cell(cell: str | Cell) -> Cell:
     return Cell(printable(text), style)
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """A line. Raises `OutputLost` for stdout, whose lines are data; stderr may be gone."""
+@contextmanager
+def _reported(stream: TextIO) -> Iterator[None]:
+    """Raises `OutputLost` for stdout, whose lines are data; stderr may be closed."""
     try:
-        stream.write(text + "\n")
+        yield
     except OSError as error:
         if stream is sys.stdout:
             raise OutputLost(f"cannot write to standard output: {error.strerror}") from error
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with _reported(stream):
+        stream.write(text + "\n")
 
 
 def _flush(stream: TextIO) -> None:
-    try:
+    with _reported(stream):
         stream.flush()
-    except OSError as error:
-        if stream is sys.stdout:
-            raise OutputLost(f"cannot write to standard output: {error.strerror}") from error
 
 
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 3] + "..." if room > 6 else text[:room]
+def _cut(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    return text[: width - 3] + "..." if width > 6 else text[:width]
 
 
 def _waiting_line(fanout: Fanout[Any], done: int, total: int) -> str:
@@ -218,16 +249,11 @@ class Live:
     """One line on stderr that is overwritten; nothing at all when stderr is no terminal."""
 
     def __init__(self, enabled: bool = True) -> None:
-        self._on = enabled and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.is_on = enabled and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = False
 
-    @property
-    def is_on(self) -> bool:
-        """Whether stderr is a terminal that can overwrite a line."""
-        return self._on
-
     def show(self, text: str) -> None:
-        if self._on:
+        if self.is_on:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write("\r\x1b[2K" + printable(text)[:width])
             sys.stderr.flush()
@@ -239,38 +265,25 @@ class Live:
             sys.stderr.flush()
             self._shown = False
 
-    def every(self, seconds: float, text: Any) -> _Ticker:
-        return _Ticker(self, seconds, text)
+    @contextmanager
+    def every(self, seconds: float, text: Callable[[], str]) -> Iterator[None]:
+        """Show `text()` each `seconds` while the block runs, then clear the line."""
+        stop = threading.Event()
 
-    def __enter__(self) -> Live:
-        return self
+        def run() -> None:
+            while not stop.wait(seconds):
+                self.show(text())
 
-    def __exit__(self, *_: object) -> None:
-        self.clear()
-
-
-class _Ticker:
-    """Shows `text()` each `seconds` while the block runs."""
-
-    def __init__(self, live: Live, seconds: float, text: Any) -> None:
-        import threading
-
-        self._live, self._seconds, self._text = live, seconds, text
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True) if live._on else None
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._seconds):
-            self._live.show(self._text())
-
-    def __enter__(self) -> None:
-        if self._thread:
-            self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._thread:
-            self._thread.join()
+        thread = threading.Thread(target=run, daemon=True)
+        if self.is_on:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            if self.is_on:
+                thread.join()
+            self.clear()
 
 
 def clock(seconds: float) -> str:
@@ -284,28 +297,20 @@ def local_time(unix_s: float) -> str:
 
 def unreachable_lines(results: Sequence[NodeResult[Any]]) -> list[str]:
     """Dead nodes folded by phase and reason, each with how long it took and what to do."""
-    groups: dict[tuple[str, str, str | None], list[NodeResult[Any]]] = {}
+    groups: dict[tuple[str, str, str | None], list[tuple[str, float]]] = {}
     for result in results:
-        if result.unreachable:
-            why = result.unreachable
-            groups.setdefault((why.phase, why.message, why.hint), []).append(result)
+        if why := result.unreachable:
+            key = (why.phase, why.message, why.hint)
+            groups.setdefault(key, []).append((result.node.name, why.seconds))
     lines = []
     for (phase, message, hint), members in groups.items():
-        slowest = max(member.unreachable.seconds for member in members if member.unreachable)
-        names = fold([member.node.name for member in members])
-        lines.append(f"{names}  {phase}  {slowest:.1f} s  {message}")
-        if hint:
-            lines.append(f"  hint: {hint}")
+        slowest_s = max(seconds for _, seconds in members)
+        names = fold([name for name, _ in members])
+        lines.append(f"{names}  {phase}  {slowest_s:.1f} s  {message}")
+        lines += [f"  hint: {hint}"] if hint else []
     return lines
 
 
 def unreachable_json(result: NodeResult[Any]) -> Mapping[str, Any] | None:
     why = result.unreachable
-    if why is None:
-        return None
-    return {
-        "phase": why.phase,
-        "seconds": round(why.seconds, 3),
-        "message": why.message,
-        "hint": why.hint,
-    }
+    return None if why is None else {**asdict(why), "seconds": round(why.seconds, 3)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,25 +15,17 @@ from clusterctl.errors import UsageError
 from clusterctl.nodes import Node, read_hostfile, select
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.remote.fanout import WIDTH
+from clusterctl.remote.fanout import WIDTH, Fanout, NodeResult, in_order
 from clusterctl.transport.base import Limits
 
 if TYPE_CHECKING:
     from clusterctl.transport.base import Transport
 
-
 Command = Callable[..., Any]
-
-
-def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """A decorator that gives a command these click options, in this order of its help."""
-
-    def decorate(function: Command) -> Command:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+Option = Callable[[Command], Command]
+Values = dict[str, Any]
+Answers = list[NodeResult[dict[str, Any]]]
+Sweep = Callable[[Fanout[Any], int], Iterable[NodeResult[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +49,71 @@ class Settings:
 
         return ParamikoTransport(accept_new=self.accept_new)
 
+    def ask(
+        self,
+        nodes: Sequence[Node],
+        verb: str,
+        args: Values | Callable[[Node], Values],
+        sweep: Sweep | None = None,
+        transport: Transport | None = None,
+        **options: Any,
+    ) -> Answers:
+        """What `nodes` answer to a payload verb, in their order; `options` of `run_payload.ask`."""
+        from clusterctl.remote.run_payload import ask
 
-_cluster = with_options(
+        transport = transport or self.transport()
+        fanout = ask(nodes, transport, verb, args, limits=self.limits, width=self.width, **options)
+        return in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
+
+
+def option(*words: str, **attributes: Any) -> Option:
+    """`click.option` that shows its default; the last of `words` is the help."""
+    *names, text = words
+    return click.option(*names, help=text, **{"show_default": True, **attributes})
+
+
+def flag(*words: str) -> Option:
+    """An option without a value; the last of `words` is the help."""
+    return option(*words, is_flag=True)
+
+
+def with_options(
+    *options: Option, prepare: Callable[[Values], None] | None = None
+) -> Callable[[Command], Command]:
+    """A decorator that gives a command these click options, in this order of its help.
+
+    `prepare` changes their values before the command gets them.
+    """
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def prepared(*args: Any, **values: Any) -> Any:
+            if prepare is not None:
+                prepare(values)
+            return function(*args, **values)
+
+        command: Command = prepared
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return decorate
+
+
+def _read_settings(values: Values) -> None:
+    argument, given = values.pop("hostfile"), values.pop("hostfile_option")
+    source = click.get_current_context().get_parameter_source("hostfile_option")
+    if argument and source is ParameterSource.COMMANDLINE and argument != given:
+        raise UsageError(f"two hostfiles: {argument} and --hostfile {given}")
+    connect_s, command_s = values.pop("connect_timeout"), values.pop("command_timeout")
+    values["settings"] = Settings(
+        hostfile=argument or given or Path("nodes.txt"),
+        limits=Limits(tcp_s=connect_s, command_s=command_s, run_s=values.pop("deadline")),
+        **{name: values.pop(name) for name in ("only", "without", "width", "accept_new")},
+    )
+
+
+cluster_options = with_options(
     click.argument("hostfile", required=False, type=click.Path(path_type=Path)),
     click.option("--hostfile", "hostfile_option", type=click.Path(path_type=Path), envvar="CLUSTERCTL_HOSTFILE", help="Same as the argument HOSTFILE. Default: nodes.txt."),
     click.option("-w", "--only", metavar="SET", help="Only these nodes: n[1-3],n7."),
@@ -68,76 +123,46 @@ _cluster = with_options(
     click.option("--command-timeout", type=Duration(0.1), default=30.0, show_default=True, envvar="CLUSTERCTL_COMMAND_TIMEOUT", help="Seconds for what runs on the node."),
     click.option("--deadline", type=Duration(0.1), envvar="CLUSTERCTL_DEADLINE", help="Seconds for all nodes together."),
     click.option("--accept-new", is_flag=True, envvar="CLUSTERCTL_ACCEPT_NEW", help="Write unknown host keys to clusterctl's own known_hosts. A changed key is always refused."),
+    prepare=_read_settings,
 )  # fmt: skip
+"""Give a command the argument HOSTFILE and the options about nodes; it receives `settings`."""
 
 
-def cluster_options(function: Command) -> Command:
-    """Give a command the argument HOSTFILE and the options about nodes; it receives `settings`."""
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        argument, option = kwargs.pop("hostfile"), kwargs.pop("hostfile_option")
-        source = click.get_current_context().get_parameter_source("hostfile_option")
-        if argument and source is ParameterSource.COMMANDLINE and argument != option:
-            raise UsageError(f"two hostfiles: {argument} and --hostfile {option}")
-        kwargs["settings"] = Settings(
-            hostfile=argument or option or Path("nodes.txt"),
-            only=kwargs.pop("only"),
-            without=kwargs.pop("without"),
-            width=kwargs.pop("width"),
-            limits=Limits(
-                tcp_s=kwargs.pop("connect_timeout"),
-                command_s=kwargs.pop("command_timeout"),
-                run_s=kwargs.pop("deadline"),
-            ),
-            accept_new=kwargs.pop("accept_new"),
-        )
-        return function(*args, **kwargs)
-
-    return _cluster(wrapped)
+def _one_source(values: Values) -> None:
+    sources = {"--run": "run_dir", "--replay": "replay", "--demo": "demo"}
+    if sum(bool(values.get(name)) for name in sources.values()) > 1:
+        *first, last = (option for option, name in sources.items() if name in values)
+        raise UsageError(f"{', '.join(first)} and {last} exclude each other")
 
 
-_source = with_options(
-    click.option(
+source_options = with_options(
+    option(
         "--run",
         "--run-dir",
         "run_dir",
+        "Run directory. Default: the one below outputs/ that was written last.",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="Run directory. Default: the one below outputs/ that was written last.",
     ),
-    click.option("--demo", is_flag=True, help="An invented cluster of 24 nodes."),
-    click.option(
-        "--interval",
-        type=Duration(0.2, 60),
-        default=1.0,
-        show_default=True,
-        help="Seconds between readings.",
-    ),
+    flag("--demo", "An invented cluster of 24 nodes."),
+    option("--interval", "Seconds between readings.", type=Duration(0.2, 60), default=1.0),
+    prepare=_one_source,
 )
+"""Give a command that goes on looking --run, --demo and --interval.
+
+It receives `run_dir`, `demo` and `interval`. At most one of --run, --demo and a --replay of the
+command may be given.
+"""
 
 
-def source_options(function: Command) -> Command:
-    """Give a command that goes on looking --run, --demo and --interval.
-
-    It receives `run_dir`, `demo` and `interval`. At most one of --run, --demo and a --replay of its
-    own may be given.
-    """
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        sources = {"--run": "run_dir", "--replay": "replay", "--demo": "demo"}
-        if sum(bool(kwargs.get(name)) for name in sources.values()) > 1:
-            *first, last = (option for option, name in sources.items() if name in kwargs)
-            raise UsageError(f"{', '.join(first)} and {last} exclude each other")
-        return function(*args, **kwargs)
-
-    return _source(wrapped)
+def _read_output(values: Values) -> None:
+    names = {"json": "as_json", "quiet": "quiet", "verbose": "verbose", "color": "color"}
+    values["output"] = Output(**{field: values.pop(name) for field, name in names.items()})
 
 
-_output = with_options(
-    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
-    click.option("-q", "--quiet", is_flag=True, help="Only the verdict."),
+output_options = with_options(
+    flag("--json", "as_json", "One JSON document on stdout."),
+    flag("-q", "--quiet", "Only the verdict."),
     click.option("-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases."),
     click.option(
         "--color",
@@ -146,20 +171,60 @@ _output = with_options(
         envvar="CLUSTERCTL_COLOR",
         help="Colour on a terminal (auto), always or never.",
     ),
+    prepare=_read_output,
 )
+"""Give a command --json, -q, -v and --color; it receives `output`."""
 
 
-def output_options(function: Command) -> Command:
-    """Give a command --json, -q, -v and --color; it receives `output`."""
+def cluster_command(
+    name: str, *options: Option, examples: str, cls: type[click.Command] = click.Command
+) -> Callable[[Command], click.Command]:
+    """Make a command of `options`, `cluster_options` and `output_options`.
 
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        kwargs["output"] = Output(
-            json=kwargs.pop("as_json"),
-            quiet=kwargs.pop("quiet"),
-            verbose=kwargs.pop("verbose"),
-            color=kwargs.pop("color"),
-        )
-        return function(*args, **kwargs)
+    Its help ends with `examples`, a line each.
+    """
+    every = with_options(*options, cluster_options, output_options)
 
-    return _output(wrapped)
+    def decorate(function: Command) -> click.Command:
+        epilog = f"\b\nExamples:{examples}"
+        return click.command(name, cls=cls, epilog=epilog)(every(function))
+
+    return decorate
+
+
+def watch_options(text: str, *, interval_s: float, least_s: float) -> Option:
+    """--watch, --interval and --for of a command that can repeat its reading."""
+
+    def check(values: Values) -> None:
+        if values["for_s"] and not values["watch"]:
+            raise UsageError("--for goes with --watch")
+
+    return with_options(
+        flag("--watch", text),
+        option(
+            "--interval",
+            "interval_s",
+            "Seconds between two looks of --watch.",
+            type=Duration(least_s),
+            default=interval_s,
+        ),
+        option(
+            "--for",
+            "for_s",
+            "Seconds to watch. Default: until Ctrl-C.",
+            type=Duration(0, min_open=True),
+        ),
+        prepare=check,
+    )
+
+
+# Options of several commands with one meaning.
+YES = flag("--yes", "Do not ask.")
+NO_FOLD = flag("--no-fold", "One line for each node, also for equal ones.")
+NO_RECORD = flag("--no-memory", "Neither read nor write the record of the last look.")
+DEVICE = option(
+    "--device",
+    "What ranks will compute on; auto: cuda where any node has a GPU.",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.output import Output, clock
-from clusterctl.settings import output_options
+from clusterctl.settings import flag, option, output_options
 
 if TYPE_CHECKING:
     from clusterctl.demo import DemoResult
@@ -29,28 +30,22 @@ Examples:
   clusterctl demo --json --seed 7
   clusterctl demo --steps 20 --no-score     # only whether everything works here: half a minute""",
 )
-@click.option(
+@option(
     "--outputs",
+    "Folder of data set and run directory.",
     type=click.Path(path_type=Path),
     default=Path("outputs"),
-    show_default=True,
-    help="Folder of data set and run directory.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=42, show_default=True, help="Of data and training."
+@option("--seed", "Of data and training.", type=click.IntRange(0), default=42)
+@option(
+    "--steps", "Fewer steps than the config's: quicker, and not good at it.", type=click.IntRange(1)
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    help="Fewer steps than the config's: quicker, and not good at it.",
-)
-@click.option(
+@option(
     "--score/--no-score",
+    "Judge the sampled videos; the exit code then is the verdict.",
     default=True,
-    show_default=True,
-    help="Judge the sampled videos; the exit code then is the verdict.",
 )
-@click.option("--keep", is_flag=True, help="Leave the nodes up at the end, until Ctrl-C.")
+@flag("--keep", "Leave the nodes up at the end, until Ctrl-C.")
 @output_options
 def command(
     output: Output, outputs: Path, seed: int, steps: int | None, score: bool, keep: bool
@@ -62,7 +57,7 @@ def command(
     from clusterctl.demo import run_demo
     from clusterctl.launch.progress import Progress
 
-    began = time.monotonic()
+    started = time.monotonic()
     progress = Progress(output)
 
     def say(line: str) -> None:
@@ -70,9 +65,8 @@ def command(
         output.note(line)
 
     def hold(hostfile: Path) -> None:
-        output.note(
-            f"the nodes are up until Ctrl-C; in a second terminal: clusterctl gpus {hostfile}"
-        )
+        what = f"in a second terminal: clusterctl gpus {hostfile}"
+        output.note(f"the nodes are up until Ctrl-C; {what}")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -88,9 +82,9 @@ def command(
         while_up=hold if keep else None,
     )
     if output.json:
-        output.line(json.dumps(result.to_json()))
+        output.line(json.dumps(asdict(result)))
     else:
-        _summarize(output, result, time.monotonic() - began)
+        _summarize(output, result, time.monotonic() - started)
     return 0 if result.is_good else 1
 
 
@@ -102,10 +96,9 @@ def _summarize(output: Output, result: DemoResult, seconds: float) -> None:
         ("digit accuracy", result.digit_accuracy, 0.10, DIGIT_FLOOR),
         ("direction accuracy", result.direction_accuracy, 0.25, DIRECTION_FLOOR),
     ):
-        if value is None:
-            continue
-        verdict, style = ("ok", "good") if value >= floor else (f"below {floor:.2f}", "bad")
-        output.line(f"  {name:19} {value:.2f}  (chance {chance:.2f})  {verdict}", style)
+        if value is not None:
+            verdict, style = ("ok", "good") if value >= floor else (f"below {floor:.2f}", "bad")
+            output.line(f"  {name:19} {value:.2f}  (chance {chance:.2f})  {verdict}", style)
     output.line(f"  run directory       {result.run_dir}")
     output.line(f"  videos              {result.run_dir}/samples/sample_0000.mp4 …")
     output.line(f"  contact sheet       {result.contact_sheet}")

@@ -5,9 +5,8 @@ Takes the stacks of all processes of a job on all nodes, compares them, and stop
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +17,16 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.settings import Settings, cluster_options, output_options, with_options
+from clusterctl.settings import Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
     from clusterctl.jobs.processes import Pick
-    from clusterctl.stacks.collect import DumpOptions
-    from clusterctl.stacks.evidence import Clue
+    from clusterctl.stacks.diagnose import Diagnosis
     from clusterctl.stacks.model import JobSnapshot
-    from clusterctl.stacks.verdict import Verdict
 
 _stack_options = with_options(
     click.option("--samples", type=click.IntRange(1, 100), default=2, show_default=True, help="How often each process is looked at."),
-    click.option("--interval", type=Duration(0.1), default=2.0, show_default=True, help="Seconds between samples."),
+    click.option("--interval", "interval_s", type=Duration(0.1), default=2.0, show_default=True, help="Seconds between samples."),
     click.option("--all", "everything", is_flag=True, help="All classes, threads and evidence."),
     click.option("--speedscope", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a profile for speedscope.app: stacks weighted by processes."),
     click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Also write NODE/RANK-ROLE-PID.txt, report.json and index.html."),
@@ -37,24 +34,32 @@ _stack_options = with_options(
     click.option("--native-suspects", is_flag=True, help="C stacks of the suspects; stops each for some seconds."),
     click.option("--watch", is_flag=True, help="Look again and again until something is stuck."),
     click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own if no other user could have made it, else it is carried there and removed."),
-    click.option("--dump-timeout", type=Duration(0.1), default=5.0, show_default=True, help="Seconds for one process."),
+    click.option("--dump-timeout", "limit_s", type=Duration(0.1), default=5.0, show_default=True, help="Seconds for one process."),
     click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
     click.option("--sites", "sites_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="More wait sites, TOML."),
 )  # fmt: skip
 
 
-@click.command(
+@cluster_command(
     "dump-stacks",
-    epilog="""\b
-Examples:
+    pick_options,
+    _stack_options,
+    examples="""
   clusterctl dump-stacks nodes.txt
   clusterctl dump-stacks nodes.txt --match --sudo --out dumps/hang-1 --native-suspects""",
 )
-@pick_options
-@_stack_options
-@cluster_options
-@output_options
-def command(settings: Settings, output: Output, sites_file: Path | None, **options: Any) -> int:
+def command(
+    settings: Settings,
+    output: Output,
+    sites_file: Path | None,
+    diff: tuple[Path, Path] | None,
+    watch: bool,
+    native_suspects: bool,
+    everything: bool,
+    speedscope: Path | None,
+    out: Path | None,
+    **options: Any,
+) -> int:
     """Say which rank hangs, where, and since when.
 
     Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told.
@@ -64,17 +69,11 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
     from clusterctl.stacks.diagnose import diagnose
     from clusterctl.stacks.wait_sites import Sites, read_sites
 
-    if options["diff"]:
-        return _show_difference(output, *options["diff"])
+    if diff:
+        return _show_difference(output, *diff)
     sites = Sites(read_sites(sites_file) if sites_file else ())
-    dump_options = DumpOptions(
-        samples=options["samples"],
-        interval_s=options["interval"],
-        limit_s=options["dump_timeout"],
-        py_spy=options["py_spy"],
-        blocking=options["blocking"],
-        sudo=options["sudo"],
-    )
+    names = [one.name for one in fields(DumpOptions) if one.name in options]
+    dump_options = DumpOptions(**{name: options[name] for name in names})
     pick, nodes, transport = make_pick(options), settings.nodes(), settings.transport()
     while True:
         seen = diagnose(
@@ -88,77 +87,61 @@ def command(settings: Settings, output: Output, sites_file: Path | None, **optio
             is_part=bool(settings.only or settings.without),
             sweep=output.sweep,
         )
-        snapshot, verdict, clues = seen.snapshot, seen.verdict, seen.clues
-        _refuse_nothing(snapshot, pick)
-        if not options["watch"] or verdict.kind not in ("moving", "busy"):
+        _refuse_nothing(seen.snapshot, pick)
+        if not watch or seen.verdict.kind not in ("moving", "busy"):
             break
-        output.note(f"{time.strftime('%H:%M:%S')}  {verdict.headline}", "dim")
+        output.note(f"{time.strftime('%H:%M:%S')}  {seen.verdict.headline}", "dim")
         time.sleep(dump_options.interval_s)
-    native = (
-        _native(settings, output, snapshot, verdict, dump_options)
-        if options["native_suspects"]
-        else {}
-    )
-    _write_files(output, options, snapshot, verdict, clues, native)
-    _show(output, options, snapshot, verdict, clues, native)
-    output.ways(seen.results)
-    output.unreachable(seen.results)
-    return verdict.exit_code
+    native = {}
+    if native_suspects:
+        native = _native(settings, output, seen, dump_options.py_spy, dump_options.sudo)
+    _write_files(output, seen, native, speedscope, out)
+    _show(output, seen, native, everything)
+    output.connections(seen.results)
+    return seen.verdict.exit_code
 
 
 def _refuse_nothing(snapshot: JobSnapshot, pick: Pick) -> None:
+    """Raises `UsageError` for more than one job, `CouldNotFindOut` for none."""
     if len(snapshot.runs) > 1 and not pick.runs:
-        raise UsageError(
-            f"{len(snapshot.runs)} runs are there: {', '.join(snapshot.runs)}",
-            hint="name one: --run ID",
-        )
+        found = f"{len(snapshot.runs)} runs are there: {', '.join(snapshot.runs)}"
+        raise UsageError(found, hint="name one: --run ID")
     for rank, names in snapshot.twice.items():
         raise UsageError(
             f"more than one job fits: rank {rank} runs on {' and on '.join(names)}",
             hint="name one: --run ID, --user NAME, a --match that only fits one, "
             "or -w for its nodes",
         )
-    if snapshot.procs or snapshot.silent:
-        return
-    others = sum(node.others for node in snapshot.nodes)
-    hint = "--match finds jobs by their command lines, --run by the name of the run"
-    if others:
-        hint = f"{others} processes of other users fit: --user NAME, with --sudo"
-    raise CouldNotFindOut(
-        f"nothing found on {counted(len(snapshot.nodes), 'node')}: {pick.words()}", hint=hint
-    )
+    if not snapshot.procs and not snapshot.silent:
+        others = sum(node.others for node in snapshot.nodes)
+        hint = "--match finds jobs by their command lines, --run by the name of the run"
+        if others:
+            hint = f"{others} processes of other users fit: --user NAME, with --sudo"
+        where = counted(len(snapshot.nodes), "node")
+        raise CouldNotFindOut(f"nothing found on {where}: {pick.words()}", hint=hint)
 
 
 def _native(
-    settings: Settings,
-    output: Output,
-    snapshot: JobSnapshot,
-    verdict: Verdict,
-    dump_options: DumpOptions,
+    settings: Settings, output: Output, seen: Diagnosis, py_spy: str | None, sudo: bool
 ) -> dict[str, str]:
     """C and Python stacks of one process of each class of suspects, by `node pid`."""
     from clusterctl.stacks.collect import collect_native
     from clusterctl.stacks.files import native_text
 
     chosen: dict[tuple[object, ...], Any] = {}
-    for suspect in verdict.suspects:
+    for suspect in seen.verdict.suspects:
         if suspect.proc is not None and suspect.proc.state not in ("T", "D", None):
             chosen.setdefault((suspect.proc.role, suspect.proc.stack.coarse), suspect.proc)
+    if not chosen:
+        return {}
     by_name = {node.name: node for node in settings.nodes()}
     pids: dict[Any, list[int]] = {}
     for proc in chosen.values():
         pids.setdefault(by_name[proc.node], []).append(proc.pid)
-    views = {by_name[view.name]: view.py_spy for view in snapshot.nodes}
-    if not pids:
-        return {}
+    views = {by_name[view.name]: view.py_spy for view in seen.snapshot.nodes}
+    transport, limits, width = settings.transport(), settings.limits, settings.width
     fanout = collect_native(
-        pids,
-        settings.transport(),
-        views,
-        given=dump_options.py_spy,
-        sudo=dump_options.sudo,
-        limits=settings.limits,
-        width=settings.width,
+        pids, transport, views, given=py_spy, sudo=sudo, limits=limits, width=width
     )
     found = {}
     for result in output.sweep(fanout, len(pids)):
@@ -169,51 +152,36 @@ def _native(
 
 def _write_files(
     output: Output,
-    options: dict[str, Any],
-    snapshot: JobSnapshot,
-    verdict: Verdict,
-    clues: list[Clue],
+    seen: Diagnosis,
     native: dict[str, str],
+    speedscope: Path | None,
+    folder: Path | None,
 ) -> None:
     from clusterctl.stacks.files import write_folder, write_speedscope
 
     try:
-        if options["speedscope"]:
-            write_speedscope(options["speedscope"], snapshot)
-            output.note(f"profile: {options['speedscope']} (https://www.speedscope.app)")
-        if options["out"]:
-            write_folder(options["out"], snapshot, verdict, clues, native)
-            output.note(f"all stacks: {options['out']}/index.html")
+        if speedscope:
+            write_speedscope(speedscope, seen.snapshot)
+            output.note(f"profile: {speedscope} (https://www.speedscope.app)")
+        if folder:
+            write_folder(folder, seen.snapshot, seen.verdict, seen.clues, native)
+            output.note(f"all stacks: {folder}/index.html")
     except OSError as error:
         raise UsageError(f"cannot write: {error}") from None
 
 
-def _show(
-    output: Output,
-    options: dict[str, Any],
-    snapshot: JobSnapshot,
-    verdict: Verdict,
-    clues: list[Clue],
-    native: dict[str, str],
-) -> None:
+def _show(output: Output, seen: Diagnosis, native: dict[str, str], everything: bool) -> None:
     from clusterctl.stacks.report import lines, to_json
 
+    parts = (seen.snapshot, seen.verdict, seen.clues)
     if output.json:
-        output.document("dump-stacks", **to_json(snapshot, verdict, clues), native=native)
+        output.document("dump-stacks", **to_json(*parts), native=native)
         return
     if output.quiet:
-        output.line(verdict.headline, "good" if verdict.exit_code == 0 else "bad")
+        output.line(seen.verdict.headline, "good" if seen.verdict.exit_code == 0 else "bad")
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    shown = lines(
-        snapshot,
-        verdict,
-        clues,
-        everything=options["everything"],
-        width=width,
-        verbose=output.verbose > 0,
-    )
-    for text, style in shown:
+    width, verbose = output.columns() or 0, output.verbose > 0
+    for text, style in lines(*parts, everything=everything, width=width, verbose=verbose):
         output.line(text, style)
     for name, text in native.items():
         output.line(f"native {name}:")

@@ -7,29 +7,18 @@ from __future__ import annotations
 
 import re
 
-import click
-
 from clusterctl.output import Output
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import DEVICE, Settings, cluster_command
 
 
-@click.command(
+@cluster_command(
     "env",
-    epilog="""\b
-Examples:
+    DEVICE,
+    examples="""
   clusterctl env nodes.txt
   eval "$(clusterctl env nodes.txt)"
   clusterctl launch stage1 nodes.txt --env-from-facts""",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="What ranks will compute on; auto: cuda where any node has a GPU.",
-)
-@cluster_options
-@output_options
 def command(settings: Settings, output: Output, device: str) -> int:
     """Print the NCCL environment that fits these nodes, as lines for the shell.
 
@@ -39,43 +28,31 @@ def command(settings: Settings, output: Output, device: str) -> int:
     from clusterctl.fabric.collect import collect_fabric, no_answers, suggestions
     from clusterctl.fabric.report import suggestion_json, suggestion_lines, unsure_lines
 
-    nodes = settings.nodes()
+    nodes, limits, width = settings.nodes(), settings.limits, settings.width
     facts, results = collect_fabric(
-        nodes,
-        settings.transport(),
-        settings.limits,
-        width=settings.width,
-        growth_s=0.0,
-        sweep=output.sweep,
+        nodes, settings.transport(), limits, width=width, growth_s=0.0, sweep=output.sweep
     )
     suggested = suggestions(nodes, facts, device)
     if not suggested:
         raise no_answers(results)
-    odd = [one for one in suggested if one.odd]
-    unsure = [one for one in suggested if one.unsure]
-    silent = any(result.unreachable for result in results)
-    code = 1 if odd else 3 if unsure or silent else 0
+    is_unsure = any(one.unsure for one in suggested) or any(one.unreachable for one in results)
+    code = 1 if any(one.odd for one in suggested) else 3 if is_unsure else 0
+    known = {one.name: one.value for one in suggested if one.value is not None}
     if output.json:
-        output.document(
-            "env",
-            env={one.name: one.value for one in suggested if one.value is not None},
-            variables=[suggestion_json(one) for one in suggested],
-            nodes=[node.name for node in nodes],
-            exit_code=code,
-        )
+        variables = [suggestion_json(one) for one in suggested]
+        names = [node.name for node in nodes]
+        output.document("env", env=known, variables=variables, nodes=names, exit_code=code)
     else:
-        for one in suggested:
-            if one.value is not None:
-                output.line(f"export {one.name}={quote(one.value)}")
+        for name, value in known.items():
+            output.line(f"export {name}={quote(value)}")
         for line, kind in suggestion_lines(suggested):
             if kind == "odd":
-                output.warn(line, "bad")  # a shell that evals this must see it, also with -q
+                output.warn(line, "bad")  # a shell that evals this must show it, also with -q
             else:
                 output.note(f"# {line}", "dim")
         for line in unsure_lines(suggested):
             output.warn(line, "warn")
-    output.ways(results)
-    output.unreachable(results)
+    output.connections(results)
     return code
 
 

@@ -5,6 +5,7 @@ A node that could not be asked is NOT CONFIRMED, never good.
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ import click
 
 from clusterctl.errors import UsageError
 from clusterctl.nodes import counted
-from clusterctl.output import Output, clock
+from clusterctl.output import Output, clock, unreachable_json
 from clusterctl.param_types import Duration
-from clusterctl.settings import Settings, cluster_options, output_options, with_options
+from clusterctl.settings import YES, Settings, cluster_command, flag, option, with_options
 
 if TYPE_CHECKING:
     from clusterctl.jobs.kill import Ended
@@ -27,15 +28,14 @@ pick_options = with_options(
     click.option("--user", metavar="NAME", help="Processes of this user; 'all' for anybody's. Default: who logs in, with --run anybody's."),
     click.option("--sudo", is_flag=True, help="Run as root on the nodes (sudo -n)."),
 )  # fmt: skip
+"""The command receives their values as keywords, for `make_pick`."""
 
-
-every_option = click.option("--all-runs", "every", is_flag=True, help="Every run on the nodes.")
+ALL_RUNS = flag("--all-runs", "every", "Every run on the nodes.")
+PLAN_COLUMNS = ["NODES", "PROC", "RANKS", "OWNER", "WHAT", "GPU MEM", "AGE"]
 
 
 def make_pick(options: dict[str, Any]) -> Pick:
     """Raises `UsageError` for two ways at once or a bad expression."""
-    import re
-
     from clusterctl.jobs.processes import DEFAULT_MATCH, Pick
 
     match, runs, gpus = options["match"], options["runs"], options["gpus"]
@@ -44,13 +44,12 @@ def make_pick(options: dict[str, Any]) -> Pick:
     if match is not None:
         match = match or DEFAULT_MATCH
         try:
-            re.compile(match)
+            fits_all = re.search(match, "")
         except re.error as error:
             raise UsageError(f"--match {match!r} is not a regular expression: {error}") from None
-        if re.search(match, ""):
-            raise UsageError(
-                f"--match {match!r} fits every process", hint="say more of the program"
-            )
+        if fits_all:
+            hint = "say more of the program"
+            raise UsageError(f"--match {match!r} fits every process", hint=hint)
     user = options["user"]
     owner = None if user == "all" or (user is None and runs) else user or ""
     return Pick(runs=tuple(runs), match=match, gpus=gpus, user=owner)
@@ -58,45 +57,36 @@ def make_pick(options: dict[str, Any]) -> Pick:
 
 def _signal(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     names = {str(number.value): number.name for number in signal.Signals}
-    name = names.get(value, value.upper())
-    name = name if name.startswith("SIG") else f"SIG{name}"
+    name = names.get(value, f"SIG{value.upper().removeprefix('SIG')}")
     if name not in names.values() or name in ("SIGSTOP", "SIGCONT"):
         raise click.BadParameter(f"{value} is not a signal that ends a process")
     return name
 
 
-@click.command(
+@cluster_command(
     "kill",
-    epilog="""\b
-Examples:
+    pick_options,
+    ALL_RUNS,
+    option(
+        "--signal",
+        "signal_name",
+        "What is sent first; KILL leaves no grace.",
+        default="TERM",
+        metavar="NAME",
+        callback=_signal,
+    ),
+    option("--grace", "Seconds from the first signal to SIGKILL.", type=Duration(0), default=10.0),
+    YES,
+    flag("--dry-run", "Show what would be ended; end nothing."),
+    examples="""
   clusterctl kill nodes.txt
   clusterctl kill nodes.txt --match 'python.*train\\.py' --user ubuntu --sudo --dry-run""",
 )
-@pick_options
-@every_option
-@click.option(
-    "--signal",
-    "signal_name",
-    default="TERM",
-    show_default=True,
-    metavar="NAME",
-    callback=_signal,
-    help="What is sent first; KILL leaves no grace.",
-)
-@click.option(
-    "--grace",
-    type=Duration(0),
-    default=10.0,
-    show_default=True,
-    help="Seconds from the first signal to SIGKILL.",
-)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show what would be ended; end nothing.")
-@cluster_options
-@output_options
 def command(
     settings: Settings,
     output: Output,
+    every: bool,
+    sudo: bool,
     signal_name: str,
     grace: float,
     yes: bool,
@@ -109,15 +99,12 @@ def command(
     always with all that descends from it. Exit code 1 when something is left, 3 when a node did not
     confirm, 4 without a yes.
     """
-    from clusterctl.jobs.kill import Order, end, exit_code, report_lines, to_json
+    from clusterctl.jobs.kill import Order, end, exit_code, processes_json, report_lines, to_json
     from clusterctl.jobs.processes import look, one_run
-    from clusterctl.output import unreachable_json
 
-    pick = make_pick(options)
-    order = Order(signal_name, grace)
-    transport = settings.transport()
-    jobs, results = look(pick, settings, transport, sudo=options["sudo"], sweep=output.sweep)
-    one_run(jobs, pick, every=options["every"])
+    pick, order, transport = make_pick(options), Order(signal_name, grace), settings.transport()
+    jobs, results = look(pick, settings, transport, sudo=sudo, sweep=output.sweep)
+    one_run(jobs, pick, every=every)
     count = sum(len(job.processes) for job in jobs)
     if not output.json:
         show_plan(output, jobs, pick)
@@ -128,33 +115,22 @@ def command(
         what = f"{counted(count, 'process')} on {counted(nodes, 'node')} ({order.words()})"
         output.confirm(f"End {what}?", "nothing was ended", yes=yes)
     if not dry_run:
-        ended, more = end(
-            jobs, pick, order, settings, transport, sudo=options["sudo"], sweep=output.sweep
-        )
+        ended, more = end(jobs, pick, order, settings, transport, sudo=sudo, sweep=output.sweep)
         ways = [*results, *more]
     silent = any(job.unreachable for job in jobs)
     code = exit_code(ended) if ended else 3 if silent else 0
     if output.json:
-        by_node = {result.node: unreachable_json(result) for result in results}
-        plan = [
-            {
-                "node": job.node.name,
-                "processes": [process.raw for process in job.processes],
-                "others": [process.raw for process in job.others],
-                "unreachable": by_node[job.node],
-            }
-            for job in jobs
+        documents = to_json(ended) or [
+            {"node": job.node.name, **processes_json(job)} for job in jobs
         ]
-        nodes_json = to_json(ended, lambda job: by_node[job.node]) if ended else plan
-        output.document("kill", dry_run=dry_run, exit_code=code, nodes=nodes_json)
+        for document, result in zip(documents, results, strict=True):
+            document["unreachable"] = unreachable_json(result)
+        output.document("kill", dry_run=dry_run, exit_code=code, nodes=documents)
     else:
         good, bad = report_lines(ended)
         if not count:
-            output.note(
-                f"nothing found: {pick.words()}"
-                if not silent
-                else f"not found where nodes answered: {pick.words()}"
-            )
+            where = "not found where nodes answered" if silent else "nothing found"
+            output.note(f"{where}: {pick.words()}")
         elif not dry_run:
             output.line(good, None if bad else "good")
         for line in bad:
@@ -169,39 +145,24 @@ def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
     """Nodes with equal shares in one line; with -v every process."""
     from clusterctl.jobs.processes import others_lines, plan_rows
 
-    rows = plan_rows(jobs)
-    if rows and not output.quiet:
-        output.table(
-            ["NODES", "PROC", "RANKS", "OWNER", "WHAT", "GPU MEM", "AGE"],
-            [
-                [
-                    row.nodes,
-                    str(row.count),
-                    row.ranks or "-",
-                    row.owners,
-                    row.what,
-                    "-" if row.gpu_bytes is None else f"{row.gpu_bytes / (1 << 30):.0f} GiB",
-                    clock(row.oldest_s),
-                ]
-                for row in rows
-            ],
-            right=["PROC", "GPU MEM"],
-        )
-        runs = list(dict.fromkeys(p.run for job in jobs for p in job.processes if p.run))
-        programs = list(
-            dict.fromkeys(p.program for job in jobs for p in job.processes if p.role == "trainer")
-        )
+    found = [process for job in jobs for process in job.processes]
+    if found and not output.quiet:
+        rows = []
+        for row in plan_rows(jobs):
+            held = "-" if row.gpu_bytes is None else f"{row.gpu_bytes / (1 << 30):.0f} GiB"
+            cells = [row.nodes, str(row.count), row.ranks or "-", row.owners, row.what]
+            rows.append([*cells, held, clock(row.oldest_s)])
+        output.table(PLAN_COLUMNS, rows, ["PROC", "GPU MEM"])
+        runs = dict.fromkeys(one.run for one in found if one.run)
+        programs = list(dict.fromkeys(one.program for one in found if one.role == "trainer"))
         if runs:
             output.line(f"run {', '.join(runs)}")
         if programs:
             output.line(f"trainers run {'; '.join(programs[:4])}")
-        if output.verbose:
-            for job in jobs:
-                for process in job.processes:
-                    output.line(
-                        f"  {job.node.name}  pid {process.pid}  {process.label}  {process.state}"
-                        f"  {process.user}  {process.program}"
-                    )
+        for job in jobs if output.verbose else ():
+            for one in job.processes:
+                who = f"{job.node.name}  pid {one.pid}  {one.label}"
+                output.line(f"  {who}  {one.state}  {one.user}  {one.program}")
     for line in others_lines(jobs):
         output.note(line)
     for job in jobs:

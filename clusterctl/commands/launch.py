@@ -7,10 +7,9 @@ trainer.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,8 @@ import click
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
-from clusterctl.settings import Settings, cluster_options, output_options, with_options
+from clusterctl.settings import Settings, cluster_command, with_options
+from clusterctl.signal_handlers import handled_by
 from clusterctl.trailing_args import PassingCommand
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ _launch_options = with_options(
     click.option("--workdir", type=click.Path(path_type=Path), default=Path(), help="Folder that ranks start in. Default: this one."),
     click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
     click.option("--share", metavar="GROUP", default="", help="Let this group read the run directory. Default: only you."),
-    click.option("--grace", type=Duration(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: room for a checkpoint."),
-    click.option("--start-timeout", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
-    click.option("--hang-timeout", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late; 3 times that in a save) until the run is stopped; 0 is no limit."),
-    click.option("--look", type=Duration(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
+    click.option("--grace", "grace_s", type=Duration(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: time for a checkpoint."),
+    click.option("--start-timeout", "start_s", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
+    click.option("--hang-timeout", "hang_s", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late; 3 times that in a save) until the run is stopped; 0 is no limit."),
+    click.option("--look", "look_s", type=Duration(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
     click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),
     click.option("--yes", is_flag=True, help="Start although others use the GPUs, without asking."),
@@ -54,20 +54,26 @@ _launch_options = with_options(
 )  # fmt: skip
 
 
-@click.command(
+@cluster_command(
     "launch",
+    click.argument("config"),
+    _launch_options,
     cls=PassingCommand,
-    epilog="""\b
-Examples:
+    examples="""
   clusterctl launch demo nodes.txt --dataset.data-path digits/digits.csv
   clusterctl launch stage1.py nodes.txt --nccl h100-ib --lr 1e-4 --dry-run""",
 )
-@click.argument("config")
-@_launch_options
-@cluster_options
-@output_options
 def command(
-    settings: Settings, output: Output, config: str, overrides: tuple[str, ...], **options: Any
+    settings: Settings,
+    output: Output,
+    include: str | None,
+    exclude: str | None,
+    min_free_gib: float,
+    env_from_facts: bool,
+    skip_preflight: bool,
+    yes: bool,
+    dry_run: bool,
+    **options: Any,
 ) -> int:
     """Start a training run on all nodes, watch it, and stop it everywhere.
 
@@ -75,8 +81,6 @@ def command(
     they stand last, and behind -- everything is the trainer's.
     Ctrl-C once stops in order (the trainer saves), twice at once.
     """
-    from dataclasses import replace
-
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.run_dir import group_id
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
@@ -85,48 +89,25 @@ def command(
     if options["share"]:
         group_id(options["share"])  # before anything is asked or promised
         os.umask(0o027)  # plan, events and logs too
-    settings = replace(
-        settings,
-        only=options["include"] or settings.only,
-        without=options["exclude"] or settings.without,
-    )
-    wanted = LaunchOptions(
-        config=config,
-        overrides=overrides,
-        ranks=options["ranks"],
-        device=options["device"],
-        python=options["python"],
-        workdir=options["workdir"],
-        outputs=options["outputs"],
-        master_addr=options["master_addr"],
-        master_port=options["master_port"],
-        env=options["env"],
-        nccl=options["nccl"],
-        min_free_bytes=int(options["min_free_gib"] * (1 << 30)),
-        share=options["share"],
-        timing=Timing(
-            start_s=options["start_timeout"],
-            hang_s=options["hang_timeout"],
-            look_s=options["look"],
-            grace_s=options["grace"],
-        ),
-    )
+    settings = replace(settings, only=include or settings.only, without=exclude or settings.without)
+    timing = {one.name: options.pop(one.name) for one in fields(Timing) if one.name in options}
+    min_free_bytes = int(min_free_gib * (1 << 30))
+    wanted = LaunchOptions(**options, timing=Timing(**timing), min_free_bytes=min_free_bytes)
     nodes, transport = settings.nodes(), settings.transport()
-    if options["env_from_facts"]:
+    if env_from_facts:
         found = _environment_from_facts(output, settings, nodes, transport, wanted)
         wanted = replace(wanted, facts_env=found)
-    if options["dry_run"] and options["skip_preflight"]:
+    if dry_run and skip_preflight:
         device = "cpu" if wanted.device == "auto" else wanted.device
         prepared = Prepared(device, choose_slots(nodes, (), wanted.ranks, device), None)
     else:
-        prepared = prepare(
-            nodes, transport, settings.limits, wanted, width=settings.width, sweep=output.sweep
-        )
-    if options["dry_run"]:
+        limits, width = settings.limits, settings.width
+        prepared = prepare(nodes, transport, limits, wanted, width=width, sweep=output.sweep)
+    if dry_run:
         _show_plan(output, plan_launch(nodes, prepared, wanted, claim=False), commands=True)
         return 0
-    if not options["skip_preflight"]:
-        code = _judge(output, prepared, assume_yes=options["yes"])
+    if not skip_preflight:
+        code = _judge(output, prepared, assume_yes=yes)
         if code:
             return code
     plan = plan_launch(nodes, prepared, wanted, claim=True)
@@ -143,11 +124,8 @@ def _warn_of_secrets(output: Output, env: tuple[str, ...]) -> None:
 
     for name in [pair.partition("=")[0] for pair in env if "=" in pair]:
         if is_secret(name):
-            output.warn(
-                f"other users of this machine can read --env {name}=…; "
-                f"--env {name} alone takes it from your environment",
-                "warn",
-            )
+            hint = f"--env {name} alone takes it from your environment"
+            output.warn(f"other users of this machine can read --env {name}=…; {hint}", "warn")
 
 
 def _environment_from_facts(
@@ -201,19 +179,15 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
         output.confirm(question, "nothing was started", yes=assume_yes)
         return 0
     if output.json:
-        output.document(
-            "launch",
-            ok=False,
-            exit_code=report.exit_code,
-            reason="preflight says no",
-            preflight=report.to_json(),
-        )
+        reason, code = "preflight says no", report.exit_code
+        findings = report.to_json()
+        output.document("launch", ok=False, exit_code=code, reason=reason, preflight=findings)
     output.warn("nothing was started; --skip-preflight starts in spite of it")
     return report.exit_code
 
 
 def is_only_busy(report: Report) -> bool:
-    """Whether only others' processes on the GPUs speak against a start: the user may know."""
+    """Whether only other processes on the GPUs prevent the start: the user may allow it."""
     return {one.id for one in report.findings if report.stops(one)} == {"gpu.busy"}
 
 
@@ -224,22 +198,26 @@ def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Outpu
 
     progress = Progress(output)
     stop, kill = _Flag(), _Flag()
-    with _signals(stop, kill, output):
+
+    def ask(_number: int, _frame: object) -> None:
+        is_second = stop.is_set()
+        (kill if is_second else stop).set()  # first: nothing can be printed on a closed terminal
+        if not is_second:
+            with suppress(OSError, RuntimeError):  # the second: it came in the middle of a print
+                output.warn("\nstopping on all nodes; once more to kill at once")
+
+    with handled_by(ask):
         try:
+            on_update, limits = progress.update, settings.limits
             return supervise(
-                plan,
-                transport,
-                on_update=progress.update,
-                stop=stop,
-                kill=kill,
-                limits=settings.limits,
+                plan, transport, on_update=on_update, stop=stop, kill=kill, limits=limits
             )
         finally:
             progress.close()
 
 
 class _Flag:
-    """An Event without its lock: two signals at once would take that twice, and wait for ever."""
+    """An Event without its lock: two signals at once would take that twice and never return."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -251,41 +229,10 @@ class _Flag:
         return self._is_set
 
 
-@contextmanager
-def _signals(stop: _Flag, kill: _Flag, output: Output) -> Iterator[None]:
-    def ask(_number: int, _frame: object) -> None:
-        is_second = stop.is_set()
-        (kill if is_second else stop).set()  # first: a terminal that has closed cannot be told
-        if not is_second:
-            with suppress(OSError, RuntimeError):  # the second: it came in the middle of a print
-                output.warn("\nstopping on all nodes; once more to kill at once")
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, ask) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
     if output.json:
-        output.document(
-            "launch",
-            run_id=plan.run_id,
-            run_dir=str(plan.run_dir),
-            ok=result.ok,
-            reason=result.reason,
-            exit_code=result.exit_code,
-            hint=result.hint,
-            failed_rank=result.failed_rank,
-            last_lines=result.last_lines,
-            verdict=result.verdict,
-            stacks=result.stacks,
-            leftovers=result.leftovers,
-            unconfirmed=result.unconfirmed,
-        )
+        about = {"run_id": plan.run_id, "run_dir": str(plan.run_dir), "ok": result.ok}
+        output.document("launch", **about, **asdict(result))
         return
     if result.ok:
         output.line(f"done: {plan.run_dir}", "good")
@@ -293,7 +240,7 @@ def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
         output.warn(f"error: {result.reason}", "bad")
         for line in result.last_lines:
             output.warn(f"  | {line}")
-        if result.verdict and output.quiet:  # else it stood there as soon as it was known
+        if result.verdict and output.quiet:  # else it was printed as soon as it was known
             output.warn(f"  {result.verdict}", "bad")
         if result.stacks:
             output.warn(f"  stacks: {result.stacks}/index.html")

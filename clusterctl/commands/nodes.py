@@ -5,28 +5,24 @@ Checks the hostfile on the way; connects to nothing.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from clusterctl.nodes import counted, expand, fold
 from clusterctl.output import Output
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_command, flag, option
 
 
-@click.command(
+@cluster_command(
     "nodes",
-    epilog="""\b
-Examples:
+    option("--expand", "to_expand", "Print the names of a node set.", metavar="SET"),
+    flag("--fold", "to_fold", "Print the chosen nodes as one node set."),
+    examples="""
   clusterctl nodes nodes.txt
   clusterctl nodes --expand 'ml-64-node-[001-003]'""",
 )
-@click.option("--expand", "to_expand", metavar="SET", help="Print the names of a node set.")
-@click.option("--fold", "to_fold", is_flag=True, help="Print the chosen nodes as one node set.")
-@cluster_options
-@output_options
-@click.pass_context
-def command(
-    ctx: click.Context, settings: Settings, output: Output, to_expand: str | None, to_fold: bool
-) -> None:
+def command(settings: Settings, output: Output, to_expand: str | None, to_fold: bool) -> None:
     """List the nodes of the hostfile, folded or one a line."""
     if to_expand:
         for name in expand(to_expand, "--expand"):
@@ -34,43 +30,25 @@ def command(
         return
     nodes = settings.nodes()
     if output.json:
-        output.document(
-            "nodes",
-            hostfile=str(settings.hostfile),
-            nodes=[
-                {
-                    "name": node.name,
-                    "host": node.host,
-                    "port": node.port,
-                    "user": node.user,
-                    "slots": node.slots,
-                    "identity": node.identity,
-                    "labels": dict(node.labels),
-                }
-                for node in nodes
-            ],
-        )
+        documents = [{**asdict(node), "labels": dict(node.labels)} for node in nodes]
+        output.document("nodes", hostfile=str(settings.hostfile), nodes=documents)
         return
     if to_fold:
         output.line(fold([node.name for node in nodes]))
         return
-    output.table(
-        ["NODE", "ADDRESS", "PORT", "USER", "SLOTS"],
+    rows = [
         [
-            [
-                node.name,
-                node.address,
-                str(node.port or "-"),
-                node.user or "-",
-                str(node.slots or "-"),
-            ]
-            for node in nodes
-        ],
-        right=["PORT", "SLOTS"],
-    )
+            node.name,
+            node.address,
+            *(str(cell or "-") for cell in (node.port, node.user, node.slots)),
+        ]
+        for node in nodes
+    ]
+    output.table(["NODE", "ADDRESS", "PORT", "USER", "SLOTS"], rows, ["PORT", "SLOTS"])
     output.note(f"{counted(len(nodes), 'node')} in {settings.hostfile}")
     if output.verbose:
-        for name in ctx.params:
-            source = ctx.get_parameter_source(name)
+        context = click.get_current_context()
+        for name, value in context.params.items():
+            source = context.get_parameter_source(name)
             if source is not None:
-                output.note(f"  {name} = {ctx.params[name]!r} ({source.name.lower()})", "dim")
+                output.note(f"  {name} = {value!r} ({source.name.lower()})", "dim")

@@ -1,20 +1,20 @@
-"""End a job on every node and say what is proved: gone, still there, or not confirmed."""
+"""End a job on every node and report what is proved: gone, still there, or not confirmed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.jobs.processes import NodeJob, Pick
 from clusterctl.nodes import Node, counted
-from clusterctl.remote.fanout import NodeResult, in_order
-from clusterctl.remote.run_payload import ask
-from clusterctl.settings import Settings
+from clusterctl.settings import Answers, Settings, Sweep
 from clusterctl.transport.base import Transport
 
 # Of the payload beyond its grace: SIGKILL's patience, the driver's, two looks at everything.
 AFTER_GRACE_S = 5.0 + 10.0 + 10.0
+# The answer of a node that had no process of the job.
+NOTHING = {"left": [], "gpu_left": [], "gpu_unknown": "", "zombies": [], "forced": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +32,31 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How it went on one node. `answer` is None if the node gave none."""
+    """How the job ended on one node. `answer` is None if the node gave none."""
 
     job: NodeJob
-    answer: dict[str, Any] | None
+    answer: Mapping[str, Any] | None
     why: str = ""  # without an answer
 
     @property
-    def left(self) -> list[dict[str, Any]]:
-        return list(self.answer["left"]) if self.answer else []
+    def known(self) -> Mapping[str, Any]:
+        """The answer, or that of a node with nothing to end."""
+        return self.answer or NOTHING
 
     @property
-    def gpu_left(self) -> list[dict[str, Any]]:
-        return list(self.answer["gpu_left"]) if self.answer else []
+    def is_left(self) -> bool:
+        return bool(self.known["left"] or self.known["gpu_left"])
 
     @property
-    def unproved(self) -> str:
-        """Why it is unknown whether GPU memory is free; "" where that is known."""
-        return str(self.answer["gpu_unknown"]) if self.answer else ""
+    def is_confirmed(self) -> bool:
+        """Whether it is proved that no process and no GPU memory of it is left."""
+        return self.answer is not None and not self.answer["gpu_unknown"] and not self.is_left
 
     @property
     def ended(self) -> int:
         """Processes that were there and are not any more."""
-        if not self.answer:
-            return 0
-        return int(self.answer["asked"]) + int(self.answer["swept"]) - len(self.left)
+        known = self.known
+        return int(known.get("asked", 0)) + int(known.get("swept", 0)) - len(known["left"])
 
 
 def end(
@@ -67,120 +67,96 @@ def end(
     transport: Transport,
     *,
     sudo: bool = False,
-    sweep: Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]] | None = None,
-) -> tuple[list[Ended], list[NodeResult[dict[str, Any]]]]:
+    sweep: Sweep | None = None,
+) -> tuple[list[Ended], Answers]:
     """Carry out `order` on what `jobs` names; nodes without a process of it are not asked again."""
-    by_node = {job.node: job for job in jobs}
-    targets = [job.node for job in jobs if job.processes]
+    by_node = {job.node: job.processes for job in jobs if job.processes}
 
     def args(node: Node) -> dict[str, Any]:
-        job = by_node[node]
-        runs = tuple(dict.fromkeys(process.run for process in job.processes if process.run))
+        processes = by_node[node]
+        runs = tuple(dict.fromkeys(process.run for process in processes if process.run))
         is_tag = pick.match is None and not pick.gpus
         exact = Pick(runs, user=pick.user) if is_tag else pick
         return {
             "op": "kill",
             "pick": exact.to_args(node),
-            "targets": [[process.pid, process.start] for process in job.processes],
+            "targets": [[process.pid, process.start] for process in processes],
             "signal": order.signal,
             "grace_s": order.grace_s,
-            # What is not known may be held, too.
-            "gpu": any(process.gpu_bytes != 0 for process in job.processes),
+            # None, where it is not known, counts as held.
+            "gpu": any(process.gpu_bytes != 0 for process in processes),
         }
 
-    fanout = ask(
-        targets,
-        transport,
-        "kill",
-        args,
-        limits=settings.limits,
-        width=settings.width,
-        timeout_s=order.grace_s + AFTER_GRACE_S,
-        sudo=sudo,
+    limit_s = order.grace_s + AFTER_GRACE_S
+    results = settings.ask(
+        list(by_node), "kill", args, sweep, transport, timeout_s=limit_s, sudo=sudo
     )
-    results = in_order(targets, list(sweep(fanout, len(targets)) if sweep else fanout))
     answers = {result.node: result for result in results}
-    return [_ended(job, answers.get(job.node)) for job in jobs], results
-
-
-def _ended(job: NodeJob, result: NodeResult[dict[str, Any]] | None) -> Ended:
-    nothing = {
-        "left": [],
-        "zombies": [],
-        "gpu_left": [],
-        "gpu_unknown": "",
-        "asked": 0,
-        "swept": 0,
-        "forced": 0,
-        "missed": 0,
-        "seconds": 0.0,
-    }
-    if job.unreachable is not None:
-        return Ended(job, None, job.unreachable.sentence())
-    if result is None:
-        return Ended(job, nothing)
-    if result.value is None:
-        assert result.unreachable is not None
-        return Ended(job, None, result.unreachable.sentence())
-    return Ended(job, result.value)
+    ended = []
+    for job in jobs:
+        result = answers.get(job.node)
+        why = job.unreachable if result is None else result.unreachable
+        answer = NOTHING if result is None else result.value
+        ended.append(Ended(job, answer) if why is None else Ended(job, None, why.sentence()))
+    return ended, results
 
 
 def exit_code(ended: Sequence[Ended]) -> int:
     """1 when something is left, 3 when a node did not confirm or cannot tell, else 0."""
-    if any(one.left or one.gpu_left for one in ended):
+    if any(one.is_left for one in ended):
         return 1
-    return 3 if any(one.answer is None or one.unproved for one in ended) else 0
+    return 0 if all(one.is_confirmed for one in ended) else 3
 
 
 def report_lines(ended: Sequence[Ended]) -> tuple[str, list[str]]:
-    """(the good news, the bad news): what is gone, and one line for each thing that is not."""
+    """(what is gone, a line for each thing that is not)."""
     count = sum(one.ended for one in ended)
     nodes = sum(one.ended > 0 for one in ended)
-    forced = sum(one.answer["forced"] for one in ended if one.answer)
-    zombies = sum(len(one.answer["zombies"]) for one in ended if one.answer)
+    forced = sum(one.known["forced"] for one in ended)
+    zombies = sum(len(one.known["zombies"]) for one in ended)
     good = f"gone: {counted(count, 'process')} on {counted(nodes, 'node')}"
-    if forced:
-        good += f", {forced} of them by SIGKILL"
-    if zombies:
-        good += f"; {zombies} ended and not yet collected by their parents"
-    bad = []
-    for one in ended:
-        name = one.job.node.name
-        if one.answer is None:
-            bad.append(f"NOT CONFIRMED: {name}: {one.why}")
-        labels = {process.pid: process.label for process in one.job.processes}
-        for row in one.left:
-            what = labels.get(row["pid"], "started meanwhile")
-            bad.append(
-                f"still there: {name}: pid {row['pid']} {row['command']} ({what}), "
-                f"state {row['state']}: {row['why']}"
-            )
-        for held in one.gpu_left:
-            size = "some" if held["bytes"] is None else f"{held['bytes'] / (1 << 30):.1f} GiB of"
-            bad.append(
-                f"still there: {name}: {size} GPU memory of pid {held['pid']}, which has ended"
-            )
-        if one.unproved:
-            bad.append(f"NOT CONFIRMED: {name}: that its GPU memory is free: {one.unproved}")
-    return good, bad
+    good += f", {forced} of them by SIGKILL" if forced else ""
+    good += f"; {zombies} ended and not yet collected by their parents" if zombies else ""
+    return good, [line for one in ended for line in _bad_lines(one)]
 
 
-def to_json(ended: Sequence[Ended], unreachable: Callable[[NodeJob], Any]) -> list[dict[str, Any]]:
+def _bad_lines(one: Ended) -> list[str]:
+    name = one.job.node.name
+    lines = [f"NOT CONFIRMED: {name}: {one.why}"] if one.answer is None else []
+    labels = {process.pid: process.label for process in one.job.processes}
+    for row in one.known["left"]:
+        what = labels.get(row["pid"], "started meanwhile")
+        lines.append(
+            f"still there: {name}: pid {row['pid']} {row['command']} ({what}), "
+            f"state {row['state']}: {row['why']}"
+        )
+    for held in one.known["gpu_left"]:
+        size = "some" if held["bytes"] is None else f"{held['bytes'] / (1 << 30):.1f} GiB of"
+        lines.append(
+            f"still there: {name}: {size} GPU memory of pid {held['pid']}, which has ended"
+        )
+    if unknown := one.known["gpu_unknown"]:
+        lines.append(f"NOT CONFIRMED: {name}: that its GPU memory is free: {unknown}")
+    return lines
+
+
+def to_json(ended: Sequence[Ended]) -> list[dict[str, Any]]:
     """One object per node, in the hostfile's order."""
     return [
         {
             "node": one.job.node.name,
-            "confirmed": one.answer is not None and not (one.left or one.gpu_left or one.unproved),
-            "processes": [process.raw for process in one.job.processes],
-            "others": [process.raw for process in one.job.others],
-            "left": one.left,
-            "gpu_left": one.gpu_left,
-            "gpu_unknown": one.unproved,
-            "zombies": one.answer["zombies"] if one.answer else [],
+            "confirmed": one.is_confirmed,
+            **processes_json(one.job),
+            **{key: one.known[key] for key in NOTHING},
             "ended": one.ended,
-            "forced": one.answer["forced"] if one.answer else 0,
             "why": one.why,
-            "unreachable": unreachable(one.job),
         }
         for one in ended
     ]
+
+
+def processes_json(job: NodeJob) -> dict[str, Any]:
+    return {
+        "processes": [process.raw for process in job.processes],
+        "others": [process.raw for process in job.others],
+    }

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.nodes import Node, counted, fold, is_loopback
-from clusterctl.remote.fanout import NodeResult, in_order
-from clusterctl.remote.run_payload import ask
-from clusterctl.settings import Settings
+from clusterctl.settings import Answers, Settings, Sweep
 from clusterctl.transport.base import Transport, Unreachable
 
-DEFAULT_MATCH = r"python.*train\.py"  # what the seeds' kill_process.sh looked for
-ROLES = (
-    "launcher",
-    "trainer",
-    "loader",
-    "probe",
-    "decode",
-    "forkserver",
-    "tracker",
-    "logger",
-    "compiler",
-    "shell",
-    "helper",
-)
+DEFAULT_MATCH = r"python.*train\.py"  # of the seeds' kill_process.sh
+# In the order in which a plan names them.
+ROLES = ["launcher", "trainer", "loader", "probe", "decode", "forkserver"]
+ROLES += ["tracker", "logger", "compiler", "shell", "helper"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +33,7 @@ class Pick:
             "match": self.match,
             "gpus": self.gpus,
             "user": self.user,
-            # Two loopback nodes see each other's processes. Elsewhere a renamed node is still
-            # found.
+            # Only of loopback nodes, which see each other's processes: others may be renamed.
             "node": node.name if is_loopback(node) else None,
         }
 
@@ -105,67 +92,43 @@ def look(
     *,
     verb: str = "kill",
     sudo: bool = False,
-    sweep: Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]] | None = None,
-) -> tuple[list[NodeJob], list[NodeResult[dict[str, Any]]]]:
+    sweep: Sweep | None = None,
+) -> tuple[list[NodeJob], Answers]:
     """The job on every node, in the hostfile's order; touches nothing."""
-    nodes = settings.nodes()
-    fanout = ask(
-        nodes,
-        transport,
-        verb,
-        lambda node: {"op": "look", "pick": pick.to_args(node)},
-        limits=settings.limits,
-        width=settings.width,
-        sudo=sudo,
-    )
-    results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
+
+    def args(node: Node) -> dict[str, Any]:
+        return {"op": "look", "pick": pick.to_args(node)}
+
+    results = settings.ask(settings.nodes(), verb, args, sweep, transport, sudo=sudo)
     return read_jobs(results), results
 
 
-def read_jobs(results: Sequence[NodeResult[dict[str, Any]]]) -> list[NodeJob]:
+def read_jobs(results: Answers) -> list[NodeJob]:
     """Answers as jobs. A process that two names of one machine report belongs to one of them."""
     jobs = []
     taken: set[tuple[str, int, int]] = set()
+    names = {result.node.name for result in results}
     for result in results:
-        if result.value is None:
-            jobs.append(NodeJob(result.node, unreachable=result.unreachable))
+        node, answer = result.node, result.value
+        if answer is None:
+            jobs.append(NodeJob(node, unreachable=result.unreachable))
             continue
-        machine = str(result.value.get("machine"))
-        rows = [read_process(row) for row in result.value["rows"]]
-        names = {other.node.name for other in results}
         mine = []
-        for row in rows:
-            key = (machine, row.pid, row.start)
-            elsewhere = row.node_tag in names - {result.node.name} and is_loopback(result.node)
+        for process in map(_read_process, answer["rows"]):
+            key = (str(answer.get("machine")), process.pid, process.start)
+            elsewhere = process.node_tag in names - {node.name} and is_loopback(node)
             if key not in taken and not elsewhere:
                 taken.add(key)
-                mine.append(row)
-        others = tuple(read_process(row) for row in result.value["others"])
-        notes = tuple(result.value.get("notes", ()))
-        jobs.append(NodeJob(result.node, tuple(mine), others, notes=notes))
+                mine.append(process)
+        others = tuple(map(_read_process, answer["others"]))
+        jobs.append(NodeJob(node, tuple(mine), others, notes=tuple(answer.get("notes", ()))))
     return jobs
 
 
-def read_process(row: dict[str, Any]) -> Process:
+def _read_process(row: dict[str, Any]) -> Process:
     """A row of payload `describe_job`."""
-    return Process(
-        pid=row["pid"],
-        start=row["start"],
-        ppid=row["ppid"],
-        user=row["user"],
-        state=row["state"],
-        command=row["command"],
-        program=row["program"],
-        role=row["role"],
-        index=row["index"],
-        rank=row["rank"],
-        run=row["run"],
-        node_tag=row.get("node"),
-        run_dir=row.get("run_dir"),
-        age_s=row["age_s"],
-        gpu_bytes=row.get("gpu_bytes"),
-        raw=row,
-    )
+    known: dict[str, Any] = {one.name: row.get(one.name) for one in fields(Process)}
+    return Process(**{**known, "node_tag": row.get("node"), "raw": row})
 
 
 def one_run(jobs: Sequence[NodeJob], pick: Pick, *, every: bool) -> None:
@@ -178,9 +141,8 @@ def one_run(jobs: Sequence[NodeJob], pick: Pick, *, every: bool) -> None:
             runs.setdefault(run, []).append(job.node.name)
     if len(runs) > 1:
         lines = "; ".join(f"{run} on {fold(names)}" for run, names in runs.items())
-        raise UsageError(
-            f"found {len(runs)} runs: {lines}", hint="name one: --run ID, or --all-runs"
-        )
+        hint = "name one: --run ID, or --all-runs"
+        raise UsageError(f"found {len(runs)} runs: {lines}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,71 +160,64 @@ class Row:
 
 def plan_rows(jobs: Sequence[NodeJob]) -> list[Row]:
     """Nodes that look alike together, in the order of the first."""
-    groups: dict[tuple[object, ...], list[NodeJob]] = {}
+    groups: dict[tuple[str, str, int | None], list[NodeJob]] = {}
     for job in jobs:
         if job.processes:
-            roles = Counter(process.role for process in job.processes)
-            owners = tuple(sorted({process.user for process in job.processes}))
-            known = [p.gpu_bytes for p in job.processes if p.gpu_bytes is not None]
-            gpu = round(sum(known) / (1 << 30)) if known else None
-            key = (tuple(sorted(roles.items())), owners, gpu)
-            groups.setdefault(key, []).append(job)
+            held = _gpu_bytes(job)
+            gib = None if held is None else round(held / (1 << 30))
+            groups.setdefault((_roles(job), _owners(job), gib), []).append(job)
     return [_row(members) for members in groups.values()]
 
 
 def _row(members: Sequence[NodeJob]) -> Row:
-    processes = members[0].processes
-    roles = Counter(process.role for process in processes)
-    words = [
-        f"{roles[role]} {role}"
-        for role in (*ROLES, *sorted(set(roles) - set(ROLES)))
-        if roles[role]
-    ]
-    everything = [process for job in members for process in job.processes]
-    known = [p.gpu_bytes for p in processes if p.gpu_bytes is not None]
+    first = members[0]
+    processes = [process for job in members for process in job.processes]
+    trainers = [process for process in processes if process.role == "trainer"]
     return Row(
         nodes=fold([job.node.name for job in members]),
-        count=len(processes),
-        ranks=fold_ranks(p.rank for p in everything if p.rank is not None and p.role == "trainer"),
-        owners=",".join(sorted({process.user for process in processes})),
-        what=", ".join(words),
-        gpu_bytes=sum(known) if known else None,
-        oldest_s=max(process.age_s for process in everything),
+        count=len(first.processes),
+        ranks=fold_ranks(process.rank for process in trainers if process.rank is not None),
+        owners=_owners(first),
+        what=_roles(first),
+        gpu_bytes=_gpu_bytes(first),
+        oldest_s=max(process.age_s for process in processes),
     )
+
+
+def _roles(job: NodeJob) -> str:
+    counts = Counter(process.role for process in job.processes)
+    order = [*(role for role in ROLES if role in counts), *sorted(set(counts) - set(ROLES))]
+    return ", ".join(f"{counts[role]} {role}" for role in order)
+
+
+def _owners(job: NodeJob) -> str:
+    return ",".join(sorted({process.user for process in job.processes}))
+
+
+def _gpu_bytes(job: NodeJob) -> int | None:
+    known = [one.gpu_bytes for one in job.processes if one.gpu_bytes is not None]
+    return sum(known) if known else None
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
     """0-3,7 of 0, 1, 2, 3, 7."""
-    return ",".join(
-        str(low) if low == high else f"{low}-{high}" for low, high in _ranges(sorted(set(ranks)))
-    )
-
-
-def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = previous = None
-    for number in numbers:
-        if start is None or previous is None:
-            start = number
-        elif number != previous + 1:
-            yield start, previous
-            start = number
-        previous = number
-    if start is not None and previous is not None:
-        yield start, previous
+    ranges: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if ranges and rank == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], rank]
+        else:
+            ranges.append([rank])
+    return ",".join("-".join(map(str, ends)) for ends in ranges)
 
 
 def others_lines(jobs: Sequence[NodeJob]) -> list[str]:
     """What is left alone because it is somebody else's."""
     owners: dict[str, list[str]] = {}
-    counts: Counter[str] = Counter()
     for job in jobs:
         for process in job.others:
-            names = owners.setdefault(process.user, [])
-            if job.node.name not in names:
-                names.append(job.node.name)
-            counts[process.user] += 1
+            owners.setdefault(process.user, []).append(job.node.name)
     return [
-        f"left alone: {counted(counts[user], 'process')} of {user} on {fold(names)} "
+        f"left alone: {counted(len(names), 'process')} of {user} on {fold(dict.fromkeys(names))} "
         f"(--user {user} is for them)"
         for user, names in owners.items()
     ]

@@ -1,16 +1,14 @@
-"""Ask a run to save and end, and say what became of it. Kills nothing."""
+"""Ask a run to save and end, and report how each rank ended. Kills nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.processes import NodeJob, Pick, Process, fold_ranks
 from clusterctl.nodes import Node, fold
-from clusterctl.remote.fanout import NodeResult, in_order
-from clusterctl.remote.run_payload import ask
-from clusterctl.settings import Settings
+from clusterctl.settings import Answers, Settings, Sweep
 from clusterctl.transport.base import Transport
 
 AFTER_S = 15.0  # of the payload beyond its patience: looking for the checkpoint and the rest
@@ -40,13 +38,13 @@ def request(
     transport: Transport,
     *,
     sudo: bool = False,
-    sweep: Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]] | None = None,
-) -> list[NodeResult[dict[str, Any]]]:
-    """One SIGTERM to every rank; returns when they have ended or patience has."""
-    by_node = {job.node: job for job in jobs if trainers(job)}
+    sweep: Sweep | None = None,
+) -> Answers:
+    """One SIGTERM to every rank; returns when all have ended or after `timeout_s`."""
+    by_node = {job.node: trainers(job) for job in jobs if trainers(job)}
 
     def args(node: Node) -> dict[str, Any]:
-        found = trainers(by_node[node])
+        found = by_node[node]
         return {
             "op": "stop",
             "pick": pick.to_args(node),
@@ -55,39 +53,24 @@ def request(
             "timeout_s": timeout_s,
         }
 
-    nodes = list(by_node)
-    fanout = ask(
-        nodes,
-        transport,
-        "stop",
-        args,
-        limits=settings.limits,
-        width=settings.width,
-        timeout_s=timeout_s + AFTER_S,
-        sudo=sudo,
-    )
-    return in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
+    limit_s = timeout_s + AFTER_S
+    return settings.ask(list(by_node), "stop", args, sweep, transport, timeout_s=limit_s, sudo=sudo)
 
 
-def left_lines(results: Sequence[NodeResult[dict[str, Any]]]) -> list[str]:
-    """Ranks that still run, with what they say they do."""
+def left_lines(results: Answers) -> list[str]:
+    """Ranks that still run, with what they report."""
     lines = []
     for result in results:
         for row in result.value["left"] if result.value else ():
-            beat = row.get("beat")
-            doing = (
-                f"step {beat['step']}, {beat['phase']} for {beat['age_s']:.0f} s"
-                if beat
-                else f"state {row['state']}"
-            )
+            doing, beat = f"state {row['state']}", row.get("beat")
+            if beat:
+                doing = f"step {beat['step']}, {beat['phase']} for {beat['age_s']:.0f} s"
             why = f", {row['why']}" if row["why"] else ""
-            lines.append(
-                f"still running: {result.node.name}: "
-                f"rank {row['rank']} pid {row['pid']} ({doing}{why})"
-            )
+            who = f"{result.node.name}: rank {row['rank']} pid {row['pid']}"
+            lines.append(f"still running: {who} ({doing}{why})")
     return lines
 
 
-def saved_paths(results: Sequence[NodeResult[dict[str, Any]]]) -> list[str]:
-    """Checkpoints that were made of it, as the nodes see them."""
+def saved_paths(results: Answers) -> list[str]:
+    """Checkpoints that the ranks saved, as the nodes see them."""
     return list(dict.fromkeys(r.value["saved"] for r in results if r.value and r.value["saved"]))

@@ -9,7 +9,7 @@ import secrets
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.nodes import Node
-from clusterctl.remote import payload as ship
+from clusterctl.remote import payload
 from clusterctl.transport.base import Limits, Progress, Transport
 
-STALL_S = 20.0  # a node that acknowledges no data for so long is given up
-SLOWEST_BYTES_S = 2e6  # what the deadline for all assumes the head can send
+STALL_S = 20.0  # without an acknowledgement, after which a node is given up
+SLOWEST_BYTES_S = 2e6  # that the head can send, for the deadline of all nodes
 BULK_WIDTH = 16  # more transfers at once share the same wire, and one interpreter
 
 
@@ -50,9 +50,8 @@ def make_plan(source: Path, dest: str) -> Plan:
     if dest.endswith("/"):
         dest += source.name
     if dest in ("", ".", "..", "~") or dest.endswith(("/.", "/..")):
-        raise UsageError(
-            f"{dest!r} is not a destination", hint="name the file or folder it becomes"
-        )
+        hint = "name the file or folder it becomes"
+        raise UsageError(f"{dest!r} is not a destination", hint=hint)
     try:
         if source.is_dir():
             sizes = [path.lstat().st_size for path in _members(source)]
@@ -104,17 +103,16 @@ def packed(plan: Plan) -> Iterator[Parcel]:
 
 
 def _archive(plan: Plan, scratch: Path) -> Path:
+    def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        """Owners mean nothing on another machine; files become those of the user who logs in."""
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
+
     path = scratch / "folder.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        archive.add(plan.source, arcname=".", filter=_nobody)
+        archive.add(plan.source, arcname=".", filter=without_owner)
     return path
-
-
-def _nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Owners mean nothing on another machine; files become those of the user who logs in."""
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
 
 
 def _digest(file: BinaryIO) -> str:
@@ -126,7 +124,7 @@ def _digest(file: BinaryIO) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of it on one node; `error` is the node's own sentence."""
+    """The result on one node; `error` is the node's own sentence."""
 
     state: str  # new, replaced, same, failed
     sent: int = 0
@@ -134,7 +132,7 @@ class Delivery:
 
 
 class _Counted(io.FileIO):
-    """The parcel's file as one node reads it; tells how far it has come."""
+    """The parcel's file as one node reads it; counts the bytes in `parcel.sent`."""
 
     def __init__(self, parcel: Parcel, name: str) -> None:
         super().__init__(parcel.path, "rb")
@@ -149,7 +147,7 @@ class _Counted(io.FileIO):
 def deliver(
     parcel: Parcel, node: Node, transport: Transport, limits: Limits, progress: Progress
 ) -> Delivery:
-    """Bring the parcel to one node. Raises `TransportError` when the node cannot be talked to."""
+    """Copy the parcel to one node. Raises `TransportError` when the node cannot be reached."""
     from clusterctl.transport import fabric
     from clusterctl.transport.channels import ParamikoConnection
 
@@ -163,8 +161,14 @@ def deliver(
         "token": secrets.token_hex(8),
     }
     connection = transport.connect(node, limits, progress)
+
+    def ask(**args: Any) -> dict[str, Any]:
+        # The node hashes and unpacks: 50 MB/s is slow for either.
+        patience_s = limits.command_s + parcel.size / 50e6 * 2
+        return payload.probe(connection, "push", args, patience_s)
+
     try:
-        place = _ask(connection, {**common, "step": "prepare"}, parcel, limits)
+        place = ask(**common, step="prepare")
         if place.get("error"):
             return Delivery("failed", error=str(place["error"]))
         if place["same"]:
@@ -181,10 +185,9 @@ def deliver(
         except (OSError, EOFError) as error:
             if not connection.transport.is_active():
                 raise TransportError("command", "the connection was lost") from None
-            _ask(connection, {"step": "drop", "part": place["part"]}, parcel, limits)
+            ask(step="drop", part=place["part"])
             return Delivery("failed", error=str(error) or type(error).__name__)
-        both = {"step": "install", "part": place["part"], "dest": place["dest"]}
-        done = _ask(connection, {**common, **both}, parcel, limits)
+        done = ask(**{**common, "dest": place["dest"]}, step="install", part=place["part"])
         if done.get("error"):
             return Delivery("failed", parcel.size, str(done["error"]))
         return Delivery("replaced" if place["there"] else "new", parcel.size)
@@ -192,31 +195,29 @@ def deliver(
         connection.close()
 
 
-def _ask(connection: Any, args: dict[str, Any], parcel: Parcel, limits: Limits) -> dict[str, Any]:
-    # The node hashes and unpacks: 50 MB/s is slow for either.
-    patience_s = limits.command_s + parcel.size / 50e6 * 2
-    return ship.probe(connection, "push", args, patience_s)
-
-
 def deadline_s(parcel: Parcel, nodes: int, limits: Limits) -> float:
-    """For all nodes, unless the user set it: every byte at the slowest speed worth waiting for."""
+    """For all nodes, unless the user set it: the time for all bytes at the slowest speed."""
     return limits.run_s or limits.total_s * 2 + nodes * parcel.size / SLOWEST_BYTES_S
 
 
 def size_text(size: float) -> str:
     """Bytes for people: 512 B, 3.4 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB"):
         size /= 1000
-    raise AssertionError
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} GB"
 
 
-def progress_text(parcel: Parcel, total: int, done: int, started: float) -> str:
-    """The line on a terminal: nodes that are ready, bytes, speed."""
-    sent = sum(parcel.sent.values())
-    seconds = max(0.1, time.monotonic() - started)
-    return (
-        f"{done}/{total} nodes, {size_text(sent)} of {size_text(parcel.size * total)}, "
-        f"{size_text(sent / seconds)}/s"
-    )
+def progress_line(parcel: Parcel, total: int, started: float) -> Callable[[int], str]:
+    """The line on a terminal for a number of nodes that are done: nodes, bytes, speed."""
+
+    def line(done: int) -> str:
+        sent = sum(parcel.sent.values())
+        speed = size_text(sent / max(0.1, time.monotonic() - started))
+        bytes_of = f"{size_text(sent)} of {size_text(parcel.size * total)}"
+        return f"{done}/{total} nodes, {bytes_of}, {speed}/s"
+
+    return line

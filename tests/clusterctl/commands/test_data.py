@@ -247,7 +247,7 @@ def test_interrupt_ends_everything_on_the_nodes(clips, tmp_path):
                 process.communicate()
         assert process.returncode == 130, said
         assert "Traceback" not in said, said
-        assert "the same command goes on" in said
+        assert "run the same command again" in said
         wait_for(lambda: not any(_is_ours(pid.name, python) for pid in Path("/proc").iterdir()))
     assert not (tmp_path / "o.csv").exists()
 
