@@ -61,6 +61,23 @@ class RunState:
     node_states: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""  # "", "finished", "stopped" or "failed"
 
+    def place_of(self, rank: int) -> tuple[str, int] | None:
+        """(node, local rank) of a rank; None where no plan has it."""
+        for name, count in zip(self.planned, self.ranks, strict=False):
+            if rank < count:
+                return name, rank
+            rank -= count
+        return None
+
+    def ranks_of(self, node: str) -> range:
+        """The ranks that the launcher planned for a node."""
+        first = 0
+        for name, count in zip(self.planned, self.ranks, strict=False):
+            if name == node:
+                return range(first, first + count)
+            first += count
+        return range(0)
+
 
 @dataclass(frozen=True, slots=True)
 class State:

@@ -1,17 +1,18 @@
-"""What the screens can have done on the nodes: the same library functions as the commands.
+"""What the screens do on nodes, with the same library functions as the commands.
 
-Everything here waits, so it runs in `work.Job` threads and never in the app's own.
+All of it waits, so it runs in the threads of `background.Job`, never in the app's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import CouldNotFindOut, TransportError, UsageError
 from clusterctl.jobs.processes import NodeJob, Pick, look, one_run, others_lines, plan_rows
@@ -47,15 +48,14 @@ class Ending:
 
     def lines(self) -> list[str]:
         """Nodes with equal shares in one line, then what is left alone."""
-        lines = [
-            f"{row.nodes}  {row.count} processes each: {row.what}"
-            + (f", ranks {row.ranks}" if row.ranks else "")
-            + f", of {row.owners}"
-            for row in plan_rows(self.jobs)
-        ]
-        lines += [
-            f"{job.node.name}  {job.unreachable.sentence()}" for job in self.jobs if job.unreachable
-        ]
+        lines = []
+        for row in plan_rows(self.jobs):
+            ranks = f", ranks {row.ranks}" if row.ranks else ""
+            lines.append(
+                f"{row.nodes}  {row.count} processes each: {row.what}{ranks}, of {row.owners}"
+            )
+        failed = [(job.node.name, job.unreachable) for job in self.jobs if job.unreachable]
+        lines += [f"{name}  {error.sentence()}" for name, error in failed]
         return lines + others_lines(self.jobs)
 
 
@@ -68,51 +68,37 @@ class LogText:
     is_cut: bool = False  # there is more before
 
 
-class Actions(Protocol):
-    """What can be asked for. Each raises `ClusterctlError` with a sentence, or `work.Cancelled`."""
-
-    def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
-        """Stacks of the run in `directory` (None: the only one), on these nodes or all."""
-
-    def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
-        """All checks of these nodes, as lines."""
-
-    def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
-        """What would be ended; touches nothing."""
-
-    def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
-        """End it: (what is gone, what is not)."""
-
-    def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:
-        """The end of a rank's output."""
-
-    def kernel_log(self, node: str, watch: Watch) -> LogText:
-        """The end of a node's kernel log."""
-
-
 NO_NODES = "there are no nodes to ask here, only what was written down"
 
 
-class LocalActions:
-    """Logs that lie in a run directory on this machine; reaches no node (a replay, no hostfile)."""
+class Actions:
+    """What the screens offer. This class reaches no node (a replay, no hostfile).
+
+    Each method raises `ClusterctlError` with a sentence, or `background.Cancelled`.
+    """
 
     def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
+        """Stacks of the run in `directory` (None: the only one), on these nodes or all."""
         raise CouldNotFindOut(NO_NODES)
 
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
+        """All checks of these nodes, as lines."""
         raise CouldNotFindOut(NO_NODES)
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
+        """What `end` would end; touches nothing."""
         raise CouldNotFindOut(NO_NODES)
 
     def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
+        """End it: (what is gone, what is not)."""
         raise CouldNotFindOut(NO_NODES)
 
     def kernel_log(self, node: str, watch: Watch) -> LogText:
+        """The end of a node's kernel log."""
         raise CouldNotFindOut(NO_NODES)
 
     def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:
-        """Raises `CouldNotFindOut` where there is none."""
+        """The end of a rank's output, from the run directory on this machine."""
         path = Path(run.directory) / "ranks" / f"{rank}.log"
         try:
             with path.open("rb") as file:
@@ -126,7 +112,7 @@ class LocalActions:
         return LogText(str(path), data.decode(errors="replace"), size > LOG_BYTES)
 
 
-class ClusterActions(LocalActions):
+class ClusterActions(Actions):
     """On the nodes of the hostfile."""
 
     def __init__(self, settings: Settings) -> None:
@@ -160,20 +146,17 @@ class ClusterActions(LocalActions):
             is_part=bool(settings.only or settings.without),
             sweep=watch.sweep,
         )
-        picture = seen.snapshot
-        if not picture.procs and not picture.silent:
-            raise CouldNotFindOut(
-                f"no process of a run on {fold([node.name for node in picture.nodes])}"
-            )
-        if len(picture.runs) > 1:
-            raise UsageError(
-                f"{len(picture.runs)} runs are there: {', '.join(picture.runs)}",
-                hint="clusterctl dump-stacks --run ID",
-            )
+        snapshot = seen.snapshot
+        if not snapshot.procs and not snapshot.silent:
+            names = fold([node.name for node in snapshot.nodes])
+            raise CouldNotFindOut(f"no process of a run on {names}")
+        if len(snapshot.runs) > 1:
+            found = f"{len(snapshot.runs)} runs are there: {', '.join(snapshot.runs)}"
+            raise UsageError(found, hint="clusterctl dump-stacks --run ID")
         return seen
 
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
-        from clusterctl.preflight import last_census as history
+        from clusterctl.preflight.last_census import default_path
         from clusterctl.preflight.run import CollectOptions, run_preflight
 
         settings = self._only(nodes)
@@ -184,7 +167,7 @@ class ClusterActions(LocalActions):
             None,
             settings.width,
             sweep=watch.sweep,
-            options=CollectOptions(memory=history.default_path()),
+            options=CollectOptions(memory=default_path()),
         )
         return preflight_lines(report)
 
@@ -207,12 +190,13 @@ class ClusterActions(LocalActions):
         try:
             return super().rank_log(run, rank, watch)
         except CouldNotFindOut:
-            place = place_of(run, rank)
+            place = run.place_of(rank)
             if place is None:
                 raise
+        node = place[0]
         path = Path(run.directory).absolute() / "ranks" / f"{rank}.log"
-        text = self._shell(place[0], f"tail -c {LOG_BYTES} -- {shlex.quote(str(path))}", watch)
-        return LogText(f"{place[0]}:{path}", text, len(text.encode()) >= LOG_BYTES)
+        text = self._shell(node, f"tail -c {LOG_BYTES} -- {shlex.quote(str(path))}", watch)
+        return LogText(f"{node}:{path}", text, len(text.encode()) >= LOG_BYTES)
 
     def kernel_log(self, node: str, watch: Watch) -> LogText:
         text = self._shell(node, KERNEL, watch)
@@ -221,19 +205,17 @@ class ClusterActions(LocalActions):
         return LogText(f"{node}: kernel", text, True)
 
     def _shell(self, node: str, command: str, watch: Watch) -> str:
-        """What a command says on one node. Raises `TransportError`, `CouldNotFindOut`."""
-        from clusterctl.remote import output_groups as gather
+        """Output of a command on one node. Raises `TransportError`, `CouldNotFindOut`."""
+        from clusterctl.remote.output_groups import read_answer
         from clusterctl.remote.run_payload import ask
 
         settings = self._only([node])
-        limits = settings.limits
-        arguments = {"command": command, "timeout_s": 10.0, "max_bytes": 2 * LOG_BYTES}
         fanout = ask(
             settings.nodes(),
             self._ssh(),
             "shell",
-            arguments,
-            limits=limits,
+            {"command": command, "timeout_s": 10.0, "max_bytes": 2 * LOG_BYTES},
+            limits=settings.limits,
             width=1,
             timeout_s=16.0,
             lease=True,
@@ -242,41 +224,19 @@ class ClusterActions(LocalActions):
         if result.value is None:
             assert result.unreachable is not None
             raise TransportError(result.unreachable.phase, result.unreachable.sentence())
-        answer = gather.read_answer(node, result.value)
+        answer = read_answer(node, result.value)
         if not answer.good and not answer.out:
             raise CouldNotFindOut(f"{node}: {answer.err.strip() or answer.ending()}")
         return answer.out
 
 
 def _pick(directory: str | None) -> Pick:
-    """The run of a directory by its id, else whatever run is there."""
+    """The run of a directory by its id, else any run."""
+    run = ""
     if directory is not None:
-        try:
+        with contextlib.suppress(OSError):
             run = (Path(directory) / RUN_ID_FILE).read_text(encoding="utf-8").strip()
-        except OSError:
-            run = ""
-        if run:
-            return Pick(runs=(run,), user=None)
-    return Pick()
-
-
-def place_of(run: RunState, rank: int) -> tuple[str, int] | None:
-    """(node, place on it) of a rank; None when nobody planned the run."""
-    for name, ranks in zip(run.planned, run.ranks, strict=True):
-        if rank < ranks:
-            return name, rank
-        rank -= ranks
-    return None
-
-
-def ranks_of(run: RunState, node: str) -> range:
-    """The ranks that the launcher planned for a node."""
-    first = 0
-    for name, ranks in zip(run.planned, run.ranks, strict=True):
-        if name == node:
-            return range(first, first + ranks)
-        first += ranks
-    return range(0)
+    return Pick(runs=(run,), user=None) if run else Pick()
 
 
 def preflight_lines(report: Report) -> list[str]:

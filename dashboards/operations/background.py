@@ -1,7 +1,7 @@
-"""Work beside the screens: one thread for each thing asked for, with progress, cancel and an end.
+"""Work in the background of the screens: a thread for each job, with progress and cancel.
 
-Threads of their own and not Textual's workers: leaving the program would wait for those, and a node
-that hangs would hold the terminal.
+Not Textual's workers: leaving the program waits for those, and a node that hangs would hold the
+terminal.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ T = TypeVar("T")
 
 
 class Cancelled(Exception):
-    """The user does not want the answer any more."""
+    """The user cancelled the job."""
 
 
 class Watch:
-    """What work tells while it goes on, and how it learns that nobody waits for it."""
+    """Progress of a job, and whether it is cancelled."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
-        self._said = ""
+        self._text = ""
         self._fanout: Fanout[Any] | None = None
         self._done = self._total = 0
 
     def say(self, text: str) -> None:
-        """Say what is being done. Raises `Cancelled`."""
-        self._said = text
+        """Set the progress text. Raises `Cancelled`."""
+        self._text = text
         self.check()
 
     def check(self) -> None:
-        """Raises `Cancelled` when nobody waits any more."""
+        """Raises `Cancelled`."""
         if self._cancelled.is_set():
             raise Cancelled
 
@@ -51,20 +51,20 @@ class Watch:
         self._fanout = None
 
     def line(self) -> str:
-        """Where it is now: `18/24 nodes, waiting: n[3,17] (banner)`."""
+        """The progress: `18/24 nodes, waiting: n[3,17] (banner)`."""
         fanout = self._fanout
         if fanout is None:
-            return self._said
+            return self._text
         words = f"{self._done}/{self._total} nodes"
         waiting = fanout.waiting()
         if waiting:
             _, phase, _ = max(waiting, key=lambda item: item[2])
             words += f", waiting: {fold([name.name for name, _, _ in waiting])} ({phase})"
-        return f"{self._said}  {words}" if self._said else words
+        return f"{self._text}  {words}" if self._text else words
 
 
 class Job(Generic[T]):
-    """One piece of work in a daemon thread. `ended(job)` is called in that thread."""
+    """Work in a daemon thread. `ended(job)` is called in that thread, unless it is cancelled."""
 
     def __init__(self, work: Callable[[Watch], T], ended: Callable[[Job[T]], object]) -> None:
         self._work, self._ended = work, ended
@@ -73,7 +73,7 @@ class Job(Generic[T]):
         self.error = ""  # why there is no value
         self.cancelled = False
         self.done = False
-        self._begun, self._took_s = time.monotonic(), 0.0
+        self._started, self._took_s = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._run, name="work", daemon=True)
 
     def start(self) -> Job[T]:
@@ -82,11 +82,11 @@ class Job(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """How long it takes or took."""
-        return self._took_s if self.done else time.monotonic() - self._begun
+        """How long it takes, or took."""
+        return self._took_s if self.done else time.monotonic() - self._started
 
     def cancel(self) -> None:
-        """Nobody waits any more; the thread ends with its next step."""
+        """The thread ends with its next step."""
         self.cancelled = True
         self.watch._cancelled.set()
 
@@ -99,6 +99,6 @@ class Job(Generic[T]):
             self.error = f"{error}" + (f" ({error.hint})" if error.hint else "")
         except Exception as error:  # noqa: BLE001 - thread boundary: the screen says it
             self.error = f"{type(error).__name__}: {error}"
-        self._took_s, self.done = time.monotonic() - self._begun, True
+        self._took_s, self.done = time.monotonic() - self._started, True
         if not self.cancelled:
             self._ended(self)

@@ -1,6 +1,6 @@
-"""What the demo's invented cluster answers when it is asked: stacks of a hang, logs, a preflight.
+"""What the demo's simulated cluster answers: stacks of a hang, logs, a preflight.
 
-The stacks are made up, the verdict over them is not: the rules of `dump-stacks` judge them.
+The stacks are made up; the verdict is of the rules of `dump-stacks`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Thread
 from clusterctl.stacks.progress import Progress
 from clusterctl.stacks.wait_sites import Sites
 from dashboards.model.state import RunState
-from dashboards.operations.actions import Ending, LogText
+from dashboards.operations.actions import Actions, Ending, LogText
 from dashboards.operations.background import Watch
 from dashboards.simulation.healthy import GPUS
 
 if TYPE_CHECKING:
     from clusterctl.stacks.diagnose import Diagnosis
 
+RUN_ID = "demo-7f3a"
 LOADERS = 4
 HUNG_RANK, HUNG_LOADER = 27, 2
 CLIP = "/data/clips/part-0417/8f3ad1.mp4"
-STEP_S = 0.05  # between "nodes" as they seem to answer
-
-
-def _torch(function: str, file: str, line: int) -> Frame:
-    return Frame(function, f"torch/{file}", line)
+STEP_S = 0.05  # between the answers of two nodes
+KERNEL_LOG = """\
+[    0.000000] Linux version 6.8.0-52-generic
+[   14.221340] nvidia 0000:19:00.0: enabling device (0140 -> 0142)
+[   31.772311] mlx5_core 0000:1a:00.0: Port module event: module 0, Cable plugged
+[812344.120031] NVRM: Xid (PCI:0000:4d:00): 62, pid=88124, name=python, clocks lowered
+"""
 
 
 _LOOP = (
@@ -40,7 +43,7 @@ _LOOP = (
 )
 _ALL_REDUCE = Stack(
     (
-        _torch("all_reduce", "distributed/distributed_c10d.py", 2810),
+        Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2810),
         Frame("mean_over_ranks", "trainer/engine/native.py", 188),
         *_LOOP,
     )
@@ -72,7 +75,7 @@ _DECODE = Stack(
 )
 
 
-class DemoActions:
+class DemoActions(Actions):
     """Answers after a moment, as nodes do."""
 
     def __init__(self, nodes: Sequence[str], *, clock: Callable[[], float] = time.time) -> None:
@@ -107,12 +110,11 @@ class DemoActions:
         ]
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
-        asked = self._ask(nodes, watch)
         jobs = []
-        for name in asked:
-            first = self._nodes.index(name) * GPUS
-            jobs.append(NodeJob(Node(name), tuple(_trainer(first + i) for i in range(GPUS))))
-        return Ending(Pick(runs=("demo-7f3a",), user=None), tuple(jobs))
+        for name in self._ask(nodes, watch):
+            ranks = _ranks(self._nodes.index(name))
+            jobs.append(NodeJob(Node(name), tuple(map(_trainer, ranks))))
+        return Ending(Pick(runs=(RUN_ID,), user=None), tuple(jobs))
 
     def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
         self._ask(ending.nodes, watch)
@@ -122,27 +124,16 @@ class DemoActions:
         lines = [f"rank {rank}: NCCL version 2.26.2, 192 ranks, 24 nodes"]
         for one in run.recent[-200:]:
             stamp = time.strftime("%H:%M:%S", time.localtime(one.time_s))
-            lines.append(
-                f"{stamp} step {one.step} loss {one.loss:.4f} {one.step_s:.2f} s  {one.bucket}"
-            )
+            text = f"step {one.step} loss {one.loss:.4f} {one.step_s:.2f} s  {one.bucket}"
+            lines.append(f"{stamp} {text}")
             if rank == one.slowest_rank and (one.idle_share or 0) > 0.2:
-                lines.append(
-                    f"{stamp} warning: this rank was {one.idle_share:.0%} slower than the mean"
-                )
+                text = f"warning: this rank was {one.idle_share:.0%} slower than the mean"
+                lines.append(f"{stamp} {text}")
         return LogText(f"{run.directory}/ranks/{rank}.log", "\n".join(lines) + "\n")
 
     def kernel_log(self, node: str, watch: Watch) -> LogText:
         self._ask([node] * 3, watch)
-        lines = [
-            "[    0.000000] Linux version 6.8.0-52-generic",
-            "[   14.221340] nvidia 0000:19:00.0: enabling device (0140 -> 0142)",
-            "[   31.772311] mlx5_core 0000:1a:00.0: Port module event: module 0, Cable plugged",
-            (
-                "[812344.120031] NVRM: Xid (PCI:0000:4d:00): 62, pid=88124, name=python"
-                ", clocks lowered"
-            ),
-        ]
-        return LogText(f"{node}: kernel", "\n".join(lines) + "\n")
+        return LogText(f"{node}: kernel", KERNEL_LOG)
 
 
 def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> JobSnapshot:
@@ -153,53 +144,40 @@ def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> Jo
         if name not in asked:
             continue
         view = NodeView(name, py_spy="/opt/env/bin/py-spy", seconds=4.0)
-        for local in range(GPUS):
-            rank = place * GPUS + local
-            hung = rank == HUNG_RANK
-            pid = 88_000 + 16 * rank
-            view.procs.append(
-                _proc(
-                    name, pid, 1, rank, "trainer", None, _WAIT_DATA if hung else _ALL_REDUCE, sites
-                )
-            )
-            for index in range(LOADERS):
-                stands = hung and index == HUNG_LOADER
-                one = _proc(
-                    name,
-                    pid + 1 + index,
-                    pid,
-                    rank,
-                    "loader",
-                    index,
-                    _DECODE if stands else _IDLE,
-                    sites,
-                )
-                if stands:
-                    one.clip = {"path": CLIP, "age_s": 65.0}
-                view.procs.append(one)
+        for rank in _ranks(place):
+            has_hung = rank == HUNG_RANK
+            stack = _WAIT_DATA if has_hung else _ALL_REDUCE
+            view.procs.append(_proc(name, rank, None, stack, sites))
+            loaders = [_proc(name, rank, index, _IDLE, sites) for index in range(LOADERS)]
+            if has_hung:
+                hung = loaders[HUNG_LOADER] = _proc(name, rank, HUNG_LOADER, _DECODE, sites)
+                hung.clip = {"path": CLIP, "age_s": 65.0}
+            view.procs += loaders
         views.append(view)
     world = len(names) * GPUS if len(asked) == len(names) else None
-    return JobSnapshot(views, world, ("demo-7f3a",), 2.0, 2, 4.1, sites, now_s)
+    return JobSnapshot(views, world, (RUN_ID,), 2.0, 2, 4.1, sites, now_s)
 
 
-def _proc(
-    node: str,
-    pid: int,
-    ppid: int,
-    rank: int,
-    role: str,
-    index: int | None,
-    stack: Stack,
-    sites: Sites,
-) -> Proc:
+def _ranks(place: int) -> range:
+    return range(place * GPUS, (place + 1) * GPUS)
+
+
+def _pid(rank: int) -> int:
+    return 88_000 + 16 * rank
+
+
+def _proc(node: str, rank: int, index: int | None, stack: Stack, sites: Sites) -> Proc:
+    """A rank's trainer, or its loader `index`."""
+    is_trainer = index is None
+    pid = _pid(rank) if index is None else _pid(rank) + 1 + index
     beat = {"step": 2917, "phase": "backward", "age_s": 64.0, "mono_s": 0.0}
     operation, caller = sites.call(stack)
     return Proc(
         node=node,
         pid=pid,
-        ppid=ppid,
+        ppid=1 if is_trainer else _pid(rank),
         rank=rank,
-        role=role,
+        role="trainer" if is_trainer else "loader",
         index=index,
         user="ubuntu",
         program="python -m trainer.train stage3",
@@ -212,7 +190,7 @@ def _proc(
         how="py-spy",
         error="",
         threads=(Thread(pid, "MainThread", stack, sites.kind(stack), False),),
-        beats=(beat, beat) if role == "trainer" else (),
+        beats=(beat, beat) if is_trainer else (),
         samples=(stack, stack),
         site_index=sites.match(stack),
         operation=operation,
@@ -222,7 +200,7 @@ def _proc(
 
 def _trainer(rank: int) -> Process:
     return Process(
-        pid=88_000 + 16 * rank,
+        pid=_pid(rank),
         start=1,
         ppid=1,
         user="ubuntu",
@@ -232,7 +210,7 @@ def _trainer(rank: int) -> Process:
         role="trainer",
         index=None,
         rank=rank,
-        run="demo-7f3a",
+        run=RUN_ID,
         node_tag=None,
         run_dir=None,
         age_s=12_000.0,

@@ -1,182 +1,211 @@
-"""A cluster that does not exist: its readings second by second and the run on it, from a seed.
+"""A simulated cluster and the run on it: readings second by second, with incidents. Pure.
 
-The same seed, beginning and incidents give the same samples on every machine. Times of incidents
-count from the cluster's beginning.
+Everything is a function of the time and the seed, so a frozen clock gives the same picture each
+time. Times of incidents count from `began_s`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dashboards.model.samples import EventSample, Gpu, NodeSample, Sample, StepSample
+from dashboards.model.samples import EventSample, Gpu, Sample, StepSample, Tick
 from dashboards.simulation import healthy
-from dashboards.simulation.faults import OF_RUN, Incident, no_banner, spoil, unsent
-from dashboards.simulation.healthy import CHECKPOINT_S, CHECKPOINT_STEPS
+from dashboards.simulation.faults import Incident, spoil, unsent
+from dashboards.simulation.healthy import (
+    CHECKPOINT_S,
+    CHECKPOINT_STEPS,
+    GPUS,
+    NODES,
+    SM_MHZ,
+    STEP_S,
+    STEPS_TOTAL,
+    THROTTLED_MHZ,
+)
 from trainer.runlog.telemetry import Event, StepRecord
 
-DOWN_AFTER_S = 10.0  # an alarm follows a silence of this length, as with real nodes
-DIALLED_S = 7.0  # a dead node is asked again about this often
-DEEP = 256  # random figures a series; one a second, then they begin anew
+BEGIN_S = 1795270000.0
+OF_RUN = ("stalled_steps", "wandb_unsent", "throttle")  # kinds that change the whole run
 
 
 class Cluster:
-    """Ask for seconds in growing order: the run decides when GPUs are busy."""
+    """`until` is asked with times in growing order, `readings` with any."""
 
     def __init__(
         self,
         *,
         began_s: float,
+        incidents: Sequence[Incident],
+        nodes: int = NODES,
+        gpus: int = GPUS,
         seed: int = 0,
-        nodes: int = healthy.NODES,
-        gpus: int = healthy.GPUS,
-        incidents: Sequence[Incident] = (),
-        step: int = 1,
+        first_step: int = 1,
+        run_s: float = 0.0,
     ) -> None:
-        """`step` is the one that the run is at when the cluster begins."""
+        """The run began `run_s` before the cluster, with `first_step`."""
         self.began_s = began_s
         self.nodes = healthy.names(nodes)
-        self._gpus = gpus
-        self._incidents = tuple(incidents)
-        self._first_step = step
-        draw = random.Random(seed)
-        self._noise = [[draw.random() for _ in range(DEEP)] for _ in range(64)]
-        self._own = [[draw.random() for _ in range(4)] for _ in range(nodes * max(1, gpus))]
-        self._draw = random.Random(seed + 1)
-        self._quiet: list[tuple[float, float, str]] = []  # times when the run does not compute
-        self._processes = [
-            healthy.processes(gpus, first_rank=number * gpus, first_pid=88_120, age_s=6000.0)
-            for number in range(nodes)
-        ]
-        self._records = self.run()
-        self._held = next(self._records)
+        self._gpus, self._run_s, self._first_step = gpus, run_s, first_step
+        self._seed = 100_003 * seed
+        self._by_kind: dict[str, list[Incident]] = defaultdict(list)
+        self._by_node: dict[int, list[Incident]] = defaultdict(list)
+        for incident in incidents:
+            self._by_kind[incident.kind].append(incident)
+            if incident.kind not in OF_RUN:
+                self._by_node[incident.node].append(incident)
+        self._own = {  # drawn once for each GPU
+            seed: [self._noise(seed, draw) for draw in range(3)]
+            for seed in (n * 64 + i for n in range(1, nodes + 1) for i in range(gpus))
+        }
+        self._records = self._run()
+        self._next = next(self._records, None)
+
+    def _noise(self, a: float, b: float) -> float:
+        return noise(self._seed + a, b)
 
     def until(self, at_s: float) -> list[Sample]:
         """What the run wrote up to `at_s`, each once."""
-        samples: list[Sample] = []
-        while self._held[0] <= at_s:
-            samples.append(self._held[1])
-            self._held = next(self._records)
+        samples = []
+        while self._next is not None and self._next[0] <= at_s:
+            samples.append(self._next[1])
+            self._next = next(self._records, None)
         return samples
 
-    def run(self) -> Iterator[tuple[float, Sample]]:
-        """(time, sample) of the run, without end."""
-        at_s = self.began_s
-        ranks = len(self.nodes) * self._gpus
+    def _there(self, kind: str, at_s: float) -> Incident | None:
+        found = (one for one in self._by_kind[kind] if one.since(at_s - self.began_s) is not None)
+        return next(found, None)
+
+    def _run(self) -> Iterator[tuple[float, Sample]]:
+        """(time, sample) of the run in order of time."""
+        at_s = self.began_s - self._run_s
         for sample in healthy.opening(self.nodes, self._gpus, at_s):
             yield at_s, sample
-        step, was_slow = self._first_step, False
-        unsent_at = -math.inf
-        while True:
-            passed = at_s - self.began_s
-            throttled = self._there("throttle", passed)
-            slow = throttled is not None
-            if slow and not was_slow:
-                yield (
-                    at_s,
-                    EventSample(
-                        Event(
-                            "slow", "steps take 1.6 times as long as before", step=step, time_s=at_s
-                        ),
-                        at_s,
-                    ),
+        was_slow, unsent_s = False, -math.inf
+        for step in range(self._first_step, STEPS_TOTAL + 1):
+            throttled = self._there("throttle", at_s)
+            if throttled and not was_slow:
+                where = f"{self.nodes[throttled.node - 1]} GPU {throttled.gpu}"
+                mhz = f"from {SM_MHZ:,.0f} to {THROTTLED_MHZ:.0f} MHz"
+                event = Event(
+                    "incident", f"{where}: clocks fell {mhz} (HW slowdown)", step=step, time_s=at_s
                 )
-            was_slow = slow
-            record = self._record(step, at_s, throttled, ranks)
-            stalled = self._there("stalled_steps", passed + record.step_s)
+                yield at_s, EventSample(event, at_s)
+            was_slow = throttled is not None
+            record = self._record(step, at_s, throttled)
+            stalled = self._there("stalled_steps", record.time_s)
             if stalled:
                 # The step that is under way ends when the cause does.
-                wait_s = (
-                    stalled.end_s - stalled.begin_s - (stalled.since(passed + record.step_s) or 0)
+                lasted_s = stalled.since(record.time_s - self.began_s) or 0.0
+                left_s = stalled.end_s - stalled.begin_s - lasted_s
+                record = replace(
+                    record, step_s=record.step_s + left_s, time_s=record.time_s + left_s
                 )
-                self._quiet.append(
-                    (at_s + record.step_s / 2, at_s + record.step_s + wait_s, "waits")
-                )
-                record = replace(record, step_s=record.step_s + wait_s)
             at_s += record.step_s
-            record = replace(record, time_s=at_s)
-            deaf = self._there("wandb_unsent", at_s - self.began_s)
-            if deaf and at_s - unsent_at > deaf.end_s - deaf.begin_s:
-                unsent_at = at_s
-                yield at_s, unsent(int(deaf.size), step, at_s)
+            untaken = self._there("wandb_unsent", at_s)
+            if untaken and at_s - unsent_s > untaken.end_s - untaken.begin_s:
+                unsent_s = at_s
+                yield at_s, unsent(int(untaken.size), step, at_s)
             yield at_s, StepSample(record, at_s)
             if step % CHECKPOINT_STEPS == 0:
-                self._quiet.append((at_s, at_s + CHECKPOINT_S, "saves"))
                 at_s += CHECKPOINT_S
                 yield at_s, healthy.checkpoint(step, at_s)
-            step += 1
 
-    def _there(self, kind: str, passed: float) -> Incident | None:
-        for incident in self._incidents:
-            if incident.kind == kind and incident.since(passed) is not None:
-                return incident
-        return None
-
-    def _record(self, step: int, at_s: float, throttled: Incident | None, ranks: int) -> StepRecord:
+    def _record(self, step: int, at_s: float, throttled: Incident | None) -> StepRecord:
         slowest = (throttled.node - 1) * self._gpus + throttled.gpu if throttled else None
-        return healthy.step_record(step, at_s, ranks, self._draw.random, waits_for=slowest)
-
-    def readings(self, at_s: float, interval_s: float = 1.0) -> list[Sample]:
-        """A sample of each node that reports at `at_s`; call `until` with the same time first."""
-        passed = at_s - self.began_s
-        found: dict[int, list[tuple[Incident, float]]] = {}
-        for incident in self._incidents:
-            since = incident.since(passed)
-            if since is not None and incident.kind not in OF_RUN:
-                found.setdefault(incident.node, []).append((incident, since))
-        while self._quiet and self._quiet[0][1] <= at_s:
-            del self._quiet[0]
-        quiet = self._quiet[0][2] if self._quiet and self._quiet[0][0] <= at_s else ""
-        slow = bool(self._there("throttle", passed))
-        samples: list[Sample] = []
-        for number, name in enumerate(self.nodes):
-            sample = self._reading(number, name, at_s, quiet, slow)
-            troubles = found.get(number + 1)
-            if troubles is None:
-                samples.append(sample)
-                continue
-            spoilt = spoil(sample, troubles, interval_s)
-            if spoilt is not None:
-                samples.append(spoilt)
-                continue
-            for incident, since in troubles:
-                asked = since >= DOWN_AFTER_S and (since - DOWN_AFTER_S) % DIALLED_S < interval_s
-                if incident.kind == "node_dead" and asked:
-                    samples.append(no_banner(name, at_s))
-        return samples
-
-    def _reading(self, number: int, name: str, at_s: float, quiet: str, slow: bool) -> NodeSample:
-        second = int(at_s)
-        drawn = self._noise[(7 * number + 3) % 64]
-        return healthy.reading(
-            name,
+        places = itertools.count(1)
+        return healthy.step_record(
+            step,
             at_s,
-            cpu=drawn[second % DEEP],
-            load=drawn[second // 20 % DEEP],
-            memory=drawn[3],
-            network=drawn[(second + 9) % DEEP],
-            clock=drawn[5],
-            drift=drawn[second // 5 % DEEP],
-            link=self._noise[number % 64][second % DEEP],
-            passed_s=at_s - self.began_s,
-            gpus=tuple(self._gpu(number, i, second, quiet, slow) for i in range(self._gpus)),
-            processes=self._processes[number],
+            len(self.nodes) * self._gpus,
+            lambda: self._noise(step, next(places)),
+            waits_for=slowest,
         )
 
-    def _gpu(self, number: int, index: int, second: int, quiet: str, slow: bool) -> Gpu:
-        seed = number * self._gpus + index
-        own = self._own[seed]
-        drawn = self._noise[seed % 64]
+    def readings(self, at_s: float) -> Iterator[Sample]:
+        """A sample of each node that reports at `at_s`."""
+        passed_s = at_s - self.began_s
+        throttled = self._there("throttle", at_s)
+        dip = self._noise(at_s // 4, 9) if throttled else None
+        waits = self._there("stalled_steps", at_s) is not None
+        # About once in 100 steps, as the run's own records have it.
+        saves = (passed_s + 240) % (CHECKPOINT_STEPS * STEP_S + CHECKPOINT_S) < CHECKPOINT_S
+        for number, name in enumerate(self.nodes, 1):
+            slow = throttled.gpu if throttled and throttled.node == number else None
+            gpus = tuple(
+                self._gpu(number * 64 + i, at_s, i, dip, waits, saves, slow)
+                for i in range(self._gpus)
+            )
+            first = (number - 1) * self._gpus
+            sample = healthy.reading(
+                name,
+                at_s,
+                now=self._noise(number, at_s),
+                load=self._noise(number, at_s // 20),
+                memory=self._noise(number, 3),
+                clock=self._noise(number, 5),
+                passed_s=passed_s,
+                gpus=gpus,
+                processes=healthy.processes(
+                    self._gpus,
+                    first_rank=first,
+                    first_pid=88_120 + first,
+                    age_s=12_000 + passed_s // 60 * 60,
+                ),
+            )
+            found = [(one, one.since(passed_s)) for one in self._by_node[number]]
+            spoilt = spoil(sample, [(one, since) for one, since in found if since is not None])
+            if spoilt is not None:
+                yield spoilt
+
+    def _gpu(
+        self,
+        seed: int,
+        at_s: float,
+        index: int,
+        dip: float | None,
+        waits: bool,
+        saves: bool,
+        slow: int | None,
+    ) -> Gpu:
+        own_w, warmth, memory = self._own[seed]
         return healthy.gpu(
             index,
-            own_w=34 * own[0],
-            warmth=own[1],
-            memory=own[2],
-            now=drawn[(second + seed) % DEEP],
-            air=drawn[second // 10 % DEEP],
-            dip=drawn[second // 4 % DEEP] if slow else None,
-            waits=quiet == "waits",
-            saves=quiet == "saves",
+            own_w=42 * own_w,
+            warmth=warmth,
+            memory=memory,
+            now=self._noise(seed, at_s),
+            air=self._noise(seed, at_s // 10),
+            dip=dip,
+            waits=waits,
+            saves=saves,
+            throttled=index == slow,
         )
+
+
+def hour(
+    incidents: Sequence[Incident] = (),
+    *,
+    seed: int = 0,
+    nodes: int = NODES,
+    gpus: int = GPUS,
+    begin_s: float = BEGIN_S,
+    seconds: int = 3600,
+) -> Iterator[list[Sample]]:
+    """One list a second to test alerts with: records of the run, readings of nodes, the time."""
+    cluster = Cluster(
+        began_s=begin_s, incidents=incidents, nodes=nodes, gpus=gpus, seed=seed, first_step=2500
+    )
+    for second in range(seconds):
+        at_s = begin_s + second
+        yield [*cluster.until(at_s), *cluster.readings(at_s), Tick(at_s)]
+
+
+def noise(a: float, b: float) -> float:
+    """0 to 1, the same for the same numbers."""
+    value = (int(a * 8191) * 2654435761 + int(b * 127) * 40503 + 12345) & 0xFFFFFFFF
+    value = ((value ^ (value >> 15)) * 2246822519) & 0xFFFFFFFF
+    value = ((value ^ (value >> 13)) * 3266489917) & 0xFFFFFFFF
+    return (value ^ (value >> 16)) / 0xFFFFFFFF

@@ -1,7 +1,7 @@
-"""Things that go wrong on a cluster, as changes of what its nodes would have said. Pure.
+"""Faults of a cluster, as changes of its nodes' readings. Pure.
 
-For the demo and for the recorded hour that alerts are tried against: each incident changes only
-what the real fault changes, so that a rule which fires for something else is seen.
+For the demo and for the hour that alerts are tested with: each incident changes only what the real
+fault changes, so that a rule which fires for something else is seen.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ KINDS = (
     "xid",  # of number `size`
     "disk_filling",  # /data goes from 71 % to 98 %
     "wandb_unsent",  # the run tells that W&B does not take its figures
-    "node_dead",  # ssh does not answer
-    "node_silent",  # the stream is open and says nothing
+    "node_dead",  # ssh does not answer, which is reported after `size` seconds
+    "node_silent",  # the stream is open and nothing comes
     "gpu_lost",
 )
-OF_RUN = ("stalled_steps", "wandb_unsent")
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One fault between two times, in seconds since the cluster began; `node` counts from 1."""
+    """One fault between two times, in seconds of the cluster; `node` counts from 1."""
 
     kind: str
     node: int = 1
@@ -60,7 +59,7 @@ TEN = (
     Incident("disk_filling", 14, 0, 2100, 2500),
     Incident("stalled_steps", 1, 0, 2580, 2760),
     Incident("wandb_unsent", 1, 0, 2880, 3060, size=240),
-    Incident("node_dead", 17, 0, 3180, 3420),
+    Incident("node_dead", 17, 0, 3180, 3420, size=10),
 )
 """One of each kind that an alert exists for, apart from each other, within an hour."""
 
@@ -70,11 +69,6 @@ XID_TEXT = {
 }
 
 
-def no_banner(node: str, at_s: float) -> NodeDown:
-    """A node that accepts the connection and says nothing."""
-    return NodeDown(node, at_s, "banner", "the server sent no ssh version line within 7 s")
-
-
 def unsent(steps: int, step: int, at_s: float) -> EventSample:
     """W&B took no figures of so many steps."""
     text = f"W&B was too slow for {steps} steps"
@@ -82,65 +76,50 @@ def unsent(steps: int, step: int, at_s: float) -> EventSample:
 
 
 def spoil(
-    sample: NodeSample, found: Iterable[tuple[Incident, float]], second: float
-) -> NodeSample | None:
-    """The reading as it is under incidents of this node; None when it says nothing.
+    sample: NodeSample, found: Iterable[tuple[Incident, float]], interval_s: float = 1.0
+) -> NodeSample | NodeDown | None:
+    """What the node gives under its incidents; None for nothing.
 
-    `found` are incidents with the seconds they last already.
+    `found` are incidents with the seconds for which they last already.
     """
     for incident, since in found:
         kind, size = incident.kind, incident.size
-        if kind in ("node_silent", "node_dead"):
+        if kind == "node_silent" or (kind == "node_dead" and since < size):
             return None
+        if kind == "node_dead":
+            text = "the server sent no ssh version line within 7 s"
+            return NodeDown(sample.node, sample.at_s, "banner", text)
         if kind == "clock_step":
             offset = (sample.clock_offset_s or 0.0) + size
-            step = size if since < second else 0.0
+            step = size if since < interval_s else 0.0
             sample = replace(sample, clock_offset_s=offset, clock_step_s=step)
-        elif kind == "link_errors":
-            links = sample.links or ()
-            bad = replace(links[4 % len(links)], errors_min=size)
-            sample = replace(sample, links=tuple(bad if o.name == bad.name else o for o in links))
-        elif kind == "link_down":
-            links = sample.links or ()
-            bad = replace(
-                links[4 % len(links)], state="Down", rx_bytes_s=0.0, tx_bytes_s=0.0, downs=1
-            )
-            sample = replace(sample, links=tuple(bad if o.name == bad.name else o for o in links))
+        elif kind in ("link_errors", "link_down"):
+            links = list(sample.links or ())
+            if kind == "link_errors":
+                links[4] = replace(links[4], errors_min=size)
+            else:
+                links[4] = replace(links[4], state="Down", rx_bytes_s=0.0, tx_bytes_s=0.0, downs=1)
+            sample = replace(sample, links=tuple(links))
         elif kind == "disk_filling":
-            disks = sample.disks or ()
             part = min(0.98, 0.71 + 0.27 * since / (0.6 * (incident.end_s - incident.begin_s)))
-            sample = replace(
-                sample,
-                disks=tuple(
-                    replace(d, used_bytes=part * (d.total_bytes or 0)) if d.path == "/data" else d
-                    for d in disks
-                ),
-            )
+            root, data = sample.disks or ()
+            data = replace(data, used_bytes=part * (data.total_bytes or 0))
+            sample = replace(sample, disks=(root, data))
         elif kind == "xid":
             line = Xid(sample.at_s - since, incident.gpu, int(size), XID_TEXT.get(size, "Xid"))
             sample = replace(sample, xids=(*(sample.xids or ()), line))
-        elif sample.gpus is not None:
-            gpus = [
-                _spoilt(gpu, incident) if gpu.index == incident.gpu else gpu for gpu in sample.gpus
+        else:
+            kept = [
+                one for one in sample.gpus or () if (kind, one.index) != ("gpu_lost", incident.gpu)
             ]
-            sample = replace(sample, gpus=tuple(gpu for gpu in gpus if gpu is not None))
+            gpus = [_spoilt(one, incident) if one.index == incident.gpu else one for one in kept]
+            sample = replace(sample, gpus=tuple(gpus))
     return sample
 
 
-def _spoilt(gpu: Gpu, incident: Incident) -> Gpu | None:
-    power = gpu.power_w or 0.0
-    if incident.kind == "gpu_lost":
-        return None
+def _spoilt(gpu: Gpu, incident: Incident) -> Gpu:
     if incident.kind == "power_drop":
-        return replace(gpu, power_w=98.0 + power % 5, temperature_c=43.0)
-    if incident.kind == "throttle":
-        return replace(
-            gpu,
-            power_w=420.0 + power % 5,
-            temperature_c=85.0,
-            sm_mhz=1155.0,
-            throttle="hw thermal slowdown",
-        )
+        return replace(gpu, power_w=98.0 + (gpu.power_w or 0.0) % 5, temperature_c=43.0)
     if incident.kind == "ecc":
         return replace(gpu, ecc_errors=int(incident.size))
     return gpu

@@ -1,10 +1,11 @@
-"""A healthy cluster of H100 nodes and the training on it, from drawn figures. Pure.
+"""Readings of a healthy cluster of H100 nodes and records of the training on it. Pure.
 
-`demo_feed` and `invented` draw the figures, each 0 to 1, and let things go wrong (`incidents`).
+`cluster` draws the random figures, each 0 to 1, and `faults` changes the readings.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -25,10 +26,11 @@ PREFIX = "ml-64-node-"
 RUN = "015-STDiT3-XL-2"
 STEP_S, SLOW_STEP_S = 4.1, 6.4  # the second while all wait for one rank
 STEPS_TOTAL = 7_099
+FLOPS = 2.4e17  # of a step
 CHECKPOINT_STEPS, CHECKPOINT_S = 100, 14.0
 LIMIT_W = 700.0
 WAITING_W = 128.0  # a rank that spins in a collective
-SM_MHZ = 1980.0
+SM_MHZ, THROTTLED_MHZ = 1980.0, 345.0
 GIB = 2**30
 DISKS = (Disk("/", 61 * GIB, 440 * GIB), Disk("/data", 0.71 * 7000 * GIB, 7000.0 * GIB))
 
@@ -39,7 +41,7 @@ def names(nodes: int = NODES) -> tuple[str, ...]:
 
 
 def opening(nodes: tuple[str, ...], gpus: int, at_s: float) -> Iterator[Sample]:
-    """What a run says first."""
+    """The first samples of a run."""
     yield RunOpened(f"outputs/{RUN}", RUN, at_s, nodes, (gpus,) * len(nodes))
     text = f"{len(nodes) * gpus} ranks on {len(nodes)} nodes"
     yield EventSample(Event("start", text, time_s=at_s), at_s, "journal")
@@ -76,6 +78,7 @@ def step_record(
         idle_share=(0.36 if slow else 0.04) + 0.02 * draw(),
         slowest_rank=int(draw() * ranks) if waits_for is None else waits_for,
         bucket=bucket,
+        flops=FLOPS,
         memory_bytes=76_300_000_000,
         world=ranks,
         time_s=at_s + step_s,
@@ -92,34 +95,34 @@ def reading(
     name: str,
     at_s: float,
     *,
-    cpu: float,
+    now: float,
     load: float,
     memory: float,
-    network: float,
     clock: float,
-    drift: float = 0.0,
-    link: float,
     passed_s: float,
     gpus: tuple[Gpu, ...],
     processes: tuple[Process, ...],
 ) -> NodeSample:
-    """What a node says `passed_s` after the cluster began; the others are drawn figures."""
-    rate = (2.4 + 0.4 * link) * 1e9
+    """A node's reading `passed_s` after the cluster began.
+
+    `memory` and `clock` are drawn once for it, `load` now and then, `now` each second.
+    """
+    rate = (2.4 + 0.4 * now) * 1e9
     ports = (Link(f"mlx5_{port}/1", "ib", "Active", 400.0, rate, rate, 0.0, 0) for port in range(8))
     return NodeSample(
         node=name,
         at_s=at_s,
-        cpu=0.19 + 0.05 * cpu,
+        cpu=0.19 + 0.05 * now,
         cpus=208,
         load1=36 + 9 * load,
         memory_used_bytes=(600 + 30 * memory) * GIB,
         memory_total_bytes=2048 * GIB,
-        network_bytes_s=(21 + 4 * network) * 1e9,
+        network_bytes_s=(21 + 4 * now) * 1e9,
         gpus=gpus,
         processes=processes,
         links=(*ports, Link("eth0", "eth", "up", 25.0, 2.1e6, 1.3e6, 0.0, 0)),
         disks=DISKS,
-        clock_offset_s=0.0004 * (clock - 0.5) + 0.0001 * drift,
+        clock_offset_s=0.0004 * (clock - 0.5),
         clock_bound_s=0.0003,
         clock_step_s=0.0,
         up_s=12.3 * 86_400 + passed_s,
@@ -128,8 +131,9 @@ def reading(
     )
 
 
+@functools.lru_cache(maxsize=2048)
 def processes(gpus: int, *, first_rank: int, first_pid: int, age_s: float) -> tuple[Process, ...]:
-    """A rank on each GPU of a node."""
+    """A rank on each GPU of a node; the same objects while nothing changes, as from real nodes."""
     return tuple(
         Process(
             pid=first_pid + index,
@@ -153,19 +157,20 @@ def gpu(
     memory: float,
     now: float,
     air: float,
-    dip: float | None = None,
-    waits: bool = False,
-    saves: bool = False,
+    dip: float | None,
+    waits: bool,
+    saves: bool,
+    throttled: bool,
 ) -> Gpu:
     """One GPU of the run.
 
     `own_w` watts more than the least of them, `warmth` and `memory` drawn once for it, `now` each
     second, `air` now and then; `dip` drawn while all wait for a slow rank. It `waits` in a
-    collective, or the run `saves` a checkpoint.
+    collective, or the run `saves` a checkpoint, or it is the slow one, `throttled`.
     """
     power = 652 + own_w + 12 * now
     temperature = 55 + 11 * warmth + 2 * air
-    util = 1.0 - 0.03 * now
+    util, mhz = 1.0 - 0.03 * now, SM_MHZ
     if dip is not None:
         # The others wait for the slow one a third of the time.
         power -= 150 * (dip > 0.7) + 30
@@ -174,6 +179,10 @@ def gpu(
         power, util, temperature = WAITING_W + 6 * now, 1.0, temperature - 14
     elif saves:
         power, util = 250 + 40 * now, 0.02 + 0.05 * now
+    if saves:
+        temperature -= 8
+    if throttled:
+        power, temperature, mhz = 178 + 6 * now, 76.0 if saves else 84.0, THROTTLED_MHZ
     return Gpu(
         index=index,
         name="NVIDIA H100 80GB HBM3",
@@ -182,9 +191,9 @@ def gpu(
         util=util,
         memory_used_bytes=(70.2 + memory) * GIB,
         memory_total_bytes=79.6 * GIB,
-        temperature_c=temperature - 8 if saves else temperature,
-        sm_mhz=SM_MHZ,
-        throttle="",
+        temperature_c=temperature,
+        sm_mhz=mhz,
+        throttle="hw thermal slowdown" if throttled else "",
         ecc_errors=0,
         nvlinks=(18, 18),
     )

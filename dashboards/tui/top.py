@@ -117,14 +117,14 @@ def in_browser() -> bool:
 
 def _actions(settings: Settings, feed: Feed, *, demo: bool, is_replay: bool) -> Actions | None:
     """Who carries out what the screens offer; None where there are no nodes."""
-    from dashboards.operations.actions import ClusterActions, LocalActions
+    from dashboards.operations.actions import Actions, ClusterActions
 
     if demo:
         from dashboards.operations.demo_actions import DemoActions
 
         return DemoActions(feed.nodes)
     if is_replay or not settings.hostfile.exists():
-        return LocalActions()
+        return Actions()
     return ClusterActions(settings)
 
 

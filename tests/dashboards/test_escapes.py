@@ -24,13 +24,13 @@ from clusterctl.cli import run
 from dashboards.export.serve import StateCollector, registry_of
 from dashboards.model.samples import Disk, EventSample, Gpu, NodeDown, NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
-from dashboards.operations.actions import LocalActions
+from dashboards.operations.actions import Actions
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Writer
 from dashboards.reduce import fold
+from dashboards.simulation.cluster import hour
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
-from dashboards.simulation.hour import hour
 from dashboards.tui.app import TopApp
 from tests.dashboards.conftest import NOW
 from tests.dashboards.hostile import ESCAPES, hostile, obeyed
@@ -169,7 +169,7 @@ def test_notes_and_the_clipboard_hold_text_and_no_markup() -> None:
 
 def test_palette_shows_names_of_nodes_as_they_are() -> None:
     """The plan of a run is a file, and whoever wrote it named the nodes."""
-    app = TopApp(FixedFeed(("n1[/x]",), [], NOW), first="node", actions=LocalActions())
+    app = TopApp(FixedFeed(("n1[/x]",), [], NOW), first="node", actions=Actions())
 
     async def story(pilot: Pilot[None]) -> None:
         drawn, end = "", time.monotonic() + 30.0

@@ -16,7 +16,7 @@ from dashboards.model.thresholds import Limits
 from trainer.runlog.telemetry import StepRecord
 
 if TYPE_CHECKING:
-    from dashboards.model.state import RunState
+    pass
 
 FEW_STEPS = 5  # below this many the usual time of a step is not known
 
@@ -153,16 +153,8 @@ def straggler(context: RuleContext) -> Iterable[Breach]:
         f"rank {rank} is the slowest in {times} of {len(window)} steps,"
         f" the others wait {100 * statistics.fmean(idle):.0f} % of them"
     )
-    yield Breach(unit_of_rank(run, rank) or ("", run.name), text)
-
-
-def unit_of_rank(run: RunState, rank: int) -> Unit | None:
-    """The GPU of a rank in the plan: ranks count through the nodes in order."""
-    for name, count in zip(run.planned, run.ranks, strict=False):
-        if rank < count:
-            return name, gpu_part(rank)
-        rank -= count
-    return None
+    place = run.place_of(rank)
+    yield Breach((place[0], gpu_part(place[1])) if place else ("", run.name), text)
 
 
 def unsent(context: RuleContext) -> Iterable[Breach]:

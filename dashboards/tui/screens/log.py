@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from dashboards.model.state import State
-from dashboards.operations.actions import LogText, ranks_of
+from dashboards.operations.actions import LogText
 from dashboards.operations.background import Job, Watch
 from dashboards.tui.screens.text import PageScreen
 
@@ -66,7 +66,7 @@ class LogScreen(PageScreen):
         if run is None:
             return []
         if self._node is not None and run.planned:
-            return list(ranks_of(run, self._node))
+            return list(run.ranks_of(self._node))
         return list(range(sum(run.ranks) or (run.last.world if run.last else 0)))
 
     def on_mount(self) -> None:

@@ -12,7 +12,6 @@ from textual.widget import Widget
 
 from dashboards.model.fleet import METRICS
 from dashboards.model.state import State
-from dashboards.operations.actions import ranks_of
 from dashboards.tui.screens.base import TopScreen
 from dashboards.tui.screens.dialogs import PreflightDialog
 from dashboards.tui.screens.log import LogScreen
@@ -134,7 +133,7 @@ class NodeScreen(TopScreen):
     def action_log(self) -> None:
         """The rank on the GPU under the cursor, where that is known."""
         run, name = self.top.state.run, self.top.node()
-        ranks = list(ranks_of(run, name)) if run and name else []
+        ranks = list(run.ranks_of(name)) if run and name else []
         gpu = self.gpus.gpu
         self.app.push_screen(LogScreen(name, ranks[gpu] if gpu < len(ranks) else None))
 

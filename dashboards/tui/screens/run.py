@@ -12,7 +12,6 @@ from textual.widget import Widget
 
 from dashboards.model.run_progress import figures
 from dashboards.model.state import State
-from dashboards.operations.actions import place_of
 from dashboards.tui.screens.base import TopScreen
 from dashboards.tui.screens.log import LogScreen
 from dashboards.tui.widgets.run_figures import Phases, RunFigures
@@ -63,7 +62,7 @@ class RunScreen(TopScreen):
         if run is None:
             return
         rank = figures(run, self.top.state.now_s).slowest_rank or 0
-        place = place_of(run, rank)
+        place = run.place_of(rank)
         self.app.push_screen(LogScreen(place[0] if place else None, rank))
 
     def action_stacks(self) -> None:

@@ -14,13 +14,7 @@ from clusterctl.settings import Settings
 from clusterctl.transport.base import Limits
 from clusterctl.transport.loopback.nodes import LoopbackCluster
 from dashboards.model.state import RunState
-from dashboards.operations.actions import (
-    LOG_BYTES,
-    ClusterActions,
-    LocalActions,
-    place_of,
-    ranks_of,
-)
+from dashboards.operations.actions import LOG_BYTES, Actions, ClusterActions
 from dashboards.operations.background import Job, Watch
 from tests.clusterctl.jobs.trees import tree, wait_until
 
@@ -81,7 +75,7 @@ def test_log_comes_from_the_run_directory_else_from_the_ranks_node(
     assert actions.rank_log(run, 0, Watch()).text == "a\nb\n"
     # As where the directory is not shared: nothing here, the file on the node.
     (tmp_path / "ranks" / "1.log").write_text("x" * (LOG_BYTES + 10) + "\nend\n")
-    monkeypatch.setattr(LocalActions, "rank_log", _nothing_here)
+    monkeypatch.setattr(Actions, "rank_log", _nothing_here)
     log = actions.rank_log(run, 1, Watch())
     assert log.text.endswith("\nend\n")
     assert log.is_cut
@@ -106,7 +100,7 @@ def test_without_nodes_only_what_was_written_down(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "3.log").write_bytes(b"caf\xe9\n")
     run = RunState(str(tmp_path), "x")
-    here = LocalActions()
+    here = Actions()
     assert here.rank_log(run, 3, Watch()).text == "caf\ufffd\n"
     for ask in (
         lambda: here.rank_log(run, 4, Watch()),
@@ -121,9 +115,9 @@ def test_without_nodes_only_what_was_written_down(tmp_path: Path) -> None:
 
 def test_places_of_ranks() -> None:
     run = RunState("d", "x", ("a", "b"), (2, 8))
-    assert [place_of(run, rank) for rank in (1, 2, 10)] == [("a", 1), ("b", 0), None]
-    assert list(ranks_of(run, "b")) == list(range(2, 10))
-    assert list(ranks_of(run, "c")) == []
+    assert [run.place_of(rank) for rank in (1, 2, 10)] == [("a", 1), ("b", 0), None]
+    assert list(run.ranks_of("b")) == list(range(2, 10))
+    assert list(run.ranks_of("c")) == []
 
 
 def ended(job: Job[int]) -> Job[int]:

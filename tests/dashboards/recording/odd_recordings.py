@@ -15,9 +15,9 @@ from typing import Any
 from dashboards.model.samples import Tick
 from dashboards.recording.file_format import HISTORY, Appender
 from dashboards.recording.writer import Writer
+from dashboards.simulation.cluster import hour
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
-from dashboards.simulation.hour import hour
 from tests.dashboards.recording.rows import Row, read_rows, write_rows
 
 SECONDS = 34  # a key at the beginning and after 30 s

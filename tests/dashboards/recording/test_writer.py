@@ -28,9 +28,9 @@ from dashboards.recording import writer as record
 from dashboards.recording.file_format import DEEP, ROUND, Appender
 from dashboards.recording.writer import Recording, Writer
 from dashboards.reduce import fold
+from dashboards.simulation.cluster import BEGIN_S, hour
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
-from dashboards.simulation.hour import BEGIN_S, hour
 from tests.dashboards.feeds.test_feeds import until
 from tests.dashboards.recording.rows import change_row, damage_row, read_rows, write_rows
 
@@ -537,7 +537,13 @@ def test_side_file_that_leads_elsewhere_is_refused(tmp_path: Path, ending: str) 
     assert not (tmp_path / "elsewhere").exists()
 
 
-OLD = Path(__file__).with_name("old_format.rec")  # 40 s of rounds(), written by clusterctl 0.1.0
+OLD = Path(__file__).with_name("old_format.rec")  # 40 s of INCIDENTS, written by clusterctl 0.1.0
+# second -> watts of each GPU, (step, loss, seconds), as the state had them that was recorded.
+OLD_READINGS = {
+    0: ([678.07, 661.77, 678.77, 660.68, 690.32, 681.47, 666.68, 683.65], None),
+    35: ([687.58, 666.84, 681.3, 661.91, 684.25, 688.67, 663.89, 681.49], (2504, 0.342677, 4.0308)),
+    39: ([689.12, 672.07, 679.85, 660.83, 684.25, 688.67, 669.08, 675.99], (2505, 0.327473, 4.2212)),
+}  # fmt: skip
 
 
 def test_old_recording_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -547,9 +553,18 @@ def test_old_recording_is_converted(tmp_path: Path, capsys: pytest.CaptureFixtur
     new = tmp_path / "new"
     assert convert.main([str(OLD), str(new)]) == 0
     player = Player(new)
-    for second in (0, 35, 39):
+    for second, (watts, step) in OLD_READINGS.items():
         player.feed.seek_to(BEGIN_S + second)
-        same(player.tick(0.0), folded(second + 1))
+        state = player.tick(0.0)
+        nodes = state.nodes.values()
+        gpus = [gpu for node in nodes if node.sample for gpu in node.sample.gpus or ()]
+        assert [gpu.power_w for gpu in gpus] == pytest.approx(watts, abs=0.01)
+        assert [len(node.history) for node in nodes] == [second + 1] * 2 + [min(20, second + 1), second + 1]  # fmt: skip
+        assert state.run is not None
+        last = state.run.last
+        assert (last and (last.step, round(last.loss, 6), round(last.step_s, 4))) == step
+        keys = [alert.key for alert in state.alerts.active]
+        assert keys == ([("clock.step", names(4)[1]), ("node.down", names(4)[2])] if second else [])
     assert len(ticks(new)) == 41
     assert convert.main([str(OLD), str(new)]) == 2
     assert "already exists" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from textual.widgets import Button, Static
 from dashboards.feeds.replay import ReplayFeed
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Tick, Xid
 from dashboards.operations import demo_actions
-from dashboards.operations.actions import Ending, LocalActions
+from dashboards.operations.actions import Actions, Ending
 from dashboards.operations.background import Watch
 from dashboards.operations.demo_actions import DemoActions
 from dashboards.tui.app import TopApp
@@ -212,7 +212,7 @@ def test_stacks_of_a_replay_say_why_there_are_none() -> None:
         await pilot.press("5", "enter")
         await until(pilot, lambda: "no nodes to ask" in shown(app, "#verdict"))
 
-    play(TopApp(one_node(), actions=LocalActions()), story, (80, 24))
+    play(TopApp(one_node(), actions=Actions()), story, (80, 24))
 
 
 class Remembering(DemoActions):
@@ -340,7 +340,7 @@ def test_log_that_cannot_be_read_is_a_sentence() -> None:
         await pilot.press("L")
         await until(pilot, lambda: "no nodes to ask" in shown(app, "#text"))
 
-    play(TopApp(one_node(), actions=LocalActions()), story, (80, 24))
+    play(TopApp(one_node(), actions=Actions()), story, (80, 24))
 
 
 def test_disks_in_trouble_come_first_and_those_without_room_are_counted() -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dashboards.model.samples import EventSample, NodeDown, NodeSample, Sample, StepSample, Tick
+from dashboards.simulation.cluster import BEGIN_S, hour
 from dashboards.simulation.faults import KINDS, TEN, Incident
 from dashboards.simulation.healthy import names
-from dashboards.simulation.hour import BEGIN_S, hour
 
 
 def played(*incidents: Incident, seconds: int = 40, seed: int = 0) -> list[Sample]:
@@ -46,7 +46,7 @@ def test_stalled_run_writes_no_step_and_its_gpus_wait() -> None:
 
 
 def test_dead_node_is_an_alarm_after_ten_seconds_and_comes_back() -> None:
-    said = played(Incident("node_dead", 2, begin_s=5, end_s=30))
+    said = played(Incident("node_dead", 2, begin_s=5, end_s=30, size=10))
     down = [s.at_s - BEGIN_S for s in said if isinstance(s, NodeDown)]
     assert down[0] == 15
     assert [s.at_s - BEGIN_S for s in of(said, 2)] == [*range(5), *range(30, 40)]
