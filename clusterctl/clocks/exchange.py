@@ -19,7 +19,7 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote.fanout import Fanout
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.remote.session_pool import converse
+from clusterctl.remote.run_payload import converse
 from clusterctl.transport.base import Limits, Transport
 
 QUESTIONS = 12

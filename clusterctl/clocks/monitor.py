@@ -20,8 +20,9 @@ from clusterctl.clocks.report import away, signed, span, step_words
 from clusterctl.nodes import Node, counted
 from clusterctl.output import Cell, Output, local_time
 from clusterctl.remote.fanout import WIDTH, NodeResult
+from clusterctl.remote.followers import Followers
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.remote.session_pool import Followers, session
+from clusterctl.remote.run_payload import session
 from clusterctl.settings import Settings
 from clusterctl.transport.base import Connection, Limits, Transport
 

@@ -16,7 +16,7 @@ from clusterctl.gpus.summary import WAITING, Census, read_node
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.remote.session_pool import Followers
+from clusterctl.remote.followers import Followers
 from clusterctl.transport.base import Connection, Limits, Transport, Unreachable
 
 STALE_INTERVALS = 3

@@ -1,7 +1,7 @@
 """The environment of the ranks: what is passed on, what is added, what is never shown.
 
-An allowlist, because everything of a shell (proxy passwords, tokens, LD_LIBRARY_PATH of another
-machine) has no business on every node. Values travel on the agent's stdin, never in an argv.
+An allowlist: a shell's proxy passwords, tokens and LD_LIBRARY_PATH do not belong on every node.
+Values travel on the agent's stdin, never in an argv.
 """
 
 from __future__ import annotations
@@ -15,52 +15,38 @@ from clusterctl.errors import UsageError
 from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
 
 PASSED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_")
-PASSED_NAMES = ("TOKENIZERS_PARALLELISM",)
 
-# Set by torchrun and the agent; a foreign value would break the rendezvous or the clean-up.
-RESERVED = frozenset(
-    (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    )
+# Set by torchrun and the agent; another value would break the rendezvous or the clean-up.
+_RESERVED = re.compile(
+    "RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT|"
+    "CLUSTERCTL_.*"
 )
-
 AUTO = "auto"  # decided by the agent on each node
 
+_WATCHDOG = {
+    "NCCL_DEBUG": "WARN",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCH_NCCL_ENABLE_MONITORING": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 # NCCL environment of the recorded H100 runs (8 rails, mlx5_0 is the frontend card).
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "none": {},
     "h100-ib": {
+        **_WATCHDOG,
         "NCCL_P2P_LEVEL": "NVL",
         "NCCL_NET_GDR_LEVEL": "PIX",
         # The value begins with '=': exact names, so that mlx5_1 does not also choose mlx5_10.
         "NCCL_IB_HCA": "=mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7,mlx5_8",
         "NCCL_IB_PCI_RELAXED_ORDERING": "1",
         "NCCL_SOCKET_IFNAME": "eno1",
-        "NCCL_DEBUG": "WARN",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCH_NCCL_ENABLE_MONITORING": "1",
-        "TOKENIZERS_PARALLELISM": "false",
     },
-    "ethernet": {
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_DEBUG": "WARN",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCH_NCCL_ENABLE_MONITORING": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    },
+    "ethernet": {**_WATCHDOG, "NCCL_IB_DISABLE": "1"},
 }
 
-ASKED = "--env"
-SHORTEST = (
-    6  # characters of a value that is looked for in messages: a "1" would blank out half of each
-)
+BY_OPTION = "--env"
+# Characters of a secret value that is masked in messages: "1" would mask half of each message.
+SHORTEST = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +59,13 @@ class Variable:
 
     @property
     def shown(self) -> str:
-        """The value as it may stand in files and on screens."""
+        """The value for files and screens."""
         return HIDDEN if self.is_hidden else hide(self.value)
 
     @property
     def is_hidden(self) -> bool:
-        """By its name, or because the user has given it to this run only: that may be anything."""
-        return self.origin == ASKED or is_secret(self.name)
+        """By its name, or because it comes from --env, where it may be any secret."""
+        return self.origin == BY_OPTION or is_secret(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +83,21 @@ class Environment:
     def redact(self, text: str) -> str:
         """`text` without the values of secrets: a rank's last lines may quote them."""
         hidden = [variable.value for variable in self.variables if variable.is_hidden]
-        for value in sorted(hidden, key=len, reverse=True):  # one may be a part of another
-            if len(value) >= SHORTEST:
-                text = text.replace(value, HIDDEN)
+        long = [value for value in hidden if len(value) >= SHORTEST]
+        for value in sorted(long, key=len, reverse=True):  # one may be a part of another
+            text = text.replace(value, HIDDEN)
         return hide(text)
 
 
 def parse_assignments(pairs: Iterable[str], head: Mapping[str, str]) -> dict[str, str]:
-    """Words of --env: `K=V`, taken byte by byte, or `K`, whose value the head's environment has.
-
-    Raises `UsageError`.
-    """
+    """Values of --env `K=V`, and of --env `K` from the head's environment. Raises `UsageError`."""
     values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             shown = f"{name}=…" if equals else repr(pair)
             raise UsageError(f"--env {shown} is neither NAME=VALUE nor NAME")
-        if name in RESERVED or name.startswith("CLUSTERCTL_"):
+        if _RESERVED.fullmatch(name):
             raise UsageError(f"--env {name}: this name is set by the launcher on every rank")
         if not equals:
             if name not in head:
@@ -138,12 +121,10 @@ def build(
     device: str = "auto",
     run_dir: Path,
 ) -> Environment:
-    """Variables in order of name. Who wins: --env, the head's environment, facts, preset, default.
+    """Variables by name. Precedence: --env, the head's environment, facts, preset, default.
 
-    `facts` is what `clusterctl env` works out from the nodes themselves.
-
-    The head's environment stands over the preset because `NCCL_SOCKET_IFNAME=eno2 clusterctl
-    launch --nccl h100-ib` can only mean the correction of one value; the plan shows each origin.
+    `facts` is what `clusterctl env` recommends. The head's environment overrides the preset:
+    `NCCL_SOCKET_IFNAME=eno2 clusterctl launch --nccl h100-ib` can only mean a correction.
     Raises `UsageError` for an unknown preset or a bad --env.
     """
     if preset not in PRESETS:
@@ -156,16 +137,15 @@ def build(
     take(_defaults(device, run_dir), "default")
     take(PRESETS[preset], f"preset {preset}")
     take(facts or {}, "facts")
-    take({name: value for name, value in head.items() if is_passed(name)}, "your environment")
+    take({key: value for key, value in head.items() if _is_passed(key)}, "your environment")
     if device == "cpu":
         take({"CUDA_VISIBLE_DEVICES": ""}, "--device cpu")
-    take(parse_assignments(assignments, head), ASKED)
+    take(parse_assignments(assignments, head), BY_OPTION)
     return Environment(tuple(chosen[name] for name in sorted(chosen)))
 
 
-def is_passed(name: str) -> bool:
-    """Whether a variable of the head's environment goes to the ranks."""
-    return name.startswith(PASSED_PREFIXES) or name in PASSED_NAMES
+def _is_passed(name: str) -> bool:
+    return name.startswith(PASSED_PREFIXES) or name == "TOKENIZERS_PARALLELISM"
 
 
 def _defaults(device: str, run_dir: Path) -> dict[str, str]:

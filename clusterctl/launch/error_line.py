@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 SHOWN_LINES = 25
 
-_STATED = re.compile(r"error: (?:rank \d+: )?(?P<text>.+)")  # the trainer, and most programs
-_FATAL = re.compile(
-    r"(?P<text>(?:Fatal Python error|terminate called after throwing|CUDA error).*)"
+# The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
+_STATED = re.compile(
+    r"error: (?:rank \d+: )?(?P<text>.+)|"
+    r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error).*)"
 )
-# The last line of a Python traceback: a class name, often with its module, and what str() gave.
+# The last line of a Python traceback: a class name, often with its module, and its str().
 _RAISED = re.compile(
-    r"(?P<text>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Expired)(?:: .*)?)"
+    r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Expired)(?:: .*)?"
 )
 # How gloo, NCCL and torch's store word the end of a peer: the peer has the cause, not this rank.
 _OF_A_PEER = re.compile(
@@ -23,11 +24,12 @@ _OF_A_PEER = re.compile(
 )
 
 
-def find(lines: Sequence[str]) -> int | None:
-    """Index of the line that states the error; None where no line does."""
+def _find(lines: Sequence[str]) -> tuple[int, str] | None:
+    """Index of the line that states the error, and the error without its prefix."""
     for index in range(len(lines) - 1, -1, -1):
-        if _STATED.match(lines[index]) or _FATAL.match(lines[index]):
-            return index
+        stated = _STATED.match(lines[index])
+        if stated:
+            return index, (stated["text"] or stated["fatal"]).strip()
     raised: int | None = None
     is_ignored = False  # inside of "Exception ignored in: …", printed while Python ends
     for index, line in enumerate(lines):
@@ -35,19 +37,13 @@ def find(lines: Sequence[str]) -> int | None:
             is_ignored = True
         elif _RAISED.fullmatch(line):
             raised, is_ignored = (raised if is_ignored else index), False
-    return raised
+    return None if raised is None else (raised, lines[raised].strip())
 
 
 def sentence(lines: Sequence[str]) -> str | None:
-    """The error as one line, without its prefix."""
-    index = find(lines)
-    if index is None:
-        return None
-    for pattern in (_STATED, _FATAL, _RAISED):
-        found = pattern.match(lines[index])
-        if found:
-            return found["text"].strip()
-    return None
+    """The error as one line, without its prefix; None where no line states one."""
+    found = _find(lines)
+    return found and found[1]
 
 
 def blames_a_peer(text: str) -> bool:
@@ -56,9 +52,8 @@ def blames_a_peer(text: str) -> bool:
 
 
 def shown(lines: Sequence[str]) -> tuple[str, ...]:
-    """The last lines of a log, or the lines from the error on where those begin earlier."""
+    """The last lines of a log; from the error on where that is further up."""
+    found = _find(lines)
     start = max(0, len(lines) - SHOWN_LINES)
-    index = find(lines)
-    if index is not None:
-        start = min(start, index)
+    start = min(start, found[0]) if found else start
     return tuple(lines[start : start + SHOWN_LINES])

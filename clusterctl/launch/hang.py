@@ -21,16 +21,16 @@ from trainer.runlog import telemetry
 
 RECENT = 100  # steps whose longest one says what is long for this run
 PATIENCE = 5.0  # times that: the safety factor of nvidia-resiliency-ext over what it has seen
-SAVING = 3.0  # times the limit while a rank says that it saves: the first save has no like
+SAVING = 3.0  # times the limit while a rank saves: the first save has no precedent
 HANGS = (VerdictKind.HANG, VerdictKind.DESYNC, VerdictKind.ALL_SAME, VerdictKind.DATA)
-SPARE_S = 1.0  # of the limit: for judging and writing what has come home
+SPARE_S = 1.0  # of the limit: to judge and write what has arrived
 
 
 @dataclass(slots=True)
 class StepClock:
     """How long a run has been without a sign of a step. Pure; times are monotonic seconds.
 
-    Signs are what rank 0 writes: steps, and events such as a checkpoint. Heartbeats are none: a
+    Signs are the records of rank 0: steps, and events such as a checkpoint. Heartbeats are none: a
     rank that beats while the others wait for it takes no step.
     """
 
@@ -46,11 +46,11 @@ class StepClock:
             if self.step is not None:
                 self.lengths.append(now - self.since_s)
             self.step = record
-        if self.step is not None:  # the limit to the first step is one for all that is before it
+        if self.step is not None:  # one limit covers all that is before the first step
             self.since_s = now
 
     def slept(self, seconds: float) -> None:
-        """The head itself stood still: what was said meanwhile has not been heard yet."""
+        """The head itself was stopped: messages of that time have not arrived yet."""
         self.since_s += seconds
 
     @property
@@ -70,10 +70,8 @@ class StepClock:
         """Why the run is taken to hang."""
         if self.step is None:
             return f"no step within {self.limit_s:g} s of the start"
-        return (
-            f"no step for {self.limit_s:.0f} s; "
-            f"the last was {self.step.step} of {self.step.steps_total}"
-        )
+        last = f"the last was {self.step.step} of {self.step.steps_total}"
+        return f"no step for {self.limit_s:.0f} s; {last}"
 
     @property
     def hint(self) -> str:
@@ -81,51 +79,45 @@ class StepClock:
         return f"{option} SECONDS allows more"
 
 
-class Look:
-    """Stacks of all ranks, judged and written, in a thread of their own.
+class Inspection:
+    """Stacks of all ranks, judged and written, in a separate thread.
 
-    Whatever holds it up, nobody waits for it longer than `limit_s`: a fault that hangs a run may
-    hang the look at it, too. Its parts are read when `is_over`; what is not there is None.
+    Nobody waits for it longer than `limit_s`: a fault that hangs a run may hang this as well. Its
+    attributes are read when `is_over`; what is missing then is None.
     """
 
     def __init__(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
         self.limit_s = plan.timing.look_s
         self.diagnosis: Diagnosis | None = None
-        self.folder: Path | None = None  # where all stacks lie
+        self.folder: Path | None = None  # of all stacks
         self.error: str | None = None
-        self.began_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._done, self._unwanted = threading.Event(), threading.Event()
+        # Nodes get half of the time for their dumps, and answer or are silent before its end.
+        half_s = min(limits.command_s, self.limit_s / 2)
+        limits = replace(limits, command_s=half_s, run_s=max(0.5, self.limit_s - SPARE_S))
         arguments = (plan, transport, limits)
-        threading.Thread(target=self._work, args=arguments, name="look", daemon=True).start()
+        threading.Thread(target=self._work, args=arguments, name="stacks", daemon=True).start()
 
     def _work(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
+        run, options = Pick((plan.run_id,)), DumpOptions()
         try:
-            found = self.diagnosis = diagnose(
-                plan.nodes,
-                transport,
-                Pick((plan.run_id,)),
-                DumpOptions(),
-                limits=self._limits(limits),
-                width=WIDTH,
+            self.diagnosis = diagnose(
+                plan.nodes, transport, run, options, limits=limits, width=WIDTH
             )
             if not self._unwanted.is_set():
                 folder = next_place(plan.run_dir / "stacks", "hang")
-                found.write(folder)
+                self.diagnosis.write(folder)
                 self.folder = folder
-        except Exception as error:  # noqa: BLE001 - thread boundary: the stop goes on and says this
+        except Exception as error:  # noqa: BLE001 - thread boundary: the stop reports it
             self.error = f"{type(error).__name__}: {error}"
         self._done.set()
 
-    def _limits(self, limits: Limits) -> Limits:
-        """Nodes get half of the time for their dumps, and answer or are silent before its end."""
-        half_s = min(limits.command_s, self.limit_s / 2)
-        return replace(limits, command_s=half_s, run_s=max(0.5, self.limit_s - SPARE_S))
-
     def is_over(self, now: float) -> bool:
-        return self._done.is_set() or now - self.began_s >= self.limit_s
+        return self._done.is_set() or now - self._started_s >= self.limit_s
 
     def close(self) -> None:
-        """What it still finds is not wanted. The thread ends by its own limits."""
+        """Write no stacks from now on. The thread ends by its own limits."""
         self._unwanted.set()
         if not self._done.is_set() and self.error is None:
             what = "no verdict" if self.diagnosis is None else "stacks not written"
@@ -147,11 +139,11 @@ class Look:
 
     @property
     def is_sure(self) -> bool:
-        """Whether somebody hangs, rather than takes long; then more patience would not help."""
+        """Whether a rank hangs rather than takes long; then a longer limit would not help."""
         return self.diagnosis is not None and self.diagnosis.verdict.kind in HANGS
 
     def to_json(self, run_dir: Path) -> dict[str, Any]:
-        """What incidents.jsonl keeps of it; paths as seen from the run directory."""
+        """Its part of a line of incidents.jsonl; paths are relative to the run directory."""
         found = self.diagnosis
         return {
             "headline": self.headline,
@@ -160,5 +152,5 @@ class Look:
             "silent": [node.name for node in found.snapshot.silent] if found else [],
             "stacks": str(self.folder.relative_to(run_dir)) if self.folder else None,
             "error": self.error,
-            "seconds": round(time.monotonic() - self.began_s, 3),
+            "seconds": round(time.monotonic() - self._started_s, 3),
         }

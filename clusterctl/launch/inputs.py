@@ -1,7 +1,7 @@
-"""What a launch line will ask of the nodes: its environment and the files it names.
+"""The environment and the files of a launch, for checks of the nodes. Nothing is started.
 
-The config is resolved by the trainer itself, in a process of its own, with the user's overrides;
-nothing is started. Secrets stay where they are: of the environment only what checks read is kept.
+The trainer itself resolves the config, in a separate process. Secrets are left out: of the
+environment only the variables that checks read are kept.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ KEPT = (
     "HF_HUB_CACHE",
     "WANDB_MODE",
 )
+# Upstream's short flags, which the trainer accepts.
+_SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pretrained")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,15 @@ def parse_line(line: str) -> tuple[str, list[str]]:
     except ValueError as error:
         raise UsageError(f"--launch {line!r}: {error}") from None
     if not words or words[0].startswith("-"):
-        raise UsageError(
-            "--launch wants a CONFIG first", hint='--launch "stage1 --dataset.data-path X.csv"'
-        )
+        hint = '--launch "stage1 --dataset.data-path X.csv"'
+        raise UsageError("--launch wants a CONFIG first", hint=hint)
     return words[0], words[1:]
 
 
 def resolve(
     config: str, overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]
 ) -> LaunchLine:
-    """The launch as the trainer understands it. Raises `UsageError` with the trainer's words."""
+    """The launch as the trainer reads it. Raises `UsageError` with the trainer's message."""
     command = [sys.executable, "-m", "trainer.config", "show", config, "--json", *overrides]
     try:
         done = subprocess.run(
@@ -67,60 +68,46 @@ def resolve(
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        data = (
-            json.loads(done.stdout.strip().splitlines()[-1])["config"]
-            if not done.returncode
-            else None
-        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"the config {config} cannot be read: {error}") from None
-    except (ValueError, IndexError, KeyError):
-        data = None
-    if not isinstance(data, dict):
-        said = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()
-        raise UsageError(f"the config {config} cannot be read: {said[-1]}")
-    wandb = str(data.get("wandb", "off")) == "online"
+    try:
+        done.check_returncode()
+        data = json.loads(done.stdout.strip().splitlines()[-1])["config"]
+        wandb = str(data.get("wandb", "off")) == "online"
+    except (subprocess.CalledProcessError, ValueError, LookupError, TypeError, AttributeError):
+        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        raise UsageError(f"the config {config} cannot be read: {lines[-1]}") from None
     return LaunchLine(config, tuple(files_of(data, workdir, env)), wandb)
 
 
 def read_words(
     config: str, overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]
 ) -> LaunchLine:
-    """What the overrides alone say: for the trainer to read a config would take seconds."""
+    """What the overrides alone say: the trainer would take seconds to read the config."""
     plain: dict[str, Any] = {}
-    words = list(overrides)
-    for index, word in enumerate(words):
+    for word, following in zip(overrides, [*overrides[1:], ""], strict=False):
         if not word.startswith("--"):
             continue
         flag, equals, value = word[2:].partition("=")
-        if not equals:
-            value = words[index + 1] if index + 1 < len(words) else ""
+        value = value if equals else following
         part, _, key = flag.replace("-", "_").rpartition(".")
-        part, key = _SHORT.get(key, (part, key)) if not part else (part, key)
+        if not part:
+            part, key = _SHORT.get(key, ("", key))
         if value and not value.startswith("--"):
             (plain.setdefault(part, {}) if part else plain)[key] = value
     wandb = plain.get("wandb") == "online"
     return LaunchLine(config, tuple(files_of(plain, workdir, env)), wandb)
 
 
-# Upstream's short flags, as the trainer takes them.
-_SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pretrained")}
-
-
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:
     """Paths that the run reads: data, checkpoint, published weights, the hub's cache of models."""
-    found: dict[str, None] = {}
-    data = _text(config, "dataset", "data_path")
-    if data:
-        found[str((workdir / data).absolute())] = None
-    for part in ("model", "vae", "text_encoder"):
-        name = _text(config, part, "from_pretrained")
-        if name:
-            found[_weights(name, workdir, env)] = None
-    load = config.get("load")
+    data, load = _text(config, "dataset", "data_path"), config.get("load")
+    names = [_text(config, part, "from_pretrained") for part in ("model", "vae", "text_encoder")]
+    found = [str((workdir / data).absolute())] if data else []
+    found += [_weights(name, workdir, env) for name in names if name]
     if isinstance(load, str) and load:
-        found[str((workdir / load).absolute())] = None
-    return list(found)
+        found.append(str((workdir / load).absolute()))
+    return list(dict.fromkeys(found))
 
 
 def _text(config: Mapping[str, Any], part: str, key: str) -> str:
@@ -130,13 +117,11 @@ def _text(config: Mapping[str, Any], part: str, key: str) -> str:
 
 
 def _weights(name: str, workdir: Path, env: Mapping[str, str]) -> str:
-    """A path as it stands, `org/model` as its folder in the hub's cache on the node."""
+    """A path; for `org/model` its folder in the hub's cache on the node."""
     is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
     if not is_hub_id or (workdir / name).exists():
         return name if name.startswith("~") else str((workdir / name).absolute())
-    home = env.get("HF_HUB_CACHE") or (
-        f"{env['HF_HOME']}/hub" if env.get("HF_HOME") else "~/.cache/huggingface/hub"
-    )
+    home = env.get("HF_HUB_CACHE") or f"{env.get('HF_HOME') or '~/.cache/huggingface'}/hub"
     return f"{home}/models--{name.replace('/', '--')}"
 
 
@@ -146,9 +131,9 @@ def kept_environment(
     device: str = "auto",
     facts: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The ranks' variables that checks look at, as `clusterctl launch` would set them.
+    """The ranks' variables that checks read, as `clusterctl launch` would set them.
 
-    Of WANDB_API_KEY only that it is there. Raises `UsageError` for a bad --env or --nccl.
+    The value of WANDB_API_KEY is masked. Raises `UsageError` for a bad --env or --nccl.
     """
     from clusterctl.launch import environment
     from clusterctl.payload.mask_secrets import HIDDEN

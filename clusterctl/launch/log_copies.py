@@ -1,7 +1,7 @@
 """Logs and telemetry of nodes that do not share the run directory, appended to it on the head.
 
-A node may write here as much as an agent can send. What exceeds that is cut, and the file and the
-journal say so. A head whose disk is full goes on without copies.
+Output beyond what an agent sends is cut, and the file and the journal say so. A head whose disk is
+full goes on without copies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BYTES_S, BURST_BYTES = 1 << 20, 8 << 20
 class _File:
     allowance: float
     at_s: float
-    cut_bytes: int = 0  # since the file said so last
+    cut_bytes: int = 0  # not yet noted in the file
+    is_reported: bool = False  # the journal says that something was cut
 
 
 class Copies:
@@ -30,33 +31,27 @@ class Copies:
     def __init__(self, run_dir: Path, journal: Journal) -> None:
         self._run_dir, self._journal = run_dir, journal
         self._files: dict[str, _File] = {}
-        self._cut: set[str] = set()
         self._is_full = False
 
     def append(self, name: str, text: str, node: str) -> None:
-        """Add what `node` sent for the file `name`.
-
-        Never raises `OSError`: the journal says it, once.
-        """
+        """Add what `node` sent for the file `name`. An `OSError` is recorded once, not raised."""
         now = time.monotonic()
         file = self._files.setdefault(name, _File(BURST_BYTES, now))
         file.allowance = min(BURST_BYTES, file.allowance + BYTES_S * (now - file.at_s))
         file.at_s = now
         data = text.encode("utf-8", "backslashreplace")
-        room = int(file.allowance)
-        if len(data) > room:
-            file.cut_bytes += len(data) - room
-            if name not in self._cut:
-                self._cut.add(name)
+        capacity = int(file.allowance)
+        if len(data) > capacity:
+            file.cut_bytes += len(data) - capacity
+            data = data[:capacity]
+            if not file.is_reported:
+                file.is_reported = True
                 self._journal.write(
                     "cut", f"{name}: {node} sends more than an agent does", node=node
                 )
-            data = data[:room]
         elif file.cut_bytes:
-            data = (
-                f"[{file.cut_bytes} bytes of {node} were too many and are not here]\n".encode()
-                + data
-            )
+            note = f"[{file.cut_bytes} bytes of {node} were too many and are not here]\n"
+            data = note.encode() + data
             file.cut_bytes = 0
         file.allowance -= len(data)
         if not data:

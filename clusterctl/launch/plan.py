@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 import shlex
 import time
@@ -25,7 +26,7 @@ PORT_RANGE = range(29500, 30000)
 # The shell that a rank's program replaces (`exec`: same process id). It gives each rank a log file
 # of its own with stdout and stderr in the order written; torchrun's --redirects parts them and
 # puts them under a random name. The process id is for the agent: a rank that dies in its first
-# tenth of a second is a zombie without environment by the time anybody looks.
+# tenth of a second is a zombie without environment before the agent reads it.
 RANK_SHELL = (
     '[ -z "$CLUSTERCTL_HEARTBEATS" ] || echo $$ >"$CLUSTERCTL_HEARTBEATS/$RANK.pid"; '
     'exec "$@" >>"$CLUSTERCTL_RUN_DIR/ranks/$RANK.log" 2>&1'
@@ -46,9 +47,18 @@ class Share:
         return range(self.first_rank, self.first_rank + self.slots)
 
 
+def assign_ranks(nodes: Sequence[Node], slots: Mapping[str, int]) -> tuple[Share, ...]:
+    """Ranks in the hostfile's order; `slots` holds the number of processes by node name."""
+    shares: list[Share] = []
+    for node in nodes:
+        first_rank = shares[-1].ranks.stop if shares else 0
+        shares.append(Share(node, len(shares), first_rank, slots[node.name]))
+    return tuple(shares)
+
+
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks meet: port and address of the first node, found usable on all nodes."""
+    """Where the ranks meet: an address and a port of the first node."""
 
     address: str
     port: int
@@ -61,39 +71,45 @@ class Timing:
     start_s: float = 900.0  # from the start of the ranks to the first StepRecord; 0: no limit
     hang_s: float = 600.0  # without a step after that, or 5 times the longest of late; 0: no limit
     look_s: float = 30.0  # that a stop for one of these two may wait for the stacks; 0: none taken
-    grace_s: float = 30.0  # an orderly stop: from SIGTERM to SIGKILL, room for a checkpoint
+    grace_s: float = 30.0  # an orderly stop: from SIGTERM to SIGKILL, time for a checkpoint
     fail_grace_s: float = 3.0  # the same after a rank has died: its peers have nothing to save
-    lease_s: float = (
-        60.0  # an agent that has heard nothing from the head for so long stops its ranks
-    )
-    silent_s: float = (
-        15.0  # a node that has said nothing for so long counts as lost (agents beat at 1 Hz)
-    )
+    lease_s: float = 60.0  # an agent without a message from the head for so long stops its ranks
+    silent_s: float = 15.0  # a node without a message for so long is lost (agents beat at 1 Hz)
     hello_s: float = 20.0  # from the channel to the agent's report of the node's state
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One launch. `rendezvous` holds the first choice; the supervisor takes the one that works."""
+    """One launch. Raises `UsageError` for an argument that cannot be passed to a program."""
 
     run_id: str
-    job_id: str  # the same for launches that would write the same outputs from the same config
     config: str
     run_dir: Path
     workdir: Path
     python: str
     device: str
     shares: tuple[Share, ...]
-    address: str  # of the master node: the user's --master_addr, else the first choice
-    address_fixed: bool  # the user's; else what the master node calls itself is tried as well
+    address: str  # of the first node: the user's --master_addr, else the first choice
+    address_fixed: bool  # the user's; else the first node's own addresses are tried as well
     ports: tuple[int, ...]  # candidates for the master port; one when the user gave it
     environment: Environment
     program: tuple[str, ...]  # what python runs as a rank: ("-m", "trainer.train", CONFIG, …)
     starter: tuple[str, ...]  # what starts a node's ranks: (python, "-m", "torch.distributed.run")
     timing: Timing = Timing()
     share: str = ""  # the group that may read the run directory; nobody else without
-    # What the first node's door says: it cannot be guessed, and has no other use.
-    word: str = field(default_factory=lambda: secrets.token_hex(8))
+    # The first node answers with it at the master port: it cannot be guessed, and has no other use.
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        for word in self.program:
+            if "\0" in word:
+                raise UsageError(f"the argument {word!r} holds a zero byte")
+
+    @property
+    def job_id(self) -> str:
+        """The same for launches that would write the same outputs from the same config."""
+        text = "\0".join((self.config, str(self.workdir), str(self.run_dir.parent)))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def nodes(self) -> list[Node]:
@@ -104,53 +120,39 @@ class LaunchPlan:
         return sum(share.slots for share in self.shares)
 
     @property
-    def master(self) -> Share:
-        return self.shares[0]
+    def master(self) -> Node:
+        return self.shares[0].node
 
     @property
     def rendezvous(self) -> Rendezvous:
+        """The first choice; the supervisor takes the one that works."""
         return Rendezvous(self.address, self.ports[0])
 
-    def share_of(self, rank: int) -> Share | None:
-        """The node that runs a rank."""
-        return next((share for share in self.shares if rank in share.ranks), None)
-
     def argv(self, share: Share, meet: Rendezvous) -> list[str]:
-        """The command of a node. Static rendezvous and no restarts: both are ours to decide."""
-        return [
-            *self.starter,
-            "--nnodes",
-            str(len(self.shares)),
-            "--node_rank",
-            str(share.node_rank),
-            "--nproc_per_node",
-            str(share.slots),
-            "--master_addr",
-            meet.address,
-            "--master_port",
-            str(meet.port),
-            "--max-restarts",
-            "0",
+        """The command of a node. Static rendezvous and no restarts: the supervisor decides both."""
+        options = {
+            "--nnodes": len(self.shares),
+            "--node_rank": share.node_rank,
+            "--nproc_per_node": share.slots,
+            "--master_addr": meet.address,
+            "--master_port": meet.port,
+            "--max-restarts": 0,
             # A dead rank stays a zombie for up to this long, in which the agent reads its status.
-            "--monitor-interval",
-            "1",
-            "--log-dir",
-            f"{self.run_dir}/torchrun",
-            "--no-python",
-            # torchrun fills ${local_rank} in, and takes $$ for $, in every word of the command.
-            *(word.replace("$", "$$") for word in self.rank_argv()),
-        ]
-
-    def rank_argv(self) -> list[str]:
-        """What each rank executes."""
-        return ["/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.program]
+            "--monitor-interval": 1,
+            "--log-dir": f"{self.run_dir}/torchrun",
+        }
+        words = [str(word) for option in options.items() for word in option]
+        rank = ["/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.program]
+        # torchrun fills ${local_rank} in, and takes $$ for $, in every word of the command.
+        escaped = [word.replace("$", "$$") for word in rank]
+        return [*self.starter, *words, "--no-python", *escaped]
 
     def agent_args(self, share: Share) -> dict[str, Any]:
         """Arguments of a node's agent payload: what it checks and prepares before the start."""
         return {
             "run": self.run_id,
             "job": self.job_id,
-            "word": self.word,
+            "word": self.token,
             "group": self.share,
             "node": share.node.name,
             "run_dir": str(self.run_dir),
@@ -201,119 +203,34 @@ class LaunchPlan:
         """Lines for people. With `commands`, one per node to paste into a shell there."""
         meet = self.rendezvous
         yield f"run        {self.run_id}"
-        yield f"config     {' '.join(map(shlex.quote, hide_words(list(self.program))))}"
+        yield f"config     {shlex.join(hide_words(list(self.program)))}"
         readers = f", readable by group {self.share}" if self.share else ""
         yield f"directory  {self.run_dir}{readers}"
         yield f"python     {self.python}  in {self.workdir}"
         yield f"ranks      {self.world_size} on {len(self.shares)} nodes, device {self.device}"
-        for group in _groups(self.shares):
-            names = fold([share.node.name for share in group])
+        for slots, neighbours in itertools.groupby(self.shares, key=lambda share: share.slots):
+            group = list(neighbours)
             first, last = group[0].first_rank, group[-1].ranks[-1]
-            span = f"rank {first}" if first == last else f"ranks {first}-{last}"
-            yield f"           {names}  {group[0].slots} a node, {span}"
-        open_choices = [
-            what
-            for what, fixed in (("address", self.address_fixed), ("port", len(self.ports) == 1))
-            if not fixed
-        ]
-        note = f" (another {' or '.join(open_choices)} if it does not work)" if open_choices else ""
-        yield f"meet       {meet.address}:{meet.port} on {self.master.node.name}{note}"
+            ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+            yield f"           {fold([one.node.name for one in group])}  {slots} a node, {ranks}"
+        tried = [] if self.address_fixed else ["address"]
+        tried += ["port"] if len(self.ports) > 1 else []
+        note = f" (another {' or '.join(tried)} if it does not work)" if tried else ""
+        yield f"meet       {meet.address}:{meet.port} on {self.master.name}{note}"
         yield "environment"
         for variable in self.environment.variables:
             yield f"           {variable.name}={shlex.quote(variable.shown)}  ({variable.origin})"
-        if commands:
-            yield from self._command_lines(meet)
-
-    def _command_lines(self, meet: Rendezvous) -> Iterator[str]:
+        if not commands:
+            return
         yield "commands   (values shown as *** and auto are filled in on the nodes)"
-        words = ["env", f"CLUSTERCTL_RUN_DIR={self.run_dir}"]
-        words += [
-            f"{name}={value}"
-            for name, value in self.environment.shown().items()
-            if value != "auto" and value != "***"
-        ]
-        prefix = " ".join(map(shlex.quote, words))
+        shown = {"CLUSTERCTL_RUN_DIR": str(self.run_dir), **self.environment.shown()}
+        words = [f"{key}={value}" for key, value in shown.items() if value not in ("auto", "***")]
+        prefix = f"cd {shlex.quote(str(self.workdir))} && {shlex.join(['env', *words])}"
         for share in self.shares:
             command = shlex.join(hide_words(self.argv(share, meet)))
-            yield f"  {share.node.name}: cd {shlex.quote(str(self.workdir))} && {prefix} {command}"
-
-
-def make_plan(
-    nodes: Sequence[Node],
-    slots: Mapping[str, int],
-    *,
-    run_id: str,
-    config: str,
-    overrides: Sequence[str],
-    run_dir: Path,
-    workdir: Path,
-    python: str,
-    device: str,
-    environment: Environment,
-    ports: Sequence[int],
-    master_addr: str | None = None,
-    program: Sequence[str] | None = None,
-    starter: Sequence[str] | None = None,
-    timing: Timing | None = None,
-    share: str = "",
-) -> LaunchPlan:
-    """Give each node its ranks, in the hostfile's order.
-
-    `slots` holds the number of processes of each node by name, `ports` the candidates for the
-    master port. `program` and `starter` stand in for the trainer and torchrun. Raises
-    `UsageError` when an argument cannot be carried to a node.
-    """
-    chosen = tuple(program) if program else ("-m", "trainer.train", config, *overrides)
-    for word in chosen:
-        if "\0" in word:
-            raise UsageError(f"the argument {word!r} holds a zero byte")
-    return LaunchPlan(
-        run_id=run_id,
-        job_id=job_id(config, workdir, run_dir.parent),
-        config=config,
-        run_dir=run_dir,
-        workdir=workdir,
-        python=python,
-        device=device,
-        shares=_shares(nodes, slots),
-        address=master_addr or nodes[0].address,
-        address_fixed=master_addr is not None,
-        ports=tuple(ports),
-        environment=environment,
-        program=chosen,
-        starter=tuple(starter) if starter else (python, "-m", "torch.distributed.run"),
-        timing=timing or Timing(),
-        share=share,
-    )
+            yield f"  {share.node.name}: {prefix} {command}"
 
 
 def new_run_id(now_s: float, token: str) -> str:
     """Sorts by time (UTC) and names one launch: 20260131-235959-a1b2c3."""
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s)) + "-" + token
-
-
-def job_id(config: str, workdir: Path, outputs: Path) -> str:
-    """A short name of "the same work": two launches of it at once would be a mistake."""
-    text = "\0".join((config, str(workdir), str(outputs)))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _shares(nodes: Sequence[Node], slots: Mapping[str, int]) -> tuple[Share, ...]:
-    shares: list[Share] = []
-    first_rank = 0
-    for node_rank, node in enumerate(nodes):
-        shares.append(Share(node, node_rank, first_rank, slots[node.name]))
-        first_rank += slots[node.name]
-    return tuple(shares)
-
-
-def _groups(shares: Sequence[Share]) -> Iterator[list[Share]]:
-    """Neighbours with the same number of slots."""
-    group: list[Share] = []
-    for share in shares:
-        if group and group[-1].slots != share.slots:
-            yield group
-            group = []
-        group.append(share)
-    if group:
-        yield group

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 from clusterctl.launch.state import RunState
 from clusterctl.nodes import fold
 from clusterctl.output import Live, Output, clock
 
 PLAIN_EVERY_S = 10.0
-SHOWN = {
+STYLES = {
     **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped"), "dim"),
     **dict.fromkeys(("hang", "goes-on"), "warn"),
     "verdict": "bad",
-}  # event -> style
+}  # of the events that are shown
 
 
 class Progress:
@@ -23,48 +24,40 @@ class Progress:
         self._output = output
         self._live = Live(enabled=not output.quiet)
         self._shown_s = 0.0
-        self._told = 0  # events of the state that were shown
+        self._shown_events = 0
         self._pace: float | None = None  # s/step, smoothed
         self._step = 0
 
     def update(self, state: RunState) -> None:
-        fresh = min(len(state.events), state.told - self._told)
-        for event in list(state.events)[len(state.events) - fresh :]:
-            if event.name in SHOWN:
+        skipped = len(state.events) - (state.event_count - self._shown_events)
+        for event in islice(state.events, max(0, skipped), None):
+            if event.name in STYLES:
                 self._live.clear()
-                self._output.note(f"  {event.name}: {event.text}", SHOWN[event.name])
-        self._told = state.told
+                self._output.note(f"  {event.name}: {event.text}", STYLES[event.name])
+        self._shown_events = state.event_count
         now = time.monotonic()
         if self._live.is_on:
-            self._live.show(self.line(state))
+            self._live.show(self._line(state, now))
         elif now - self._shown_s >= PLAIN_EVERY_S:
             self._shown_s = now
-            self._output.note(self.line(state))
+            self._output.note(self._line(state, now))
 
     def close(self) -> None:
         self._live.clear()
 
-    def line(self, state: RunState) -> str:
-        """One line for people."""
-        nodes = _nodes(state)
+    def _line(self, state: RunState, now: float) -> str:
+        groups: dict[str, list[str]] = {}
+        for name, node in state.nodes.items():
+            groups.setdefault(node.text, []).append(name)
+        nodes = ", ".join(f"{fold(names)} {text}" for text, names in groups.items())
         record = state.step
         if record is None:
-            return f"{nodes}  {clock(time.monotonic() - state.started_s)}"
+            return f"{nodes}  {clock(now - state.started_s)}"
         if record.step != self._step:
             self._step = record.step
             smooth = self._pace if self._pace is not None else record.step_s
             self._pace = 0.9 * smooth + 0.1 * record.step_s
         pace = self._pace or record.step_s
-        left = max(0, record.steps_total - record.step) * pace
-        return (
-            f"step {record.step}/{record.steps_total}  loss {record.loss:.4f}  {pace:.2f} s/step  "
-            f"{clock(left)} left  {nodes}"
-        )
-
-
-def _nodes(state: RunState) -> str:
-    """Nodes folded by what they are doing."""
-    groups: dict[str, list[str]] = {}
-    for name, node in state.nodes.items():
-        groups.setdefault(node.text, []).append(name)
-    return ", ".join(f"{fold(names)} {text}" for text, names in groups.items())
+        left = clock(max(0, record.steps_total - record.step) * pace)
+        step = f"step {record.step}/{record.steps_total}  loss {record.loss:.4f}"
+        return f"{step}  {pace:.2f} s/step  {left} left  {nodes}"

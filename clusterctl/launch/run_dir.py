@@ -7,6 +7,7 @@ import difflib
 import fcntl
 import grp
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -26,37 +27,31 @@ LOCK_S = 10.0  # for the next number; it is held for a few file operations
 
 
 def find_config(config: str, workdir: Path) -> Path:
-    """The file of a config: a path (seen from `workdir`), or a name of trainer/configs.
+    """The file of a config: a path (relative to `workdir`), or a name of trainer/configs.
 
     Raises `UsageError` with the nearest names.
     """
     path = workdir / config
     if path.is_file():
         return path
-    folder = _shipped_configs()
+    spec = importlib.util.find_spec("trainer")
+    if spec is None or spec.origin is None:
+        raise UsageError("the package trainer is not installed beside clusterctl")
+    folder = Path(spec.origin).parent / "configs"
     names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
     if config in names:
         return folder / f"{config}.py"
     if "/" in config or config.endswith(".py"):
         raise UsageError(f"the config {path} does not exist")
-    near = difflib.get_close_matches(config, names, n=3, cutoff=0.4) or names
-    raise UsageError(
-        f"no config is called {config!r}", hint=f"there are: {', '.join(near)}; or give a file"
-    )
-
-
-def _shipped_configs() -> Path:
-    spec = importlib.util.find_spec("trainer")
-    if spec is None or spec.origin is None:
-        raise UsageError("the package trainer is not installed beside clusterctl")
-    return Path(spec.origin).parent / "configs"
+    near = ", ".join(difflib.get_close_matches(config, names, n=3, cutoff=0.4) or names)
+    raise UsageError(f"no config is called {config!r}", hint=f"there are: {near}; or give a file")
 
 
 def model_label(config_file: Path) -> str:
-    """What the run directory is called: the model's type, `STDiT3-XL/2` as STDiT3-XL-2.
+    """Name of the run directory: the model's type, `STDiT3-XL/2` as STDiT3-XL-2.
 
-    A type that names no size gets the config's name behind it: STDiT3-demo. The file is read, not
-    run; a config that computes its model is called by its own name.
+    A type without a size is followed by the config's name: STDiT3-demo. The file is read, not run;
+    a config that computes its model gives its own name.
     """
     stem = re.sub(r"[^\w.-]+", "-", config_file.stem)
     model = _model_type(config_file, depth=4)
@@ -70,54 +65,49 @@ def _model_type(config_file: Path, depth: int) -> str | None:
     try:
         tree = ast.parse(config_file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError):
-        return None  # the trainer will say what is wrong with it
+        return None  # the trainer reports what is wrong with it
     assigned: dict[str, ast.expr] = {}
     for statement in tree.body:
         if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    assigned[target.id] = statement.value
-    found = _text_entry(assigned.get("model"), "type")
+            names = [target.id for target in statement.targets if isinstance(target, ast.Name)]
+            assigned.update(dict.fromkeys(names, statement.value))
+    found = _text(_entry(assigned.get("model"), "type"))
     if found is None and depth:
         base = assigned.get("_base_")
         items = base.elts if isinstance(base, ast.List | ast.Tuple) else [base]
-        for item in items:
-            if isinstance(item, ast.Constant) and isinstance(item.value, str):
-                found = found or _model_type(config_file.parent / item.value, depth - 1)
+        for name in filter(None, map(_text, items)):
+            found = found or _model_type(config_file.parent / name, depth - 1)
     return found
 
 
-def _text_entry(value: ast.expr | None, key: str) -> str | None:
-    """The string under `key` of a dict display or a dict(...) call."""
-    pairs: list[tuple[str | None, ast.expr]] = []
+def _entry(value: ast.expr | None, key: str) -> ast.expr | None:
+    """The entry `key` of a dict display or a dict(...) call."""
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict":
-        pairs = [(argument.arg, argument.value) for argument in value.keywords]
-    elif isinstance(value, ast.Dict):
-        pairs = [
-            (str(name.value), item)
-            for name, item in zip(value.keys, value.values, strict=True)
-            if isinstance(name, ast.Constant)
-        ]
-    for name, item in pairs:
-        if name == key and isinstance(item, ast.Constant) and isinstance(item.value, str):
-            return item.value
+        return next((one.value for one in value.keywords if one.arg == key), None)
+    if isinstance(value, ast.Dict):
+        pairs = zip(value.keys, value.values, strict=True)
+        return next((item for name, item in pairs if _text(name) == key), None)
+    return None
+
+
+def _text(value: ast.expr | None) -> str | None:
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return value.value
     return None
 
 
 def next_place(folder: Path, label: str) -> Path:
     """The first of `label`-1, `label`-2, … that is not in `folder`; makes nothing."""
-    number = 1
-    while (folder / f"{label}-{number}").exists():
-        number += 1
-    return folder / f"{label}-{number}"
+    paths = (folder / f"{label}-{number}" for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
     """Make and own the next free directory; launches at the same time get different numbers.
 
-    It is this user's alone (0700), or the group `share` can read its files (2750, files 0640).
-    Raises `UsageError` when `outputs` cannot be written or is another user's in a place that is
-    open to all, and when the group is none of this user's.
+    Only this user can read it (0700), or also the group `share` (2750, files 0640). Raises
+    `UsageError` when `outputs` cannot be written or belongs to another user in a folder that is
+    open to all, and when there is no such group.
     """
     gid = group_id(share) if share else None
     why = planted(str(outputs))
@@ -145,7 +135,7 @@ def group_id(name: str) -> int:
 
 
 def _open_to(folder: Path, gid: int | None) -> None:
-    """Let a group read what is made in the folder from now on: setgid makes it the group's."""
+    """Let a group read what is made in the folder from now on; setgid passes the group on."""
     if gid is not None:
         os.chown(folder, -1, gid)
         folder.chmod(0o2750)
@@ -153,7 +143,7 @@ def _open_to(folder: Path, gid: int | None) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that other users can neither take nor lead elsewhere. Raises OSError."""
+    """Hold a lock that other users can neither take nor redirect. Raises `OSError`."""
     deadline = time.monotonic() + LOCK_S
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -171,7 +161,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def furnish(run_dir: Path, run_id: str, plan: Mapping[str, Any]) -> None:
-    """Folders, plan.json and the mark by which agents recognise a shared directory."""
+    """Make the folders, plan.json and the file by which agents recognise a shared directory."""
     for name in FOLDERS:
         (run_dir / name).mkdir(exist_ok=True)
     (run_dir / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")

@@ -18,7 +18,7 @@ from clusterctl.errors import UsageError
 from clusterctl.gpus.summary import read_fleet
 from clusterctl.launch import environment
 from clusterctl.launch.inputs import kept_environment, read_words
-from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, make_plan, new_run_id
+from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks, new_run_id
 from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label
 from clusterctl.nodes import Node
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
@@ -32,7 +32,7 @@ PORT_CHOICES = 20
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What the user said about a launch."""
+    """What the user requests of a launch."""
 
     config: str
     overrides: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Device and ranks as the nodes allow them, and what preflight says of it."""
+    """Device and ranks as the nodes allow them, and the report of preflight."""
 
     device: str
     slots: Mapping[str, int]
@@ -71,18 +71,18 @@ def prepare(
 ) -> Prepared:
     """One census of all nodes; the checks that a launch needs. Nothing is started or written.
 
-    What only says how good a node is (clocks, errors, logs) is left to `clusterctl preflight`.
+    The quality of nodes (clocks, errors, logs) is checked by `clusterctl preflight` only.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     port = options.master_port or PORT_RANGE[0]
-    workdir = options.workdir.absolute()
+    workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
     line = read_words(options.config, options.overrides, workdir=workdir, env=env)
     args = {
         "tool_timeout_s": tool_timeout(limits),
         "python": options.python,
         "ports": [port],
-        "paths": [str(options.outputs.absolute())],
+        "paths": [outputs],
         "launch": True,
         "workdir": str(workdir),
         "files": list(line.files),
@@ -98,7 +98,7 @@ def prepare(
         port=port,
         slots=slots,
         device="cuda" if device == "cuda" else "cpu",
-        run_dir_parent=str(options.outputs.absolute()),
+        run_dir_parent=outputs,
         min_free_bytes=options.min_free_bytes,
         master=nodes[0].name,
         env=env,
@@ -108,15 +108,15 @@ def prepare(
     )
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     report = run_checks(Fleet(facts, needs), without=without, seconds=seconds)
     return Prepared(device, slots, report)
 
 
-def choose_device(asked: str, facts: Sequence[NodeFacts]) -> str:
+def choose_device(device: str, facts: Sequence[NodeFacts]) -> str:
     """`auto` is cuda if any node shows a sign of a GPU: a broken driver makes no CPU node."""
-    if asked != "auto":
-        return asked
+    if device != "auto":
+        return device
     return "cuda" if any(node.gpus.has_hardware for node in facts) else "cpu"
 
 
@@ -145,21 +145,21 @@ def plan_launch(
     config_file = find_config(options.config, workdir)
     label, outputs = model_label(config_file), options.outputs.absolute()
     config = str(config_file) if (workdir / options.config).is_file() else options.config
-    ports = (
-        [options.master_port] if options.master_port else random.sample(PORT_RANGE, PORT_CHOICES)
-    )
+    port = options.master_port
+    ports = (port,) if port else tuple(random.sample(PORT_RANGE, PORT_CHOICES))
 
     def plan(run_dir: Path) -> LaunchPlan:
-        return make_plan(
-            nodes,
-            prepared.slots,
+        return LaunchPlan(
             run_id=new_run_id(time.time(), secrets.token_hex(3)),
             config=config,
-            overrides=options.overrides,
             run_dir=run_dir,
             workdir=workdir,
             python=options.python,
             device=prepared.device,
+            shares=assign_ranks(nodes, prepared.slots),
+            address=options.master_addr or nodes[0].address,
+            address_fixed=options.master_addr is not None,
+            ports=ports,
             environment=environment.build(
                 os.environ,
                 assignments=options.env,
@@ -168,12 +168,12 @@ def plan_launch(
                 device=prepared.device,
                 run_dir=run_dir,
             ),
-            ports=ports,
-            master_addr=options.master_addr,
+            program=("-m", "trainer.train", config, *options.overrides),
+            starter=(options.python, "-m", "torch.distributed.run"),
             timing=options.timing,
             share=options.share,
         )
 
-    # Whatever is wrong with the options shows before a directory is made.
+    # Wrong options are refused before a directory is made.
     planned = plan(next_run_dir(outputs, label))
     return plan(claim_run_dir(outputs, label, options.share)) if claim else planned

@@ -1,4 +1,4 @@
-"""What the head knows of a run while it lasts, and how the run ended."""
+"""State of a run on the head while it lasts, and how the run ended."""
 
 from __future__ import annotations
 
@@ -13,39 +13,38 @@ from typing import Any
 from clusterctl.launch import error_line
 from trainer.runlog import telemetry
 
-EVENTS = 500  # that are kept: a run lasts for weeks
+EVENTS = 500  # kept: a run lasts for weeks
 SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
 
 
 @dataclass(slots=True)
 class NodeState:
-    """What is known of one node of a run."""
+    """One node of a run."""
 
     text: str = "connecting"
     heard_s: float = 0.0  # monotonic time of its last message
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # heartbeats by rank
-    pids: dict[int, int] = field(default_factory=dict)  # of ranks that have begun
+    pids: dict[int, int] = field(default_factory=dict)  # of ranks that have started
     ended: set[int] = field(default_factory=set)  # ranks
     code: int | None = None  # of what started its ranks
     is_over: bool = False
-    lost: str | None = None  # why nothing more will be heard
-    shared: bool = True
+    shared: bool = True  # it uses the head's run directory
 
 
 @dataclass(slots=True)
 class RunState:
-    """A run as the head sees it now; handed to `on_update` after every change."""
+    """A run as the head sees it now; passed to `on_update` after every change."""
 
     nodes: dict[str, NodeState]
     started_s: float = field(default_factory=time.monotonic)
     step: telemetry.StepRecord | None = None
     events: deque[telemetry.Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
-    told: int = 0  # events so far, also those that are not kept any more
+    event_count: int = 0  # with those that are not kept any more
     failure: str | None = None
 
     def add(self, event: telemetry.Event) -> None:
         self.events.append(event)
-        self.told += 1
+        self.event_count += 1
 
     @property
     def beats(self) -> dict[int, dict[str, Any]]:
@@ -54,7 +53,7 @@ class RunState:
 
     @property
     def is_saving(self) -> bool:
-        """Whether any rank says that it saves a checkpoint."""
+        """Whether any rank reports that it saves a checkpoint."""
         return any(beat.get("phase") == "checkpoint" for beat in self.beats.values())
 
 
@@ -67,7 +66,7 @@ class RunResult:
     failed_rank: int | None = None
     last_lines: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()  # "node: pid 123 (python3, state D)"
-    unconfirmed: tuple[str, ...] = ()  # nodes where nobody could look
+    unconfirmed: tuple[str, ...] = ()  # nodes that could not be asked
     hint: str | None = None
     verdict: str | None = None  # of a run that took no step: who is waited for, in one line
     stacks: str | None = None  # the folder of its stacks
@@ -87,24 +86,23 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that ended badly. `code` is None when nobody saw it, negative for a signal."""
+    """A rank that ended badly. `code` is None when it is not known, negative for a signal."""
 
     node: str
     rank: int
     code: int | None
     how: str
     tail: Sequence[str]
-    at_s: float  # monotonic time at which the head heard of it
-    error: str | None = None  # what its log states as the reason
+    at_s: float  # monotonic time at which the message arrived
+    error: str | None = None  # the reason in its log
 
     @property
     def weight(self) -> int:
-        """How likely it drew others along: 0 for a cause, more for what follows from one.
+        """0 for a likely cause, more for a consequence.
 
-        SIGTERM is what torchrun sends to the peers of a rank that has died. SIGABRT is how NCCL's
-        watchdog and gloo end a rank whose peer is gone, so it counts as an exit code does. Of exit
-        codes the one whose log states an error comes first: an error that all ranks have agreed on
-        stands in the log of one.
+        torchrun sends SIGTERM to the peers of a rank that has died. NCCL's watchdog and gloo end
+        a rank whose peer is gone with SIGABRT, so it counts as an exit code. Of exit codes the
+        one whose log states an error comes first: ranks that agree on an error log it once.
         """
         if self.code is None:
             return 4
@@ -118,15 +116,15 @@ class Death:
 
     @property
     def settle_s(self) -> float:
-        """How long a likelier cause is waited for before this one is reported.
+        """How long to wait for a likelier cause before this one is reported.
 
-        An end that nobody saw may have been a good one: only torchrun's own end tells.
+        An end without a status may have been a good one: only torchrun's end tells.
         """
         return (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)[self.weight]
 
 
 def cause(deaths: Sequence[Death], now_s: float) -> Death | None:
-    """The death that a run failed of; None while a likelier one may still be on its way."""
+    """The death that ended a run; None while the message of a likelier one may still come."""
     if not deaths:
         return None
     likeliest = min(deaths, key=lambda death: (death.weight, death.at_s))

@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from clusterctl.launch import error_line, incidents, journal
-from clusterctl.launch.agent_connections import AgentConnections, AgentMessage
-from clusterctl.launch.hang import Look, StepClock
+from clusterctl.launch import error_line, journal
+from clusterctl.launch.hang import Inspection, StepClock
 from clusterctl.launch.log_copies import Copies
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
-from clusterctl.launch.rendezvous import candidates, choose_address
+from clusterctl.launch.rendezvous import candidates, check_fitness, choose_address
 from clusterctl.launch.run_dir import furnish
 from clusterctl.launch.state import (
     SETTLE_S,
@@ -28,17 +27,18 @@ from clusterctl.launch.state import (
 from clusterctl.launch.termination import prove_gone
 from clusterctl.nodes import fold
 from clusterctl.remote.fanout import in_order
+from clusterctl.remote.session_pool import NodeMessage, SessionPool
 from clusterctl.transport.base import Limits, Transport
 from trainer.runlog import telemetry
 
 TICK_S = 0.2
 PING_S = 5.0
-SLEPT_S = 3.0  # between two looks: longer only when the head itself did not run
+SLEPT_S = 3.0  # between two turns: longer only when the head itself did not run
 ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
 
 
 class Flag(Protocol):
-    """What a signal's handler raises."""
+    """Set by a signal handler."""
 
     def is_set(self) -> bool: ...
 
@@ -54,7 +54,7 @@ def supervise(
 ) -> RunResult:
     """Run the plan to its end. Set `stop` for an orderly stop, `kill` to cut its grace short.
 
-    Never raises for what happens on nodes; whatever happens, it ends with a look at every node.
+    Never raises for a failure on nodes; however the run ends, every node is checked for leftovers.
     """
     return _Supervisor(plan, transport, on_update, stop, kill or threading.Event(), limits).run()
 
@@ -72,54 +72,57 @@ class _Supervisor:
         self.plan, self.transport, self.limits = plan, transport, limits
         self.on_update, self.stop, self.kill = on_update, stop, kill
         self.state = RunState({node.name: NodeState() for node in plan.nodes})
-        self.agents = AgentConnections(plan, transport, limits)
         self.shares = {share.node.name: share for share in plan.shares}
+        self.agents = SessionPool(
+            plan.nodes,
+            transport,
+            limits,
+            verb="agent",
+            args=lambda node: plan.agent_args(self.shares[node.name]),
+            start_timeout_s=plan.timing.hello_s,
+        )
+        self.journal = journal.Journal(plan.run_dir)
+        self.copies = Copies(plan.run_dir, self.journal)
         self.hellos: dict[str, dict[str, Any]] = {}
-        self.addresses: list[str] = []  # of the first node, to be knocked at
-        self.knocks: dict[str, dict[str, str | None]] = {}
+        self.addresses: list[str] = []  # of the first node, which all nodes try to reach
+        self.address_errors: dict[str, dict[str, str | None]] = {}
         self.deaths: list[Death] = []
         self.starter_ended_s = math.inf  # when a torchrun ended because of one of these
         self.started = False
         self.pinged_s = time.monotonic()
         self.clock = StepClock(plan.timing, time.monotonic())
-        self.look: Look | None = None  # at ranks that take no step, before they are stopped
-        self.arrived: deque[AgentMessage] = deque()  # taken from the inbox, not looked at yet
+        self.inspection: Inspection | None = None  # of ranks that take no step
+        self.arrived: deque[NodeMessage] = deque()  # taken from the inbox, not processed yet
 
     def run(self) -> RunResult:
-        furnish(self.plan.run_dir, self.plan.run_id, self.plan.to_json())
-        self.journal = journal.Journal(self.plan.run_dir)
-        self.copies = Copies(self.plan.run_dir, self.journal)
-        self.journal.write("plan", f"{self.plan.world_size} ranks on {len(self.plan.shares)} nodes")
+        plan = self.plan
+        furnish(plan.run_dir, plan.run_id, plan.to_json())
+        self.journal.write("plan", f"{plan.world_size} ranks on {len(plan.shares)} nodes")
         facts: dict[str, Any] = {}
         try:
             self._connect()
-            meet = self._agree()
-            self._start(meet)
+            self._start(self._agree())
             self._watch()
             code, reason = 0, "all ranks have ended well"
         except RunFailed as failed:
             code, reason, facts = failed.exit_code, str(failed), failed.facts
         except BaseException as error:
             self.journal.write("error", f"{type(error).__name__}: {error}")
-            self._end_all(self.plan.timing.fail_grace_s)
-            self._prove()
+            self._end_all(plan.timing.fail_grace_s)
             raise
-        if self.look is not None:
-            self.look.close()
-        self.state.failure = None if code == 0 else reason
+        if self.inspection is not None:
+            self.inspection.close()
         if code:
+            self.state.failure = reason
             self.journal.write("failure", reason)
             self.on_update(self.state)
-        self._end_all(self.plan.timing.grace_s if code == 130 else self.plan.timing.fail_grace_s)
-        leftovers, unconfirmed = self._prove()
-        if code == 0 and (leftovers or unconfirmed):
-            code, reason = 1 if leftovers else 3, "the run ended, but not everything is proved gone"
-        self.journal.write(
-            "end", reason, exit_code=code, leftovers=leftovers, unconfirmed=unconfirmed
-        )
-        self.journal.close()
+        grace_s = plan.timing.grace_s if code == 130 else plan.timing.fail_grace_s
+        left, unconfirmed = self._end_all(grace_s)
+        if code == 0 and (left or unconfirmed):
+            code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
+        self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)
         return RunResult(
-            code, reason, leftovers=tuple(leftovers), unconfirmed=tuple(unconfirmed), **facts
+            code, reason, leftovers=tuple(left), unconfirmed=tuple(unconfirmed), **facts
         )
 
     # --- before the start ---
@@ -127,161 +130,140 @@ class _Supervisor:
     def _connect(self) -> None:
         """Open an agent on every node; when one is out of reach nothing starts anywhere."""
 
-        def meanwhile() -> None:
-            self._refuse_stop()
+        def meanwhile() -> None:  # a node that does not answer must not delay a Ctrl-C
+            self._check_stop()
             self._ping()
 
-        lost = in_order(self.plan.nodes, self.agents.start(meanwhile))
+        lost = [one for one in self.agents.open(meanwhile) if one.unreachable is not None]
         if lost:
-            assert lost[0].unreachable is not None
-            names = fold([result.node.name for result in lost])
-            raise RunFailed(
-                3,
-                f"{names} cannot be reached, so nothing was started anywhere: "
-                f"{lost[0].unreachable.sentence()}",
-                hint=lost[0].unreachable.hint or f"leave it out: --exclude {names}",
-            )
+            why = in_order(self.plan.nodes, lost)[0].unreachable
+            assert why is not None
+            names = fold([one.node.name for one in in_order(self.plan.nodes, lost)])
+            reason = f"{names} cannot be reached, so nothing was started anywhere"
+            hint = why.hint or f"leave it out: --exclude {names}"
+            raise RunFailed(3, f"{reason}: {why.sentence()}", hint=hint)
 
     def _agree(self) -> Rendezvous:
         """Wait for every agent's report, then find an address and port that all nodes reach."""
-        first = self.plan.master.node.name
+        plan, first = self.plan, self.plan.master.name
 
         def judge_first() -> None:
-            # At once: of two concurrent launches one loses here, and must not keep the other's
+            # At once: of two concurrent launches one fails here, and must not keep the other's
             # nodes.
             if first in self.hellos:
-                self._refuse_unfit(first, self.hellos[first])
+                check_fitness(plan, first, self.hellos[first])
 
         self._wait_for(self.hellos, "did not report", judge_first)
-        for node in self.plan.nodes:
-            self._refuse_unfit(node.name, self.hellos[node.name])
+        for node in plan.nodes:
+            check_fitness(plan, node.name, self.hellos[node.name])
         port = self.hellos[first]["port"]
-        self.addresses = addresses = candidates(self.plan, self.hellos[first])
-        self.agents.send_all({"op": "knock", "addresses": addresses, "port": port})
-        self._wait_for(self.knocks, "did not say whether they reach the first node")
-        return Rendezvous(choose_address(self.plan, addresses, self.knocks), port)
+        self.addresses = candidates(plan, self.hellos[first])
+        self.agents.send_all({"op": "knock", "addresses": self.addresses, "port": port})
+        self._wait_for(self.address_errors, "did not report whether they reach the first node")
+        return Rendezvous(choose_address(plan, self.addresses, self.address_errors), port)
 
     def _wait_for(
         self, answers: Mapping[str, Any], what: str, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
         """Until all nodes have answered. `meanwhile` may raise to give up."""
-        patience_s = self.plan.timing.hello_s
-        deadline = time.monotonic() + patience_s
+        timeout_s = self.plan.timing.hello_s
+        deadline = time.monotonic() + timeout_s
         while len(answers) < len(self.plan.shares):
             self._turn()
-            self._refuse_stop()
+            self._check_stop()
             meanwhile()
             if time.monotonic() > deadline:
                 late = [node.name for node in self.plan.nodes if node.name not in answers]
-                raise RunFailed(3, f"{fold(late)} {what} within {patience_s:g} s")
-
-    def _refuse_unfit(self, name: str, hello: dict[str, Any]) -> None:
-        if not hello["python_found"]:
-            raise RunFailed(
-                1,
-                f"{name}: there is no {self.plan.python}",
-                hint="the environment must stand at the same path on every node; --python names it",
-            )
-        if not hello["workdir_found"]:
-            raise RunFailed(1, f"{name}: there is no folder {self.plan.workdir}", hint="--workdir")
-        if hello["same_job"]:
-            found = hello["same_job"][0]
-            raise RunFailed(
-                1,
-                f"{name}: the same job runs already (run {found['run']}, pid {found['pid']})",
-                hint="stop it first, or give this one other --outputs",
-            )
-        if name == self.plan.master.node.name and hello["port"] is None:
-            ports = ", ".join(map(str, self.plan.ports[:5]))
-            raise RunFailed(
-                1,
-                f"{name}: no free master port ({ports} are taken)",
-                hint="--master_port PORT names another one",
-            )
+                raise RunFailed(3, f"{fold(late)} {what} within {timeout_s:g} s")
 
     def _start(self, meet: Rendezvous) -> None:
         self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
         self.started = True
         for node in self.state.nodes.values():
-            # Agents beat from now on; the first may have said hello long before the last.
+            # Agents beat from now on; the first may have reported long before the last.
             node.text, node.heard_s = "starting", time.monotonic()
-        env = self.plan.environment.values()
-        for share in self.plan.shares:
-            order = {"op": "start", "argv": self.plan.argv(share, meet), "env": env}
-            self.agents.send(share.node.name, {**order, "address": meet.address})
+        order = {"op": "start", "env": self.plan.environment.values(), "address": meet.address}
+        for name, share in self.shares.items():
+            self.agents.send(name, {**order, "argv": self.plan.argv(share, meet)})
 
     # --- while it runs ---
 
     def _watch(self) -> None:
-        timing = self.plan.timing
-        looked = self.clock.since_s = time.monotonic()
-        while not all(node.is_over for node in self.state.nodes.values()):
+        silent_s = self.plan.timing.silent_s
+        last_s = self.clock.since_s = time.monotonic()
+        while not self._all_over():
             self._turn()
-            self._refuse_stop()
+            self._check_stop()
             now = time.monotonic()
-            if now - looked > SLEPT_S:
-                # This program was stopped (Ctrl-Z, a laptop's lid), not the nodes: what they said
-                # meanwhile is still on its way to the inbox.
+            slept_s, last_s = now - last_s, now
+            if slept_s > SLEPT_S:
+                # This program was stopped (Ctrl-Z, a closed laptop), not the nodes: their messages
+                # are still on the way to the inbox.
                 for node in self.state.nodes.values():
-                    node.heard_s += now - looked
-                self.clock.slept(now - looked)
-            looked = now
+                    node.heard_s += slept_s
+                self.clock.slept(slept_s)
             for name, node in self.state.nodes.items():
-                if not node.is_over and now - node.heard_s > timing.silent_s:
-                    why = f"{name} has said nothing for {timing.silent_s:g} s"
+                if not node.is_over and now - node.heard_s > silent_s:
+                    why = f"{name} has sent nothing for {silent_s:g} s"
                     self._lose(name, why)
                     raise RunFailed(3, why)
-            self._fail_of_a_death(now)
-            self._mind_the_steps(now)
+            self._check_deaths(now)
+            self._check_steps(now)
         if self.starter_ended_s < math.inf:
-            self._fail_of_a_death(math.inf)
+            self._check_deaths(math.inf)
 
-    def _mind_the_steps(self, now: float) -> None:
-        """A run that takes no step is looked at and then stopped; while it is, all else goes on."""
+    def _all_over(self) -> bool:
+        return all(node.is_over for node in self.state.nodes.values())
+
+    def _check_steps(self, now: float) -> None:
+        """Collect the stacks of a run that takes no step, then stop it; all else goes on."""
         self.clock.is_saving = self.state.is_saving
-        look, is_late = self.look, self.clock.is_late(now)
-        if look is None and is_late:
-            why, limit_s = self.clock.sentence() + self._laggards(), self.plan.timing.look_s
+        found, is_late = self.inspection, self.clock.is_late(now)
+        if found is None and is_late:
+            why, limit_s = (
+                self.clock.sentence() + self._ranks_without_beat(),
+                self.plan.timing.look_s,
+            )
             if not limit_s:
                 raise RunFailed(1, why, hint=self.clock.hint)
-            self._tell("hang", f"{why}: looking at all ranks, {limit_s:g} s at most")
-            self.look = Look(self.plan, self.transport, self.limits)
-        elif look is not None and not is_late:
-            look.close()
-            self.look = None
-            self._tell("goes-on", "a step came, the run is not stopped")
-        elif look is not None and look.is_over(now):
-            look.close()
-            self._hung(look)
+            self._tell("hang", f"{why}: collecting the stacks of all ranks, {limit_s:g} s at most")
+            self.inspection = Inspection(self.plan, self.transport, self.limits)
+        elif found is not None and not is_late:
+            found.close()
+            self.inspection = None
+            self._tell("goes-on", "a step came: the run is not stopped")
+        elif found is not None and found.is_over(now):
+            found.close()
+            self._fail_hung(found)
 
-    def _hung(self, look: Look) -> NoReturn:
-        """Say and record what was found; the stop follows, whatever that was."""
-        why, run_dir = self.clock.sentence() + self._laggards(), self.plan.run_dir
-        headline = self.plan.environment.redact(look.headline)
+    def _fail_hung(self, found: Inspection) -> NoReturn:
+        """Record what was found and raise; the stop follows, whatever that was."""
+        why, run_dir = self.clock.sentence() + self._ranks_without_beat(), self.plan.run_dir
+        headline = self.plan.environment.redact(found.headline)
         step = self.clock.step.step if self.clock.step else None
-        found = look.to_json(run_dir)
-        incident = {"incident": "hang", "text": why, "time_s": time.time(), "step": step, **found}
-        self._tell("verdict", headline, stacks=found["stacks"], error=look.error)
+        data = found.to_json(run_dir)
+        incident = {"incident": "hang", "text": why, "time_s": time.time(), "step": step, **data}
+        self._tell("verdict", headline, stacks=data["stacks"], error=found.error)
         try:
-            incidents.record(run_dir, incident)
+            journal.append(run_dir / journal.INCIDENTS_FILE, incident)
         except OSError as error:
-            self.journal.write("error", f"{incidents.FILE}: {error}")
+            self.journal.write("error", f"{journal.INCIDENTS_FILE}: {error}")
         raise RunFailed(
             1,
             why,
-            hint=None if look.is_sure else self.clock.hint,
-            failed_rank=look.culprit,
+            hint=None if found.is_sure else self.clock.hint,
+            failed_rank=found.culprit,
             verdict=headline,
-            stacks=str(look.folder) if look.folder else None,
+            stacks=str(found.folder) if found.folder else None,
         )
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
-        """To the journal, and to whoever watches now."""
+        """Write an event to the journal and show it."""
         self.journal.write(name, text, **data)
         self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
         self.on_update(self.state)
 
-    def _laggards(self) -> str:
+    def _ranks_without_beat(self) -> str:
         """Which ranks have not shown a heartbeat, as the end of a sentence."""
         beating = self.state.beats
         silent = [str(rank) for rank in range(self.plan.world_size) if rank not in beating]
@@ -289,22 +271,21 @@ class _Supervisor:
             return ""
         return f"; rank {', '.join(silent[:8])}{' …' * (len(silent) > 8)} never showed a heartbeat"
 
-    def _refuse_stop(self) -> None:
+    def _check_stop(self) -> None:
         if self.stop.is_set():
             raise RunFailed(130, "stopped by the user")
 
     def _turn(self) -> None:
-        """Take in what has arrived; returns after one tick at the latest. Raises on a failure."""
+        """Process what has arrived; returns after one tick at the latest. Raises on a failure."""
         self._ping()
         started = time.monotonic()
         arrived, is_full = self.agents.inbox.take(0.0 if self.arrived else TICK_S)
         self.arrived.extend(arrived)
         while self.arrived:  # one that raises leaves the others for the next turn
-            message = self.arrived.popleft()
-            self._take(message.node, message.data, message.why)
+            self._take(self.arrived.popleft())
         if arrived:
             self.on_update(self.state)
-        if is_full:  # a node that says more than it should gets no more of this program than that
+        if is_full:  # a node that floods gets no more of this program than that
             time.sleep(max(0.0, TICK_S - (time.monotonic() - started)))
 
     def _ping(self) -> None:
@@ -314,17 +295,17 @@ class _Supervisor:
             self.pinged_s = now
             self.agents.send_all({"op": "ping"})
 
-    def _take(self, name: str, message: dict[str, Any] | None, why: str) -> None:
+    def _take(self, arrived: NodeMessage) -> None:
+        name, message, share = arrived.node, arrived.data, self.shares[arrived.node]
         node = self.state.nodes[name]
         node.heard_s = time.monotonic()
         if message is None:
             if not node.is_over:
-                self._lose(name, why)
-                raise RunFailed(3, f"{name} was lost: {why}")
+                self._fail_lost(name, arrived.why)
             return
-        kind, share = message["type"], self.shares[name]
-        if "rank" in message and message["rank"] not in share.ranks:
-            self._disbelieve(name, f"it speaks of rank {message['rank']}, which is not its own")
+        kind, rank = message["type"], message.get("rank", share.first_rank)
+        if rank not in share.ranks:
+            self._fail_lost(name, f"it sends data of rank {rank}, which is not its own")
         if kind == "hello":
             self.hellos[name] = message
             node.shared, node.text = message["shared"], "ready"
@@ -332,28 +313,28 @@ class _Supervisor:
                 self.journal.write("unshared", "its logs come over the wire", node=name)
         elif kind == "knocked":
             if message["errors"].keys() != set(self.addresses):
-                self._disbelieve(name, "it knocked at addresses that it was not asked to")
-            self.knocks[name] = message["errors"]
+                self._fail_lost(name, "it tried addresses that were not requested")
+            self.address_errors[name] = message["errors"]
         elif kind == "rank":
-            if message["rank"] in node.pids:
-                self._disbelieve(name, f"rank {message['rank']} began twice")
-            node.pids[message["rank"]] = message["pid"]
-            self.journal.write("rank", f"rank {message['rank']} is pid {message['pid']}", node=name)
+            if rank in node.pids:
+                self._fail_lost(name, f"rank {rank} started twice")
+            node.pids[rank] = message["pid"]
+            self.journal.write("rank", f"rank {rank} is pid {message['pid']}", node=name)
             node.text = "running"
         elif kind == "beat":
-            node.ranks = {int(rank): beat for rank, beat in message["ranks"].items()}
+            node.ranks = {int(one): beat for one, beat in message["ranks"].items()}
             if not node.ranks.keys() <= set(share.ranks):
-                self._disbelieve(name, "it sends heartbeats of ranks that are not its own")
+                self._fail_lost(name, "it sends heartbeats of ranks that are not its own")
         elif kind == "telemetry":
             if share.first_rank != 0:
-                self._disbelieve(name, "it sends the telemetry of a rank 0 that is not its own")
+                self._fail_lost(name, "it sends the telemetry of a rank 0 that is not its own")
             self._take_telemetry(name, node, message["text"])
         elif kind == "log":
-            self.copies.append(f"ranks/{message['rank']}.log", message["text"], name)
+            self.copies.append(f"ranks/{rank}.log", message["text"], name)
         elif kind == "rank_ended":
-            if message["rank"] in node.ended:
-                self._disbelieve(name, f"rank {message['rank']} ended twice")
-            node.ended.add(message["rank"])
+            if rank in node.ended:
+                self._fail_lost(name, f"rank {rank} ended twice")
+            node.ended.add(rank)
             self._rank_ended(name, message)
         elif kind == "failed":
             raise RunFailed(1, f"{name}: {message['text']}")
@@ -364,42 +345,48 @@ class _Supervisor:
         elif kind == "gone":
             node.is_over, node.text = True, "done" if node.code == 0 else "stopped"
 
-    def _disbelieve(self, name: str, why: str) -> NoReturn:
-        """A node whose agent says what no agent says is none that a run can count on."""
+    def _fail_lost(self, name: str, why: str) -> NoReturn:
+        """A node that is lost, or sends what no agent sends: a run cannot rely on it."""
         if not self.state.nodes[name].is_over:
             self._lose(name, why)
         raise RunFailed(3, f"{name} was lost: {why}")
+
+    def _lose(self, name: str, why: str) -> None:
+        node = self.state.nodes[name]
+        node.is_over, node.text = True, "lost"
+        self.journal.write("lost", why, node=name)
 
     def _take_telemetry(self, name: str, node: NodeState, text: str) -> None:
         if not node.shared:
             self.copies.append(telemetry.FILE, text, name)
         for line in text.splitlines():
             record = telemetry.decode(line)
-            if record is not None:
-                self.clock.heard(record, time.monotonic())
+            if record is None:
+                continue
+            self.clock.heard(record, time.monotonic())
             if isinstance(record, telemetry.StepRecord):
                 self.state.step = record
-            elif record is not None:
+            else:
                 self.state.add(record)
 
     def _rank_ended(self, name: str, message: dict[str, Any]) -> None:
         rank, code, how = message["rank"], message["code"], message["how"]
         tail = message.get("tail", ())
         error = error_line.sentence(tail)
-        why = f": {self.plan.environment.redact(error)}" if error else ""
-        self.journal.write("rank-ended", f"rank {rank}: {how}{why}", node=name, code=code)
+        why = f"{how}: {self.plan.environment.redact(error)}" if error else how
+        self.journal.write("rank-ended", f"rank {rank}: {why}", node=name, code=code)
         if code != 0:
-            self.deaths.append(Death(name, rank, code, how + why, tail, time.monotonic(), error))
+            self.deaths.append(Death(name, rank, code, why, tail, time.monotonic(), error))
 
     def _starter_ended(self, name: str, message: dict[str, Any]) -> None:
-        """torchrun has ended badly; of a rank, if one is known, else of itself."""
+        """torchrun has failed: because of a rank, if one is known, else by itself."""
         if self.deaths:
             self.starter_ended_s = min(self.starter_ended_s, time.monotonic())
             return
         what = f"what starts its ranks ended with code {message['code']}"
         raise RunFailed(1, f"{name}: {what}", last_lines=self._shown(message["tail"]))
 
-    def _fail_of_a_death(self, now: float) -> None:
+    def _check_deaths(self, now: float) -> None:
         """Raise once the cause is known. After torchrun has failed, an unseen end counts too."""
         if now - self.starter_ended_s > SETTLE_S:
             now = math.inf
@@ -408,33 +395,22 @@ class _Supervisor:
             return
         if death.code == ASKED_TO_STOP:
             raise RunFailed(130, "its ranks were asked to stop (clusterctl stop)")
-        raise RunFailed(
-            1,
-            f"rank {death.rank} on {death.node}: {death.how}",
-            failed_rank=death.rank,
-            last_lines=self._shown(death.tail),
-        )
+        why, last_lines = f"rank {death.rank} on {death.node}: {death.how}", self._shown(death.tail)
+        raise RunFailed(1, why, failed_rank=death.rank, last_lines=last_lines)
 
     def _shown(self, lines: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.plan.environment.redact(line) for line in error_line.shown(lines))
 
-    def _lose(self, name: str, why: str) -> None:
-        node = self.state.nodes[name]
-        node.lost, node.is_over, node.text = why, True, "lost"
-        self.journal.write("lost", why, node=name)
-
     # --- the end ---
 
-    def _end_all(self, grace_s: float) -> None:
-        """Stop what runs and wait for every agent's word, but not for ever."""
+    def _end_all(self, grace_s: float) -> tuple[list[str], list[str]]:
+        """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""
         hurried = False
         for name, node in self.state.nodes.items():
             if not node.is_over:
                 self.agents.send(name, {"op": "stop", "grace_s": grace_s})
         deadline = time.monotonic() + grace_s + 10.0
-        while time.monotonic() < deadline and self.started:
-            if all(node.is_over for node in self.state.nodes.values()):
-                break
+        while self.started and time.monotonic() < deadline and not self._all_over():
             try:
                 self._turn()
             except RunFailed:
@@ -444,8 +420,4 @@ class _Supervisor:
                 deadline = min(deadline, time.monotonic() + 10.0)
                 self.agents.send_all({"op": "stop", "grace_s": 0})
         self.agents.close()
-
-    def _prove(self) -> tuple[list[str], list[str]]:
-        if not self.started:
-            return [], []
-        return prove_gone(self.plan, self.transport, self.limits)
+        return prove_gone(self.plan, self.transport, self.limits) if self.started else ([], [])

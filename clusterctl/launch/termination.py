@@ -1,4 +1,4 @@
-"""The proof at the end of a launch: a fresh look at every node for what is left of a run."""
+"""The check at the end of a launch: what is left of a run on any node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REAP_S = 15.0  # TERM, KILL and a look on each node
 def prove_gone(
     plan: LaunchPlan, transport: Transport, limits: Limits
 ) -> tuple[list[str], list[str]]:
-    """Look at every node anew, end what is left, and say what could not be ended or seen.
+    """Connect to every node again and end what is left of the run.
 
     Returns (leftovers, unconfirmed), a sentence for each process and for each node.
     """
@@ -21,15 +21,13 @@ def prove_gone(
     leftovers, unconfirmed = [], []
     sweep = ask(plan.nodes, transport, "reap", args, limits=limits, width=WIDTH, timeout_s=REAP_S)
     for result in in_order(plan.nodes, list(sweep)):
-        if result.value is None:
-            assert result.unreachable is not None
+        name = result.node.name
+        if result.unreachable is not None:
             unconfirmed.append(
-                f"{result.node.name}: {result.unreachable.sentence()}; if its agent lives, it "
-                f"ends the ranks {plan.timing.lease_s:g} s after it last heard from here"
+                f"{name}: {result.unreachable.sentence()}; if its agent lives, it ends the ranks "
+                f"{plan.timing.lease_s:g} s after its last message from here"
             )
-            continue
-        leftovers += [
-            f"{result.node.name}: pid {left['pid']} ({left['command']}, state {left['state']})"
-            for left in result.value["left"]
-        ]
+        for left in result.value["left"] if result.value else ():
+            process = f"pid {left['pid']} ({left['command']}, state {left['state']})"
+            leftovers.append(f"{name}: {process}")
     return leftovers, unconfirmed

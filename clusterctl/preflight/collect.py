@@ -16,8 +16,7 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote.fanout import Fanout
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.remote.run_payload import tool_timeout
-from clusterctl.remote.session_pool import converse
+from clusterctl.remote.run_payload import converse, tool_timeout
 from clusterctl.transport.base import Limits, Transport
 
 PINGS = 8

@@ -17,27 +17,37 @@ T = TypeVar("T")
 
 # 64 handshakes in flight keep one interpreter busy (5-7 ms CPU each); more only adds switching.
 WIDTH = 64
+TICK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class NodeResult(Generic[T]):
-    """What came of one node: a value, or why there is none."""
+    """The result of one node: a value, or why there is none."""
 
     node: Node
     value: T | None
     unreachable: Unreachable | None
     seconds: float
-    notes: tuple[str, ...] = ()  # what the transport did on the way: retries, accepted keys
+    notes: tuple[str, ...] = ()  # of the transport: retries, accepted keys
     phases: tuple[tuple[str, float], ...] = ()  # (phase, seconds) in order, the last one it was in
+
+
+def unreachable(error: Exception, progress: Progress) -> Unreachable:
+    """An exception of the work on a node as the reason of its result."""
+    in_phase_s = time.monotonic() - progress.since
+    if isinstance(error, TransportError):
+        return Unreachable(error.phase, in_phase_s, str(error), error.hint)
+    hint = "this is a fault of clusterctl, please report it"
+    return Unreachable(progress.phase, in_phase_s, f"{type(error).__name__}: {error}", hint)
 
 
 class Fanout(Generic[T]):
     """One sweep over nodes. Iterate it for results in order of arrival; `waiting()` for progress.
 
-    `work(node, progress)` runs in a worker thread. A `TransportError` it raises, and any other
-    exception, becomes that node's result; a node that has no result at the deadline is reported
-    with the phase it is in, and its thread is left behind (daemon), so one dead node costs the
-    others nothing.
+    `work(node, progress)` runs in a worker thread. An exception it raises becomes that node's
+    result; a node without a result at the deadline is reported with its phase, and its thread is
+    left behind (daemon), so one dead node costs the others nothing. `meanwhile` is called several
+    times a second while none arrives, and may raise to give up.
     """
 
     def __init__(
@@ -47,16 +57,17 @@ class Fanout(Generic[T]):
         *,
         deadline_s: float,
         width: int = WIDTH,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._nodes = list(nodes)
-        self._work = work
+        self._work, self._meanwhile = work, meanwhile
         self._deadline_s = deadline_s
         self._width = max(1, min(width, len(self._nodes)))
         self._progress = {node: Progress() for node in self._nodes}
         self._open = set(self._nodes)
 
     def waiting(self) -> list[tuple[Node, str, float]]:
-        """(node, phase, seconds in it) of nodes begun and not answered, in hostfile order."""
+        """(node, phase, seconds in it) of nodes started and not answered, in hostfile order."""
         now = time.monotonic()
         return [
             (node, progress.phase, now - progress.since)
@@ -84,11 +95,14 @@ class Fanout(Generic[T]):
             threading.Thread(target=worker, name=f"fanout-{index}", daemon=True).start()
         try:
             while self._open:
-                left = self._deadline_s - (time.monotonic() - started)
+                left_s = self._deadline_s - (time.monotonic() - started)
                 try:
-                    result = done.get(timeout=max(0.0, left))
+                    result = done.get(timeout=max(0.0, min(left_s, TICK_S)))
                 except queue.Empty:
-                    break
+                    if left_s <= 0:
+                        break
+                    self._meanwhile()
+                    continue
                 if result.node in self._open:
                     self._open.discard(result.node)
                     yield result
@@ -97,42 +111,32 @@ class Fanout(Generic[T]):
                     self._open.discard(node)
                     yield self._late(node, time.monotonic() - started)
         finally:
-            stop.set()  # also when the caller stops early: queued nodes are not begun
+            stop.set()  # also when the caller stops early: queued nodes are not started
 
     def _one(self, node: Node) -> NodeResult[T]:
         progress = self._progress[node]
         progress.enter("resolve")
         started = time.monotonic()
+        value, why = None, None
         try:
-            value, unreachable = self._work(node, progress), None
-        except TransportError as error:
-            value = None
-            unreachable = Unreachable(
-                error.phase, time.monotonic() - progress.since, str(error), error.hint
-            )
+            value = self._work(node, progress)
         except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
-            value = None
-            unreachable = Unreachable(
-                progress.phase,
-                time.monotonic() - progress.since,
-                f"{type(error).__name__}: {error}",
-                "this is a fault of clusterctl, please report it",
-            )
-        seconds = time.monotonic() - started
-        return NodeResult(
-            node, value, unreachable, seconds, tuple(progress.notes), progress.phases()
-        )
+            why = unreachable(error, progress)
+        return self._result(node, value, why, time.monotonic() - started)
 
     def _late(self, node: Node, seconds: float) -> NodeResult[T]:
         progress = self._progress[node]
-        in_phase = time.monotonic() - progress.since
+        text = f"no answer before the deadline of {self._deadline_s:g} s"
         if progress.phase == "queued":
-            late = Unreachable("queued", in_phase, "not begun before the deadline of the whole run")
-        else:
-            late = Unreachable(
-                progress.phase, in_phase, f"no answer before the deadline of {self._deadline_s:g} s"
-            )
-        return NodeResult(node, None, late, seconds, tuple(progress.notes), progress.phases())
+            text = "not started before the deadline of the whole run"
+        why = Unreachable(progress.phase, time.monotonic() - progress.since, text)
+        return self._result(node, None, why, seconds)
+
+    def _result(
+        self, node: Node, value: T | None, why: Unreachable | None, seconds: float
+    ) -> NodeResult[T]:
+        progress = self._progress[node]
+        return NodeResult(node, value, why, seconds, tuple(progress.notes), progress.phases())
 
 
 def in_order(nodes: Sequence[Node], results: Sequence[NodeResult[T]]) -> list[NodeResult[T]]:

@@ -1,4 +1,4 @@
-"""Answers of many nodes to one command: equal ones together, the odd ones against the many."""
+"""Answers of many nodes to one command: equal ones together, the others compared with the most."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Answer:
     out: str
     err: str
     seconds: float
-    why: str = ""  # with rc None: what happened instead of an end
+    why: str = ""  # with rc None: why it did not end
     truncated: bool = False
     noise: str = ""
 
@@ -56,18 +56,11 @@ def read_answer(node: str, envelope: dict[str, Any]) -> Answer:
     section = envelope["sections"]["command"]
     err, why = section["err"], ""
     if section["rc"] is None:  # the last line is the payload's, not the command's
-        *said, why = err.splitlines() or [section["state"]]
-        err = "".join(f"{line}\n" for line in said)
-    return Answer(
-        node=node,
-        rc=section["rc"],
-        out=section["out"],
-        err=err,
-        seconds=section["seconds"],
-        why=why,
-        truncated=bool(section.get("truncated")),
-        noise=envelope.get("noise", ""),
-    )
+        *output, why = err.splitlines() or [section["state"]]
+        err = "".join(f"{line}\n" for line in output)
+    truncated, noise = bool(section.get("truncated")), envelope.get("noise", "")
+    rc, out, seconds = section["rc"], section["out"], section["seconds"]
+    return Answer(node, rc, out, err, seconds, why, truncated, noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +102,12 @@ def group(answers: Iterable[Answer]) -> list[Group]:
 
 
 def group_errors(answers: Iterable[Answer]) -> list[tuple[str, str]]:
-    """(node set, error text) of what was said on stderr, equal texts together."""
-    said: dict[str, list[str]] = {}
+    """(node set, text) of stderr, equal texts together."""
+    groups: dict[str, list[str]] = {}
     for answer in answers:
         if answer.err.strip():
-            said.setdefault(answer.err, []).append(answer.node)
-    return [(fold(nodes), text) for text, nodes in said.items()]
+            groups.setdefault(answer.err, []).append(answer.node)
+    return [(fold(nodes), text) for text, nodes in groups.items()]
 
 
 def majority_first(groups: Sequence[Group]) -> list[Group]:
@@ -131,15 +124,8 @@ def lines(text: str) -> list[str]:
 
 
 def diff(base: Group, other: Group) -> Iterator[str]:
-    """Unified diff of the outputs; an equal output with another ending says so in one line."""
-    found = list(
-        difflib.unified_diff(
-            lines(base.first.out), lines(other.first.out), base.title(), other.title(), lineterm=""
-        )
-    )
-    if found:
-        yield from found
-    else:
-        yield f"--- {base.title()}"
-        yield f"+++ {other.title()}"
-        yield " (same output)"
+    """Unified diff of the outputs; one line says that outputs with different endings are equal."""
+    titles = (base.title(), other.title())
+    outputs = (lines(base.first.out), lines(other.first.out))
+    found = list(difflib.unified_diff(*outputs, *titles, lineterm=""))
+    yield from found or [f"--- {titles[0]}", f"+++ {titles[1]}", " (same output)"]

@@ -1,8 +1,8 @@
 """Send a script to a node's python3 on stdin and read its answer.
 
-The remote command is one fixed line, the same for every verb; nothing of the user's stands in it.
-Its few words read a length line and that many bytes of source from stdin and run them. stdin stays
-open behind the source: first comes one JSON line of arguments, then it is the lease of a stream.
+The remote command is one fixed line, the same for every verb, without any text of the user. It
+reads a length line and that many bytes of source from stdin and runs them. One JSON line of
+arguments follows; then stdin stays open as the lease of a stream.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from clusterctl.transport.base import Completed, Connection, Stream
 _IMPORT = re.compile(r"^ *from clusterctl\.payload\.([\w.]+) import", re.MULTILINE)
 
 _FOLDER = Path(__file__).parents[1] / "payload"
+_building = threading.Lock()
 
 NOISE_LIMIT = 2000  # characters of shell noise kept for the report
 FLOOD_BYTES = 1 << 20  # of shell noise: no greeting is that long
@@ -41,12 +42,12 @@ _BOOTSTRAP = (
 
 
 def command_line(sudo: bool = False) -> str:
-    """The one remote command of all verbs; with `sudo` as root, never asking for a password."""
+    """The remote command of all verbs; with `sudo` as root, without a password prompt."""
     return f"exec {'sudo -n ' if sudo else ''}python3 -I -S -c '{_BOOTSTRAP}'"
 
 
 def modules(verb: str) -> dict[str, str]:
-    """{name: source} of a verb's module and those it imports, at its head or in a function."""
+    """{name: source} of a verb's module and all that it imports, also inside functions."""
     found: dict[str, str] = {}
     missing = {verb}
     while missing:
@@ -57,30 +58,23 @@ def modules(verb: str) -> dict[str, str]:
     return {f"clusterctl.payload.{name}": text for name, text in sorted(found.items())}
 
 
-_building = threading.Lock()
-
-
 def source(verb: str, nvml: bool = False) -> bytes:
-    """The text that is sent for a verb. With `nvml` it holds the head's own pynvml as a module."""
-    with _building:  # 64 nodes ask at once; `cache` alone would pack the library for each: 1.2 s
+    """The text that is sent for a verb, with `nvml` including the head's own pynvml."""
+    with _building:  # 64 threads at once; `cache` alone would pack the library for each: 1.2 s
         return _source(verb, nvml)
 
 
 @functools.cache
 def _source(verb: str, nvml: bool) -> bytes:
     carried: dict[str, str | bytes] = {**modules(verb)}
-    if nvml:
-        carried["pynvml"] = _pynvml()
+    if nvml:  # one file, found without importing it, packed: 330 kB become 63
+        spec = importlib.util.find_spec("pynvml")
+        if spec is None or spec.origin is None:
+            raise FileNotFoundError("pynvml (nvidia-ml-py) is not installed beside clusterctl")
+        packed = zlib.compress(Path(spec.origin).read_bytes(), 9)
+        carried["pynvml"] = base64.b85encode(packed)
     loader = (_FOLDER / "loader.py").read_text(encoding="utf-8")
     return f"{loader}\nplay({carried!r}, {verb!r})\n".encode()
-
-
-def _pynvml() -> bytes:
-    """Source of nvidia-ml-py's single file, packed (330 kB become 63), found without importing."""
-    spec = importlib.util.find_spec("pynvml")
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError("pynvml (nvidia-ml-py) is not installed beside clusterctl")
-    return base64.b85encode(zlib.compress(Path(spec.origin).read_bytes(), 9))
 
 
 def request(verb: str, args: dict[str, Any], *, nvml: bool = False) -> bytes:
@@ -102,24 +96,22 @@ def probe(
 ) -> dict[str, Any]:
     """Run a one-shot payload and return its envelope, with the shell's noise as `noise`.
 
-    With `lease` stdin stays open until the answer is here, so that a payload which holds the lease
-    ends early when the head goes away; without, it sees the end of stdin behind its arguments.
+    With `lease` stdin stays open until the answer has arrived, so that a payload which holds the
+    lease ends early when the head goes away; without, stdin ends after the arguments.
 
-    Raises `TransportError`: "start" when python3 is missing, too old or never began, "command"
+    Raises `TransportError`: "start" when python3 is missing, too old or does not start, "command"
     when the payload ended without an answer or gave none within `timeout_s`, "parse" when the
     answer is not one line of the verb's shape (messages/verbs.py).
     """
+    no_answer = f"the payload {verb} gave no answer"
     if lease:
-        with stream(
-            connection, verb, args, nvml=nvml, sudo=sudo, start_timeout_s=timeout_s
-        ) as held:
+        options = {"nvml": nvml, "sudo": sudo}
+        with stream(connection, verb, args, **options, start_timeout_s=timeout_s) as held:
             try:
                 return {**held.answer(timeout_s), "noise": held.noise}
             except EOFError:
                 reason = _reason(held.wait(2.0), held.stderr_tail())
-                raise TransportError(
-                    "command", f"the payload {verb} gave no answer: {reason}"
-                ) from None
+                raise TransportError("command", f"{no_answer}: {reason}") from None
     name = name_of(verb, args)
     most = VERBS[name].line_bytes + FLOOD_BYTES
     done = connection.run(command_line(sudo), request(verb, args, nvml=nvml), timeout_s, most)
@@ -131,48 +123,36 @@ def probe(
     if not newline:
         if done.truncated:
             raise TransportError("parse", f"the answer is longer than {len(done.out)} bytes")
-        raise TransportError(
-            "command", f"the payload {verb} gave no answer: {_reason(done.rc, _text(done.err))}"
-        )
+        raise TransportError("command", f"{no_answer}: {_reason(done.rc, _text(done.err))}")
     return {**read_line(name, line), "noise": noise}
 
 
 def _not_started(done: Completed, noise: str) -> TransportError:
     error = _text(done.err)
+    last = _last_line(error)
     if "sudo" in error:
-        return TransportError(
-            "start",
-            _last_line(error),
-            hint="--sudo needs a rule without a password: try ssh NODE sudo -n true",
-        )
-    if done.rc == 127 or (done.rc == 126 and "python3" in error):
-        return TransportError(
-            "start",
-            f"no python3 on the node: {_last_line(error) or 'command not found'}",
-            hint="install python3 (3.8 or newer) there, "
-            "or see that non-interactive shells have it in PATH",
-        )
-    if "too old" in error:
-        return TransportError(
-            "start", _last_line(error), hint="payloads need python3 3.8 or newer first in PATH"
-        )
-    said = _last_line(error) or _last_line(noise)
-    return TransportError(
-        "start",
-        f"the remote shell started no python3: {_reason(done.rc, said)}",
-        hint="try: ssh NODE python3 -V",
-    )
+        message, hint = last, "--sudo needs a rule without a password: try ssh NODE sudo -n true"
+    elif done.rc == 127 or (done.rc == 126 and "python3" in error):
+        message = f"no python3 on the node: {last or 'command not found'}"
+        hint = "install python3 (3.8 or newer) there, and put it in PATH of non-interactive shells"
+    elif "too old" in error:
+        message, hint = last, "payloads need python3 3.8 or newer first in PATH"
+    else:
+        reason = _reason(done.rc, last or noise)
+        message = f"the remote shell started no python3: {reason}"
+        hint = "try: ssh NODE python3 -V"
+    return TransportError("start", message, hint=hint)
 
 
-def _reason(rc: int | None, said: str) -> str:
+def _reason(rc: int | None, output: str) -> str:
     ended = "no exit status" if rc is None else f"signal {-rc}" if rc < 0 else f"exit {rc}"
-    last = _last_line(said)
+    last = _last_line(output)
     return f"{ended}: {last}" if last else ended
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return printable(lines[-1][:300]) if lines else ""
+    lines = text.strip().splitlines()
+    return printable(lines[-1].strip()[:300]) if lines else ""
 
 
 def _text(data: bytes) -> str:
@@ -192,14 +172,14 @@ class PayloadStream:
         self.noise, self.started_s = noise, started_s
 
     def send(self, message: dict[str, Any]) -> None:
-        """One JSON line to the payload's stdin. Raises `TransportError` when the line is gone."""
+        """One JSON line to the payload's stdin. Raises `TransportError` without a connection."""
         self._channel.write(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """Next line, of the verb's shape; None after `timeout_s` without one.
 
         Raises `EOFError` when the payload has ended, `TransportError` when the connection is gone
-        or, with phase parse, when the payload never says such a line.
+        or, with phase parse, when the line has another shape.
         """
         line = self._channel.read_line(timeout_s)
         return None if line is None else read_line(self._name, line)
@@ -212,24 +192,28 @@ class PayloadStream:
         return message
 
     def read_some(self, limit: int) -> bytes:
-        """What has come, at most `limit` bytes, not line by line; b"" for nothing. Never waits.
-
-        Raises `EOFError` when the payload has ended, `TransportError` when the connection is gone.
-        """
+        """See `transport.base.Stream`."""
         return self._channel.read_some(limit)
 
-    def descriptor(self) -> int | None:
-        """What the kernel can wait for, where the transport has such a thing: a pipe."""
-        fileno = getattr(self._channel, "fileno", None)
-        return None if fileno is None else int(fileno())
-
     def on_readable(self, call: Callable[[], None]) -> None:
-        """Call `call` from any thread whenever `read_some` may have something new to say."""
+        """See `transport.base.Stream`."""
         self._channel.on_readable(call)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Exit status (negative for a signal); None when it is still running."""
+        """See `transport.base.Stream`."""
         return self._channel.wait(timeout_s)
+
+    def end_lease(self) -> None:
+        """Close the payload's stdin: it stops what it runs and ends, and can still answer."""
+        self._channel.close_stdin()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def descriptor(self) -> int | None:
+        """A file descriptor to wait on, where the transport has one: a pipe."""
+        fileno = getattr(self._channel, "fileno", None)
+        return None if fileno is None else int(fileno())
 
     def stderr_tail(self) -> str:
         """The last of what it wrote to stderr, safe to print."""
@@ -239,13 +223,6 @@ class PayloadStream:
         """Why the payload ended, once it has."""
         last = _last_line(self.stderr_tail())
         return f"its payload ended: {last}" if last else "its payload ended"
-
-    def end_lease(self) -> None:
-        """Close the payload's stdin: it stops what it runs and ends; its last words can be read."""
-        self._channel.close_stdin()
-
-    def close(self) -> None:
-        self._channel.close()
 
     def __enter__(self) -> PayloadStream:
         return self
@@ -263,13 +240,13 @@ def stream(
     sudo: bool = False,
     start_timeout_s: float = 10.0,
 ) -> PayloadStream:
-    """Start a payload that talks over time; returns once its marker has been seen.
+    """Start a payload that runs until its lease ends; returns once its marker has arrived.
 
     Raises `TransportError` with phase "start" when that does not happen within `start_timeout_s`.
     """
     channel = connection.stream(command_line(sudo), request(verb, args, nvml=nvml))
-    noise: list[bytes] = []
-    heard = 0
+    noise = b""
+    size = 0
     started_s = time.monotonic()
     deadline = started_s + start_timeout_s
     try:
@@ -278,20 +255,19 @@ def stream(
             if line is None:
                 raise TransportError("start", f"no payload within {start_timeout_s:g} s")
             if line.endswith(MARKER.encode()):
-                noise.append(line[: -len(MARKER)])
-                text = _noise(b"\n".join(noise))
+                text = _noise(noise + line[: -len(MARKER)])
                 return PayloadStream(channel, name_of(verb, args), text, started_s)
-            heard += len(line) + 1
-            if heard > FLOOD_BYTES:
-                raise TransportError("start", f"the shell says {heard >> 10} kB before the payload")
-            if sum(map(len, noise)) < NOISE_LIMIT:
-                noise.append(line)
+            size += len(line) + 1
+            if size > FLOOD_BYTES:
+                message = f"the shell prints {size >> 10} kB before the payload"
+                raise TransportError("start", message)
+            if len(noise) < NOISE_LIMIT:
+                noise += line + b"\n"
     except EOFError:
         rc = channel.wait(2.0)
-        error = channel.stderr_tail().encode()
+        done = Completed(1 if rc is None else rc, b"", channel.stderr_tail().encode(), 0.0)
         channel.close()
-        done = Completed(1 if rc is None else rc, b"", error, 0.0)
-        raise _not_started(done, _noise(b"\n".join(noise))) from None
+        raise _not_started(done, _noise(noise)) from None
     except BaseException:
         channel.close()
         raise

@@ -1,4 +1,4 @@
-"""Payload streams: one for a while, one that is reopened when lost, or one on each node at once.
+"""One payload stream on each node, and the messages of all of them in one inbox.
 
 A node that does not answer in time costs the others no more than that time. Closing a stream ends
 its payload, and with it all that the payload started.
@@ -6,169 +6,95 @@ its payload, and with it all that the payload started.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
-from clusterctl.remote.backoff import Pauses
 from clusterctl.remote.fanout import WIDTH, Fanout, NodeResult
-from clusterctl.remote.inbox import Inbox
+from clusterctl.remote.followers import CLOSE_S, join_all
 from clusterctl.remote.messages.active import misfit
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.transport.base import Connection, Limits, Progress, Transport, Unreachable
+from clusterctl.remote.run_payload import sweep_deadline_s
+from clusterctl.transport.base import Connection, Limits, Progress, Transport
 
 ROUND_TRIP_S = 3.0  # for an answer, on top of what the node may take
 FLOOD_S = 0.05
-CLOSE_S = 3.0  # all connections together
+WAITING = 64  # messages of one node; an agent sends a dozen a second
+WAITING_BYTES = 8 << 20  # of one node; one message more is let in
 Answer = dict[str, Any]
 Sweep = Callable[[Fanout[None], int], Iterator[NodeResult[None]]]
 
 
-def sweep_deadline_s(count: int, limits: Limits, timeout_s: float, width: int) -> float:
-    """For `count` nodes, `width` at a time, of which one may take `timeout_s` beyond connecting."""
-    one_s = limits.tcp_s + limits.handshake_s + limits.channel_s + timeout_s
-    return limits.run_s or one_s * max(1, math.ceil(count / width))
-
-
-def converse(
-    nodes: Sequence[Node],
-    transport: Transport,
-    limits: Limits,
-    verb: str,
-    args: Callable[[Node], dict[str, Any]],
-    talk: Callable[[PayloadStream, float], Answer],
-    *,
-    timeout_s: float,
-    width: int,
-    **options: Any,
-) -> Fanout[Answer]:
-    """A fan-out whose values are what `talk(stream, connect_s)` returns; nothing starts before it.
-
-    `timeout_s` is for one node after connecting; `options` are those of `payload.stream`.
-    """
-
-    def work(node: Node, progress: Progress) -> Answer:
-        started = time.monotonic()
-        connection = transport.connect(node, limits, progress)
-        try:
-            connect_s = time.monotonic() - started
-            with session(connection, verb, args(node), **options) as stream:
-                return talk(stream, connect_s)
-        finally:
-            connection.close()
-
-    deadline_s = sweep_deadline_s(len(nodes), limits, timeout_s, width)
-    return Fanout(nodes, work, deadline_s=deadline_s, width=width)
-
-
-@contextmanager
-def session(
-    connection: Connection, verb: str, args: dict[str, Any], **options: Any
-) -> Iterator[PayloadStream]:
-    """`payload.stream`, whose end within the block is a `TransportError` that says why."""
-    with payload.stream(connection, verb, args, **options) as stream:
-        try:
-            yield stream
-        except EOFError:
-            raise TransportError("command", stream.end_reason()) from None
-
-
-class Followers:
-    """A thread for each node that talks over one connection, and connects again when that is lost.
-
-    `talk(node, connection)` runs until `stop` is set; what it raises goes to `lose` as the node's
-    result. A context manager; leaving it closes the connections.
-    """
-
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        transport: Transport,
-        limits: Limits,
-        talk: Callable[[Node, Connection], None],
-        lose: Callable[[NodeResult[Any]], None],
-        *,
-        width: int = WIDTH,
-        pauses: Callable[[], Pauses] = Pauses,
-    ) -> None:
-        self.stop = threading.Event()
-        self._transport, self._limits = transport, limits
-        self._talk, self._lose, self._pauses = talk, lose, pauses
-        self._logins = threading.BoundedSemaphore(width)
-        self._lock = threading.Lock()
-        self._open: dict[Node, Connection] = {}
-        self._threads = [
-            threading.Thread(target=self._follow, args=(node,), name=node.name, daemon=True)
-            for node in nodes
-        ]
-
-    def __enter__(self) -> Followers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        with self._lock:
-            connections = list(self._open.values())
-        for connection in connections:  # an exchange under way ends now, not at its limit
-            with suppress(TransportError, OSError):
-                connection.close()
-        _join(self._threads, CLOSE_S)
-
-    def _follow(self, node: Node) -> None:
-        pauses = self._pauses()
-        while not self.stop.is_set():
-            progress = Progress()
-            started = time.monotonic()
-            try:
-                self._connect(node, progress)
-                return
-            except Exception as error:  # noqa: BLE001 - node boundary: becomes the node's result
-                phase = error.phase if isinstance(error, TransportError) else progress.phase
-                text = str(error)
-                if not isinstance(error, TransportError):
-                    text = f"{type(error).__name__}: {error}"
-                hint = getattr(error, "hint", None)
-                why = Unreachable(phase, time.monotonic() - progress.since, text, hint)
-            lasted_s = time.monotonic() - started
-            if not self.stop.is_set():
-                self._lose(NodeResult(node, None, why, lasted_s))
-            self.stop.wait(pauses.after(lasted_s))
-
-    def _connect(self, node: Node, progress: Progress) -> None:
-        with self._logins:  # a thousand handshakes at once would all be too late
-            connection = self._transport.connect(node, self._limits, progress)
-        try:
-            with self._lock:
-                self._open[node] = connection
-            self._talk(node, connection)
-        finally:
-            with self._lock:
-                self._open.pop(node, None)
-            connection.close()
-
-
 @dataclass(frozen=True, slots=True)
 class NodeMessage:
-    """What a node sent; None with the reason when nothing more will come."""
+    """A message of a node; None with the reason when no more will come."""
 
     node: str
     data: dict[str, Any] | None
     why: str = ""
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it holds: its texts, the only large part of an agent's message."""
+        data = self.data or {}
+        return len(data.get("text", "")) + sum(map(len, data.get("tail", ())))
+
+
+class Inbox:
+    """One queue in order of arrival. Each node has a thread that puts; one thread takes for all.
+
+    Bounded for each node: one that sends more waits, because its thread puts no more, the window
+    of its channel fills, and its payload blocks.
+    """
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self._waiting: list[NodeMessage] = []
+        self._count = dict.fromkeys(nodes, 0)
+        self._bytes = dict.fromkeys(self._count, 0)
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, message: NodeMessage) -> None:
+        """Add a message; waits while its node has too many here."""
+        name = message.node
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._is_full(name))
+            self._count[name] += 1
+            self._bytes[name] += message.size
+            self._waiting.append(message)
+            self._changed.notify_all()
+
+    def take(self, timeout_s: float) -> tuple[list[NodeMessage], bool]:
+        """All that waits, as soon as there is something, and whether a node's queue is full."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting, timeout_s)
+            is_full = any(map(self._is_full, self._count))
+            taken, self._waiting = self._waiting, []
+            self._count = dict.fromkeys(self._count, 0)
+            self._bytes = dict.fromkeys(self._count, 0)
+            self._changed.notify_all()
+            return taken, is_full
+
+    def _is_full(self, name: str) -> bool:
+        return self._count[name] >= WAITING or self._bytes[name] >= WAITING_BYTES
+
+    def close(self) -> None:
+        """`put` waits no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
 
 class SessionPool:
     """One payload on each node; all their messages arrive in `inbox`, until `close`.
 
-    What is still being opened when `close` comes is closed, too.
+    A stream that opens after `close` is closed as well.
     """
 
     def __init__(
@@ -181,13 +107,13 @@ class SessionPool:
         verb: str = "active",
         args: Callable[[Node], dict[str, Any]] = lambda node: {},
         start_timeout_s: float = 10.0,
-        inbox: Inbox[Any] | None = None,
+        inbox: Inbox | None = None,
         exit_s: float = 0.0,
     ) -> None:
         """`exit_s`: seconds that payloads get to end by themselves at `close`."""
         self.nodes = list(nodes)
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
-        self.inbox = inbox or Inbox[NodeMessage](node.name for node in nodes)
+        self.inbox = inbox or Inbox(node.name for node in nodes)
         self._transport, self._limits, self._width = transport, limits, width
         self._verb, self._args = verb, args
         self._start_timeout_s, self._exit_s = start_timeout_s, exit_s
@@ -207,11 +133,13 @@ class SessionPool:
         """Nodes that can be asked, in the hostfile's order."""
         return [node.name for node in self.nodes if node.name not in self.lost]
 
-    def open(self) -> Fanout[None]:
+    def open(self, meanwhile: Callable[[], None] = lambda: None) -> Fanout[None]:
         """A fan-out that starts the payload on every node."""
-        limits = replace(self._limits, run_s=None)
-        deadline_s = sweep_deadline_s(len(self.nodes), limits, self._start_timeout_s, self._width)
-        return Fanout(self.nodes, self._start, deadline_s=deadline_s, width=self._width)
+        limits, width = replace(self._limits, run_s=None), self._width
+        deadline_s = sweep_deadline_s(len(self.nodes), limits, self._start_timeout_s, width)
+        return Fanout(
+            self.nodes, self._start, deadline_s=deadline_s, width=width, meanwhile=meanwhile
+        )
 
     def gather(self, sweep: Sweep | None = None) -> None:
         """Start the payload on every node; one that cannot be reached is lost."""
@@ -235,21 +163,21 @@ class SessionPool:
                 self._open[node.name] = (connection, stream)
                 threading.Thread(target=self._listen, args=(node.name, stream), daemon=True).start()
                 return
-        _close(connection, stream, 0.0)  # too late: nobody waits for it any more
+        _close(connection, stream, 0.0)  # too late
 
     def _listen(self, name: str, stream: PayloadStream) -> None:
         try:
             while True:
                 message = stream.receive(3600.0)
                 if message is not None:
-                    self.inbox.put(name, NodeMessage(name, message), _size(message))
+                    self.inbox.put(NodeMessage(name, message))
         except EOFError:
             why = stream.end_reason()
         except TransportError as error:
             why = f"{error.phase}: {error}"
         except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
             why = f"{type(error).__name__}: {error}"
-        self.inbox.put(name, NodeMessage(name, None, why))
+        self.inbox.put(NodeMessage(name, None, why))
 
     def send(self, name: str, message: dict[str, Any]) -> None:
         """To a node whose stream is open. A broken connection is reported by the inbox."""
@@ -269,8 +197,8 @@ class SessionPool:
     def ask(self, orders: Mapping[str, Mapping[str, Any]], timeout_s: float) -> dict[str, Answer]:
         """Send each node its order and wait; an answer has `error` where the node could not do it.
 
-        A node that is lost on the way, or gives no answer within `timeout_s` and a little for the
-        way, is missing in the result and stands in `lost`.
+        A node that is lost meanwhile, or gives no answer within `timeout_s` and the round trip, is
+        missing in the result and has its reason in `lost`.
         """
         self._number += 1
         number = self._number
@@ -286,8 +214,7 @@ class SessionPool:
         while waiting:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                for name in waiting:
-                    self.lost[name] = f"no answer in {timeout_s + ROUND_TRIP_S:g} s"
+                self.lost |= dict.fromkeys(waiting, f"no answer in {timeout_s + ROUND_TRIP_S:g} s")
                 break
             arrived, is_full = self.inbox.take(left_s)
             for message in arrived:
@@ -325,25 +252,14 @@ class SessionPool:
         ]
         for thread in threads:
             thread.start()
-        _join(threads, self._exit_s or CLOSE_S)
+        join_all(threads, self._exit_s or CLOSE_S)
 
 
 def _close(connection: Connection, stream: PayloadStream, exit_s: float) -> None:
     with suppress(TransportError, OSError, EOFError):
         if exit_s:
             stream.end_lease()
-            stream.wait(exit_s - 1.0)  # it removes what it wrote before it goes
+            stream.wait(exit_s - 1.0)  # it removes its files before it ends
     for opened in (stream, connection):
         with suppress(TransportError, OSError):
             opened.close()
-
-
-def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _size(message: dict[str, Any]) -> int:
-    """About how many bytes an agent's message holds: its texts, all that can be large in it."""
-    return len(message.get("text", "")) + sum(map(len, message.get("tail", ())))

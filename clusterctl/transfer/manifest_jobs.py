@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.nodes import Node
-from clusterctl.remote.inbox import Inbox
-from clusterctl.remote.session_pool import NodeMessage, SessionPool
+from clusterctl.remote.session_pool import Inbox, NodeMessage, SessionPool
 from clusterctl.transfer.work_queue import WorkQueue
 from clusterctl.transport.base import Limits, Transport
 
@@ -64,7 +63,7 @@ class Spread:
         self, job: Job, nodes: Sequence[Node], transport: Transport, limits: Limits
     ) -> None:
         self._job, self._nodes, self._limits = job, nodes, limits
-        self._inbox = Inbox[NodeMessage](["", *(node.name for node in nodes)])  # "": the table
+        self._inbox = Inbox(["", *(node.name for node in nodes)])  # "": the table
         args = {
             "python": job.python,
             "home": HOME,
@@ -109,7 +108,7 @@ class Spread:
         for result in self._pool.open():
             if (why := result.unreachable) is not None:
                 name = result.node.name
-                self._inbox.put(name, NodeMessage(name, None, f"{why.phase}: {why.message}"))
+                self._inbox.put(NodeMessage(name, None, f"{why.phase}: {why.message}"))
 
     def _send(self, name: str) -> None:
         """In a thread of the node's own: a write to a node that hangs holds up no other."""
@@ -212,7 +211,7 @@ class Spread:
 class Table:
     """The process that reads and writes the manifest."""
 
-    def __init__(self, job: Job, ahead: int, inbox: Inbox[NodeMessage]) -> None:
+    def __init__(self, job: Job, ahead: int, inbox: Inbox) -> None:
         questions_out, questions_in = os.pipe()
         answers_out, answers_in = os.pipe()
         path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
@@ -251,8 +250,8 @@ class Table:
     def _listen(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as file:
             for line in file:
-                self._inbox.put("", NodeMessage("", json.loads(line)))
-        self._inbox.put("", NodeMessage("", None))
+                self._inbox.put(NodeMessage("", json.loads(line)))
+        self._inbox.put(NodeMessage("", None))
 
     def _write(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "wb", buffering=0) as file:

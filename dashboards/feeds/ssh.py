@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload as ship
-from clusterctl.remote.backoff import Pauses
+from clusterctl.remote.followers import Pauses
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
 from dashboards.feeds.clock_offset import ClockOffset
 from dashboards.feeds.gc_tuning import Seldom

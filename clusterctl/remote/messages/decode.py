@@ -1,7 +1,7 @@
 """One line of JSON from a node as a value of a known shape, within limits of size, count and depth.
 
-A node may be broken or in somebody else's hands. What its line costs here is bounded before it is
-parsed: bytes by the reader of the line, values by the bytes that stand outside of texts.
+A node may be broken or taken over. The cost of its line is bounded before it is parsed: bytes by
+the reader of the line, values by the bytes outside of texts.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ TEXTS = 100_000
 def decode(line: bytes, what: str, shape: Shape) -> Any:
     """The value of a line, as `shape` returns it.
 
-    Raises `TransportError` with phase parse; its message begins with `what`: "the answer of kill".
+    Raises `TransportError` with phase parse; its message starts with `what`: "the answer of kill".
     """
+    if len(line) > STRUCTURE_BYTES and _has_too_many(line):
+        raise TransportError("parse", f"{what} holds too many values for its kind")
     try:
-        if len(line) > STRUCTURE_BYTES and _has_too_many(line):
-            raise TransportError("parse", f"{what} holds too many values for its kind")
         # Payloads escape all but ASCII: other bytes are noise, and would cost 4 times their size.
-        value = _DECODER.decode(line.decode("ascii"))
-    except UnicodeDecodeError:
-        raise TransportError("parse", f"{what} is not ASCII: {_begin(line)}") from None
-    except RecursionError:
-        raise TransportError("parse", f"{what} is nested too deeply: {_begin(line)}") from None
-    except ValueError:
-        raise TransportError("parse", f"{what} is no JSON: {_begin(line)}") from None
-    try:
-        return shape(value)
+        return shape(_DECODER.decode(line.decode("ascii")))
     except Misshapen as error:
         raise TransportError("parse", f"{what} is not as it should be: {error}") from None
+    except UnicodeDecodeError:
+        wrong = "not ASCII"
+    except RecursionError:
+        wrong = "nested too deeply"
+    except ValueError:
+        wrong = "no JSON"
+    start = repr(printable(line[:120].decode("utf-8", "backslashreplace")))
+    raise TransportError("parse", f"{what} is {wrong}: {start}")
 
 
 def _has_too_many(line: bytes) -> bool:
@@ -53,7 +53,3 @@ def _refuse(word: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)  # json.loads would make one for each line
-
-
-def _begin(line: bytes) -> str:
-    return repr(printable(line[:120].decode("utf-8", "backslashreplace")))

@@ -1,13 +1,14 @@
-"""Shapes of JSON values: what a message may hold, and how much of it.
+"""Shapes of JSON values: types and limits of what a message may hold.
 
-A shape is a function of a value that returns it, or raises `Misshapen`. Whatever it returns is made
-of exact types within its limits; texts are safe to print.
+A shape is a function that returns a value of exact types within its limits, with texts that are
+safe to print, or raises `Misshapen`.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from clusterctl.printable import printable
@@ -19,13 +20,10 @@ LINE = 4096  # characters of a text that is one line: a path, a name, an error
 
 
 class Misshapen(ValueError):
-    """What stands where, and what should.
-
-    The place grows on the way up: pid, [3].pid, rows[3].pid.
-    """
+    """A value of another shape; `place` grows on the way up: pid, [3].pid, rows[3].pid."""
 
     def __init__(self, wanted: str, value: Any, place: str = "") -> None:
-        super().__init__(f"should be {wanted}, is {_told(value)}")
+        super().__init__(f"should be {wanted}, is {_described(value)}")
         self.place = place
 
     def below(self, place: str) -> Misshapen:
@@ -37,13 +35,10 @@ class Misshapen(ValueError):
         return f"{self.place.lstrip('.') or 'it'} {self.args[0]}"
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, str):
-        return (
-            f"the text {printable(value)!r}"
-            if len(value) <= 40
-            else f"a text of {len(value)} characters"
-        )
+        short = len(value) <= 40
+        return f"the text {printable(value)!r}" if short else f"a text of {len(value)} characters"
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):
@@ -67,41 +62,57 @@ def text(most: int = LINE, *, lines: bool = False) -> Shape:
 def ascii_text(most: int) -> Shape:
     """A text that is data, such as base64: ASCII without control characters, unchanged."""
 
-    def shape(value: Any) -> str:
-        if (
-            type(value) is not str
-            or len(value) > most
-            or not value.isascii()
-            or not value.isprintable()
-        ):
-            raise Misshapen(f"at most {most} ASCII characters", value)
-        return value
+    def read(value: str) -> str | None:
+        return value if value.isascii() and value.isprintable() else None
 
-    return shape
+    return _text_as(f"at most {most} ASCII characters", most, read)
 
 
 def packed_text(most: int) -> Shape:
     """Bytes in base64, at most `most` of them; returns them as UTF-8, other bytes as `\\xff`."""
 
-    def shape(value: Any) -> str:
-        wanted = f"at most {most} bytes in base64"
-        if type(value) is not str or len(value) > (most + 2) // 3 * 4 or not value.isascii():
-            raise Misshapen(wanted, value)
+    def read(value: str) -> str | None:
         try:
             return base64.b64decode(value, validate=True).decode("utf-8", "backslashreplace")
         except ValueError:
-            raise Misshapen(wanted, value) from None
+            return None
 
-    return shape
+    return _text_as(f"at most {most} bytes in base64", (most + 2) // 3 * 4, read)
 
 
 def raw_text(most: int) -> Shape:
     """A text as it came, for a file or for JSON, never for a terminal; without lone surrogates."""
 
-    def shape(value: Any) -> str:
-        if type(value) is not str or len(value) > most:
-            raise Misshapen(f"a text of at most {most} characters", value)
+    def read(value: str) -> str:
         return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+
+    return _text_as(f"a text of at most {most} characters", most, read)
+
+
+def digits(high: int) -> Shape:
+    """A whole number written as a text, as keys of JSON objects are."""
+
+    def read(value: str) -> str | None:
+        is_number = value.isascii() and value.isdigit()
+        return value if is_number and int(value) <= high else None
+
+    return _text_as(f"digits up to {high}", 18, read)
+
+
+def one_of(*words: str) -> Shape:
+    """One of these texts."""
+    known = {word: word for word in words}
+    return _text_as(f"one of {', '.join(words)}", LINE, known.get)
+
+
+def _text_as(wanted: str, most: int, read: Callable[[str], str | None]) -> Shape:
+    """A text of at most `most` characters, as `read` returns it; None is another shape."""
+
+    def shape(value: Any) -> str:
+        found = read(value) if type(value) is str and len(value) <= most else None
+        if found is None:
+            raise Misshapen(wanted, value)
+        return found
 
     return shape
 
@@ -142,17 +153,6 @@ def flag(value: Any) -> bool:
     return value
 
 
-def one_of(*words: str) -> Shape:
-    """One of these texts."""
-
-    def shape(value: Any) -> str:
-        if type(value) is not str or value not in words:
-            raise Misshapen(f"one of {', '.join(words)}", value)
-        return value
-
-    return shape
-
-
 def maybe(inner: Shape) -> Shape:
     """null, or the inner shape."""
 
@@ -168,13 +168,7 @@ def items(inner: Shape, most: int) -> Shape:
     def shape(value: Any) -> list[Any]:
         if type(value) is not list or len(value) > most:
             raise Misshapen(f"a list of at most {most}", value)
-        found: list[Any] = []
-        try:
-            for one in value:
-                found.append(inner(one))
-        except Misshapen as error:
-            raise error.below(f"[{len(found)}]") from None
-        return found
+        return _each(itertools.repeat(inner), value)
 
     return shape
 
@@ -185,15 +179,19 @@ def row(*inner: Shape) -> Shape:
     def shape(value: Any) -> list[Any]:
         if type(value) is not list or len(value) != len(inner):
             raise Misshapen(f"a list of {len(inner)}", value)
-        found: list[Any] = []
-        try:
-            for one, part in zip(inner, value, strict=True):
-                found.append(one(part))
-        except Misshapen as error:
-            raise error.below(f"[{len(found)}]") from None
-        return found
+        return _each(inner, value)
 
     return shape
+
+
+def _each(shapes: Iterable[Shape], values: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    try:
+        for inner, value in zip(shapes, values, strict=False):
+            found.append(inner(value))
+    except Misshapen as error:
+        raise error.below(f"[{len(found)}]") from None
+    return found
 
 
 def table(key: Shape, inner: Shape, most: int) -> Shape:
@@ -211,23 +209,6 @@ def table(key: Shape, inner: Shape, most: int) -> Shape:
         if len(found) != len(value):  # two names that print alike are not two names
             raise Misshapen("an object whose keys differ in print", value)
         return found
-
-    return shape
-
-
-def digits(high: int) -> Shape:
-    """A whole number written as a text, as keys of JSON objects are."""
-
-    def shape(value: Any) -> str:
-        if (
-            type(value) is not str
-            or not value.isascii()
-            or not value.isdigit()
-            or len(value) > 18
-            or int(value) > high
-        ):
-            raise Misshapen(f"digits up to {high}", value)
-        return value
 
     return shape
 
@@ -258,8 +239,16 @@ def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = N
     return shape
 
 
-def either(key: str, shapes: Mapping[str, Shape]) -> Shape:
-    """An object whose text under `key` says which of the shapes the whole of it has."""
+def either(
+    key: str,
+    needed: Mapping[str, Mapping[str, Shape]],
+    optional: Mapping[str, Mapping[str, Shape]] | None = None,
+) -> Shape:
+    """A record whose text under `key` says which other keys it needs, and which may be there."""
+    shapes = {
+        name: record({key: one_of(name), **keys}, (optional or {}).get(name))
+        for name, keys in needed.items()
+    }
 
     def shape(value: Any) -> Any:
         kind = value.get(key) if type(value) is dict else None

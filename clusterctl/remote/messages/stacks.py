@@ -1,4 +1,4 @@
-"""What a node may say in the packed report of its stacks (payload/stacks.py)."""
+"""The shape of the packed report of stacks of a node (payload/stacks.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from clusterctl.remote.messages.decode import decode
 from clusterctl.remote.messages.shape import (
     Misshapen,
-    Shape,
     digits,
     flag,
     has_key,
@@ -24,6 +23,7 @@ from clusterctl.remote.messages.verbs import (
     AGE_S,
     BEAT,
     JOB_ROW,
+    MACHINE,
     NAME,
     NODE,
     PROCESSES,
@@ -35,17 +35,17 @@ from clusterctl.remote.messages.verbs import (
 THREADS = 4096  # of one process
 STACKS = 100_000  # of one node
 SAMPLES = 100
-FRAMES_SHOWN = 300_000  # of all threads in one sample: 136 processes of ten threads show 40,000
+MOST_FRAMES = 300_000  # of all threads in one sample: 136 processes of ten threads have 40,000
 
 _pid = digits(1 << 32)
 
 
 def _anything(value: Any) -> Any:
-    """Of any shape: stacks/flight.py looks at each value, and the line is bounded."""
+    """Of any shape: stacks/flight.py checks each value, and the line is bounded."""
     return value
 
 
-_LOOK = record(
+_PROCESS = record(
     {"state": maybe(text(4))},
     {
         "tasks": table(_pid, row(text(4), whole(0), whole(0), maybe(NAME), maybe(NAME)), THREADS),
@@ -64,23 +64,21 @@ _LOOK = record(
         "text": text(1 << 18, lines=True),
     },
 )
+_SAMPLE = record(
+    {"at_s": SECONDS, "seconds": SECONDS, "processes": table(_pid, _PROCESS, PROCESSES)}
+)
 _FLIGHT = record(
     {"path": text(8192), "age_s": AGE_S}, {"error": text(), "entries": items(_anything, STACKS)}
 )
-_REPORT = record(
+_PARTS = record(
     {
         "rows": rows(JOB_ROW),
         "others": whole(0, PROCESSES),
-        "machine": text(1024),
-        "node": record(NODE),
+        "machine": MACHINE,
+        "node": NODE,
         "py_spy": maybe(text(8192)),
         "rights": record({"uid": whole(0), "scope": maybe(whole()), "capable": flag}),
-        "samples": items(
-            record(
-                {"at_s": SECONDS, "seconds": SECONDS, "processes": table(_pid, _LOOK, PROCESSES)}
-            ),
-            SAMPLES,
-        ),
+        "samples": items(_SAMPLE, SAMPLES),
         "frames": items(row(text(), text(), text(), whole()), STACKS),
         "stacks": items(items(whole(0, STACKS), 2000), STACKS),
         "logs": table(_pid, items(text(), 100), PROCESSES),
@@ -100,30 +98,26 @@ _NATIVE = record(
 )
 
 
-def _consistent(inner: Shape) -> Shape:
+def _report(value: Any) -> Any:
     """Numbers of frames and stacks are indexes into the lists beside them; unfolding is bounded."""
-
-    def shape(value: Any) -> Any:
-        report = inner(value)
-        frames, stacks = len(report["frames"]), len(report["stacks"])
-        for index, stack in enumerate(report["stacks"]):
-            if stack and max(stack) >= frames:
-                raise Misshapen(f"of {frames} frames", max(stack), f".stacks[{index}]")
-        for sample in report["samples"]:
-            shown = 0
-            for pid, look in sample["processes"].items():
-                for thread in look.get("threads", ()):
-                    if thread[2] >= stacks:
-                        raise Misshapen(f"of {stacks} stacks", thread[2], f".{pid}.threads")
-                    shown += len(report["stacks"][thread[2]])
-            if shown > FRAMES_SHOWN:
-                raise Misshapen(f"of at most {FRAMES_SHOWN} frames", shown, ".samples")
-        return report
-
-    return shape
+    report = _PARTS(value)
+    frames, stacks = len(report["frames"]), len(report["stacks"])
+    for index, stack in enumerate(report["stacks"]):
+        if stack and max(stack) >= frames:
+            raise Misshapen(f"of {frames} frames", max(stack), f".stacks[{index}]")
+    for sample in report["samples"]:
+        total = 0
+        for pid, process in sample["processes"].items():
+            for thread in process.get("threads", ()):
+                if thread[2] >= stacks:
+                    raise Misshapen(f"of {stacks} stacks", thread[2], f".{pid}.threads")
+                total += len(report["stacks"][thread[2]])
+        if total > MOST_FRAMES:
+            raise Misshapen(f"of at most {MOST_FRAMES} frames", total, ".samples")
+    return report
 
 
-REPORT = has_key("native", _NATIVE, _consistent(_REPORT))
+REPORT = has_key("native", _NATIVE, _report)
 
 
 def read_report(line: bytes) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The shape of the lines of each payload verb, and how long a line may be.
 
-The files of clusterctl/payload/ say these lines, and say nothing else.
+The payloads in clusterctl/payload/ send these lines and no others.
 """
 
 from __future__ import annotations
@@ -32,94 +32,79 @@ from clusterctl.remote.messages.shape import (
 from clusterctl.remote.messages.watch import watch
 
 MIB = 1 << 20
-SHELL_BYTES = 4 * MIB  # of a command's stdout that go home, and a quarter of that of its stderr
+SHELL_BYTES = 4 * MIB  # of a command's stdout that are sent, and a quarter of that of its stderr
 PROCESSES = 20_000  # of one job on one node
 SECTIONS = 400
 RANKS = 1024  # of one node
 
 _pid = whole(1, 1 << 32)
-_rank = maybe(whole(0, 1 << 20))
+_count = whole(0, PROCESSES)
+_rank = whole(0, 1 << 20)
+_exit_code = maybe(whole(-256, 1 << 16))
+_path = text(8192)
+_size = whole(0)
 SECONDS = number(0, 1e10)
 AGE_S = number(-1e10, 1e10)  # a clock that was set back makes ages negative
 NAME = text(256)
+MACHINE = text(1024)
+_addresses = items(NAME, 64)
 
 _SECTION_FACTS = {
     "state": one_of("ended", "missing", "timeout", "error"),
-    "rc": maybe(whole(-256, 1 << 16)),
+    "rc": _exit_code,
     "seconds": SECONDS,
 }
 _SECTION = record(
     {**_SECTION_FACTS, "out": text(6 * MIB, lines=True), "err": text(4 * MIB, lines=True)},
     {"truncated": flag},
 )
-NODE = {
-    "hostname": NAME,
-    "boot_id": maybe(NAME),
-    "python": text(40),
-    "time_s": number(0, 1e12),
-    "boottime_s": SECONDS,
-    "user": NAME,
-}
-
-
 _SECTIONS = table(text(1024), _SECTION, SECTIONS)
+_BOOT = {"time_s": number(0, 1e12), "boottime_s": SECONDS}
+NODE = record({"hostname": NAME, "boot_id": maybe(NAME), "python": text(40), **_BOOT, "user": NAME})
 
 
 def _envelope(
-    verb: str, more: dict[str, Shape] | None = None, sections: Shape = _SECTIONS
+    verb: str, more: Mapping[str, Shape] | None = None, sections: Shape = _SECTIONS
 ) -> Shape:
-    head: dict[str, Shape] = {
-        "schema": whole(1, 1),
-        "verb": one_of(verb),
-        "node": record(NODE),
-        "sections": sections,
-    }
+    head = {"schema": whole(1, 1), "verb": one_of(verb), "node": NODE, "sections": sections}
     return record({**head, **(more or {})})
 
 
-_ONE_BEAT = record({"step": maybe(whole(0)), "phase": maybe(NAME), "age_s": AGE_S})
-BEAT = maybe(_ONE_BEAT)
+_BEAT = record({"step": maybe(_size), "phase": maybe(NAME), "age_s": AGE_S})
+BEAT = maybe(_BEAT)
+_PROCESS = {
+    "pid": _pid,
+    "ppid": whole(0, 1 << 32),
+    "command": NAME,
+    "rank": maybe(_rank),
+    "age_s": AGE_S,
+}
 JOB_ROW = {
-    "pid": _pid,
-    "ppid": whole(0, 1 << 32),
-    "start": whole(0),
+    **_PROCESS,
+    "start": _size,
     "state": text(4),
-    "user": NAME,
-    "command": NAME,
     "program": text(),
-    "role": NAME,
-    "index": maybe(whole(0)),
-    "rank": _rank,
-    "world": maybe(whole(0, 1 << 20)),
-    "run": maybe(NAME),
-    "node": maybe(NAME),
-    "run_dir": maybe(text(8192)),
-    "age_s": AGE_S,
+    "index": maybe(_size),
+    "world": maybe(_rank),
+    "run_dir": maybe(_path),
+    **dict.fromkeys(("user", "role"), NAME),
+    **dict.fromkeys(("run", "node"), maybe(NAME)),
 }
-_LEFT_ROW = {
-    "pid": _pid,
-    "ppid": whole(0, 1 << 32),
-    "state": maybe(text(4)),
-    "command": NAME,
-    "waits_in": maybe(NAME),
-    "rank": _rank,
-    "age_s": AGE_S,
-}
+_LEFT_ROW = {**_PROCESS, "state": maybe(text(4)), "waits_in": maybe(NAME)}
 
 
-def rows(needed: dict[str, Shape], **optional: Shape) -> Shape:
+def rows(needed: Mapping[str, Shape], **optional: Shape) -> Shape:
     return items(record(needed, optional), PROCESSES)
 
 
 _OTHERS = rows(JOB_ROW)
-_MACHINE = text(1024)
 
-_LOOK = _envelope(
+_KILL_LOOK = _envelope(
     "kill",
     {
-        "rows": rows(JOB_ROW, gpu_bytes=maybe(whole(0))),
+        "rows": rows(JOB_ROW, gpu_bytes=maybe(_size)),
         "others": _OTHERS,
-        "machine": _MACHINE,
+        "machine": MACHINE,
         "login": NAME,
         "notes": items(text(1024), 8),
     },
@@ -128,76 +113,63 @@ _KILL = _envelope(
     "kill",
     {
         "left": rows({**_LEFT_ROW, "why": text()}),
-        "zombies": rows({"pid": _pid, "ppid": whole(0), "command": NAME}),
-        "gpu_left": rows({"pid": _pid, "bytes": maybe(whole(0))}),
+        "zombies": rows({"pid": _pid, "ppid": _size, "command": NAME}),
+        "gpu_left": rows({"pid": _pid, "bytes": maybe(_size)}),
         "gpu_unknown": text(),
-        "asked": whole(0, PROCESSES),
-        "missed": whole(0, PROCESSES),
-        "swept": whole(0, PROCESSES),
-        "forced": whole(0, PROCESSES),
+        **dict.fromkeys(("asked", "missed", "swept", "forced"), _count),
         "seconds": SECONDS,
     },
 )
 _STOP_LOOK = _envelope(
-    "stop", {"rows": rows(JOB_ROW, asks=flag, beat=BEAT), "others": _OTHERS, "machine": _MACHINE}
+    "stop", {"rows": rows(JOB_ROW, asks=flag, beat=BEAT), "others": _OTHERS, "machine": MACHINE}
 )
 _STOP = _envelope(
     "stop",
     {
         "left": rows({**_LEFT_ROW, "beat": BEAT, "why": text()}),
         "rest": whole(-PROCESSES, PROCESSES),
-        "asked": whole(0, PROCESSES),
-        "gone": whole(0, PROCESSES),
-        "saved": maybe(text(8192)),
+        **dict.fromkeys(("asked", "gone"), _count),
+        "saved": maybe(_path),
         "seconds": SECONDS,
     },
 )
 _CENSUS = has_key(
     "time_s", record({"time_s": number(0, 1e12)}), _envelope("census", {"cpu_s": SECONDS})
 )
-_TIMES = {"time_s": number(0, 1e12), "boottime_s": SECONDS}
 _CLOCK = has_key(
     "sections",
-    record({"node": record(NODE), "sections": _SECTIONS, "cpu_s": SECONDS}),
-    has_key("boot_id", record({"boot_id": maybe(NAME)}), record({**_TIMES, "id": maybe(whole(0))})),
+    record({"node": NODE, "sections": _SECTIONS, "cpu_s": SECONDS}),
+    has_key("boot_id", record({"boot_id": maybe(NAME)}), record({**_BOOT, "id": maybe(_size)})),
 )
-_SHELL_SECTIONS = record(
-    {
-        "command": record(
-            {
-                **_SECTION_FACTS,
-                "out": packed_text(SHELL_BYTES),
-                "err": packed_text(SHELL_BYTES // 4 + 1024),  # with a line of the payload's own
-            },
-            {"truncated": flag},
-        )
-    }
+_SHELL_SECTION = {
+    **_SECTION_FACTS,
+    "out": packed_text(SHELL_BYTES),
+    "err": packed_text(SHELL_BYTES // 4 + 1024),  # with a line of the payload's own
+}
+_SHELL = _envelope(
+    "shell", sections=record({"command": record(_SHELL_SECTION, {"truncated": flag})})
 )
 _PUSHED = _envelope("push", {"error": maybe(text())})
 _PREPARED = has_key(
     "error",
     _envelope("push", {"error": text()}),
-    _envelope("push", {"part": text(8192), "dest": text(8192), "there": flag, "same": flag}),
+    _envelope("push", {"part": _path, "dest": _path, "there": flag, "same": flag}),
 )
+_REAP = _envelope("reap", dict.fromkeys(("found", "left"), rows(_LEFT_ROW)))
 _STACKS = either(
     "type",
-    {
-        "found": record({"type": NAME, "processes": whole(0, PROCESSES), "machine": NAME}),
-        "report": record({"type": NAME, "packed": ascii_text(6 * MIB)}),
-    },
+    {"found": {"processes": _count, "machine": NAME}, "report": {"packed": ascii_text(6 * MIB)}},
 )
 _CLIP_FACTS = {
     "error": text(),
-    "num_frames": whole(0),
-    "height": whole(0, 1 << 20),
-    "width": whole(0, 1 << 20),
+    **dict.fromkeys(("num_frames", "bytes"), _size),
+    **dict.fromkeys(("height", "width"), whole(0, 1 << 20)),
     "fps": maybe(number(0, 1e9)),
-    "bytes": whole(0),
     "cpu_s": SECONDS,
 }
 _EXAMINE = has_key(
     "answers",
-    record({"answers": items(record({"id": whole(0)}, _CLIP_FACTS), 10_000)}),
+    record({"answers": items(record({"id": _size}, _CLIP_FACTS), 10_000)}),
     has_key(
         "ready",
         record({"ready": flag, "workers": whole(1, 100_000)}),
@@ -210,39 +182,30 @@ _EXAMINE = has_key(
 )
 
 # One answer of a process of active_rank.py, or why it gave none.
-_RANK_SAYS = record(
+_RANK_ANSWER = record(
     {},
     {
-        "id": whole(0),
-        "error": text(),
-        "own": flag,
-        "phase": text(),
-        "seconds": SECONDS,
-        "device": NAME,
-        "torch": NAME,
-        "model": NAME,
+        "id": _size,
+        **dict.fromkeys(("error", "phase"), text()),
+        **dict.fromkeys(("own", "finite"), flag),
+        **dict.fromkeys(("device", "torch", "model"), NAME),
+        **dict.fromkeys(("seconds", "latency_s", "reduce_s", "exchange_s"), SECONDS),
         "tflops": number(0, 1e9),
-        "finite": flag,
         "port": whole(0, 65535),
-        "latency_s": SECONDS,
-        "reduce_s": SECONDS,
-        "exchange_s": SECONDS,
     },
 )
 _ACTIVE = record(
-    {"id": whole(0)},
+    {"id": _size},
     {
         "error": text(),
         "hung": flag,
-        "ranks": items(_RANK_SAYS, RANKS),
-        "answers": items(_RANK_SAYS, RANKS),
+        **dict.fromkeys(("ranks", "answers"), items(_RANK_ANSWER, RANKS)),
         "port": maybe(whole(0, 65535)),
         "holder": maybe(text()),
-        "addresses": items(NAME, 64),
+        "addresses": _addresses,
         "why": items(maybe(text()), 4096),
-        "seconds": SECONDS,
-        "seen_s": SECONDS,
-        "bytes": whole(0),
+        **dict.fromkeys(("seconds", "seen_s"), SECONDS),
+        "bytes": _size,
     },
 )
 
@@ -251,37 +214,25 @@ _TAIL = items(text(70_000), 17_000)
 _AGENT = either(
     "type",
     {
-        "hello": record(
-            {
-                "type": NAME,
-                "shared": flag,
-                "cores": whole(0, 1 << 20),
-                "python_found": flag,
-                "workdir_found": flag,
-                "same_job": items(record({"pid": maybe(_pid), "run": NAME}), PROCESSES),
-                "port": maybe(whole(1, 65535)),
-                "addresses": items(NAME, 64),
-            }
-        ),
-        "knocked": record({"type": NAME, "errors": table(NAME, maybe(text()), 64)}),
-        "failed": record({"type": NAME, "text": text()}),
-        "started": record({"type": NAME, "pid": _pid}),
-        "rank": record({"type": NAME, "rank": whole(0, 1 << 20), "pid": _pid}),
-        "beat": record({"type": NAME, "ranks": table(digits(1 << 20), _ONE_BEAT, RANKS)}),
-        "rank_ended": record(
-            {
-                "type": NAME,
-                "rank": whole(0, 1 << 20),
-                "code": maybe(whole(-256, 1 << 16)),
-                "how": text(),
-            },
-            {"tail": _TAIL},
-        ),
-        "telemetry": record({"type": NAME, "text": raw_text(5 * MIB)}),
-        "log": record({"type": NAME, "rank": whole(0, 1 << 20), "text": raw_text(5 * MIB)}),
-        "ended": record({"type": NAME, "code": maybe(whole(-256, 1 << 16)), "tail": _TAIL}),
-        "gone": record({"type": NAME, "left": rows(_LEFT_ROW)}),
+        "hello": {
+            **dict.fromkeys(("shared", "python_found", "workdir_found"), flag),
+            "cores": whole(0, 1 << 20),
+            "same_job": items(record({"pid": maybe(_pid), "run": NAME}), PROCESSES),
+            "port": maybe(whole(1, 65535)),
+            "addresses": _addresses,
+        },
+        "knocked": {"errors": table(NAME, maybe(text()), 64)},
+        "failed": {"text": text()},
+        "started": {"pid": _pid},
+        "rank": {"rank": _rank, "pid": _pid},
+        "beat": {"ranks": table(digits(1 << 20), _BEAT, RANKS)},
+        "rank_ended": {"rank": _rank, "code": _exit_code, "how": text()},
+        "telemetry": {"text": raw_text(5 * MIB)},
+        "log": {"rank": _rank, "text": raw_text(5 * MIB)},
+        "ended": {"code": _exit_code, "tail": _TAIL},
+        "gone": {"left": rows(_LEFT_ROW)},
     },
+    {"rank_ended": {"tail": _TAIL}},
 )
 
 
@@ -290,35 +241,35 @@ class Verb:
     """The shape of a verb's lines, and the bytes that one line may have.
 
     A line costs the head up to eight times its bytes, for a moment: one character beyond the BMP
-    makes a whole text four times as wide. So 64 MiB are never passed.
+    makes a whole text four times as wide. So 64 MiB are never exceeded.
     """
 
     shape: Shape
-    line_bytes: int = 2 * MIB
+    line_bytes: int = 6 * MIB
 
 
 VERBS = {
-    "active": Verb(_ACTIVE),
-    "agent": Verb(_AGENT, 6 * MIB),
-    "census": Verb(_CENSUS, 6 * MIB),
+    "active": Verb(_ACTIVE, 2 * MIB),
+    "agent": Verb(_AGENT),
+    "census": Verb(_CENSUS),
     "clock": Verb(_CLOCK, 4 * MIB),
-    "examine": Verb(_EXAMINE),
-    "kill kill": Verb(_KILL, 6 * MIB),
-    "kill look": Verb(_LOOK, 6 * MIB),
-    "push drop": Verb(_PUSHED),
-    "push install": Verb(_PUSHED),
-    "push prepare": Verb(_PREPARED),
-    "reap": Verb(_envelope("reap", {"found": rows(_LEFT_ROW), "left": rows(_LEFT_ROW)}), 6 * MIB),
-    "shell": Verb(_envelope("shell", sections=_SHELL_SECTIONS), 8 * MIB),
-    "stacks": Verb(_STACKS, 6 * MIB),
-    "stop look": Verb(_STOP_LOOK, 6 * MIB),
-    "stop stop": Verb(_STOP, 6 * MIB),
+    "examine": Verb(_EXAMINE, 2 * MIB),
+    "kill kill": Verb(_KILL),
+    "kill look": Verb(_KILL_LOOK),
+    "push drop": Verb(_PUSHED, 2 * MIB),
+    "push install": Verb(_PUSHED, 2 * MIB),
+    "push prepare": Verb(_PREPARED, 2 * MIB),
+    "reap": Verb(_REAP),
+    "shell": Verb(_SHELL, 8 * MIB),
+    "stacks": Verb(_STACKS),
+    "stop look": Verb(_STOP_LOOK),
+    "stop stop": Verb(_STOP),
     "watch": Verb(watch, MIB // 4),
 }
 
 
 def name_of(verb: str, args: Mapping[str, Any]) -> str:
-    """The key in VERBS: a verb that does several things answers each with a shape of its own."""
+    """The key in VERBS: a verb with several operations has a shape for each."""
     full = f"{verb} {args.get('op') or args.get('step')}"
     return full if full in VERBS else verb
 

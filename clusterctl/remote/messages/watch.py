@@ -1,7 +1,7 @@
 """The shape of a line of the payload `watch`: the keys it has, each with a reading of bounded size.
 
-What a reading means is left to dashboards/feeds/watch_decoder.py, which shows an odd one as
-unknown. Here only its size is bounded, for a stream is kept: an unknown key would be kept for ever.
+dashboards/feeds/watch_decoder.py decodes the readings and shows a wrong one as unknown. Here only
+the size is bounded, because a stream is kept, with any unknown key.
 """
 
 from __future__ import annotations
@@ -13,23 +13,9 @@ from clusterctl.remote.messages.shape import Misshapen, number, record, text, wh
 
 ROW_KEYS = frozenset(("disks", "procs"))
 INDEXES = 64  # GPUs or links of one node: more than any has
-KEYS = (
-    ROW_KEYS
-    | {f"{family}{index}" for family in "ghlL" for index in range(INDEXES)}
-    | {
-        "cpus",
-        "driver",
-        "up",
-        "cpu",
-        "load1",
-        "mem",
-        "net",
-        "gpus",
-        "gpu_error",
-        "csv",
-        "links",
-        "xlog",
-    }
+PLAIN_KEYS = "cpus driver up cpu load1 mem net gpus gpu_error csv links xlog"
+KEYS = ROW_KEYS.union(
+    PLAIN_KEYS.split(), (f"{family}{index}" for family in "ghlL" for index in range(INDEXES))
 )
 ROWS, COLUMNS = 256, 16
 WORD = 1024  # characters of a path, a process's name, an error
@@ -49,7 +35,7 @@ def watch(value: Any) -> dict[str, Any]:
 
 
 def _changes(value: Any) -> dict[str, Any]:
-    # By hand, not by shapes: a second of a thousand nodes is read within tenths of it.
+    # By hand, not by shapes: one second of a thousand nodes must be read in a tenth of that.
     if type(value) is not dict:
         raise Misshapen("an object", value)
     found = {}

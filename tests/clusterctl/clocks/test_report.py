@@ -16,7 +16,7 @@ from clusterctl.clocks.monitor import Alarm, Lost, Sample, Screen, Track, sparkl
 from clusterctl.clocks.report import HEAD, cells, folded, judge, signed, span, steered_by
 from clusterctl.output import Output
 from clusterctl.payload import watch
-from clusterctl.remote.backoff import Pauses
+from clusterctl.remote.followers import Pauses
 from tests.lab.equipment import CAPTURES
 
 LIMITS = Profile()

@@ -112,8 +112,8 @@ def test_flood_holds_up_no_stop_and_fills_neither_memory_nor_disk(bench, message
     ("message", "words"),
     [
         ({"type": "knocked", "errors": {"elsewhere": None}}, "addresses that it was not asked to"),
-        ({"type": "rank", "rank": 0, "pid": 9}, "it speaks of rank 0, which is not its own"),
-        ({"type": "rank", "rank": 1, "pid": 9}, "rank 1 began twice"),
+        ({"type": "rank", "rank": 0, "pid": 9}, "it sends data of rank 0, which is not its own"),
+        ({"type": "rank", "rank": 1, "pid": 9}, "rank 1 started twice"),
         ({"type": "telemetry", "text": "{}\n"}, "telemetry of a rank 0 that is not its own"),
         ({"type": "beat", "ranks": {"0": {"step": 1, "phase": "x", "age_s": 1}}}, "not its own"),
         ({"type": "log", "rank": "../../x", "text": ""}, "rank should be a whole number"),

@@ -151,7 +151,7 @@ class Asking:
     def __init__(self, job: data.Job, ahead: int, events: Any) -> None:
         self._events, self._open = events, set(range(12))
         for number in range(12):
-            events.put("", NodeMessage("", {"id": number, "what": "probe", "path": f"{number}.mp4"}))  # fmt: skip
+            events.put(NodeMessage("", {"id": number, "what": "probe", "path": f"{number}.mp4"}))  # fmt: skip
 
     def answer(self, answers: Any) -> None:
         for answer in answers:
@@ -159,7 +159,7 @@ class Asking:
             self._open.discard(answer["id"])
             if not self._open:
                 self._open.add(-1)
-                threading.Thread(target=self._events.put, args=("", NodeMessage("", None))).start()
+                threading.Thread(target=self._events.put, args=(NodeMessage("", None),)).start()
 
     def no_more(self) -> None: ...
 

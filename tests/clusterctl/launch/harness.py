@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.launch import environment, journal
-from clusterctl.launch.plan import LaunchPlan, Timing, make_plan, new_run_id
+from clusterctl.launch import environment
+from clusterctl.launch.journal import EVENTS_FILE
+from clusterctl.launch.plan import LaunchPlan, Timing, assign_ranks, new_run_id
 from clusterctl.launch.state import RunResult, RunState
 from clusterctl.launch.supervise import supervise
 from clusterctl.nodes import Node, read_hostfile
@@ -99,6 +101,7 @@ class Bench:
         config: str | None = None,
         ports: Sequence[int] = tuple(range(29500, 29520)),
         python: str = PYTHON,
+        master_addr: str | None = None,
         **more: Any,
     ) -> LaunchPlan:
         """A plan whose ranks run the Python text `program` with `arguments`."""
@@ -108,20 +111,20 @@ class Bench:
         run_dir = run_dir or self.directory / f"runs{self.count}" / "001-test"
         run_dir.mkdir(parents=True)
         nodes = self.nodes if nodes is None else nodes
-        self.last = make_plan(
-            nodes,
-            {node.name: slots for node in nodes},
+        self.last = LaunchPlan(
             run_id=new_run_id(time.time(), f"{id(self) % 0xFFFF:04x}{self.count}"),
             config=config or f"test{self.count}",
-            overrides=(),
             run_dir=run_dir,
             workdir=REPO,
             python=python,
             device="cpu",
+            shares=assign_ranks(nodes, {node.name: slots for node in nodes}),
             environment=environment.build(
                 head_env or {}, assignments=env, device="cpu", run_dir=run_dir
             ),
-            ports=ports,
+            address=master_addr or nodes[0].address,
+            address_fixed=master_addr is not None,
+            ports=tuple(ports),
             program=(str(script), *arguments),
             starter=more.pop("starter", STARTER),
             timing=timing,
@@ -200,4 +203,9 @@ class Launch:
         return ""
 
     def events(self) -> list[dict[str, Any]]:
-        return list(journal.read(self.plan.run_dir))
+        return read_lines(self.plan.run_dir / EVENTS_FILE)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """JSON lines; none without the file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -72,7 +72,6 @@ def test_events_hold_no_secrets(tmp_path: Path) -> None:
     journal.write(
         "x", "rank 0: no access to https://me:pw-1@hub", data=[{"why": "token=pw-2"}], hf="hf_pw3pw3pw3pw3pw3pw3"
     )  # fmt: skip
-    journal.close()
     text = (tmp_path / "events.jsonl").read_text()
     assert "pw" not in text
     assert "rank 0: no access to https://***@hub" in text

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.launch import hang, incidents
+from clusterctl.launch import hang
 from clusterctl.launch.hang import StepClock
+from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.plan import Timing
 from clusterctl.launch.state import RunResult
-from tests.clusterctl.launch.harness import REPO, Bench, Launch, tagged, wait_until
+from tests.clusterctl.launch.harness import REPO, Bench, Launch, read_lines, tagged, wait_until
 from trainer.runlog.telemetry import Event, StepRecord
 
 GLOO = REPO / "tests" / "clusterctl" / "stacks" / "gloo_trainer.py"
@@ -128,7 +129,7 @@ def test_stop_waits_for_a_look_that_hangs_no_longer_than_its_limit(
     assert result.verdict == "UNKNOWN: the ranks could not be looked at (no verdict within 1 s)"
     assert result.stacks is None
     assert result.hint == "--hang-timeout SECONDS allows more"
-    assert incidents.read(launch.plan.run_dir)[0]["error"] == "no verdict within 1 s"
+    assert read_lines(launch.plan.run_dir / INCIDENTS_FILE)[0]["error"] == "no verdict within 1 s"
     assert result.leftovers == result.unconfirmed == ()
 
 
@@ -162,7 +163,7 @@ def test_step_that_comes_while_ranks_are_looked_at_saves_the_run(
     (bench.directory / "end").touch()
     result = launch.result()
     assert result.ok, result
-    assert incidents.read(launch.plan.run_dir) == []
+    assert read_lines(launch.plan.run_dir / INCIDENTS_FILE) == []
 
 
 def test_ctrl_c_does_not_wait_for_the_look(bench: Bench, blocked: Blocked) -> None:
@@ -197,7 +198,7 @@ def judged(launch: Launch) -> tuple[RunResult, dict[str, Any]]:
     assert result.reason.startswith("no step for "), result
     assert result.leftovers == result.unconfirmed == ()
     assert tagged(launch.plan.run_id) == []
-    (incident,) = incidents.read(run_dir)
+    (incident,) = read_lines(run_dir / INCIDENTS_FILE)
     assert result.stacks == str(run_dir / incident["stacks"])
     report = json.loads((run_dir / incident["stacks"] / "report.json").read_text())
     assert report["verdict"] == incident["verdict"]
@@ -262,7 +263,7 @@ def test_hang_on_a_node_whose_sshd_is_gone_accuses_that_node_and_stops_it(
     (folder / "block-1").touch()
     nodes.nodes[1].kill_sshd()
     result = launch.result(180)
-    (incident,) = incidents.read(launch.plan.run_dir)
+    (incident,) = read_lines(launch.plan.run_dir / INCIDENTS_FILE)
     assert incident["silent"] == ["node-2"]
     assert [one["node"] for one in incident["verdict"]["suspects"]] == ["node-2"]
     assert result.verdict is not None

@@ -83,7 +83,7 @@ def test_nodes_that_never_began_say_so(gate: threading.Event) -> None:
     queued = [r for r in found if r.unreachable and r.unreachable.phase == "queued"]
     assert [r.node.name for r in queued] == ["n2", "n3", "n4", "n5"]
     assert queued[0].unreachable is not None
-    assert "not begun" in queued[0].unreachable.message
+    assert "not started" in queued[0].unreachable.message
 
 
 def test_transport_error_becomes_the_result_with_phase_and_hint() -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.remote import session_pool
-from clusterctl.remote.backoff import Pauses
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.remote.session_pool import Followers, NodeMessage, SessionPool
+from clusterctl.remote.followers import Followers, Pauses
+from clusterctl.remote.session_pool import NodeMessage, SessionPool
 from clusterctl.transport.base import Connection, Limits
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 
@@ -62,7 +61,7 @@ def test_a_connection_that_lasted_is_tried_again_after_the_first_pause(
     followers = Followers([NODE], transport, Limits(), talk, lost.append)
     stop = _Stop(7)
     followers.stop = stop  # type: ignore[assignment]
-    monkeypatch.setattr(session_pool.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     followers._follow(NODE)
     assert stop.waits == [1.0, 2.0, 4.0, 8.0, 8.0, 1.0, 2.0]
     assert {

@@ -1,0 +1,108 @@
+"""A thread for each node over one connection, which is opened again when it is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from clusterctl.errors import TransportError
+from clusterctl.nodes import Node
+from clusterctl.remote.fanout import WIDTH, NodeResult, unreachable
+from clusterctl.transport.base import Connection, Limits, Progress, Transport
+
+CLOSE_S = 3.0  # all connections together
+
+
+class Pauses:
+    """Seconds before connecting to one node again: 1, 2, 4, 8, 8 …"""
+
+    def __init__(self, first_s: float = 1.0, most_s: float = 8.0, steady_s: float = 60.0) -> None:
+        self._first_s, self._most_s, self._steady_s = first_s, most_s, steady_s
+        self._next_s = first_s
+
+    def after(self, lasted_s: float) -> float:
+        """The pause after a connection or attempt of `lasted_s`: the first one if it was steady."""
+        pause_s = self._first_s if lasted_s > self._steady_s else self._next_s
+        self._next_s = min(self._most_s, 2 * pause_s)
+        return pause_s
+
+
+class Followers:
+    """`talk(node, connection)` runs in each thread until `stop` is set.
+
+    An exception goes to `lose` as the node's result, and the node is connected to again. A context
+    manager; leaving it closes the connections.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        transport: Transport,
+        limits: Limits,
+        talk: Callable[[Node, Connection], None],
+        lose: Callable[[NodeResult[Any]], None],
+        *,
+        width: int = WIDTH,
+        pauses: Callable[[], Pauses] = Pauses,
+    ) -> None:
+        self.stop = threading.Event()
+        self._transport, self._limits = transport, limits
+        self._talk, self._lose, self._pauses = talk, lose, pauses
+        self._logins = threading.BoundedSemaphore(width)
+        self._lock = threading.Lock()
+        self._open: dict[Node, Connection] = {}
+        self._threads = [
+            threading.Thread(target=self._follow, args=(node,), name=node.name, daemon=True)
+            for node in nodes
+        ]
+
+    def __enter__(self) -> Followers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        with self._lock:
+            connections = list(self._open.values())
+        for connection in connections:  # an exchange under way ends now, not at its limit
+            with suppress(TransportError, OSError):
+                connection.close()
+        join_all(self._threads, CLOSE_S)
+
+    def _follow(self, node: Node) -> None:
+        pauses = self._pauses()
+        while not self.stop.is_set():
+            progress = Progress()
+            started = time.monotonic()
+            try:
+                self._connect(node, progress)
+                return
+            except Exception as error:  # noqa: BLE001 - node boundary: becomes the node's result
+                why = unreachable(error, progress)
+            lasted_s = time.monotonic() - started
+            if not self.stop.is_set():
+                self._lose(NodeResult(node, None, why, lasted_s))
+            self.stop.wait(pauses.after(lasted_s))
+
+    def _connect(self, node: Node, progress: Progress) -> None:
+        with self._logins:  # a thousand handshakes at once would all be too late
+            connection = self._transport.connect(node, self._limits, progress)
+        try:
+            with self._lock:
+                self._open[node] = connection
+            self._talk(node, connection)
+        finally:
+            with self._lock:
+                self._open.pop(node, None)
+            connection.close()
+
+
+def join_all(threads: Sequence[threading.Thread], seconds: float) -> None:
+    """Wait for threads, `seconds` for all together."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
