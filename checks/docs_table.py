@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from checks.runner import Check, all_checks
+from checks.registry import Check
+from checks.runner import all_checks
 
 SUBJECTS = {
     "active": "Nodes made to work (only with `--active`)",

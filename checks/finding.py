@@ -1,4 +1,4 @@
-"""What a check says about nodes, and all that the checks said: the report."""
+"""What a check finds about nodes, and all findings together: the report."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dataclasses
 import enum
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from checks.facts import Active, to_json
+from checks.facts import NOT_ASKED, Active, Unknown, to_json
 
 
 class Verdict(str, enum.Enum):
@@ -50,11 +50,9 @@ class Finding:
     value: str | None = None
     expected: str | None = None
     source: Source = "fixed"  # where the expected value comes from
-    fix: str | None = None  # the line that repairs it
+    fix: str | None = None  # the line that repairs it; "": there is none, not even the check's
     action: Action = Action.NONE
-    because: str | None = (
-        None  # id of the check that says the reason: this one only follows from it
-    )
+    because: str | None = None  # id of the check that gives the reason: this follows from it
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
@@ -66,25 +64,33 @@ _all_but_nodes = operator.attrgetter(
 )
 
 
-def passed(evidence: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
-    """A check that is content. Like the next four: the runner fills in the id, and the node."""
-    return Finding("", Verdict.PASS, nodes, evidence, **more)
+def _draft(verdict: Verdict) -> Callable[..., Finding]:
+    def make(
+        evidence: object,
+        value: object = None,
+        expected: object = None,
+        *,
+        nodes: tuple[str, ...] = (),
+        **more: Any,
+    ) -> Finding:
+        return Finding("", verdict, nodes, str(evidence), _text(value), _text(expected), **more)
+
+    return make
 
 
-def warn(evidence: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
-    return Finding("", Verdict.WARN, nodes, evidence, **more)
+def _text(value: object) -> str | None:
+    return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)
 
 
-def fail(evidence: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
-    return Finding("", Verdict.FAIL, nodes, evidence, **more)
+# What a check found: evidence, then the value and what was expected. The runner fills in the id,
+# the node, and the check's fix.
+passed, warn, fail = _draft(Verdict.PASS), _draft(Verdict.WARN), _draft(Verdict.FAIL)
+unknown, skip = _draft(Verdict.UNKNOWN), _draft(Verdict.SKIP)
 
 
-def unknown(reason: str, *, nodes: tuple[str, ...] = (), **more: Any) -> Finding:
-    return Finding("", Verdict.UNKNOWN, nodes, reason, **more)
-
-
-def skip(reason: str, *, nodes: tuple[str, ...] = ()) -> Finding:
-    return Finding("", Verdict.SKIP, nodes, reason)
+def lacking(why: Unknown, what: str = "", **more: Any) -> Finding:
+    """SKIP for a fact that was not asked for, else UNKNOWN; `what` begins the evidence."""
+    return (skip if why == NOT_ASKED else unknown)(f"{what}{why}", **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,8 @@ class Report:
     findings: tuple[Finding, ...]
     seconds: float = 0.0
     advisory: frozenset[str] = frozenset()  # checks whose UNKNOWN alone stops no launch
-    node_cpu_s: float | None = None  # what the look cost a node, on average
-    active: Active | None = None  # what was measured where the nodes were made to work
+    node_cpu_s: float | None = None  # CPU time of the census on a node, on average
+    active: Active | None = None  # what the active tests measured
 
     @property
     def exit_code(self) -> int:
@@ -137,7 +143,7 @@ class Report:
         Without `following` those are left out that only repeat another check's reason.
         """
         order = {node: index for index, node in enumerate(self.nodes)}
-        told = {
+        bad = {
             (one.id, node)
             for one in self.findings
             if one.verdict in (Verdict.FAIL, Verdict.UNKNOWN)
@@ -146,7 +152,7 @@ class Report:
         groups: dict[tuple[object, ...], list[Finding]] = {}
         for finding in self.findings:
             reason = finding.because
-            if reason and not following and all((reason, node) in told for node in finding.nodes):
+            if reason and not following and all((reason, node) in bad for node in finding.nodes):
                 continue
             groups.setdefault(_all_but_nodes(finding), []).append(finding)
         folded = []

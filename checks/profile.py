@@ -35,7 +35,7 @@ class Profile:
     clock_log_ahead_fail_s: float = 1.0
     ssh_connect_warn_s: float = 2.0
     # AZ fails at 20 million corrected DRAM errors, GC at 50; SB: more than four SRAM usually RMA.
-    ecc_corrected_warn: float = 20_000_000
+    ecc_corrected_warn: float = 20e6
     ecc_sram_aggregate_fail: float = 4
     gpu_margin_warn_c: float = 5.0
     gpu_hotter_warn_c: float = 15.0

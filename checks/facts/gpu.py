@@ -31,9 +31,7 @@ class GpuHealth:
     pages_pending: Maybe[bool] = NOT_ASKED  # retired pages, V100 and older
     recovery_action: Maybe[str] = NOT_ASKED  # None, Reset, Reboot, Drain P2P, Drain and Reset
     reset_required: Maybe[bool] = NOT_ASKED
-    throttle: Maybe[tuple[str, ...]] = (
-        NOT_ASKED  # active reasons, names of checks.parsers.gpu_health
-    )
+    throttle: Maybe[tuple[str, ...]] = NOT_ASKED  # active reasons, as in parsers.gpu_health
     margin_c: Maybe[float] = NOT_ASKED  # degrees left to the slowdown
     power_default_w: Maybe[float] = NOT_ASKED
     pcie_width: Maybe[int] = NOT_ASKED
@@ -72,6 +70,10 @@ class Gpu:
     temperature_c: Maybe[float]
     health: Maybe[GpuHealth] = NOT_ASKED
 
+    def label(self, position: int) -> str:
+        """The driver's number; the position in the list where the driver gives none."""
+        return str(position if isinstance(self.index, Unknown) else self.index)
+
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
@@ -101,7 +103,7 @@ GpuState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The GPUs of a node, or what nvidia-smi said instead; `message` is its text, complete."""
+    """The GPUs of a node, or the error of nvidia-smi: its whole text is `message`."""
 
     state: GpuState
     message: str = ""
@@ -120,10 +122,14 @@ class GpuFacts:
 
     @property
     def has_hardware(self) -> bool:
-        """Whether anything speaks for an NVIDIA GPU in the machine, be it broken."""
-        if self.state in ("ok", "partial", "failed", "hung"):
-            return True
-        return not isinstance(self.on_pci, Unknown) and self.on_pci > 0
+        """Whether the driver or PCI shows an NVIDIA GPU in the machine, even a broken one."""
+        on_pci = 0 if isinstance(self.on_pci, Unknown) else self.on_pci
+        return self.state in ("ok", "partial", "failed", "hung") or on_pci > 0
+
+    @property
+    def is_pci_unread(self) -> bool:
+        """Whether the list of PCI devices could not be read; a machine may have none."""
+        return isinstance(self.on_pci, Unknown) and not self.on_pci.is_absence
 
     @property
     def count(self) -> Maybe[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from checks.facts.unknown import NOT_ASKED, Maybe
+from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,11 @@ class KernelEvent:
     age_s: Maybe[float]
     subject: str = ""  # GPU's PCI address, network interface, mount, process
     xid: int | None = None
+
+    @property
+    def is_recent(self) -> bool:
+        """Of the last 24 hours, or of an unknown time."""
+        return isinstance(self.age_s, Unknown) or self.age_s < 86400
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from checks.facts.machine import KernelLog, Machine, Memory, ProcessTable, Shell
 from checks.facts.network import Fabric, Network, Port
 from checks.facts.software import GitState, Interpreter, PythonEnv
 from checks.facts.storage import Disk, FileSeen, Mount
-from checks.facts.unknown import NOT_ASKED, Maybe
+from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
 
 GPUS_NOT_ASKED = GpuFacts("unreadable", NOT_ASKED.reason)
 
@@ -70,3 +70,25 @@ class NodeFacts:
     token_s: Maybe[float] = NOT_ASKED
     wandb: Maybe[bool] = NOT_ASKED  # a login is there; the key itself never leaves the node
     previous: Maybe[Previous] = NOT_ASKED
+
+    @property
+    def boot_id(self) -> Maybe[str]:
+        return self.machine if isinstance(self.machine, Unknown) else self.machine.boot_id
+
+    @property
+    def namespaces(self) -> str:
+        """Differs between containers of one machine; empty where it is not known."""
+        return "" if isinstance(self.machine, Unknown) else self.machine.namespaces
+
+    @property
+    def last_look(self) -> Previous | None:
+        """The record of the last look, if the node was not booted since."""
+        before = self.previous
+        if isinstance(before, Unknown) or before.boot_id != self.boot_id:
+            return None
+        return before
+
+    @property
+    def lacks_interpreter(self) -> bool:
+        """The interpreter of training is not there or does not run."""
+        return self.interpreter in ("missing", "broken")

@@ -20,6 +20,14 @@ class Disk:
     writable: bool
     is_folder: bool
 
+    @property
+    def used_share(self) -> float:
+        return 1 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    @property
+    def inodes_used_share(self) -> float:
+        return 1 - self.inodes_free / self.inodes_total if self.inodes_total else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:
@@ -34,14 +42,8 @@ class Mount:
     @property
     def is_network(self) -> bool:
         kind = self.kind.lower()
-        return kind.startswith(("nfs", "fuse", "cifs", "smb", "ceph", "9p")) or kind in (
-            "lustre",
-            "beegfs",
-            "gpfs",
-            "wekafs",
-            "glusterfs",
-            "virtiofs",
-        )
+        others = ("lustre", "beegfs", "gpfs", "wekafs", "glusterfs", "virtiofs")
+        return kind in others or kind.startswith(("nfs", "fuse", "cifs", "smb", "ceph", "9p"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +54,4 @@ class FileSeen:
     is_folder: bool = False
     size_bytes: int = 0
     files: int = 1
-    has_more: bool = False  # more files than were looked at: the size is not that of all
+    has_more: bool = False  # more files than were counted: the size is not that of all

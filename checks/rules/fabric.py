@@ -2,474 +2,340 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from checks.facts import NOT_ASKED, Fabric, Fleet, IbPort, KernelLog, NodeFacts, Unknown
-from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
+from checks.compare import each_node, majority, same
+from checks.facts import NOT_ASKED, Fabric, Fleet, IbPort, KernelLog, Maybe, NodeFacts, Unknown
+from checks.finding import Action, Finding, fail, lacking, passed, skip, unknown, warn
 from checks.parsers.infiniband import ERROR_COUNTERS
 from checks.profile import Profile
+from checks.registry import check
 from checks.rules.gpu import no_gpu
 from checks.rules.xid import nothing_logged
-from checks.runner import check, compare, majority
 
 _NO_CARD = "no InfiniBand or RoCE card"
 
 
-def _fabrics(fleet: Fleet) -> Iterator[tuple[NodeFacts, Fabric] | Finding]:
-    """Nodes with their ports; where nobody has any, one SKIP for all."""
-    seen = [node.fabric for node in fleet.reached if isinstance(node.fabric, Fabric)]
-    nobody = not any(fabric.ports for fabric in seen)
-    for node in fleet.reached:
-        if node.fabric == NOT_ASKED:
-            yield skip(NOT_ASKED.reason, nodes=(node.name,))
-        elif isinstance(node.fabric, Unknown):
-            yield unknown(node.fabric.reason, nodes=(node.name,))
-        elif nobody:
-            yield skip(_NO_CARD, nodes=(node.name,))
-        else:
-            yield node, node.fabric
+def _fabrics(fleet: Fleet) -> list[Fabric]:
+    return [node.fabric for node in fleet.reached if isinstance(node.fabric, Fabric)]
 
 
-@check(
-    "ib.ports",
-    scope="fleet",
-    advisory=True,
-    bad=(
-        "WARN a port is down here that is not down on most nodes, or no port is active "
-        "anywhere; FAIL fewer active ports than most nodes, a port "
-        "down that is active on most"
-    ),
-    how="sysfs state, phys_state and link_layer; never ibdev2netdev, whose (Down) is the IP side",
-    fix="cable and transceiver of that port, then the switch's port",
-)
-def ports(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """Every port that is active on the other nodes is active here.
+def _each_fabric(
+    fleet: Fleet, judge: Callable[[NodeFacts, Fabric], Finding], every: bool = False
+) -> Iterator[Finding]:
+    """SKIP on nodes without a card; with `every` only where no node has one."""
+    any_card = any(fabric.ports for fabric in _fabrics(fleet))
 
-    NCCL drops a rail that is down and the whole ring is slower, or does not start.
-    """
-    read = list(_fabrics(fleet))
-    fabrics = [one for one in read if not isinstance(one, Finding)]
-    active = Counter(port.name for _, fabric in fabrics for port in fabric.ports if port.is_active)
-    counts = {node.name: sum(p.is_active is True for p in fabric.ports) for node, fabric in fabrics}
-    expected = limits.expected.get("ib.ports")
-    most = int(expected) if expected and expected.isdecimal() else majority(counts).value
-    for one in read:
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, fabric = one
-        names, count = (node.name,), counts[node.name]
-        blind = [port for port in fabric.ports if port.is_active is None]
-        down = [port for port in fabric.ports if port.is_active is False]
-        # Named by its peers: most of the others have this very port active.
-        missed = [
-            port
-            for port in down
-            if 2 * active[port.name] > len(fabrics) - 1 > 0 and active[port.name]
-        ]
-        gone = sorted(
-            name
-            for name, times in active.items()
-            if 2 * times > len(fabrics) and name not in {port.name for port in fabric.ports}
-        )
-        fix = "cable and transceiver, then the switch's port; ibstat; mlxlink -d DEVICE"
-        more: dict[str, Any] = {
-            "value": str(count),
-            "expected": str(most),
-            "source": "majority",
-            "nodes": names,
-        }
-        if missed or gone:
-            words = [f"{port.name} is {_said(port)}" for port in missed] + [
-                f"{name} is gone" for name in gone
-            ]
-            yield fail("; ".join(words), fix=fix, action=Action.SERVICE, **more)
-        elif blind:
-            yield unknown(
-                f"{', '.join(port.name for port in blind)}: {_said(blind[0])}", nodes=names
-            )
-        elif most is not None and count < most:
-            yield fail(f"{count} active ports, most nodes have {most}", fix=fix, **more)
-        elif down and count == 0:
-            text = f"no port is active: {down[0].name} is {_said(down[0])}"
-            if len(fabrics) < 2:
-                yield fail(text, nodes=names, fix=fix)
-            else:  # they may be unused everywhere, or the switch is off
-                also = "" if any(counts.values()) else ", as on most nodes"
-                yield warn(text + also, nodes=names, fix=fix)
-        elif down and any(port.netdev for port in down) and _odd(down, fabrics):
-            yield warn(
-                "; ".join(f"{port.name} is {_said(port)}" for port in down), nodes=names, fix=fix
-            )
-        else:
-            yield passed(f"{count} active ports", nodes=names, value=str(count), source="majority")
+    def judge_ports(node: NodeFacts, fabric: Fabric) -> Finding:
+        has_card = bool(fabric.ports) or (every and any_card)
+        return judge(node, fabric) if has_card else skip(_NO_CARD)
+
+    return each_node(fleet, "fabric", judge_ports)
 
 
-def _said(port: IbPort) -> str:
+def _names(ports: Iterable[IbPort]) -> str:
+    return ", ".join(port.name for port in ports)
+
+
+def _state(port: IbPort) -> str:
     unread = isinstance(port.state, Unknown) or isinstance(port.phys_state, Unknown)
     return f"{port.state}{', ' if unread else '/'}{port.phys_state}"
 
 
-def _odd(down: list[IbPort], fabrics: list[tuple[NodeFacts, Fabric]]) -> bool:
-    """Whether ports are down here that are up on most nodes: unused ones are down everywhere."""
-    dead = Counter(p.name for _, fabric in fabrics for p in fabric.ports if p.is_active is False)
-    return any(2 * dead[port.name] <= len(fabrics) for port in down)
+@check("ib.ports", "fleet", advisory=True)
+def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
+    """Every port that is active on the other nodes is active here.
+
+    NCCL drops a rail that is down and the whole ring is slower, or does not start.
+
+    Bad: WARN a port is down here that is not down on most nodes, or no port is active anywhere;
+        FAIL fewer active ports than most nodes, a port down that is active on most
+    How: sysfs state, phys_state and link_layer; never ibdev2netdev, whose (Down) is the IP side
+    Fix: cable and transceiver, then the switch's port; ibstat; mlxlink -d DEVICE
+    """
+    fabrics = _fabrics(fleet)
+    nodes = len(fabrics)
+    every = [port for fabric in fabrics for port in fabric.ports]
+    active = Counter(port.name for port in every if port.is_active)
+    dead = Counter(port.name for port in every if port.is_active is False)
+    counts = {
+        node.name: sum(port.is_active is True for port in node.fabric.ports)
+        for node in fleet.reached
+        if isinstance(node.fabric, Fabric)
+    }
+    is_number = expected is not None and expected.isdecimal()
+    most = int(expected or 0) if is_number else majority(counts).value
+
+    def judge(node: NodeFacts, fabric: Fabric) -> Finding:
+        count, have = counts[node.name], {port.name for port in fabric.ports}
+        unread = [port for port in fabric.ports if port.is_active is None]
+        down = [port for port in fabric.ports if port.is_active is False]
+        states = {port.name: f"{port.name} is {_state(port)}" for port in down}
+        # Most of the other nodes have this very port active.
+        missed = [name for name in states if 2 * active[name] > nodes - 1 > 0 and active[name]]
+        gone = sorted(name for name in active if 2 * active[name] > nodes and name not in have)
+        if missed or gone:
+            text = "; ".join(
+                [states[name] for name in missed] + [f"{name} is gone" for name in gone]
+            )
+            return fail(text, count, str(most), source="majority", action=Action.SERVICE)
+        if unread:
+            return unknown(f"{_names(unread)}: {_state(unread[0])}")
+        if most is not None and count < most:
+            text = f"{count} active ports, most nodes have {most}"
+            return fail(text, count, most, source="majority")
+        if down and count == 0:
+            text = f"no port is active: {states[down[0].name]}"
+            if nodes < 2:
+                return fail(text)
+            # They may be unused everywhere, or the switch is off.
+            return warn(text if any(counts.values()) else f"{text}, as on most nodes")
+        # Ports that nobody uses are down on most nodes.
+        odd = any(2 * dead[name] <= nodes for name in states)
+        if odd and any(port.netdev for port in down):
+            return warn("; ".join(states.values()))
+        return passed(f"{count} active ports", count, source="majority")
+
+    return _each_fabric(fleet, judge, every=True)
 
 
-@check(
-    "ib.rate",
-    scope="fleet",
-    advisory=True,
-    bad="FAIL under 0.9 of the rate that the same port has on most nodes (of one node alone: that "
-    "most of its ports of the same card have)",
-    how="sysfs rate, 400 Gb/sec (4X NDR)",
-    fix="cable, transceiver, or the switch's port speed",
-)
+@check("ib.rate", "fleet", advisory=True)
 def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every active port runs at full speed.
 
     A 400 Gb/s card that came up at 200 halves its rail and nothing logs it. A port is compared with
     its own kind only: beside eight rails of 400 Gb/s a node may have a card of 200 for storage.
+
+    Bad: FAIL under 0.9 of the rate that the same port has on most nodes (of one node alone: that
+        most of its ports of the same card have)
+    How: sysfs rate, 400 Gb/sec (4X NDR)
+    Fix: cable, transceiver, the switch's port; mlxlink -d DEVICE
     """
-    read = list(_fabrics(fleet))
-    fabrics = [one[1] for one in read if not isinstance(one, Finding) and one[1].ports]
+    fabrics = [fabric for fabric in _fabrics(fleet) if fabric.ports]
     alone = len(fabrics) == 1
+
+    def group(port: IbPort) -> tuple[str, ...]:
+        """Ports that should have one rate: the same one of each node, or all of one card."""
+        where = (str(port.board_id), str(port.model)) if alone else (port.name,)
+        return (str(port.link_layer), *where)
+
     rates: dict[tuple[str, ...], Counter[float]] = {}
-    for fabric in fabrics:
-        for port in fabric.ports:
-            if port.is_active and isinstance(port.rate_gbps, float):
-                rates.setdefault(_kind(port, alone), Counter())[port.rate_gbps] += 1
+    for port in (port for fabric in fabrics for port in fabric.ports):
+        if port.is_active and isinstance(port.rate_gbps, float):
+            rates.setdefault(group(port), Counter())[port.rate_gbps] += 1
     # Of two equally common rates the higher: a port can come up slower than it is, not faster.
-    common = {kind: max(seen, key=lambda rate: (seen[rate], rate)) for kind, seen in rates.items()}
-    for one in read:
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, fabric = one
-        slow = [
+    common = {key: max(seen, key=lambda rate: (seen[rate], rate)) for key, seen in rates.items()}
+
+    def judge(_node: NodeFacts, fabric: Fabric) -> Finding:
+        running = [port for port in fabric.ports if port.is_active]
+        unread = [
             port
-            for port in fabric.ports
-            if port.is_active
-            and isinstance(port.rate_gbps, float)
-            and port.rate_gbps < limits.ib_rate_share * common[_kind(port, alone)]
-        ]
-        blind = [
-            port.name
             for port in fabric.ports
             if port.is_active is None or (port.is_active and isinstance(port.rate_gbps, Unknown))
         ]
+        slow = [
+            (port, port.rate_gbps, common[group(port)])
+            for port in running
+            if isinstance(port.rate_gbps, float)
+            and port.rate_gbps < limits.ib_rate_share * common[group(port)]
+        ]
         if slow:
-            best = common[_kind(slow[0], alone)]
+            _, gbps, best = slow[0]
             others = "its other ports have" if alone else "most nodes have there"
-            yield fail(
-                f"{', '.join(port.name for port in slow)}: {slow[0].rate_gbps:g} Gb/s, "
-                f"{others} {best:g}",
-                nodes=(node.name,),
-                value=f"{slow[0].rate_gbps}",
-                expected=f"{best:g}",
-                source="majority",
-                fix="cable, transceiver, the switch's port; mlxlink -d DEVICE",
-                action=Action.SERVICE,
-            )
-        elif blind:
-            yield unknown(f"{', '.join(blind)}: rate cannot be read", nodes=(node.name,))
-        elif not fabric.ports:
-            yield skip(_NO_CARD, nodes=(node.name,))
-        else:
-            yield passed("full rate", nodes=(node.name,))
+            text = f"{_names(port for port, _, _ in slow)}: {gbps:g} Gb/s, {others} {best:g}"
+            return fail(text, str(gbps), best, source="majority", action=Action.SERVICE)
+        if unread:
+            return unknown(f"{_names(unread)}: rate cannot be read")
+        return passed("full rate")
+
+    return _each_fabric(fleet, judge)
 
 
-def _kind(port: IbPort, alone: bool) -> tuple[str, ...]:
-    """Ports that should have one rate: the same one of each node, or all of one card."""
-    where = (str(port.board_id), str(port.model)) if alone else (port.name,)
-    return (str(port.link_layer), *where)
-
-
-@check(
-    "ib.subnet_manager",
-    scope="fleet",
-    advisory=True,
-    bad="FAIL on INIT or ARMED, or without a lid, on an InfiniBand port whose link is up",
-    how="sysfs state, lid and sm_lid; RoCE has none of them and needs none",
-    fix="sudo systemctl restart opensm on the node that runs it, or the switch's subnet manager",
-)
-def subnet_manager(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
+@check("ib.subnet_manager", "fleet", advisory=True)
+def subnet_manager(fleet: Fleet) -> Iterator[Finding]:
     """A subnet manager has taken every InfiniBand port.
 
     Without one the link is up and carries nothing: Initializing, lid 65535.
+
+    Bad: FAIL on INIT or ARMED, or without a lid, on an InfiniBand port whose link is up
+    How: sysfs state, lid and sm_lid; RoCE has none of them and needs none
+    Fix: sudo systemctl restart opensm on the node that runs it, or the switch's subnet manager
     """
-    for one in _fabrics(fleet):
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, fabric = one
-        band = [
-            p for p in fabric.ports if p.link_layer == "InfiniBand" and p.phys_state == "LinkUp"
-        ]
-        lost = [p for p in band if p.state in ("INIT", "ARMED") or p.lid in (0, 65535)]
-        blind = [
-            p.name
-            for p in fabric.ports
-            if isinstance(p.link_layer, Unknown)
-            or isinstance(p.phys_state, Unknown)
-            or (p in band and (isinstance(p.state, Unknown) or isinstance(p.lid, Unknown)))
-        ]
+
+    def judge(_node: NodeFacts, fabric: Fabric) -> Finding:
+        band, lost, unread = [], [], []
+        for port in fabric.ports:
+            values = [port.link_layer, port.phys_state]
+            if values == ["InfiniBand", "LinkUp"]:
+                band.append(port)
+                values += [port.state, str(port.lid) if isinstance(port.lid, int) else port.lid]
+                if port.state in ("INIT", "ARMED") or port.lid in (0, 65535):
+                    lost.append(port)
+            if any(isinstance(value, Unknown) for value in values):
+                unread.append(port)
         if lost:
-            yield fail(
-                f"{', '.join(p.name for p in lost)}: {_said(lost[0])}, no subnet manager",
-                nodes=(node.name,),
-                fix="is opensm, or the switch's subnet manager, running?",
-            )
-        elif blind:
-            yield unknown(f"{', '.join(blind)}: state or lid cannot be read", nodes=(node.name,))
-        elif band:
-            yield passed("subnet manager answers", nodes=(node.name,))
-        else:
-            yield skip("no InfiniBand link", nodes=(node.name,))
+            return fail(f"{_names(lost)}: {_state(lost[0])}, no subnet manager")
+        if unread:
+            return unknown(f"{_names(unread)}: state or lid cannot be read")
+        return passed("subnet manager answers") if band else skip("no InfiniBand link")
+
+    return _each_fabric(fleet, judge, every=True)
 
 
-def _not_counted(port: IbPort, before: Mapping[str, int] | None) -> Unknown | None:
+@check("ib.errors", "fleet", advisory=True)
+def errors(fleet: Fleet) -> Iterator[Finding]:
+    """No error counter grows.
+
+    Bad: WARN if an error counter grew since the last look or while we looked, FAIL if link_downed
+        did
+    How: counters and hw_counters read twice, and against the last look's record; their values alone
+        say nothing, a healthy port shows 14
+    Fix: the port's cable and transceiver; mlxlink -d DEVICE -c
+    """
+    return _each_fabric(fleet, _judge_errors)
+
+
+def _judge_errors(node: NodeFacts, fabric: Fabric) -> Finding:
+    look = node.last_look
+    grown: list[tuple[str, str, int, str]] = []  # port, counter, count, when
+    silent: dict[str, Unknown] = {}
+    for port in fabric.ports:
+        before = {} if look is None else look.counters.get(port.name, {})
+        if why := _not_counted(port, before):
+            silent[port.name] = why
+        now = {} if isinstance(port.growth, Unknown) else port.growth
+        grown += [(port.name, key, by, "while we looked") for key, by in now.items() if by > 0]
+        when = "" if look is None else f"in {look.age_s / 3600:.1f} h"
+        grown += [
+            (port.name, key, port.counters[key] - count, when)
+            for key, count in before.items()
+            if port.counters.get(key, 0) > count and not now.get(key)
+        ]
+    if grown:
+        down = [item for item in grown if item[1] == "link_downed"]
+        port_name, counter, by, when = (down or grown)[0]
+        rest = f", and {len(grown) - 1} more" if len(grown) > 1 else ""
+        text, fix = (
+            f"{port_name}: {counter} +{by} {when}{rest}",
+            f"cable and transceiver of {port_name}",
+        )
+        return (fail if down else warn)(text, by, 0, fix=fix)
+    if unread := {name: why for name, why in silent.items() if not why.is_absence}:
+        reason = next(iter(unread.values()))
+        return unknown(f"error counters of {', '.join(unread)}: {reason}")
+    if len(silent) == len(fabric.ports):
+        return skip(next(iter(silent.values())))
+    return passed("no error counter grew")
+
+
+def _not_counted(port: IbPort, before: Mapping[str, int]) -> Unknown | None:
     """Why nothing is known of a port's error counters, if so."""
-    have = [name for name in ERROR_COUNTERS if name in port.counters]
-    lost = [name for name in before or {} if name not in port.counters]
+    lost = [name for name in before if name not in port.counters]
     if lost or not port.counters:
         return Unknown(f"{', '.join(lost[:3]) or 'they'} cannot be read")
-    if not have:
+    if not any(name in port.counters for name in ERROR_COUNTERS):
         return Unknown("it has none that counts errors", is_absence=True)
-    # A record of the last look tells as much as a second read does.
+    # A record of the last look is as good as a second read.
     return port.growth if isinstance(port.growth, Unknown) and not before else None
 
 
-@check(
-    "ib.errors",
-    scope="fleet",
-    advisory=True,
-    bad=(
-        "WARN if an error counter grew since the last look or while we looked, FAIL if "
-        "link_downed did"
-    ),
-    how=(
-        "counters and hw_counters read twice, and against the last look's record; their values "
-        "alone "
-        "say nothing, a healthy port shows 14"
-    ),
-    fix="the port's cable and transceiver; mlxlink -d DEVICE -c",
-)
-def errors(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
-    """No error counter grows."""
-    for one in _fabrics(fleet):
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, fabric = one
-        boot = None if isinstance(node.machine, Unknown) else node.machine.boot_id
-        before = None
-        if not isinstance(node.previous, Unknown) and node.previous.boot_id == boot:
-            before = node.previous
-        grown: list[tuple[str, str, int, str]] = []
-        blind: list[tuple[IbPort, Unknown]] = []
-        for port in fabric.ports:
-            if why := _not_counted(
-                port, None if before is None else before.counters.get(port.name)
-            ):
-                blind.append((port, why))
-            now = {} if isinstance(port.growth, Unknown) else dict(port.growth)
-            grown += [
-                (port.name, name, by, "while we looked") for name, by in now.items() if by > 0
-            ]
-            if before is not None:
-                was = before.counters.get(port.name, {})
-                grown += [
-                    (
-                        port.name,
-                        name,
-                        port.counters[name] - value,
-                        f"in {before.age_s / 3600:.1f} h",
-                    )
-                    for name, value in was.items()
-                    if port.counters.get(name, 0) > value and not now.get(name)
-                ]
-        if not fabric.ports:
-            yield skip(_NO_CARD, nodes=(node.name,))
-        elif not grown and any(not why.is_absence for _, why in blind):
-            names = ", ".join(port.name for port, why in blind if not why.is_absence)
-            reason = next(why.reason for _, why in blind if not why.is_absence)
-            yield unknown(f"error counters of {names}: {reason}", nodes=(node.name,))
-        elif not grown and len(blind) == len(fabric.ports):
-            yield skip(blind[0][1].reason, nodes=(node.name,))
-        elif not grown:
-            yield passed("no error counter grew", nodes=(node.name,))
-        else:
-            down = [item for item in grown if item[1] == "link_downed"]
-            port_name, counter, by, when = (down or grown)[0]
-            rest = f", and {len(grown) - 1} more" if len(grown) > 1 else ""
-            yield (fail if down else warn)(
-                f"{port_name}: {counter} +{by} {when}{rest}",
-                nodes=(node.name,),
-                value=str(by),
-                expected="0",
-                fix=f"cable and transceiver of {port_name}",
-            )
-
-
-@check(
-    "ib.flaps",
-    needs=("kernel_log",),
-    advisory=True,
-    bad="WARN one lost link in 24 h, FAIL three",
-    how="`lost carrier` and `Link down` in the kernel's log, by interface",
-    fix="cable and transceiver of that port",
-)
-def flaps(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
+@check("ib.flaps", advisory=True)
+def flaps(kernel_log: KernelLog, node: NodeFacts, limits: Profile) -> Finding:
     """No link goes down and comes back.
 
     A port that heals itself still kills the collective that was on it.
+
+    Bad: WARN one lost link in 24 h, FAIL three
+    How: `lost carrier` and `Link down` in the kernel's log, by interface
+    Fix: cable and transceiver of that port
     """
-    assert isinstance(node.kernel_log, KernelLog)
-    names = {"ib", "mlx"}
-    if isinstance(node.fabric, Fabric):
-        names |= {port.netdev for port in node.fabric.ports if isinstance(port.netdev, str)}
-    lost: Counter[str] = Counter()
-    for event in node.kernel_log.events:
-        recent = isinstance(event.age_s, Unknown) or event.age_s < 86400
-        if event.kind == "link-lost" and recent and event.subject.startswith(tuple(names)):
-            lost[event.subject] += 1
-    worst = lost.most_common(1)
-    if not worst or worst[0][1] < limits.ib_flaps_warn:
-        if isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED:
-            yield unknown(f"which interfaces are those of cards: {node.fabric.reason}")
-        else:
-            yield nothing_logged(node.kernel_log, "no link was lost in 24 h", 86400)
-        return
-    name, times = worst[0]
-    yield (fail if times >= limits.ib_flaps_fail else warn)(
-        f"{name} lost its link {times} times in 24 h",
-        value=str(times),
-        expected="0",
-        fix=f"cable and transceiver of {name}",
-        action=Action.SERVICE,
+    ports = node.fabric.ports if isinstance(node.fabric, Fabric) else ()
+    names = ("ib", "mlx", *(port.netdev for port in ports if isinstance(port.netdev, str)))
+    lost = Counter(
+        event.subject
+        for event in kernel_log.events
+        if event.kind == "link-lost" and event.is_recent and event.subject.startswith(names)
     )
+    name, times = max(lost.items(), key=lambda item: item[1], default=("", 0))
+    if times and times >= limits.ib_flaps_warn:
+        bad = fail if times >= limits.ib_flaps_fail else warn
+        text, fix = (
+            f"{name} lost its link {times} times in 24 h",
+            f"cable and transceiver of {name}",
+        )
+        return bad(text, times, 0, fix=fix, action=Action.SERVICE)
+    if isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED:
+        return unknown(f"which interfaces are those of cards: {node.fabric}")
+    return nothing_logged(kernel_log, "no link was lost in 24 h", 86400)
 
 
-@check(
-    "ib.firmware_equal",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if it is not the majority's",
-    how="fw_ver of each card, by model",
-    fix="mlxfwmanager, in the next maintenance",
-)
-def firmware_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The same card firmware on all nodes."""
+@check("ib.firmware_equal", "fleet", advisory=True)
+@same("firmware", bad=warn)
+def firmware_equal(node: NodeFacts) -> Maybe[str] | None:
+    """The same card firmware on all nodes.
 
-    def read(node: NodeFacts) -> Any:
-        if isinstance(node.fabric, Unknown):
-            return node.fabric
-        for port in node.fabric.ports:
-            for value in (port.firmware, port.model):
-                if isinstance(value, Unknown) and not value.is_absence:
-                    return Unknown(f"{port.name}: {value.reason}")
-        found = {
-            f"{port.model} {port.firmware}"
-            for port in node.fabric.ports
-            if isinstance(port.firmware, str) and isinstance(port.model, str)
-        }
-        return ", ".join(sorted(found)) or None
-
-    yield from compare(
-        fleet,
-        read,
-        "firmware",
-        bad=warn,
-        fix="mlxfwmanager -u, in the next maintenance",
-        expected=limits.expected.get("ib.firmware_equal"),
-    )
+    Bad: WARN if it is not the majority's
+    How: fw_ver of each card, by model
+    Fix: mlxfwmanager -u, in the next maintenance
+    """
+    if isinstance(node.fabric, Unknown):
+        return node.fabric
+    found = set()
+    for port in node.fabric.ports:
+        values = [port.firmware, port.model]
+        for value in values:
+            if isinstance(value, Unknown) and not value.is_absence:
+                return Unknown(f"{port.name}: {value}")
+        if not any(isinstance(value, Unknown) for value in values):
+            found.add(f"{port.model} {port.firmware}")
+    return ", ".join(sorted(found)) or None
 
 
-@check(
-    "ib.gdr",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if the module is missing on a node with GPUs and InfiniBand, or the kernel complains",
-    how="nvidia_peermem in /proc/modules, `detected invalid context` in the kernel's log",
-    fix="sudo modprobe nvidia-peermem",
-)
-def gdr(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
+@check("ib.gdr", "fleet", advisory=True)
+def gdr(fleet: Fleet) -> Iterator[Finding]:
     """GPUDirect RDMA can work.
 
     Without it every byte between nodes takes a detour through the host's memory. Newer kernels can
     do it by dma-buf without the module, so it is a warning only.
+
+    Bad: WARN if the module is missing on a node with GPUs and InfiniBand, or the kernel complains
+    How: nvidia_peermem in /proc/modules, `detected invalid context` in the kernel's log
+    Fix: sudo modprobe nvidia-peermem
     """
-    for one in _fabrics(fleet):
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, fabric = one
-        if not fabric.ports:
-            yield skip(_NO_CARD, nodes=(node.name,))
-        elif without := no_gpu(node.gpus):
-            yield dataclasses.replace(without, nodes=(node.name,))
-        elif isinstance(fabric.peermem, Unknown):
-            yield unknown(f"modules: {fabric.peermem.reason}", nodes=(node.name,))
-        elif not fabric.peermem:
-            yield warn(
-                "module nvidia_peermem is not loaded",
-                nodes=(node.name,),
-                fix="sudo modprobe nvidia-peermem",
-            )
-        elif isinstance(node.kernel_log, KernelLog) and any(
-            event.kind == "peermem" for event in node.kernel_log.events
-        ):
-            yield warn(
-                "nvidia-peermem: detected invalid context",
-                nodes=(node.name,),
-                fix="driver and MLNX_OFED of one generation; reload nvidia-peermem",
-            )
-        elif node.kernel_log == NOT_ASKED:  # as the runner does for a node's own checks
-            yield skip(
-                "nvidia_peermem is loaded, complaints about it: not asked", nodes=(node.name,)
-            )
-        elif isinstance(node.kernel_log, Unknown):
-            why = f"nvidia_peermem is loaded, complaints about it: {node.kernel_log.reason}"
-            yield unknown(why, nodes=(node.name,))
-        else:
-            yield passed("nvidia_peermem is loaded", nodes=(node.name,))
+
+    def judge(node: NodeFacts, fabric: Fabric) -> Finding:
+        log = node.kernel_log
+        if without := no_gpu(node.gpus):
+            return without
+        if isinstance(fabric.peermem, Unknown):
+            return unknown(f"modules: {fabric.peermem}")
+        if not fabric.peermem:
+            return warn("module nvidia_peermem is not loaded")
+        if isinstance(log, Unknown):
+            return lacking(log, "nvidia_peermem is loaded, complaints about it: ")
+        if any(event.kind == "peermem" for event in log.events):
+            fix = "driver and MLNX_OFED of one generation; reload nvidia-peermem"
+            return warn("nvidia-peermem: detected invalid context", fix=fix)
+        return passed("nvidia_peermem is loaded")
+
+    return _each_fabric(fleet, judge)
 
 
-@check(
-    "ib.pcie_limited",
-    needs=("kernel_log",),
-    advisory=True,
-    bad=(
-        "WARN if the kernel says that a network card's PCIe link is narrower or slower than the "
-        "card"
-    ),
-    how="`available PCIe bandwidth, limited by` of mlx5 in the kernel's log",
-    fix="reseat the card, another slot, BIOS; then service",
-)
-def pcie_limited(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
+@check("ib.pcie_limited", advisory=True)
+def pcie_limited(kernel_log: KernelLog) -> Finding:
     """Network cards have all their PCIe lanes.
 
     A 400 Gb/s card on eight lanes carries half, and its port still says 400.
+
+    Bad: WARN if the kernel says that a network card's PCIe link is narrower or slower than the card
+    How: `available PCIe bandwidth, limited by` of mlx5 in the kernel's log
+    Fix: reseat the card, another slot, BIOS; lspci -vv | grep LnkSta; then service
     """
-    assert isinstance(node.kernel_log, KernelLog)
-    slow = [
-        event
-        for event in node.kernel_log.events
-        if event.kind == "pcie-slow" and "mlx" in event.line
-    ]
-    if slow:
-        words = slow[-1].line.partition(": ")[2][:110]
-        cards = sorted({event.subject for event in slow})
-        yield warn(
-            f"{', '.join(cards)}: {words}",
-            value=str(len(cards)),
-            expected="0",
-            fix="reseat the card, another slot; lspci -vv | grep LnkSta",
-            action=Action.SERVICE,
-        )
-    else:
-        yield nothing_logged(node.kernel_log, "the kernel complains of no slow slot")
+    events = kernel_log.events
+    slow = [one for one in events if one.kind == "pcie-slow" and "mlx" in one.line]
+    if not slow:
+        return nothing_logged(kernel_log, "the kernel complains of no slow slot")
+    cards = sorted({event.subject for event in slow})
+    text = f"{', '.join(cards)}: {slow[-1].line.partition(': ')[2][:110]}"
+    return warn(text, len(cards), 0, action=Action.SERVICE)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from checks.compare import each_node
 from checks.facts import NOT_ASKED, Fleet, GpuFacts, GpuProcess, NodeFacts, Unknown
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
-from checks.profile import Profile
-from checks.runner import check
+from checks.registry import check
 
 
 def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
@@ -15,11 +16,7 @@ def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
 
     A GPU can vanish, none appears out of nothing.
     """
-    counts: dict[int, int] = {}
-    for node in nodes:
-        count = node.gpus.count
-        if not isinstance(count, Unknown):
-            counts[count] = counts.get(count, 0) + 1
+    counts = Counter(n.gpus.count for n in nodes if not isinstance(n.gpus.count, Unknown))
     return max(counts, key=lambda count: (counts[count], count), default=0)
 
 
@@ -27,145 +24,113 @@ def no_gpu(gpus: GpuFacts) -> Finding | None:
     """SKIP where there is surely no GPU, UNKNOWN where nobody can tell, None where there is one."""
     if gpus.has_hardware:
         return None
-    surely = gpus.state in ("none", "no-tool") and not (
-        isinstance(gpus.on_pci, Unknown) and not gpus.on_pci.is_absence
-    )
+    surely = gpus.state in ("none", "no-tool") and not gpus.is_pci_unread
     if surely or gpus.summary == NOT_ASKED.reason:
         return skip("no GPU")
     return unknown(f"whether there is a GPU: {gpus.summary}", because="gpu.driver")
 
 
-@check(
-    "gpu.driver",
-    bad="FAIL if it does not answer for a GPU that PCI shows; UNKNOWN if it hangs",
-    how="NVML in a child, else nvidia-smi, with a deadline",
-    fix="dmesg | grep -i nvrm; reboot",
-)
-def driver(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
-    """The driver answers for every GPU, within its deadline."""
-    gpus = node.gpus
-    blind = isinstance(gpus.on_pci, Unknown) and not gpus.on_pci.is_absence
-    on_pci = 0 if isinstance(gpus.on_pci, Unknown) else gpus.on_pci
-    if gpus.state == "ok":
-        yield passed(f"{len(gpus.gpus)} GPUs answer")
-    elif gpus.state == "hung" or gpus.state == "unreadable":
-        yield unknown(gpus.summary, fix="dmesg | grep -i -e xid -e nvrm")
-    elif gpus.state == "failed":
-        yield fail(
-            gpus.summary,
-            fix=(
-                "dmesg | grep -i nvrm; a driver that was updated under a running kernel needs a "
-                "reboot"
-            ),
-            action=Action.REBOOT,
-        )
-    elif gpus.state == "partial":
-        yield fail(
-            f"{len(gpus.gpus)} GPUs answer, and: {gpus.summary}",
-            fix="dmesg | grep -i xid",
-            action=Action.REBOOT,
-        )
-    elif on_pci:
-        why = "no nvidia-smi" if gpus.state == "no-tool" else "the driver sees none of them"
-        yield fail(f"{on_pci} NVIDIA devices on PCI, but {why}", fix="install or load the driver")
-    elif blind:
-        yield unknown(f"{gpus.summary}, and whether PCI shows a GPU: {gpus.on_pci}")
-    else:
-        yield skip("no nvidia-smi and no NVIDIA device" if gpus.state == "no-tool" else "no GPU")
-
-
-@check(
-    "gpu.count_majority",
-    scope="fleet",
-    bad="WARN more than most nodes, FAIL fewer",
-    how="GPUs that answer, against most nodes or the profile, and against PCI",
-    fix="lspci | grep -i nvidia; reboot; service",
-)
-def count_majority(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """As many GPUs on each node as on most."""
-    recorded = limits.expected.get("gpu.count_majority", "")
-    expected = int(recorded) if recorded.isdecimal() else expected_count(fleet.reached)
-    for node in fleet.reached:
-        count = node.gpus.count
-        if isinstance(count, Unknown):
-            yield unknown(
-                f"number of GPUs: {count.reason}", nodes=(node.name,), because="gpu.driver"
-            )
-        elif expected == 0:
-            yield skip("no GPU on most nodes", nodes=(node.name,))
-        elif count < expected:
-            yield _missing(node.name, count, expected, node.gpus)
-        elif count > expected:
-            yield warn(
-                f"{count} GPUs, most nodes have {expected}",
-                nodes=(node.name,),
-                value=str(count),
-                expected=str(expected),
-                source="majority",
-            )
-        elif node.gpus.state == "partial":
-            why = f"{count} GPUs answer, and: {node.gpus.summary}"
-            yield unknown(why, nodes=(node.name,), because="gpu.driver")
-        else:
-            yield passed(f"{count} GPUs", nodes=(node.name,), value=str(count), source="majority")
-
-
-def _missing(name: str, count: int, expected: int, gpus: GpuFacts) -> Finding:
-    on_pci = gpus.on_pci
-    evidence = f"{count} GPUs, most nodes have {expected}"
-    fix, action = "lspci | grep -i nvidia; then reboot", Action.REBOOT
-    # Containers hide PCI: a list shorter than what the driver shows says nothing.
-    if not isinstance(on_pci, Unknown) and on_pci >= count:
-        evidence += f"; PCI shows {on_pci}"
-        if on_pci < expected:
-            fix, action = "power cycle; if PCI still shows fewer, service", Action.SERVICE
-    return fail(
-        evidence,
-        nodes=(name,),
-        value=str(count),
-        expected=str(expected),
-        source="majority",
-        fix=fix,
-        action=action,
-    )
-
-
-@check(
-    "gpu.busy",
-    scope="fleet",
-    bad="WARN; FAIL for a launch on GPUs",
-    how="compute processes of the driver with owner and age from /proc",
-    fix="clusterctl kill, or its owner",
-)
-def busy(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
-    """No process holds a GPU: a launch on GPUs fails on one, else it is a warning."""
-    wanted = fleet.launch is not None and fleet.device == "cuda"
-    for node in fleet.reached:
-        yield _judge_busy(node.gpus, (node.name,), wanted)
-
-
-def _judge_busy(gpus: GpuFacts, nodes: tuple[str, ...], wanted: bool) -> Finding:
+def no_answer(gpus: GpuFacts, what: str = "GPUs") -> Finding | None:
+    """SKIP without a GPU, UNKNOWN where no GPU answers, None where one does."""
     if gpus.state in ("none", "no-tool"):
-        return skip("no GPU", nodes=nodes)
-    if not gpus.gpus:
-        return unknown(f"processes: {gpus.summary}", nodes=nodes, because="gpu.driver")
-    if isinstance(gpus.processes, Unknown):
-        return unknown(f"processes on the GPUs: {gpus.processes.reason}", nodes=nodes)
-    if not gpus.processes and gpus.state == "partial":
-        return unknown(
-            f"processes on the other GPUs: {gpus.summary}", nodes=nodes, because="gpu.driver"
-        )
-    if not gpus.processes:
-        return passed("no process on the GPUs", nodes=nodes)
-    pids = " ".join(str(pid) for pid in dict.fromkeys(one.pid for one in gpus.processes))
-    return (fail if wanted else warn)(
-        describe(gpus.processes),
-        nodes=nodes,
-        value=str(len(gpus.processes)),
-        expected="0",
-        fix=f"ask its owner, or end it there: kill {pids}",
-        action=Action.RESTART_APP,
-    )
+        return skip("no GPU")
+    return None if gpus.gpus else _by_driver(gpus, what)
+
+
+def silent_others(gpus: GpuFacts, what: str = "the other GPUs") -> Finding | None:
+    """UNKNOWN where some GPUs answer and others do not."""
+    return _by_driver(gpus, what) if gpus.state == "partial" else None
+
+
+def _by_driver(gpus: GpuFacts, what: str) -> Finding:
+    return unknown(f"{what}: {gpus.summary}", because="gpu.driver")
+
+
+@check("gpu.driver")
+def driver(gpus: GpuFacts) -> Finding:
+    """The driver answers for every GPU, within its deadline.
+
+    Bad: FAIL if it does not answer for a GPU that PCI shows; UNKNOWN if it hangs
+    How: NVML in a child, else nvidia-smi, with a deadline
+    Fix: dmesg | grep -i nvrm; a driver that was updated under a running kernel needs a reboot
+    """
+    no_tool, answers = gpus.state == "no-tool", f"{len(gpus.gpus)} GPUs answer"
+    if gpus.state == "ok":
+        return passed(answers)
+    if gpus.state in ("hung", "unreadable"):
+        return unknown(gpus.summary, fix="dmesg | grep -i -e xid -e nvrm")
+    if gpus.state == "failed":
+        return fail(gpus.summary, action=Action.REBOOT)
+    if gpus.state == "partial":
+        text, fix = f"{answers}, and: {gpus.summary}", "dmesg | grep -i xid"
+        return fail(text, fix=fix, action=Action.REBOOT)
+    if isinstance(gpus.on_pci, int) and gpus.on_pci:
+        why = "no nvidia-smi" if no_tool else "the driver sees none of them"
+        text = f"{gpus.on_pci} NVIDIA devices on PCI, but {why}"
+        return fail(text, fix="install or load the driver")
+    if gpus.is_pci_unread:
+        return unknown(f"{gpus.summary}, and whether PCI shows a GPU: {gpus.on_pci}")
+    return skip("no nvidia-smi and no NVIDIA device" if no_tool else "no GPU")
+
+
+@check("gpu.count_majority", "fleet")
+def count_majority(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
+    """As many GPUs on each node as on most.
+
+    Bad: WARN more than most nodes, FAIL fewer
+    How: GPUs that answer, against most nodes or the profile, and against PCI
+    Fix: lspci | grep -i nvidia; reboot; service
+    """
+    is_number = expected is not None and expected.isdecimal()
+    most = int(expected or 0) if is_number else expected_count(fleet.reached)
+
+    def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
+        count, on_pci = gpus.count, gpus.on_pci
+        if isinstance(count, Unknown):
+            return unknown(f"number of GPUs: {count}", because="gpu.driver")
+        if most == 0:
+            return skip("no GPU on most nodes")
+        text = f"{count} GPUs, most nodes have {most}"
+        if count > most:
+            return warn(text, count, most, source="majority", fix="")
+        if count < most:
+            fix, action = None, Action.REBOOT
+            # Containers hide PCI: a list shorter than what the driver shows says nothing.
+            if isinstance(on_pci, int) and on_pci >= count:
+                text += f"; PCI shows {on_pci}"
+                if on_pci < most:
+                    fix, action = "power cycle; if PCI still shows fewer, service", Action.SERVICE
+            return fail(text, count, most, source="majority", fix=fix, action=action)
+        others = silent_others(gpus, f"{count} GPUs answer, and")
+        return others or passed(f"{count} GPUs", count, source="majority")
+
+    return each_node(fleet, "gpus", judge)
+
+
+@check("gpu.busy", "fleet")
+def busy(fleet: Fleet) -> Iterator[Finding]:
+    """No process holds a GPU: a launch on GPUs fails on one, else it is a warning.
+
+    Bad: WARN; FAIL for a launch on GPUs
+    How: compute processes of the driver with owner and age from /proc
+    Fix: clusterctl kill, or its owner
+    """
+    bad = fail if fleet.launch is not None and fleet.device == "cuda" else warn
+
+    def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
+        processes = gpus.processes
+        if lacks := no_answer(gpus, "processes"):
+            return lacks
+        if isinstance(processes, Unknown):
+            return unknown(f"processes on the GPUs: {processes}")
+        if not processes:
+            others = silent_others(gpus, "processes on the other GPUs")
+            return others or passed("no process on the GPUs")
+        pids = " ".join(str(pid) for pid in dict.fromkeys(one.pid for one in processes))
+        fix = f"ask its owner, or end it there: kill {pids}"
+        return bad(describe(processes), len(processes), 0, fix=fix, action=Action.RESTART_APP)
+
+    return each_node(fleet, "gpus", judge)
 
 
 def describe(processes: tuple[GpuProcess, ...]) -> str:
@@ -177,8 +142,8 @@ def describe(processes: tuple[GpuProcess, ...]) -> str:
         age = "" if isinstance(one.age_s, Unknown) else f" ({duration(one.age_s)})"
         seen[f"{user} {name}{age}"] = None
     count = len(processes)
-    words = list(seen)[:3] + (["..."] if len(seen) > 3 else [])
-    return f"{count} process{'es' if count > 1 else ''} on the GPUs: {', '.join(words)}"
+    names = list(seen)[:3] + (["..."] if len(seen) > 3 else [])
+    return f"{count} process{'es' if count > 1 else ''} on the GPUs: {', '.join(names)}"
 
 
 def duration(seconds: float) -> str:

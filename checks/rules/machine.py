@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
+from checks.compare import each_node, same
 from checks.facts import (
     NOT_ASKED,
     Fabric,
     Fleet,
     KernelLog,
-    Machine,
+    Maybe,
     Memory,
     NodeFacts,
     ProcessTable,
@@ -20,384 +20,249 @@ from checks.facts import (
 )
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
+from checks.registry import check
 from checks.rules.xid import nothing_logged
-from checks.runner import check, compare
 
 
-@check(
-    "ssh.connect_time",
-    needs=("connect_s",),
-    advisory=True,
-    bad="WARN over 2 s",
-    how="from the first packet to the login",
-    fix="UseDNS no in sshd_config; look at the node's load",
-)
-def connect_time(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
-    """The way in is quick: a slow login is a node in trouble, or a name server."""
-    assert isinstance(node.connect_s, float)
-    if node.connect_s > limits.ssh_connect_warn_s:
-        yield warn(
-            f"login took {node.connect_s:.0f} s",
-            value=f"{node.connect_s:.1f}",
-            expected=f"{limits.ssh_connect_warn_s:g}",
-            fix="ssh -v; UseDNS no in its sshd_config",
-        )
-    else:
-        yield passed("login is quick")
+@check("ssh.connect_time", advisory=True)
+def connect_time(connect_s: float, limits: Profile) -> Finding:
+    """The way in is quick: a slow login is a node in trouble, or a name server.
+
+    Bad: WARN over 2 s
+    How: from the first packet to the login
+    Fix: ssh -v; UseDNS no in its sshd_config; look at the node's load
+    """
+    if connect_s > limits.ssh_connect_warn_s:
+        text = f"login took {connect_s:.0f} s"
+        return warn(text, f"{connect_s:.1f}", limits.ssh_connect_warn_s)
+    return passed("login is quick")
 
 
-@check(
-    "host.limits",
-    needs=("shell_limits",),
-    advisory=True,
-    bad="WARN under 65536 open files",
-    how="getrlimit in a session without a terminal, which is what ranks get",
-    fix="* soft nofile 1048576 (and hard) in /etc/security/limits.d/90-training.conf",
-)
-def open_files(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
-    """Enough open files: loaders, sockets to every peer and shared memory take thousands."""
-    assert isinstance(node.shell_limits, ShellLimits)
-    have = node.shell_limits.open_files
+@check("host.limits", advisory=True)
+def open_files(shell_limits: ShellLimits, limits: Profile) -> Finding:
+    """Enough open files: loaders, sockets to every peer and shared memory take thousands.
+
+    Bad: WARN under 65536 open files
+    How: getrlimit in a session without a terminal, which is what ranks get
+    Fix: echo '* - nofile 1048576' | sudo tee /etc/security/limits.d/90-training.conf
+    """
+    have = shell_limits.open_files
     if have is not None and have < limits.open_files_warn:
-        yield warn(
-            f"{have} open files allowed",
-            value=str(have),
-            expected=f"{limits.open_files_warn:g}",
-            fix="echo '* - nofile 1048576' | sudo tee /etc/security/limits.d/90-training.conf",
-        )
-    else:
-        yield passed("enough open files")
+        return warn(f"{have} open files allowed", have, f"{limits.open_files_warn:g}")
+    return passed("enough open files")
 
 
-@check(
-    "host.memlock",
-    needs=("shell_limits",),
-    advisory=True,
-    bad="FAIL if it is under 64 GiB and the node has InfiniBand",
-    how="getrlimit in a session without a terminal",
-    fix="* - memlock unlimited in /etc/security/limits.d/90-training.conf",
-)
-def memlock(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
-    """Memory may be pinned: InfiniBand registers its buffers, and fails in NCCL's first call."""
-    assert isinstance(node.shell_limits, ShellLimits)
-    have = node.shell_limits.memlock_bytes
+@check("host.memlock", advisory=True)
+def memlock(shell_limits: ShellLimits, node: NodeFacts) -> Finding:
+    """Memory may be pinned: InfiniBand registers its buffers, and fails in NCCL's first call.
+
+    Bad: FAIL if it is under 64 GiB and the node has InfiniBand
+    How: getrlimit in a session without a terminal
+    Fix: echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-training.conf; log in
+        again
+    """
+    have, fabric = shell_limits.memlock_bytes, node.fabric
     enough = have is None or have >= 64 << 30
-    states = (
-        [port.is_active for port in node.fabric.ports] if isinstance(node.fabric, Fabric) else []
-    )
-    blind = isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED
-    if not enough and (blind or None in states) and True not in states:
-        why = node.fabric if isinstance(node.fabric, Unknown) else "a port's state cannot be read"
-        yield unknown(f"memory may not be locked, and whether there is InfiniBand: {why}")
-    elif True not in states:
-        yield skip("no active InfiniBand or RoCE port")
-    elif have is not None and not enough:
-        yield fail(
-            f"{have >> 10} KiB may be locked",
-            value=str(have),
-            expected="unlimited",
-            fix=(
-                "echo '* - memlock unlimited' | sudo tee "
-                "/etc/security/limits.d/90-training.conf; log in again"
-            ),
-        )
-    else:
-        yield passed("memory may be locked")
+    active = [port.is_active for port in fabric.ports] if isinstance(fabric, Fabric) else []
+    is_unread = isinstance(fabric, Unknown) and fabric != NOT_ASKED
+    if not enough and (is_unread or None in active) and True not in active:
+        why = fabric if isinstance(fabric, Unknown) else "a port's state cannot be read"
+        return unknown(f"memory may not be locked, and whether there is InfiniBand: {why}")
+    if True not in active:
+        return skip("no active InfiniBand or RoCE port")
+    if have is not None and not enough:
+        return fail(f"{have >> 10} KiB may be locked", have, "unlimited")
+    return passed("memory may be locked")
 
 
-@check(
-    "host.shm",
-    needs=("shell_limits",),
-    advisory=True,
-    bad="WARN under half of the memory",
-    how="statvfs of /dev/shm against MemTotal",
-    fix="mount -o remount,size=50% /dev/shm; docker --shm-size",
-)
-def shm(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
-    """/dev/shm has space for batches of loaders; if it is full, a bus error kills them."""
-    assert isinstance(node.shell_limits, ShellLimits)
-    have, memory = node.shell_limits.shm_bytes, node.memory
-    if isinstance(have, Unknown):
-        yield unknown(have.reason)
-    elif isinstance(memory, Unknown):
-        yield unknown(memory.reason)
-    elif have < limits.shm_share_warn * memory.total_bytes * 0.98:  # tmpfs rounds down
-        yield warn(
-            f"/dev/shm has {have / 2**30:.1f} GiB of {memory.total_bytes / 2**30:.0f} GiB memory",
-            value=str(have),
-            expected=f"{limits.shm_share_warn:g} of memory",
-            fix="sudo mount -o remount,size=50% /dev/shm; in containers --shm-size",
-        )
-    else:
-        yield passed("room in /dev/shm")
+@check("host.shm", advisory=True)
+def shm(shell_limits: ShellLimits, node: NodeFacts, limits: Profile) -> Finding:
+    """/dev/shm has space for batches of loaders; if it is full, a bus error kills them.
+
+    Bad: WARN under half of the memory
+    How: statvfs of /dev/shm against MemTotal
+    Fix: sudo mount -o remount,size=50% /dev/shm; in containers --shm-size
+    """
+    have, memory, share = shell_limits.shm_bytes, node.memory, limits.shm_share_warn
+    if isinstance(have, Unknown) or isinstance(memory, Unknown):
+        return unknown(have if isinstance(have, Unknown) else memory)
+    if have < share * memory.total_bytes * 0.98:  # tmpfs rounds down
+        total_gib = memory.total_bytes / 2**30
+        text = f"/dev/shm has {have / 2**30:.1f} GiB of {total_gib:.0f} GiB memory"
+        return warn(text, have, f"{share:g} of memory")
+    return passed("enough space in /dev/shm")
 
 
-@check(
-    "host.swap",
-    needs=("memory",),
-    advisory=True,
-    bad="WARN if over 1 GiB of swap is in use",
-    how="/proc/meminfo",
-    fix="who holds the memory: ps aux --sort -rss | head",
-)
-def swap(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
-    """Nothing is swapped out: a rank that waits for the disk keeps all others waiting."""
-    assert isinstance(node.memory, Memory)
-    used = node.memory.swap_total_bytes - node.memory.swap_free_bytes
+@check("host.swap", advisory=True)
+def swap(memory: Memory) -> Finding:
+    """Nothing is swapped out: a rank that waits for the disk keeps all others waiting.
+
+    Bad: WARN if over 1 GiB of swap is in use
+    How: /proc/meminfo
+    Fix: ps aux --sort -rss | head; sudo swapoff -a && sudo swapon -a
+    """
+    used = memory.swap_total_bytes - memory.swap_free_bytes
     if used > 1 << 30:
-        yield warn(
-            f"{used / 2**30:.1f} GiB of swap in use",
-            value=str(used),
-            expected="0",
-            fix="ps aux --sort -rss | head; sudo swapoff -a && sudo swapon -a",
-        )
-    else:
-        yield passed("no swap in use")
+        return warn(f"{used / 2**30:.1f} GiB of swap in use", used, 0)
+    return passed("no swap in use")
 
 
-@check(
-    "host.memory_equal",
-    scope="fleet",
-    advisory=True,
-    bad="WARN over 5 % below the fleet's median",
-    how="MemTotal",
-    fix="dmidecode -t memory: a module is lost",
-)
+@check("host.memory_equal", "fleet", advisory=True)
 def memory_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """As much memory as the others: a module that failed is silently left out at boot."""
-    sizes = sorted(
-        node.memory.total_bytes for node in fleet.reached if isinstance(node.memory, Memory)
-    )
-    middle = sizes[len(sizes) // 2] if sizes else 0
-    for node in fleet.reached:
-        if isinstance(node.memory, Unknown):
-            asked = node.memory != NOT_ASKED
-            yield (unknown if asked else skip)(node.memory.reason, nodes=(node.name,))
-        elif node.memory.total_bytes < (1 - limits.memory_share_warn) * middle:
-            yield warn(
-                f"{node.memory.total_bytes / 2**30:.0f} GiB memory, the median is "
-                f"{middle / 2**30:.0f}",
-                nodes=(node.name,),
-                value=str(node.memory.total_bytes),
-                expected=str(middle),
-                source="majority",
-                fix="sudo dmidecode -t memory | grep -i size",
-                action=Action.SERVICE,
-            )
-        else:
-            yield passed("memory as the others", nodes=(node.name,))
+    """As much memory as the others: a module that failed is silently left out at boot.
+
+    Bad: WARN over 5 % below the fleet's median
+    How: MemTotal
+    Fix: sudo dmidecode -t memory | grep -i size: a module is lost
+    """
+    memories = [node.memory for node in fleet.reached if isinstance(node.memory, Memory)]
+    sizes = sorted(memory.total_bytes for memory in memories)
+    median = sizes[len(sizes) // 2] if sizes else 0
+
+    def judge(_node: NodeFacts, memory: Memory) -> Finding:
+        size = memory.total_bytes
+        if size >= (1 - limits.memory_share_warn) * median:
+            return passed("memory as the others")
+        text = f"{size / 2**30:.0f} GiB memory, the median is {median / 2**30:.0f}"
+        return warn(text, size, median, source="majority", action=Action.SERVICE)
+
+    return each_node(fleet, "memory", judge)
 
 
-@check(
-    "host.blocked",
-    needs=("processes",),
-    advisory=True,
-    bad=(
-        "WARN a process that sleeps in the kernel for 30 s or as long as can be told, FAIL for "
-        "300 s"
-    ),
-    how="/proc, state D twice without a context switch in between; its last run from /proc/N/sched",
-    fix="what it waits for (wchan): a dead mount, the driver; usually a reboot",
-)
-def blocked(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
+@check("host.blocked", advisory=True)
+def blocked(processes: ProcessTable, limits: Profile) -> Finding:
     """No process hangs in the kernel.
 
     It cannot be killed, holds its GPU or mount, and the next run meets the same wall.
+
+    Bad: WARN a process that sleeps in the kernel for 30 s or as long as can be told, FAIL for 300 s
+    How: /proc, state D twice without a context switch in between; its last run from /proc/N/sched
+    Fix: what it waits for (wchan): a dead mount, the driver; usually a reboot
     """
-    assert isinstance(node.processes, ProcessTable)
-    long_ones = [
-        one
-        for one in node.processes.blocked
-        if isinstance(one.since_s, Unknown) or one.since_s > limits.blocked_warn_s
-    ]
-    if not long_ones and node.processes.hidden:
-        yield unknown(f"none of those that can be seen hangs: {node.processes.hidden}")
-        return
-    if not long_ones:
-        yield passed("no process hangs in the kernel")
-        return
-    worst = max(long_ones, key=lambda one: 0.0 if isinstance(one.since_s, Unknown) else one.since_s)
-    long = not isinstance(worst.since_s, Unknown) and worst.since_s > limits.blocked_fail_s
-    since = "" if isinstance(worst.since_s, Unknown) else f" for {worst.since_s:.0f} s"
-    count = len(long_ones)
-    more = f", and {count - 1} more" if count > 1 else ""
-    yield (fail if long else warn)(
-        f"pid {worst.pid} {worst.name} sleeps in {worst.where}{since}{more}",
-        value=str(count),
-        expected="0",
-        fix=f"sudo cat /proc/{worst.pid}/stack; reboot",
-        action=Action.REBOOT if long else Action.NONE,
-    )
-
-
-@check(
-    "host.zombies",
-    needs=("processes",),
-    advisory=True,
-    bad="WARN over 10",
-    how="/proc, state Z twice",
-    fix="end their parent: ps -eo ppid,stat,comm | grep Z",
-)
-def zombies(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
-    """Dead processes are collected."""
-    assert isinstance(node.processes, ProcessTable)
-    count = len(node.processes.zombies)
-    if count > limits.zombies_warn:
-        names = ", ".join(sorted(set(node.processes.zombies))[:3])
-        yield warn(
-            f"{count} zombies: {names}",
-            value=str(count),
-            expected=f"{limits.zombies_warn:g}",
-            fix="ps -eo ppid,stat,comm | grep Z",
-        )
-    elif node.processes.hidden:
-        yield unknown(f"few of those that can be seen: {node.processes.hidden}")
-    else:
-        yield passed("no zombies")
-
-
-@check(
-    "host.load",
-    advisory=True,
-    bad="WARN over 0.5 per CPU",
-    how="/proc/loadavg over the number of CPUs",
-    fix="top -b -n 1 | head -20",
-)
-def load(node: NodeFacts, limits: Profile) -> Iterator[Finding]:
-    """Nobody else computes on the node: a loader that shares its CPUs feeds its GPUs late."""
-    cpus = None if isinstance(node.machine, Unknown) else node.machine.cpus
-    if node.load_1min == NOT_ASKED:
-        yield skip(NOT_ASKED.reason)
-    elif isinstance(node.load_1min, Unknown):
-        yield unknown(node.load_1min.reason)
-    elif not isinstance(cpus, int) or not cpus:
-        yield unknown("the number of CPUs is not known")
-    elif node.loopback:
-        yield skip("a loopback address: its load is the head's own")
-    elif node.load_1min > max(limits.load_per_cpu_warn * cpus, 4):
-        yield warn(
-            f"load {node.load_1min:.0f} on {cpus} CPUs: others compute here",
-            value=f"{node.load_1min:.1f}",
-            expected=f"{limits.load_per_cpu_warn * cpus:g}",
-            fix="top -b -n 1 | head -20",
-        )
-    else:
-        yield passed("little load")
-
-
-@check(
-    "host.governor",
-    needs=("system",),
-    advisory=True,
-    bad="WARN if it is powersave on any CPU of some nodes",
-    how="cpufreq scaling_governor; virtual machines have none",
-    fix="sudo cpupower frequency-set -g performance",
-)
-def governor(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
-    """CPUs run at full clock: NCCL's proxy threads and the loaders wait on single cores."""
-    assert isinstance(node.system, System)
-    if isinstance(node.system.governors, Unknown):
-        yield skip(node.system.governors.reason)
-    elif slow := [
-        one for one in node.system.governors if one not in ("performance", "schedutil", "ondemand")
-    ]:
-        yield warn(
-            f"governor {', '.join(slow)}",
-            value=slow[0],
-            expected="performance",
-            fix="sudo cpupower frequency-set -g performance",
-        )
-    else:
-        yield passed(f"governor {', '.join(node.system.governors)}")
-
-
-@check(
-    "host.kernel_equal",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if it is not the majority's",
-    how="uname -r",
-    fix="the same packages on all nodes, then reboot",
-)
-def kernel_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The same kernel: driver modules and network stacks behave by it."""
-
-    def read(node: NodeFacts) -> Any:
-        return node.machine.kernel if isinstance(node.machine, Machine) else node.machine
-
-    yield from compare(
-        fleet,
-        read,
-        "kernel",
-        bad=warn,
-        fix="the same packages, then reboot",
-        expected=limits.expected.get("host.kernel_equal"),
-    )
-
-
-@check(
-    "host.os_equal",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if it is not the majority's",
-    how="/etc/os-release",
-    fix="the same image on all nodes",
-)
-def os_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The same distribution."""
-
-    def read(node: NodeFacts) -> Any:
-        return node.system if isinstance(node.system, Unknown) else node.system.distribution
-
-    yield from compare(
-        fleet,
-        read,
-        "distribution",
-        bad=warn,
-        fix="the same image on all nodes",
-        expected=limits.expected.get("host.os_equal"),
-    )
-
-
-@check(
-    "host.kernel_log",
-    needs=("kernel_log",),
-    advisory=True,
-    bad=(
-        "WARN out of memory, soft lockup, hung task, NFS server silent in 24 h; FAIL machine "
-        "check, "
-        "read-only remount, disk error"
-    ),
-    how="dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)",
-    fix="the line says what: memory, disk, server",
-)
-def kernel_log(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
-    """The kernel has logged no fault of memory, disk or file systems."""
-    assert isinstance(node.kernel_log, KernelLog)
-    words = {
-        "mce": ("machine check", True),
-        "read-only": ("file system went read-only", True),
-        "disk": ("disk error", True),
-        "oom": ("out of memory", False),
-        "lockup": ("CPU lockup", False),
-        "hung-task": ("a task hung", False),
-        "nfs": ("NFS server does not answer", False),
-        "nccl-crash": ("NCCL crashed", False),
+    times = {
+        one: None if isinstance(one.since_s, Unknown) else one.since_s for one in processes.blocked
     }
-    found: dict[str, tuple[int, str]] = {}
-    for event in node.kernel_log.events:
-        recent = isinstance(event.age_s, Unknown) or event.age_s < 86400
-        if event.kind in words and recent:
-            found[event.kind] = (found.get(event.kind, (0, ""))[0] + 1, event.line)
-    if not found:
-        yield nothing_logged(node.kernel_log, "nothing that matters in 24 h", 86400)
-    for kind, (times, line) in found.items():
-        what, is_bad = words[kind]
-        count = f" {times} times" if times > 1 else ""
-        yield (fail if is_bad else warn)(
-            f"{what}{count}: {line[:100]}",
-            value=str(times),
-            expected="0",
-            fix="dmesg | tail -50",
-            action=Action.SERVICE if kind in ("mce", "disk") else Action.NONE,
-        )
+    long = {one: t for one, t in times.items() if t is None or t > limits.blocked_warn_s}
+    if not long and processes.hidden:
+        return unknown(f"none of those that can be seen hangs: {processes.hidden}")
+    if not long:
+        return passed("no process hangs in the kernel")
+    worst = max(long, key=lambda one: long[one] or 0.0)
+    since_s, count = long[worst], len(long)
+    since = "" if since_s is None else f" for {since_s:.0f} s"
+    more = f", and {count - 1} more" if count > 1 else ""
+    text = f"pid {worst.pid} {worst.name} sleeps in {worst.where}{since}{more}"
+    fix = f"sudo cat /proc/{worst.pid}/stack; reboot"
+    if since_s is not None and since_s > limits.blocked_fail_s:
+        return fail(text, count, 0, fix=fix, action=Action.REBOOT)
+    return warn(text, count, 0, fix=fix)
+
+
+@check("host.zombies", advisory=True)
+def zombies(processes: ProcessTable, limits: Profile) -> Finding:
+    """Dead processes are collected.
+
+    Bad: WARN over 10
+    How: /proc, state Z twice
+    Fix: ps -eo ppid,stat,comm | grep Z
+    """
+    count = len(processes.zombies)
+    if count > limits.zombies_warn:
+        names = ", ".join(sorted(set(processes.zombies))[:3])
+        return warn(f"{count} zombies: {names}", count, limits.zombies_warn)
+    if processes.hidden:
+        return unknown(f"few of those that can be seen: {processes.hidden}")
+    return passed("no zombies")
+
+
+@check("host.load", advisory=True)
+def load(load_1min: float, node: NodeFacts, limits: Profile) -> Finding:
+    """Nobody else computes on the node: a loader that shares its CPUs feeds its GPUs late.
+
+    Bad: WARN over 0.5 per CPU
+    How: /proc/loadavg over the number of CPUs
+    Fix: top -b -n 1 | head -20
+    """
+    cpus = None if isinstance(node.machine, Unknown) else node.machine.cpus
+    if not isinstance(cpus, int) or not cpus:
+        return unknown("the number of CPUs is not known")
+    most = limits.load_per_cpu_warn * cpus
+    if node.loopback:
+        return skip("a loopback address: its load is the head's own")
+    if load_1min > max(most, 4):
+        text = f"load {load_1min:.0f} on {cpus} CPUs: others compute here"
+        return warn(text, f"{load_1min:.1f}", most)
+    return passed("little load")
+
+
+@check("host.governor", advisory=True)
+def governor(system: System) -> Finding:
+    """CPUs run at full clock: NCCL's proxy threads and the loaders wait on single cores.
+
+    Bad: WARN if it is powersave on any CPU of some nodes
+    How: cpufreq scaling_governor; virtual machines have none
+    Fix: sudo cpupower frequency-set -g performance
+    """
+    if isinstance(system.governors, Unknown):
+        return skip(system.governors)
+    fast = ("performance", "schedutil", "ondemand")
+    if slow := [one for one in system.governors if one not in fast]:
+        return warn(f"governor {', '.join(slow)}", slow[0], "performance")
+    return passed(f"governor {', '.join(system.governors)}")
+
+
+@check("host.kernel_equal", "fleet", advisory=True)
+@same("kernel", bad=warn)
+def kernel_equal(node: NodeFacts) -> Maybe[str]:
+    """The same kernel: driver modules and network stacks behave by it.
+
+    Bad: WARN if it is not the majority's
+    How: uname -r
+    Fix: the same packages, then reboot
+    """
+    return node.machine if isinstance(node.machine, Unknown) else node.machine.kernel
+
+
+@check("host.os_equal", "fleet", advisory=True)
+@same("distribution", bad=warn)
+def os_equal(node: NodeFacts) -> Maybe[str]:
+    """The same distribution.
+
+    Bad: WARN if it is not the majority's
+    How: /etc/os-release
+    Fix: the same image on all nodes
+    """
+    return node.system if isinstance(node.system, Unknown) else node.system.distribution
+
+
+_FAULTS = {
+    "mce": (fail, "machine check", Action.SERVICE),
+    "read-only": (fail, "file system went read-only", Action.NONE),
+    "disk": (fail, "disk error", Action.SERVICE),
+    "oom": (warn, "out of memory", Action.NONE),
+    "lockup": (warn, "CPU lockup", Action.NONE),
+    "hung-task": (warn, "a task hung", Action.NONE),
+    "nfs": (warn, "NFS server does not answer", Action.NONE),
+    "nccl-crash": (warn, "NCCL crashed", Action.NONE),
+}
+
+
+@check("host.kernel_log", advisory=True)
+def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
+    """The kernel has logged no fault of memory, disk or file systems.
+
+    Bad: WARN out of memory, soft lockup, hung task, NFS server silent in 24 h; FAIL machine check,
+        read-only remount, disk error
+    How: dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)
+    Fix: dmesg | tail -50; the line names what: memory, disk, server
+    """
+    lines: dict[str, list[str]] = {}
+    for event in kernel_log.events:
+        if event.kind in _FAULTS and event.is_recent:
+            lines.setdefault(event.kind, []).append(event.line)
+    if not lines:
+        yield nothing_logged(kernel_log, "nothing that matters in 24 h", 86400)
+    for kind, found in lines.items():
+        bad, what, action = _FAULTS[kind]
+        count = f" {len(found)} times" if len(found) > 1 else ""
+        yield bad(f"{what}{count}: {found[-1][:100]}", len(found), 0, action=action)

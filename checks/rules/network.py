@@ -4,110 +4,54 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
-from typing import Any
 
-from checks.facts import NOT_ASKED, Fleet, Network, NodeFacts, Unknown
+from checks.compare import compare, each_node, same
+from checks.facts import NOT_ASKED, Fleet, Maybe, Network, NodeFacts, Unknown
 from checks.finding import Finding, fail, passed, skip, unknown, warn
-from checks.profile import Profile
-from checks.runner import check, compare
+from checks.registry import check
 
 
-@check(
-    "net.names",
-    scope="fleet",
-    advisory=True,
-    bad=(
-        "WARN if the node's own name is a loopback address, FAIL if a name has other addresses "
-        "than "
-        "on most nodes"
-    ),
-    how="getaddrinfo on each node for its own name and for the first node's",
-    fix="one line ADDRESS NAME in /etc/hosts of that node",
-)
-def names(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
+@check("net.names", "fleet", advisory=True)
+def names(fleet: Fleet) -> Iterator[Finding]:
     """Names mean the same machine everywhere.
 
     gloo binds to what the own name resolves to, and Debian writes 127.0.1.1 there. Our launcher
     names the interface itself, so that is a warning.
-    """
-    networks = {n.name: n.network for n in fleet.reached if isinstance(n.network, Network)}
-    asked = sorted({name for network in networks.values() for name in network.names if name != "@"})
-    for node in fleet.reached:
-        if isinstance(node.network, Unknown):
-            is_new = node.network != NOT_ASKED
-            yield (unknown if is_new else skip)(node.network.reason, nodes=(node.name,))
-            continue
-        own = node.network.names.get("@", NOT_ASKED)
-        if (
-            isinstance(own, tuple)
-            and own
-            and all(_is_loopback(one) for one in own)
-            and not node.loopback
-        ):
-            yield warn(
-                f"its own name is {own[0]}",
-                nodes=(node.name,),
-                value=own[0],
-                fix="in its /etc/hosts: ADDRESS NAME instead of 127.0.1.1 NAME",
-            )
-        elif own == NOT_ASKED:
-            yield skip(f"its own name: {NOT_ASKED.reason}", nodes=(node.name,))
-        elif isinstance(own, Unknown) and own.is_absence:
-            yield warn(
-                f"its own name has no address: {own.reason}",
-                nodes=(node.name,),
-                fix="in its /etc/hosts: ADDRESS NAME",
-            )
-        elif isinstance(own, Unknown):
-            yield unknown(f"its own name: {own.reason}", nodes=(node.name,))
-        else:
-            yield passed(f"its own name is {own[0]}", nodes=(node.name,))
-    for name in asked:
-        known = [network.names.get(name) for network in networks.values()]
-        resolves = any(isinstance(one, tuple) for one in known)
 
-        def read(node: NodeFacts, name: str = name, resolves: bool = resolves) -> Any:
+    Bad: WARN if the node's own name is a loopback address, FAIL if a name has other addresses than
+        on most nodes
+    How: getaddrinfo on each node for its own name and for the first node's
+    Fix: in its /etc/hosts: ADDRESS NAME
+    """
+    yield from each_node(fleet, "network", _own_name)
+    networks = [node.network for node in fleet.reached if isinstance(node.network, Network)]
+    for name in sorted({name for network in networks for name in network.names} - {"@"}):
+        resolves = any(isinstance(network.names.get(name), tuple) for network in networks)
+
+        def read(node: NodeFacts, name: str = name, resolves: bool = resolves) -> Maybe[str] | None:
             if isinstance(node.network, Unknown):
                 return None
             found = node.network.names.get(name, Unknown("not tried"))
             if isinstance(found, Unknown):
-                return f"nothing ({found.reason})" if found.is_absence and resolves else found
-            own = all(_is_loopback(one) for one in found)  # as the node itself may see its name
-            return None if own else " ".join(found)
+                return f"nothing ({found})" if found.is_absence and resolves else found
+            # The node itself may see its name as a loopback address.
+            return None if all(map(_is_loopback, found)) else " ".join(found)
 
         yield from compare(fleet, read, f"{name} is", fix=f"getent ahosts {name}; /etc/hosts")
 
 
-@check(
-    "net.reachable",
-    needs=("network",),
-    bad="FAIL if no packet comes back from the first node",
-    how=(
-        "a TCP connection from each node to the rendezvous port of the first; a refusal is an "
-        "answer too"
-    ),
-    fix="firewall, routes: ping from that node; --master_addr for launch",
-)
-def reachable(node: NodeFacts, _limits: Profile) -> Iterator[Finding]:
-    """Every node can talk to the first one, where the ranks meet.
-
-    That the head reaches both says nothing about the way between them.
-    """
-    assert isinstance(node.network, Network)
-    said = node.network.reach
-    if said == NOT_ASKED:
-        yield skip(NOT_ASKED.reason)
-    elif isinstance(said, Unknown):
-        yield unknown(f"connection to the first node: {said.reason}")
-    elif said in ("connected", "refused"):
-        yield passed("reaches the first node", value=said)
-    elif not said.startswith("error\t"):
-        yield unknown(f"connection to the first node: {said[:80]!r} was said")
-    else:
-        yield fail(
-            f"cannot reach the first node: {said.partition(chr(9))[2] or said}",
-            fix="firewall or route between them: ping the first node from there",
-        )
+def _own_name(node: NodeFacts, network: Network) -> Finding:
+    own = network.names.get("@", NOT_ASKED)
+    if own == NOT_ASKED:
+        return skip(f"its own name: {own}")
+    if isinstance(own, Unknown):
+        if own.is_absence:
+            return warn(f"its own name has no address: {own}")
+        return unknown(f"its own name: {own}")
+    if own and all(map(_is_loopback, own)) and not node.loopback:
+        fix = "in its /etc/hosts: ADDRESS NAME instead of 127.0.1.1 NAME"
+        return warn(f"its own name is {own[0]}", own[0], fix=fix)
+    return passed(f"its own name is {own[0]}")
 
 
 def _is_loopback(address: str) -> bool:
@@ -117,62 +61,66 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-@check(
-    "net.mtu",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if it is not the majority's",
-    how="/sys/class/net/*/mtu of interfaces with a device and an address",
-    fix="sudo ip link set dev NAME mtu N",
-)
-def mtu(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The same MTU: large packets to a node with a smaller one vanish, small ones arrive."""
-    yield from compare(
-        fleet,
-        _of_interfaces("mtu"),
-        "MTU",
-        bad=warn,
-        fix="sudo ip link set dev NAME mtu N",
-        expected=limits.expected.get("net.mtu"),
-    )
+@check("net.reachable")
+def reachable(network: Network) -> Finding:
+    """Every node can talk to the first one, where the ranks meet.
+
+    That the head reaches both says nothing about the way between them.
+
+    Bad: FAIL if no packet comes back from the first node
+    How: a TCP connection from each node to the rendezvous port of the first; a refusal is an answer
+        too
+    Fix: firewall or route between them: ping the first node from there
+    """
+    reach = network.reach
+    if reach == NOT_ASKED:
+        return skip(reach)
+    if isinstance(reach, Unknown):
+        return unknown(f"connection to the first node: {reach}")
+    if reach in ("connected", "refused"):
+        return passed("reaches the first node", reach)
+    error = reach.removeprefix("error\t")
+    if error == reach:
+        return unknown(f"connection to the first node: unexpected answer {reach[:80]!r}")
+    return fail(f"cannot reach the first node: {error or reach}")
 
 
-@check(
-    "net.speed",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if it is not the majority's",
-    how="/sys/class/net/*/speed of interfaces with a device and an address",
-    fix="cable, or the switch's port",
-)
-def speed(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The same link speed: a card that came up at 1 Gb/s carries data and checkpoints."""
-    yield from compare(
-        fleet,
-        _of_interfaces("speed_mbps"),
-        "Mb/s of",
-        bad=warn,
-        fix="cable, or the switch's port; ethtool NAME",
-        expected=limits.expected.get("net.speed"),
-    )
+@check("net.mtu", "fleet", advisory=True)
+@same("MTU", bad=warn)
+def mtu(node: NodeFacts) -> Maybe[str] | None:
+    """The same MTU: large packets to a node with a smaller one vanish, small ones arrive.
+
+    Bad: WARN if it is not the majority's
+    How: /sys/class/net/*/mtu of interfaces with a device and an address
+    Fix: sudo ip link set dev NAME mtu N
+    """
+    return _of_interfaces(node, "mtu")
 
 
-def _of_interfaces(field: str) -> Any:
-    """Reader for `compare`: `eth0 1500, ib0 4092` of the interfaces that are in use."""
+@check("net.speed", "fleet", advisory=True)
+@same("Mb/s of", bad=warn)
+def speed(node: NodeFacts) -> Maybe[str] | None:
+    """The same link speed: a card that came up at 1 Gb/s carries data and checkpoints.
 
-    def read(node: NodeFacts) -> Any:
-        if isinstance(node.network, Unknown):
-            return node.network
-        if node.network.unlisted is not None:
-            return node.network.unlisted
-        used = [
-            one for one in node.network.interfaces if one.up and one.is_hardware and one.addresses
-        ]
-        values = [(one.name, getattr(one, field)) for one in used]
-        for name, value in values:
-            if isinstance(value, Unknown) and not value.is_absence:
-                return Unknown(f"{name}: {value.reason}")
-        known = [f"{name} {value}" for name, value in values if not isinstance(value, Unknown)]
-        return ", ".join(known) or None
+    Bad: WARN if it is not the majority's
+    How: /sys/class/net/*/speed of interfaces with a device and an address
+    Fix: cable, or the switch's port; ethtool NAME
+    """
+    return _of_interfaces(node, "speed_mbps")
 
-    return read
+
+def _of_interfaces(node: NodeFacts, field: str) -> Maybe[str] | None:
+    """`eth0 1500, ib0 4092` of the interfaces that are in use."""
+    if isinstance(node.network, Unknown):
+        return node.network
+    if node.network.unlisted is not None:
+        return node.network.unlisted
+    known = []
+    for one in node.network.interfaces:
+        if one.up and one.is_hardware and one.addresses:
+            value = getattr(one, field)
+            if not isinstance(value, Unknown):
+                known.append(f"{one.name} {value}")
+            elif not value.is_absence:
+                return Unknown(f"{one.name}: {value}")
+    return ", ".join(known) or None

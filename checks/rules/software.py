@@ -4,143 +4,117 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-from checks.facts import NOT_ASKED, Fleet, GitState, NodeFacts, PythonEnv, Unknown
+from checks.compare import compare, majority, same
+from checks.facts import (
+    NOT_ASKED,
+    Fleet,
+    GitState,
+    LaunchNeeds,
+    Maybe,
+    NodeFacts,
+    PythonEnv,
+    Unknown,
+)
 from checks.finding import Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
-from checks.runner import check, compare, majority
-
-_SAME_ENV = "make the environments equal: one shared folder, or the same lock file on each node"
+from checks.registry import check
 
 
-@check(
-    "software.interpreter_exists",
-    scope="launch",
-    bad="FAIL if it is missing, does not run, or is older than 3.10",
-    how="runs it and asks for its versions",
-    fix="put the environment under the same path, or --python PATH",
-)
-def interpreter_exists(node: NodeFacts, limits: Profile, fleet: Fleet) -> Iterator[Finding]:
-    """The interpreter that the launch will start is on the node, runs, and is new enough."""
-    assert fleet.launch is not None
-    path = fleet.launch.python
-    reason = node.software.reason if isinstance(node.software, Unknown) else ""
+@check("software.interpreter_exists", "launch")
+def interpreter_exists(node: NodeFacts, limits: Profile, launch: LaunchNeeds) -> Finding:
+    """The interpreter that the launch will start is on the node, runs, and is new enough.
+
+    Bad: FAIL if it is missing, does not run, or is older than 3.10
+    How: runs it and asks for its versions
+    Fix: put the environment on the node under that path, or name another with --python
+    """
+    path, env = launch.python, node.software
     if node.interpreter == "missing":
-        yield fail(
-            f"{path} is not there",
-            fix="put the environment on the node under that path, or name another with --python",
-        )
-    elif node.interpreter == "broken":
-        yield fail(f"{path} does not run: {reason}", fix=f"{path} -c 'import json'")
-    elif isinstance(node.software, Unknown):
-        yield unknown(f"{path}: {reason}")
-    elif _numbers(node.software.version) < limits.python_min:
+        return fail(f"{path} is not there")
+    if node.interpreter == "broken":
+        reason = env.reason if isinstance(env, Unknown) else ""
+        return fail(f"{path} does not run: {reason}", fix=f"{path} -c 'import json'")
+    if isinstance(env, Unknown):
+        return unknown(f"{path}: {env}")
+    if _numbers(env.version) < limits.python_min:
         need = ".".join(map(str, limits.python_min))
-        yield fail(f"{path} is Python {node.software.version}, training needs {need}")
-    else:
-        yield passed(f"{path} runs", value=node.software.version)
+        return fail(f"{path} is Python {env.version}, training needs {need}")
+    return passed(f"{path} runs", env.version)
 
 
-@check(
-    "software.python_equal",
-    scope="fleet",
-    bad="WARN if the patch number differs, FAIL if the minor one does",
-    how="sys.version_info of the interpreter",
-    fix="one shared environment, or one lock file",
-)
-def python_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
-    """The same Python: pickles and wheels depend on the minor number, the rest is a warning."""
-    if (reason := _no_software(fleet)) is not None:
-        yield skip(reason)
-        return
-    minors = {_numbers(env.version) for env in _environments(fleet)}
-    bad: Callable[..., Finding] = fail if len(minors) > 1 else warn
-    yield from compare(fleet, _read(lambda env: env.version), "Python", fix=_SAME_ENV, bad=bad)
+@check("software.python_equal", "fleet")
+def python_equal(fleet: Fleet) -> Iterable[Finding]:
+    """The same Python: pickles and wheels depend on the minor number, the rest is a warning.
+
+    Bad: WARN if the patch number differs, FAIL if the minor one does
+    How: sys.version_info of the interpreter
+    Fix: make the environments equal: one shared folder, or the same lock file on each node
+    """
+    minors = {_numbers(env.version) for env in _environments(fleet).values()}
+    read = _of_software(lambda env: env.version)
+    bad = fail if len(minors) > 1 else warn
+    return _no_software(fleet) or compare(fleet, read, "Python", bad=bad)
 
 
-@check(
-    "software.torch_equal",
-    scope="fleet",
-    bad="FAIL if version or CUDA differ from the majority's",
-    how="torch's dist-info and version.py, without importing it",
-    fix="one shared environment, or one lock file",
-)
-def torch_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
-    """The same torch with the same CUDA: ranks of two versions hang or differ silently."""
-    yield from _package(fleet, "torch", missing=fail)
+@check("software.torch_equal", "fleet")
+def torch_equal(fleet: Fleet) -> Iterable[Finding]:
+    """The same torch with the same CUDA: ranks of two versions hang or differ silently.
+
+    Bad: FAIL if version or CUDA differ from the majority's
+    How: torch's dist-info and version.py, without importing it
+    Fix: make the environments equal: one shared folder, or the same lock file on each node
+    """
+    return _package(fleet, "torch", missing=fail)
 
 
-@check(
-    "software.colossalai_equal",
-    scope="fleet",
-    bad="WARN if it is nowhere, FAIL if it differs",
-    how="its dist-info",
-    fix="pip install colossalai, the same version everywhere",
-)
-def colossalai_equal(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
-    """The same ColossalAI; without it only the engine of torch itself can run."""
-    yield from _package(fleet, "colossalai", missing=warn)
+@check("software.colossalai_equal", "fleet")
+def colossalai_equal(fleet: Fleet) -> Iterable[Finding]:
+    """The same ColossalAI; without it only the engine of torch itself can run.
+
+    Bad: WARN if it is nowhere, FAIL if it differs
+    How: its dist-info
+    Fix: make the environments equal: one shared folder, or the same lock file on each node
+    """
+    return _package(fleet, "colossalai", missing=warn)
 
 
-@check(
-    "software.av_known_bad",
-    scope="launch",
-    bad="WARN for PyAV 14.0 to 14.2, below 17 and where it is missing",
-    how="its dist-info",
-    fix="pip install 'av>=17'",
-)
-def av_known_bad(node: NodeFacts, limits: Profile, _fleet: Fleet) -> Iterator[Finding]:
-    """PyAV can read clips for the trainer, and is no version whose decoder threads freeze."""
+@check("software.av_known_bad", "launch")
+def av_known_bad(node: NodeFacts, limits: Profile) -> Finding:
+    """PyAV can read clips for the trainer, and is no version whose decoder threads freeze.
+
+    Bad: WARN for PyAV 14.0 to 14.2, below 17 and where it is missing
+    How: its dist-info
+    Fix: pip install 'av>=17'
+    """
     env = node.software
     if isinstance(env, Unknown):
-        gone = node.interpreter in ("missing", "broken")
-        yield skip("no interpreter") if gone else unknown(env.reason)
-        return
+        return skip("no interpreter") if node.lacks_interpreter else unknown(env)
     version = env.packages.get("av")
     if version is None:
-        yield warn("PyAV is not installed: no video can be read", fix="pip install av")
-    elif limits.av_bad_from <= _numbers(version) <= limits.av_bad_to:
-        yield warn(
-            f"PyAV {version} freezes in the slice threads of HEVC",
-            value=version,
-            expected="17 or newer",
-            fix="pip install 'av>=17'",
-        )
-    elif _numbers(version) < limits.av_min:
-        yield warn(
-            f"PyAV {version} is too old to read clips for the trainer",
-            value=version,
-            expected="17 or newer",
-            fix="pip install 'av>=17'",
-        )
-    else:
-        yield passed(f"PyAV {version}", value=version)
+        return warn("PyAV is not installed: no video can be read")
+    if limits.av_bad_from <= _numbers(version) <= limits.av_bad_to:
+        text = f"PyAV {version} freezes in the slice threads of HEVC"
+        return warn(text, version, "17 or newer")
+    if _numbers(version) < limits.av_min:
+        text = f"PyAV {version} is too old to read clips for the trainer"
+        return warn(text, version, "17 or newer")
+    return passed(f"PyAV {version}", version)
 
 
-@check(
-    "software.nccl_equal",
-    scope="fleet",
-    bad="FAIL if it is not the majority's",
-    how="dist-info of nvidia-nccl-cu*",
-    fix="one shared environment, or one lock file",
-)
-def nccl_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The same NCCL: two versions hang in their first collective, without a word."""
+@check("software.nccl_equal", "fleet")
+def nccl_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
+    """The same NCCL: two versions hang in their first collective, without a message.
 
-    def read(node: NodeFacts) -> Any:
-        env = node.software
-        if isinstance(env, Unknown):
-            return None if node.interpreter in ("missing", "broken") else env
-        return _nccl_of(env) or nowhere
-
-    nowhere = "not installed" if any(map(_nccl_of, _environments(fleet))) else None
-    if (reason := _no_software(fleet)) is not None:
-        yield skip(reason)
-        return
-    expected = limits.expected.get("software.nccl_equal")
-    yield from compare(fleet, read, "NCCL", fix=_SAME_ENV, expected=expected)
+    Bad: FAIL if it is not the majority's
+    How: dist-info of nvidia-nccl-cu*
+    Fix: make the environments equal: one shared folder, or the same lock file on each node
+    """
+    anywhere = any(map(_nccl_of, _environments(fleet).values()))
+    nowhere = "not installed" if anywhere else None
+    read = _of_software(lambda env: _nccl_of(env) or nowhere)
+    return _no_software(fleet) or compare(fleet, read, "NCCL", expected=expected)
 
 
 def _nccl_of(env: PythonEnv) -> str:
@@ -148,52 +122,37 @@ def _nccl_of(env: PythonEnv) -> str:
     return ", ".join(f"{name} {env.installed[name]}" for name in names)
 
 
-@check(
-    "software.packages_equal",
-    scope="fleet",
-    bad="WARN if any package or version differs",
-    how="hash over the sorted name==version of all distributions",
-    fix="the printed difference; one shared environment, or one lock file",
-)
-def packages_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The same packages down to the last one."""
-    if (reason := _no_software(fleet)) is not None:
-        yield skip(reason)
+@check("software.packages_equal", "fleet")
+def packages_equal(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
+    """The same packages down to the last one.
+
+    Bad: WARN if any package or version differs
+    How: hash over the sorted name==version of all distributions
+    Fix: make the environments equal: one shared folder, or the same lock file on each node
+    """
+    if without := _no_software(fleet):
+        yield from without
         return
-    envs = {
-        node.name: node.software
-        for node in fleet.reached
-        if isinstance(node.software, PythonEnv) and node.software.installed
-    }
+    envs = {name: env for name, env in _environments(fleet).items() if env.installed}
     hashes = {name: packages_hash(env) for name, env in envs.items()}
-    most = limits.expected.get("software.packages_equal") or majority(hashes).value
+    most = expected or majority(hashes).value
     model = next((envs[name] for name, value in hashes.items() if value == most), None)
     for node in fleet.reached:
-        if isinstance(node.software, PythonEnv) and not node.software.installed:
-            yield skip("no package is installed there", nodes=(node.name,))
-        elif isinstance(node.software, Unknown) and node.interpreter in ("missing", "broken"):
-            yield skip("no interpreter", nodes=(node.name,))
-        elif isinstance(node.software, Unknown):
-            yield unknown(f"its packages: {node.software.reason}", nodes=(node.name,))
-    for name, value in hashes.items():
-        if value == most or len(set(hashes.values())) == 1 == len(hashes):
-            yield passed("packages as the others", nodes=(name,), value=value, source="majority")
+        names, env = (node.name,), node.software
+        if isinstance(env, Unknown):
+            lacks = unknown(f"its packages: {env}", nodes=names)
+            yield skip("no interpreter", nodes=names) if node.lacks_interpreter else lacks
+        elif not env.installed:
+            yield skip("no package is installed there", nodes=names)
+        elif hashes[node.name] == most or len(hashes) == 1:
+            good = "packages as the others"
+            yield passed(good, hashes[node.name], nodes=names, source="majority")
         elif model is None:
-            yield warn(
-                "the packages differ, and no two nodes agree",
-                nodes=(name,),
-                value=value,
-                fix=_SAME_ENV,
-            )
+            text = "the packages differ, and no two nodes agree"
+            yield warn(text, hashes[node.name], nodes=names)
         else:
-            yield warn(
-                f"packages differ: {_difference(envs[name], model)}",
-                nodes=(name,),
-                value=value,
-                expected=most,
-                source="majority",
-                fix=_SAME_ENV,
-            )
+            text = f"packages differ: {_difference(env, model)}"
+            yield warn(text, hashes[node.name], most, nodes=names, source="majority")
 
 
 def packages_hash(env: PythonEnv) -> str:
@@ -203,90 +162,68 @@ def packages_hash(env: PythonEnv) -> str:
 
 
 def _difference(mine: PythonEnv, others: PythonEnv) -> str:
-    names = sorted(
-        name
-        for name in {*mine.installed, *others.installed}
-        if mine.installed.get(name) != others.installed.get(name)
-    )
+    a, b = mine.installed, others.installed
+    names = sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
     words = [
-        f"{name} {mine.installed.get(name, 'missing')} (others "
-        f"{others.installed.get(name, 'without')})"
-        for name in names[:3]
+        f"{name} {a.get(name, 'missing')} (others {b.get(name, 'without')})" for name in names[:3]
     ]
     return ", ".join(words) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-@check(
-    "software.git_commit",
-    scope="fleet",
-    bad="FAIL if it is not the majority's",
-    how="git rev-parse HEAD in the folder that the launch starts in",
-    fix="git -C DIR checkout COMMIT on that node, or one shared folder",
-)
-def git_commit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
-    """The same commit of the code."""
-    yield from compare(
-        fleet,
-        _of_git(lambda git: git.commit[:12]),
-        "commit",
-        fix="git checkout the others' commit there, or one shared folder",
-        expected=limits.expected.get("software.git_commit"),
-    )
+@check("software.git_commit", "fleet")
+@same("commit")
+def git_commit(node: NodeFacts) -> Maybe[str] | None:
+    """The same commit of the code.
+
+    Bad: FAIL if it is not the majority's
+    How: git rev-parse HEAD in the folder that the launch starts in
+    Fix: git checkout the others' commit there, or one shared folder
+    """
+    git = _working_copy(node)
+    return git.commit[:12] if isinstance(git, GitState) else git
 
 
-@check(
-    "software.git_dirty",
-    scope="fleet",
-    bad="WARN if files are changed and not committed",
-    how="git status --porcelain in the folder that the launch starts in",
-    fix="git stash, or commit",
-)
-def git_dirty(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
-    """No change that no commit knows: the run could not be repeated."""
-    read = _of_git(lambda git: git)
+@check("software.git_dirty", "fleet")
+def git_dirty(fleet: Fleet) -> Iterator[Finding]:
+    """No change that no commit knows: the run could not be repeated.
+
+    Bad: WARN if files are changed and not committed
+    How: git status --porcelain in the folder that the launch starts in
+    Fix: git diff; commit or git stash
+    """
     for node in fleet.reached:
-        git = read(node)
+        names, git = (node.name,), _working_copy(node)
         if git == NOT_ASKED or git is None:
-            yield skip("no working copy", nodes=(node.name,))
+            yield skip("no working copy", nodes=names)
         elif isinstance(git, Unknown):
-            yield unknown(git.reason, nodes=(node.name,))
+            yield unknown(git, nodes=names)
         elif git.changed:
             count = len(git.changed)
             shown = ", ".join(git.changed[:2]) + (", ..." if count > 2 else "")
-            yield warn(
-                f"{count} changed file{'s' * (count != 1)}: {shown}",
-                nodes=(node.name,),
-                value=str(count),
-                expected="0",
-                fix="git diff; commit or git stash",
-            )
+            text = f"{count} changed file{'s' * (count != 1)}: {shown}"
+            yield warn(text, count, 0, nodes=names)
         else:
-            yield passed("nothing is changed", nodes=(node.name,))
+            yield passed("nothing is changed", nodes=names)
 
 
-def _of_git(value: Callable[[GitState], Any]) -> Callable[[NodeFacts], Any]:
-    """Reader that leaves out nodes without git or a repository: an installed package needs none."""
-
-    def read(node: NodeFacts) -> Any:
-        git = node.git
-        if isinstance(git, GitState):
-            return value(git)
-        absent = ("not a git repository", "No such file", "cannot change to")
-        no_tool = git.reason.startswith("not found: ")
-        return None if no_tool or any(word in git.reason for word in absent) else git
-
-    return read
+def _working_copy(node: NodeFacts) -> Maybe[GitState] | None:
+    """None without git or a repository: an installed package needs none."""
+    git = node.git
+    if isinstance(git, GitState):
+        return git
+    absent = ("not a git repository", "No such file", "cannot change to")
+    no_tool = git.reason.startswith("not found: ")
+    return None if no_tool or any(word in git.reason for word in absent) else git
 
 
-def _package(fleet: Fleet, name: str, missing: Callable[..., Finding]) -> Iterator[Finding]:
-    if (reason := _no_software(fleet)) is not None:
-        yield skip(reason)
-        return
-    if all(env.packages.get(name) is None for env in _environments(fleet)) and _environments(fleet):
-        nodes = tuple(node.name for node in fleet.reached if isinstance(node.software, PythonEnv))
-        yield missing(f"{name} is not installed", nodes=nodes, fix=f"pip install {name}")
-        return
-    yield from compare(fleet, _read(lambda env: _version(env, name)), name, fix=_SAME_ENV)
+def _package(fleet: Fleet, name: str, missing: Callable[..., Finding]) -> Iterable[Finding]:
+    envs = _environments(fleet)
+    if without := _no_software(fleet):
+        return without
+    if envs and all(env.packages.get(name) is None for env in envs.values()):
+        text = f"{name} is not installed"
+        return [missing(text, nodes=tuple(envs), fix=f"pip install {name}")]
+    return compare(fleet, _of_software(lambda env: _version(env, name)), name)
 
 
 def _version(env: PythonEnv, name: str) -> str:
@@ -295,24 +232,27 @@ def _version(env: PythonEnv, name: str) -> str:
     return f"{version} (CUDA {cuda})" if cuda and "+" not in version else version
 
 
-def _no_software(fleet: Fleet) -> str | None:
+def _no_software(fleet: Fleet) -> list[Finding]:
     """Why there is nothing to compare, if so."""
     if fleet.launch is None:
-        return "nothing to launch was named"
-    if all(node.interpreter in ("missing", "broken") for node in fleet.reached):
-        return "no node has a working interpreter"
-    return None
+        return [skip("nothing to launch was named")]
+    if all(node.lacks_interpreter for node in fleet.reached):
+        return [skip("no node has a working interpreter")]
+    return []
 
 
-def _environments(fleet: Fleet) -> list[PythonEnv]:
-    return [node.software for node in fleet.reached if isinstance(node.software, PythonEnv)]
+def _environments(fleet: Fleet) -> dict[str, PythonEnv]:
+    nodes = fleet.reached
+    return {node.name: node.software for node in nodes if isinstance(node.software, PythonEnv)}
 
 
-def _read(value: Callable[[PythonEnv], str]) -> Callable[[NodeFacts], Any]:
+def _of_software(
+    value: Callable[[PythonEnv], str | None],
+) -> Callable[[NodeFacts], Maybe[str] | None]:
     """Reader for `compare` that leaves out nodes whose interpreter is a finding already."""
 
-    def read(node: NodeFacts) -> Any:
-        if node.interpreter in ("missing", "broken"):
+    def read(node: NodeFacts) -> Maybe[str] | None:
+        if node.lacks_interpreter:
             return None
         return node.software if isinstance(node.software, Unknown) else value(node.software)
 

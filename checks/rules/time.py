@@ -2,35 +2,27 @@
 
 A peer's timers run on its own clock: a rendezvous store gives up too early, logs cannot be put in
 order, and a run that was lost every 30 minutes had one node whose clock jumped. None of the tools
-that we looked at checks time.
+that we compared checks time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from checks.facts import NOT_ASKED, ChronyTracking, Clock, Fleet, NodeFacts, Unknown
-from checks.finding import Finding, Verdict, fail, passed, skip, unknown, warn
+from checks.compare import compare, each_node, majority
+from checks.facts import NOT_ASKED, ChronyTracking, Clock, Exchange, Fleet, NodeFacts, Unknown
+from checks.finding import Finding, Verdict, fail, lacking, passed, skip, unknown, warn
 from checks.profile import Profile
-from checks.runner import check, compare, majority
+from checks.registry import check
 
-_ONE_DAEMON = "sudo chronyc makestep  (no job running), and keep one time daemon"
+_ONE_MACHINE = "one machine: there is no second clock"
 
 
-def _clocks(fleet: Fleet) -> Iterator[tuple[NodeFacts, Clock] | Finding]:
-    """Nodes with their clocks; where there is one machine only, one SKIP for all."""
+def _each_clock(fleet: Fleet, judge: Callable[[NodeFacts, Clock], Finding]) -> Iterable[Finding]:
     if fleet.one_machine or len(fleet.reached) < 2:
-        names = tuple(node.name for node in fleet.reached)
-        yield skip("one machine: there is no second clock", nodes=names)
-        return
-    for node in fleet.reached:
-        if node.clock == NOT_ASKED:
-            yield skip(NOT_ASKED.reason, nodes=(node.name,))
-        elif isinstance(node.clock, Unknown):
-            yield unknown(node.clock.reason, nodes=(node.name,))
-        else:
-            yield node, node.clock
+        return [skip(_ONE_MACHINE)]
+    return each_node(fleet, "clock", judge)
 
 
 def middle_clock(offsets_s: Sequence[float]) -> float:
@@ -45,189 +37,163 @@ def middle_clock(offsets_s: Sequence[float]) -> float:
     return min(two, key=abs)
 
 
-@check(
-    "time.skew",
-    scope="fleet",
-    advisory=True,
-    bad="WARN over 10 ms outside the error bound, FAIL over 100 ms",
-    how="eight round trips over the open ssh channel, the shortest counts; error is half of it",
-    fix="sudo chronyc makestep on that node, with no job running",
-)
-def skew(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
+@check("time.skew", "fleet", advisory=True)
+def skew(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     """The nodes' clocks agree.
 
     Timeouts of the rendezvous and NCCL's watchdog, the order of logs, and file times depend on it.
+
+    Bad: WARN over 10 ms outside the error bound, FAIL over 100 ms
+    How: eight round trips over the open ssh channel, the shortest counts; error is half of it
+    Fix: sudo chronyc makestep  (no job running)
     """
-    read = list(_clocks(fleet))
-    trips = [one[1].exchange for one in read if not isinstance(one, Finding)]
-    known = {trip.offset_s: trip.error_s for trip in trips if not isinstance(trip, Unknown)}
-    reference_s = middle_clock([trip.offset_s for trip in trips if not isinstance(trip, Unknown)])
-    reference_error_s = known.get(reference_s, 0.0)  # the head's own clock is read without a way
-    for one in read:
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, clock = one
+    clocks = [node.clock for node in fleet.reached if isinstance(node.clock, Clock)]
+    trips = [one.exchange for one in clocks if isinstance(one.exchange, Exchange)]
+    reference_s = middle_clock([trip.offset_s for trip in trips])
+    # The head's own clock is read without a round trip.
+    reference_error_s = {trip.offset_s: trip.error_s for trip in trips}.get(reference_s, 0.0)
+
+    def judge(_node: NodeFacts, clock: Clock) -> Finding:
         trip = clock.exchange
         if isinstance(trip, Unknown):
-            asked = trip != NOT_ASKED
-            yield (unknown if asked else skip)(trip.reason, nodes=(node.name,))
-            continue
+            return lacking(trip)
         offset_s, error_s = trip.offset_s - reference_s, trip.error_s + reference_error_s
-        sure_s = max(0.0, abs(offset_s) - error_s)
-        words = f"{offset_s * 1000:+.0f} ms from the middle of all clocks, ±{error_s * 1000:.1f} ms"
-        more: dict[str, Any] = {
-            "nodes": (node.name,),
-            "value": f"{offset_s:+.4f}",
-            "expected": f"{limits.clock_skew_warn_s:g}",
-        }
+        sure_s, value = abs(offset_s) - error_s, f"{offset_s:+.4f}"
+        text = f"{offset_s * 1000:+.0f} ms from the middle of all clocks, ±{error_s * 1000:.1f} ms"
         if sure_s > limits.clock_skew_fail_s:
-            yield fail(words, fix="sudo chronyc makestep  (no job running)", **more)
-        elif sure_s > limits.clock_skew_warn_s:
-            yield warn(words, fix="chronyc tracking; chronyc sources", **more)
-        elif error_s > limits.clock_skew_fail_s:
-            why = f"the way to the node takes {2 * trip.error_s:.3f} s, too long to tell"
-            yield unknown(why, nodes=(node.name,))
-        else:
-            yield passed("within the limit", nodes=(node.name,), value=f"{offset_s:+.4f}")
+            return fail(text, value, limits.clock_skew_warn_s)
+        if sure_s > limits.clock_skew_warn_s:
+            fix = "chronyc tracking; chronyc sources"
+            return warn(text, value, limits.clock_skew_warn_s, fix=fix)
+        if error_s > limits.clock_skew_fail_s:
+            return unknown(f"the way to the node takes {2 * trip.error_s:.3f} s, too long to tell")
+        return passed("within the limit", value)
+
+    return _each_clock(fleet, judge)
 
 
-@check(
-    "time.step",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if the clock moved over 10 ms, FAIL if it moved back over 100 ms",
-    how="wall minus boot time at the start and end of the look and against the last one's record: "
-    "slewing moves both, only a step moves the difference",
-    fix="sudo chronyc makestep on that node, and keep one time daemon",
-)
-def step(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
+def clock_moves(node: NodeFacts, clock: Clock) -> list[tuple[float, str]]:
+    """(seconds, when) of the steps of a clock, 0 of one that was not stepped.
+
+    Slewing moves wall and boot time alike; only a step moves their difference.
+    """
+    moves = [(clock.moved_s, "while we looked")]
+    before, now = node.last_look, clock.wall_minus_boot_s
+    if (
+        before
+        and not isinstance(now, Unknown)
+        and not isinstance(before.wall_minus_boot_s, Unknown)
+    ):
+        when = f"since the last look, {ago(before.age_s)} ago"
+        moves.append((now - before.wall_minus_boot_s, when))
+    return [(moved_s, when) for moved_s, when in moves if not isinstance(moved_s, Unknown)]
+
+
+def ago(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@check("time.step", "fleet", advisory=True)
+def step(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     """No clock is stepped while it runs.
 
     A store or a watchdog that waits on a wall clock sees hours pass in a moment, or none.
+
+    Bad: WARN if the clock moved over 10 ms, FAIL if it moved back over 100 ms
+    How: wall minus boot time at the start and end of the look and against the last one's record:
+        slewing moves both, only a step moves the difference
+    Fix: sudo chronyc makestep  (no job running), and keep one time daemon
     """
-    for one in _clocks(fleet):
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, clock = one
-        moves = [(clock.moved_s, "while we looked")]
-        before, boot = (
-            node.previous,
-            None if isinstance(node.machine, Unknown) else node.machine.boot_id,
-        )
-        if not isinstance(before, Unknown) and before.boot_id == boot:
-            now, then = clock.wall_minus_boot_s, before.wall_minus_boot_s
-            if not isinstance(now, Unknown) and not isinstance(then, Unknown):
-                moves.append((now - then, f"since the last look {_ago(before.age_s)} ago"))
-        known = [(moved, when) for moved, when in moves if not isinstance(moved, Unknown)]
-        if not known:
-            yield unknown("the time at the start of the look is not known", nodes=(node.name,))
-            continue
-        moved, when = max(known, key=lambda item: abs(item[0]))
-        words = f"the clock moved {moved:+.3f} s {when}"
-        more: dict[str, Any] = {"nodes": (node.name,), "value": f"{moved:+.4f}", "expected": "0"}
-        if moved < -limits.clock_step_fail_s:
-            yield fail(words, fix=_ONE_DAEMON, **more)
-        elif abs(moved) > limits.clock_step_warn_s:
-            yield warn(words, fix=_ONE_DAEMON, **more)
-        else:
-            yield passed("no step", nodes=(node.name,))
+
+    def judge(node: NodeFacts, clock: Clock) -> Finding:
+        moves = clock_moves(node, clock)
+        if not moves:
+            return unknown("the time at the start of the look is not known")
+        moved_s, when = max(moves, key=lambda move: abs(move[0]))
+        if abs(moved_s) <= limits.clock_step_warn_s and moved_s >= -limits.clock_step_fail_s:
+            return passed("no step")
+        bad = fail if moved_s < -limits.clock_step_fail_s else warn
+        return bad(f"the clock moved {moved_s:+.3f} s {when}", f"{moved_s:+.4f}", 0)
+
+    return _each_clock(fleet, judge)
 
 
-def _ago(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
-
-
-@check(
-    "time.log_ahead",
-    scope="fleet",
-    advisory=True,
-    bad="FAIL if a log file is more than 1 s ahead of now",
-    how="newest modification time of the 5000 nearest files under /var/log against the clock",
-    fix="sudo chronyc makestep on that node, and keep one time daemon",
-)
-def log_ahead(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
+@check("time.log_ahead", "fleet", advisory=True)
+def log_ahead(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     """No log was written in the future.
 
-    It proves that the clock stood further ahead before: it was set back since.
+    It proves that the clock was further ahead before: it was set back since.
+
+    Bad: FAIL if a log file is more than 1 s ahead of now
+    How: newest modification time of the 5000 nearest files under /var/log against the clock
+    Fix: sudo chronyc makestep  (no job running), and keep one time daemon
     """
-    for one in _clocks(fleet):
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, clock = one
-        ahead = clock.log_ahead_s
-        if isinstance(ahead, Unknown):
-            why = f"no log to look at: {ahead.reason}"
-            yield (skip if ahead.is_absence else unknown)(why, nodes=(node.name,))
-        elif ahead > limits.clock_log_ahead_fail_s:
-            yield fail(
-                f"a log file is {ahead:.1f} s ahead of now: the clock was set back",
-                nodes=(node.name,),
-                value=f"{ahead:.1f}",
-                expected="0",
-                fix=_ONE_DAEMON,
-            )
-        else:
-            yield passed("no log from the future", nodes=(node.name,))
+
+    def judge(_node: NodeFacts, clock: Clock) -> Finding:
+        ahead_s = clock.log_ahead_s
+        if isinstance(ahead_s, Unknown):
+            return (skip if ahead_s.is_absence else unknown)(f"no log to look at: {ahead_s}")
+        if ahead_s > limits.clock_log_ahead_fail_s:
+            text = f"a log file is {ahead_s:.1f} s ahead of now: the clock was set back"
+            return fail(text, f"{ahead_s:.1f}", 0)
+        return passed("no log from the future")
+
+    return _each_clock(fleet, judge)
 
 
-@check(
-    "time.sync",
-    scope="fleet",
-    advisory=True,
-    bad="WARN last or RMS offset over 10 ms, reach not 377; FAIL not synchronised, own clock as "
-    "source, no selected source, root distance or offset over 100 ms",
-    how="chronyc -c tracking and sources; without chronyd ntpq -pn, timedatectl, adjtimex",
-    fix="sudo systemctl enable --now chrony; a line `server HEAD iburst` in its configuration",
-)
-def sync(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
+@check("time.sync", "fleet", advisory=True)
+def sync(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     """Every clock is steered by a source that answers.
 
     chronyd with `local stratum` says `Leap status: Normal` while it follows nothing at all.
+
+    Bad: WARN last or RMS offset over 10 ms, reach not 377; FAIL not synchronised, own clock as
+        source, no selected source, root distance or offset over 100 ms
+    How: chronyc -c tracking and sources; without chronyd ntpq -pn, timedatectl, adjtimex
+    Fix: sudo systemctl enable --now chrony; chronyc sources; a line `server HEAD iburst` in its
+        configuration
     """
-    for one in _clocks(fleet):
-        if isinstance(one, Finding):
-            yield one
-        else:
-            node, clock = one
-            yield from _judge_sync(node.name, clock, limits)
+
+    def judge(_node: NodeFacts, clock: Clock) -> Finding:
+        track = clock.tracking
+        if isinstance(track, Unknown):
+            return _judge_without_chrony(clock, track, limits)
+        return _judge_chrony(clock, track, limits)
+
+    return _each_clock(fleet, judge)
 
 
-def _judge_sync(name: str, clock: Clock, limits: Profile) -> Iterator[Finding]:
-    track, sources = clock.tracking, clock.sources
-    nodes, fix = (name,), "sudo systemctl enable --now chrony; chronyc sources"
-    if isinstance(track, Unknown):
-        yield _judge_without_chrony(nodes, clock, limits)
-        return
-    listed = () if isinstance(sources, Unknown) else sources
+def _judge_chrony(clock: Clock, track: ChronyTracking, limits: Profile) -> Finding:
+    listed = () if isinstance(clock.sources, Unknown) else clock.sources
     chosen = [one for one in listed if one.state == "selected"]
+    limit_s, offset_s = limits.clock_root_distance_fail_s, track.offset_s
     if track.is_local:
-        yield fail("chronyd follows its own clock (reference 7F7F0101)", nodes=nodes, fix=fix)
-    elif track.ref_id == "00000000" or not track.leap.startswith(("Normal", "Insert", "Delete")):
+        return fail("chronyd follows its own clock (reference 7F7F0101)")
+    if track.ref_id == "00000000" or not track.leap.startswith(("Normal", "Insert", "Delete")):
         why = ", ".join(f"{one.address} {one.state}" for one in listed) or "it has no source"
-        yield fail(f"chronyd is not synchronised: {why}", nodes=nodes, value=track.leap, fix=fix)
-    elif isinstance(sources, tuple) and not chosen:
-        yield fail("chronyd has selected no source", nodes=nodes, fix=fix)
-    elif abs(track.offset_s) > limits.clock_root_distance_fail_s:
-        yield fail(
-            f"{track.offset_s:+.3f} s from its source {track.ref_name}{_stepped(track)}",
-            nodes=nodes,
-            value=f"{track.offset_s:+.4f}",
-            expected=f"{limits.clock_root_distance_fail_s:g}",
-            fix="sudo chronyc makestep  (no job running)",
-        )
-    elif track.root_distance_s > limits.clock_root_distance_fail_s:
-        yield fail(
-            f"its source may be wrong by {track.root_distance_s:.3f} s (root distance)",
-            nodes=nodes,
-            value=f"{track.root_distance_s:.4f}",
-            expected=f"{limits.clock_root_distance_fail_s:g}",
-            fix="name a nearer server",
-        )
-    else:
-        yield from _judge_quality(nodes, clock, limits, fix)
+        return fail(f"chronyd is not synchronised: {why}", track.leap)
+    if isinstance(clock.sources, tuple) and not chosen:
+        return fail("chronyd has selected no source")
+    if abs(offset_s) > limit_s:
+        text = f"{offset_s:+.3f} s from its source {track.ref_name}{_stepped(track)}"
+        fix = "sudo chronyc makestep  (no job running)"
+        return fail(text, f"{offset_s:+.4f}", limit_s, fix=fix)
+    if track.root_distance_s > limit_s:
+        text = f"its source may be wrong by {track.root_distance_s:.3f} s (root distance)"
+        return fail(text, f"{track.root_distance_s:.4f}", limit_s, fix="name a nearer server")
+    worst_s = max(abs(offset_s), abs(track.last_offset_s), track.rms_offset_s)
+    if worst_s > limits.clock_offset_warn_s:
+        text = f"offsets up to {worst_s:.3f} s lately (RMS {track.rms_offset_s:.3f} s)"
+        return warn(text, f"{worst_s:.4f}", limits.clock_offset_warn_s)
+    if false := [one.address for one in listed if one.state == "falseticker"]:
+        return warn(f"{', '.join(false)} tells another time than the others")
+    if thin := [one for one in chosen if one.reach != 0o377]:
+        return warn(f"{thin[0].address} answers intermittently (reach {thin[0].reach:o})")
+    if isinstance(clock.sources, Unknown):
+        return unknown(f"follows {track.ref_name}, what its other sources say: {clock.sources}")
+    return passed(f"follows {track.ref_name}", f"{offset_s:+.6f}")
 
 
 def _stepped(track: ChronyTracking) -> str:
@@ -237,127 +203,71 @@ def _stepped(track: ChronyTracking) -> str:
     return f"; one of them was stepped (RMS offset {track.rms_offset_s:.3f} s)"
 
 
-def _judge_quality(
-    nodes: tuple[str, ...], clock: Clock, limits: Profile, fix: str
-) -> Iterator[Finding]:
-    track = clock.tracking
-    listed = () if isinstance(clock.sources, Unknown) else clock.sources
-    assert not isinstance(track, Unknown)
-    worst = max(abs(track.offset_s), abs(track.last_offset_s), track.rms_offset_s)
-    false = [one.address for one in listed if one.state == "falseticker"]
-    thin = [one for one in listed if one.state == "selected" and one.reach != 0o377]
-    if worst > limits.clock_offset_warn_s:
-        yield warn(
-            f"offsets up to {worst:.3f} s lately (RMS {track.rms_offset_s:.3f} s)",
-            nodes=nodes,
-            value=f"{worst:.4f}",
-            expected=f"{limits.clock_offset_warn_s:g}",
-            fix=fix,
-        )
-    elif false:
-        yield warn(f"{', '.join(false)} tells another time than the others", nodes=nodes, fix=fix)
-    elif thin:
-        yield warn(
-            f"{thin[0].address} answers intermittently (reach {thin[0].reach:o})",
-            nodes=nodes,
-            fix=fix,
-        )
-    elif isinstance(clock.sources, Unknown):
-        why = f"follows {track.ref_name}, what its other sources say: {clock.sources.reason}"
-        yield unknown(why, nodes=nodes)
-    else:
-        yield passed(f"follows {track.ref_name}", nodes=nodes, value=f"{track.offset_s:+.6f}")
-
-
-def _is_without_chrony(track: Unknown) -> bool:
-    return track == NOT_ASKED or track.reason.startswith(("not found", "no chronyd answers"))
-
-
-def _judge_without_chrony(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> Finding:
+def _judge_without_chrony(clock: Clock, track: Unknown, limits: Profile) -> Finding:
     """What other daemons report if chronyd does not; they do not replace a running chronyd."""
-    found = _judge_by_others(nodes, clock, limits)
-    track = clock.tracking
-    assert isinstance(track, Unknown)
+    found = _judge_by_others(clock, limits)
+    absent = ("not found", "no chronyd answers", NOT_ASKED.reason)
     runs = isinstance(clock.daemons, tuple) and "chronyd" in clock.daemons
-    if found.verdict is Verdict.PASS and (runs or not _is_without_chrony(track)):
-        return unknown(f"{found.evidence}, but chronyd: {track.reason}", nodes=nodes)
+    if found.verdict is Verdict.PASS and (runs or not track.reason.startswith(absent)):
+        return unknown(f"{found.evidence}, but chronyd: {track}")
     return found
 
 
-def _judge_by_others(nodes: tuple[str, ...], clock: Clock, limits: Profile) -> Finding:
+def _judge_by_others(clock: Clock, limits: Profile) -> Finding:
     """ntpd, systemd-timesyncd, or at least what the kernel knows."""
-    fix = "sudo systemctl enable --now chrony"
     if isinstance(clock.sources, tuple) and clock.sources:
         chosen = [one for one in clock.sources if one.state in ("selected", "pps")]
         if not chosen:
             states = ", ".join(f"{one.address} {one.state}" for one in clock.sources)
-            return fail(f"ntpd has selected no source: {states}", nodes=nodes, fix="ntpq -pn")
-        offset_s = chosen[0].offset_s
+            return fail(f"ntpd has selected no source: {states}", fix="ntpq -pn")
+        offset_s, address = chosen[0].offset_s, chosen[0].address
         if not isinstance(offset_s, Unknown) and abs(offset_s) > limits.clock_offset_warn_s:
-            return warn(f"{offset_s:+.3f} s from {chosen[0].address}", nodes=nodes, fix="ntpq -pn")
-        return passed(f"ntpd follows {chosen[0].address}", nodes=nodes)
+            return warn(f"{offset_s:+.3f} s from {address}", fix="ntpq -pn")
+        return passed(f"ntpd follows {address}")
     for value, who in ((clock.ntp_synchronized, "systemd"), (clock.kernel_synced, "the kernel")):
-        if isinstance(value, bool):
-            if value:
-                return passed(f"{who} says it is synchronised", nodes=nodes)
-            return fail(f"{who} says it is not synchronised", nodes=nodes, fix=fix)
-    assert isinstance(clock.kernel_synced, Unknown)
-    return unknown(f"status unavailable: {clock.kernel_synced.reason}", nodes=nodes)
+        if value is True:
+            return passed(f"{who} says it is synchronised")
+        if value is False:
+            return fail(f"{who} says it is not synchronised")
+    return unknown(f"status unavailable: {clock.kernel_synced}")
 
 
-@check(
-    "time.daemons",
-    scope="fleet",
-    advisory=True,
-    bad="FAIL with two or more",
-    how="names of running processes: chronyd, ntpd, systemd-timesyncd, ptp4l with phc2sys",
-    fix="sudo systemctl disable --now systemd-timesyncd",
-)
-def daemons(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
+@check("time.daemons", "fleet", advisory=True)
+def daemons(fleet: Fleet) -> Iterable[Finding]:
     """One daemon steers the clock, not two.
 
     Two of them pull the clock to and fro, with sudden jumps.
+
+    Bad: FAIL with two or more
+    How: names of running processes: chronyd, ntpd, systemd-timesyncd, ptp4l with phc2sys
+    Fix: sudo systemctl disable --now systemd-timesyncd  (keep one)
     """
-    for one in _clocks(fleet):
-        if isinstance(one, Finding):
-            yield one
-            continue
-        node, clock = one
+
+    def judge(_node: NodeFacts, clock: Clock) -> Finding:
         if isinstance(clock.daemons, Unknown):
-            yield unknown(clock.daemons.reason, nodes=(node.name,))
-            continue
+            return unknown(clock.daemons)
         # ptp4l and phc2sys work together and count as one.
-        kinds = {
-            "ptp" if name in ("ptp4l", "phc2sys", "timemaster") else name for name in clock.daemons
-        }
-        if len(kinds) > 1:
-            yield fail(
-                f"{len(kinds)} time daemons run: {', '.join(sorted(clock.daemons))}",
-                nodes=(node.name,),
-                value=str(len(kinds)),
-                expected="1",
-                fix="sudo systemctl disable --now systemd-timesyncd  (keep one)",
-            )
-        elif kinds:
-            yield passed(f"{kinds.pop()} steers the clock", nodes=(node.name,))
-        else:
-            yield passed(
-                "no second daemon; time.sync says whether there is a first", nodes=(node.name,)
-            )
+        ptp = ("ptp4l", "phc2sys", "timemaster")
+        names = {"ptp" if name in ptp else name for name in clock.daemons}
+        if len(names) > 1:
+            running = ", ".join(sorted(clock.daemons))
+            return fail(f"{len(names)} time daemons run: {running}", len(names), 1)
+        if names:
+            return passed(f"{names.pop()} steers the clock")
+        return passed("no second daemon; time.sync says whether there is a first")
+
+    return _each_clock(fleet, judge)
 
 
-@check(
-    "time.sources",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if the servers differ from the majority's",
-    how="addresses of chronyc sources or ntpq",
-    fix="the same server lines on all nodes",
-)
-def sources(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
+@check("time.sources", "fleet", advisory=True)
+def sources(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     """All nodes follow the same servers.
 
     Half of a cluster on another server drifts with that server.
+
+    Bad: WARN if the servers differ from the majority's
+    How: addresses of chronyc sources or ntpq
+    Fix: compare /etc/chrony/chrony.conf with another node
     """
 
     def read(node: NodeFacts) -> Any:
@@ -367,55 +277,35 @@ def sources(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         if isinstance(listed, Unknown) and not isinstance(node.clock.tracking, Unknown):
             return listed  # chronyd runs and has them
         if isinstance(listed, Unknown) or not listed:
-            return None  # time.sync speaks about it
+            return None  # a finding of time.sync
         return " ".join(sorted(one.address for one in listed))
 
     if fleet.one_machine or len(fleet.reached) < 2:
-        yield skip("one machine: there is no second clock")
-        return
-    expected = limits.expected.get("time.sources")
-    yield from compare(
-        fleet,
-        read,
-        "time servers",
-        bad=warn,
-        expected=expected,
-        fix="compare /etc/chrony/chrony.conf with another node",
-    )
+        return [skip(_ONE_MACHINE)]
+    return compare(fleet, read, "time servers", bad=warn, expected=expected)
 
 
-@check(
-    "time.clocksource",
-    scope="fleet",
-    advisory=True,
-    bad="WARN if it is not the majority's, or hpet, acpi_pm or jiffies",
-    how="/sys/devices/system/clocksource/clocksource0/current_clocksource",
-    fix="dmesg | grep -i clocksource; a BIOS update or a reboot brings tsc back",
-)
-def clocksource(fleet: Fleet, _limits: Profile) -> Iterator[Finding]:
+@check("time.clocksource", "fleet", advisory=True)
+def clocksource(fleet: Fleet) -> Iterable[Finding]:
     """The kernel reads its time from a fast counter.
 
     A node that fell from tsc to hpet is slow at everything that takes a time stamp, and drifts.
+
+    Bad: WARN if it is not the majority's, or hpet, acpi_pm or jiffies
+    How: /sys/devices/system/clocksource/clocksource0/current_clocksource
+    Fix: dmesg | grep -i clocksource; a BIOS update or a reboot brings tsc back
     """
-    values = {
-        node.name: node.clock.clocksource
-        for node in fleet.reached
-        if not isinstance(node.clock, Unknown) and not isinstance(node.clock.clocksource, Unknown)
-    }
-    most = majority(values).value
-    for node in fleet.reached:
-        value = values.get(node.name)
-        if value is None:
-            why = node.clock if isinstance(node.clock, Unknown) else node.clock.clocksource
-            yield (skip if why == NOT_ASKED else unknown)(str(why), nodes=(node.name,))
-        elif value in ("hpet", "acpi_pm", "jiffies") or (most is not None and value != most):
-            yield warn(
-                f"clock source {value}, most nodes have {most or 'another'}",
-                nodes=(node.name,),
-                value=value,
-                expected=most,
-                source="majority",
-                fix="dmesg | grep -i clocksource",
-            )
-        else:
-            yield passed(f"clock source {value}", nodes=(node.name,), value=value)
+    clocks = {n.name: n.clock.clocksource for n in fleet.reached if isinstance(n.clock, Clock)}
+    known = {name: value for name, value in clocks.items() if not isinstance(value, Unknown)}
+    most = majority(known).value
+
+    def judge(_node: NodeFacts, clock: Clock) -> Finding:
+        value = clock.clocksource
+        if isinstance(value, Unknown):
+            return lacking(value)
+        if value in ("hpet", "acpi_pm", "jiffies") or (most is not None and value != most):
+            text = f"clock source {value}, most nodes have {most or 'another'}"
+            return warn(text, value, most, source="majority")
+        return passed(f"clock source {value}", value)
+
+    return each_node(fleet, "clock", judge)

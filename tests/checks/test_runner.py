@@ -9,11 +9,14 @@ import re
 
 import pytest
 
+from checks import registry as table
 from checks import rules, runner
+from checks.compare import majority
 from checks.facts import Fleet, LaunchNeeds, Unknown, Unreached
-from checks.finding import Finding, Report, Verdict, fail, passed
+from checks.finding import Finding, Report, Verdict, fail, passed, unknown, warn
 from checks.profile import Profile, ProfileError, profile_from
-from checks.runner import Check, all_checks, check, majority, run_checks
+from checks.registry import Check, check
+from checks.runner import all_checks, run_checks
 from tests.checks.sections import node
 
 NEEDS = LaunchNeeds(
@@ -26,9 +29,9 @@ DEAD = Unreached("banner", 5.0, "the server sent nothing", "look at sshd")
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
     """Checks of this test only."""
-    monkeypatch.setattr(runner, "_registry", {})
-    monkeypatch.setattr(runner, "all_checks", lambda: dict(runner._registry))
-    return runner._registry
+    monkeypatch.setattr(table, "registry", {})
+    monkeypatch.setattr(runner, "all_checks", lambda: dict(table.registry))
+    return table.registry
 
 
 def test_every_check_has_a_proper_id_a_summary_and_every_file_has_one() -> None:
@@ -54,8 +57,8 @@ def test_two_checks_of_one_name_are_refused(registry) -> None:
 
 
 def test_needed_fact_that_is_unknown_makes_the_check_unknown(registry) -> None:
-    @check("a.b", needs=("memory",))
-    def never(node, limits):
+    @check("a.b")
+    def never(memory):
         raise AssertionError("must not run")
         yield
 
@@ -66,9 +69,31 @@ def test_needed_fact_that_is_unknown_makes_the_check_unknown(registry) -> None:
     assert report.exit_code == 3
 
 
+def test_docstring_of_a_check_has_its_texts_and_the_fix_of_its_findings(registry) -> None:
+    @check("a.b")
+    def bad(node):
+        """All is well.
+
+        It often
+        is not.
+
+        Bad: WARN always
+        How: by
+            looking
+        Fix: do this  (or that)
+        """
+        return [warn("1"), warn("2", fix="other"), warn("3", fix=""), unknown("4")]
+
+    one = registry["a.b"]
+    assert (one.summary, one.why) == ("All is well.", "It often is not.")
+    assert (one.bad, one.how) == ("WARN always", "by looking")
+    fixes = [found.fix for found in run_checks(Fleet((node("n1"),))).findings]
+    assert fixes == ["do this  (or that)", "other", None, None]
+
+
 def test_check_that_breaks_or_says_nothing_is_unknown_and_the_others_speak(registry) -> None:
     @check("a.broken")
-    def broken(node, limits):
+    def broken(node):
         raise RuntimeError("boom")
         yield
 

@@ -1,0 +1,63 @@
+"""The table of checks, which `@check` fills, and what it knows of each."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeVar, Union
+
+from checks.finding import Finding
+
+Scope = Literal["node", "launch", "fleet", "active"]
+"""When a check runs. node: for each node. launch: for each node, only with `fleet.launch`.
+
+fleet: once. active: once, only with `fleet.active`.
+"""
+Rule = Callable[..., Union[Finding, Iterable[Finding]]]  # noqa: UP007 - evaluated on 3.10
+RuleT = TypeVar("RuleT", bound=Rule)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A registered check; its id is stable, users silence it by id."""
+
+    id: str
+    scope: Scope
+    function: Rule
+    arguments: tuple[str, ...]
+    advisory: bool  # to know it is good, not to know it stops no launch
+    summary: str
+    why: str
+    bad: str  # when it warns and when it fails
+    how: str  # what is read on the node
+    fix: str  # of its findings that name no other
+
+
+_TEXTS = ("Why", "Bad", "How", "Fix")
+registry: dict[str, Check] = {}
+
+
+def check(id: str, scope: Scope = "node", *, advisory: bool = False) -> Callable[[RuleT], RuleT]:
+    """Register a function as the check `id` (`subject.name`).
+
+    Its arguments are, by name: `node`, `fleet`, `limits` (the profile), `launch`, `active`,
+    `expected` (the value in the profile, or None), and any field of `NodeFacts`: the check is
+    UNKNOWN or SKIP on a node where that is Unknown. Its docstring has a summary, the reason, and
+    lines `Bad:` (when it warns and fails), `How:` (it measures), `Fix:` (of its findings).
+    """
+
+    def register(function: RuleT) -> RuleT:
+        if id in registry and registry[id].function.__module__ != function.__module__:
+            raise ValueError(f"two checks are called {id}")
+        code = function.__code__
+        arguments = code.co_varnames[: code.co_argcount]
+        summary, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
+        parts = ["Why", *re.split(r"^(Bad|How|Fix): ", rest, flags=re.MULTILINE)]
+        lines = {key: text.strip() for key, text in zip(parts[::2], parts[1::2], strict=True)}
+        texts = [re.sub(r"\s*\n\s*", " ", lines.get(key, "")) for key in _TEXTS]
+        registry[id] = Check(id, scope, function, arguments, advisory, summary, *texts)
+        return function
+
+    return register
