@@ -15,7 +15,7 @@ import click
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.settings import Settings, cluster_options, output_options
+from clusterctl.settings import Settings, cluster_options, flag, option, output_options
 
 TIMEOUT_S = {"probe": 30.0, "check": 120.0}
 NAMES = {"probe": "probed", "check": "checked"}
@@ -31,15 +31,15 @@ Examples:
 @click.argument("verb", type=click.Choice(list(TIMEOUT_S)))
 @cluster_options
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--out",
+    "Default: MANIFEST with .probed or .checked in its name.",
     type=click.Path(path_type=Path),
-    help="Default: MANIFEST with .probed or .checked in its name.",
 )
-@click.option(
+@option(
     "--root",
+    "Folder that relative paths start from, on all nodes.",
     type=click.Path(path_type=Path),
-    help="Folder that relative paths start from, on all nodes.",
 )
 @click.option(
     "--python",
@@ -53,17 +53,17 @@ Examples:
     default=0,
     help="Processes on each node. Default: one for each core.",
 )
-@click.option(
+@option(
     "--clip-timeout",
+    "Seconds for one clip. Default: 30 to probe, 120 to check.",
     type=Duration(0.1),
-    help="Seconds for one clip. Default: 30 to probe, 120 to check.",
 )
-@click.option(
+@option(
     "--max-wrong-rows",
+    "Stop above this many rows that have to be left out.",
     type=click.IntRange(0),
-    help="Stop above this many rows that have to be left out.",
 )
-@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+@flag("--force", "Replace OUT if it is there.")
 @output_options
 def command(
     settings: Settings,
@@ -84,67 +84,49 @@ def command(
     of it into the column `check`. Files must stand under the same path on every node. Exit code 1
     when rows were left out or clips are bad, 3 when a node was lost.
     """
-    from clusterctl.transfer import manifest_jobs as data
+    from clusterctl.transfer.manifest_jobs import Job, Spread
 
     if not Path(python).is_absolute():
         raise UsageError(f"--python {python} is not an absolute path")
     nodes = settings.nodes()
-    target = out or manifest.with_name(f"{manifest.stem}.{NAMES[verb]}{manifest.suffix}")
+    target = str(out or manifest.with_name(f"{manifest.stem}.{NAMES[verb]}{manifest.suffix}"))
     timeout_s = clip_timeout or TIMEOUT_S[verb]
-    arguments = [str(manifest), str(target), "--clip-timeout-s", f"{timeout_s:g}"]
-    arguments += ["--root", str(root)] if root else []
-    arguments += ["--max-wrong-rows", str(max_wrong_rows)] if max_wrong_rows is not None else []
-    arguments += ["--force"] if force else []
-    arguments += ["--quiet"] if output.quiet else []
-    arguments += ["--json"] if output.json and verb == "check" else []
-    spread = data.Spread(
-        data.Job(verb, arguments, python, workers, timeout_s),
-        nodes,
-        settings.transport(),
-        settings.limits,
-    )
+    words = [str(manifest), target, "--clip-timeout-s", f"{timeout_s:g}"]
+    words += ["--root", str(root)] if root else []
+    words += ["--max-wrong-rows", str(max_wrong_rows)] if max_wrong_rows is not None else []
+    words += ["--force"] if force else []
+    words += ["--quiet"] if output.quiet else []
+    words += ["--json"] if output.json and verb == "check" else []
+    job = Job(verb, words, python, workers, timeout_s)
+    spread = Spread(job, nodes, settings.transport(), settings.limits)
     outcome = spread.run(lambda text: output.warn(text, "warn"))
-
     if output.json:
-        output.document(
-            "data",
-            verb=verb,
-            out=str(target),
-            report=json.loads(outcome.out) if verb == "check" and outcome.out else None,
-            exit_code=_exit_code(outcome),
-            nodes=[
-                {
-                    "node": node.name,
-                    "answered": outcome.answered[node.name],
-                    "lost": outcome.lost.get(node.name),
-                    "mistakes": outcome.mistakes.get(node.name, []),
-                }
-                for node in nodes
-            ],
-        )
+        documents = [
+            {
+                "node": name,
+                "answered": answered,
+                "lost": outcome.lost.get(name),
+                "mistakes": outcome.mistakes.get(name, []),
+            }
+            for name, answered in outcome.answered.items()
+        ]
+        report = json.loads(outcome.out) if verb == "check" and outcome.out else None
+        about = {"verb": verb, "out": target, "report": report, "exit_code": outcome.exit_code}
+        output.document("data", **about, nodes=documents)
     else:
         for text in outcome.out.splitlines():
             output.line(text)
     if outcome.code == 2:
-        return 2  # nothing was begun
-    output.note(_shares(outcome.answered, output.verbose > 0))
-    if outcome.lost and set(outcome.lost) == {node.name for node in nodes}:
+        return 2  # nothing was started
+    output.note(_answers(outcome.answered, output.verbose > 0))
+    if len(outcome.lost) == len(nodes):
         output.warn("hint: the nodes need the training environment under the same path:", "bad")
         output.warn("  docs/guide/install.md, clusterctl push, or --python PATH")
-    return _exit_code(outcome)
+    return outcome.exit_code
 
 
-def _shares(answered: dict[str, int], each: bool) -> str:
+def _answers(answered: dict[str, int], each: bool) -> str:
     if each or len(answered) <= 8:
         return "answers: " + ", ".join(f"{name} {count:,}" for name, count in answered.items())
     low, high = min(answered.values()), max(answered.values())
     return f"{sum(answered.values()):,} answers of {len(answered)} nodes, {low:,} to {high:,} each"
-
-
-def _exit_code(outcome: object) -> int:
-    from clusterctl.transfer.manifest_jobs import Outcome
-
-    assert isinstance(outcome, Outcome)
-    if len(outcome.lost) == len(outcome.answered):
-        return 3  # nobody could look
-    return outcome.code or (3 if outcome.lost else 0)

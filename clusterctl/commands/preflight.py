@@ -16,7 +16,7 @@ from clusterctl.nodes import counted
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Number
 from clusterctl.preflight.active.options import active_options, make_work
-from clusterctl.settings import Settings, cluster_options, output_options, with_options
+from clusterctl.settings import Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
     from checks.facts import LaunchNeeds
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from clusterctl.nodes import Node
 
 STYLES = {"FAIL": "bad", "UNKNOWN": "warn", "WARN": "warn", "PASS": "good", "SKIP": "dim"}
+
+
+def _ids(_context: click.Context, _param: click.Parameter, words: tuple[str, ...]) -> list[str]:
+    """The ids in `gpu,ssh.reachable` of each use of an option."""
+    return [id for word in words for id in word.split(",") if id]
 
 
 _needs_options = with_options(
@@ -39,8 +44,8 @@ _needs_options = with_options(
     click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
     click.option("--shared", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR", help="Prove that DIR is one folder on all nodes, with a small file that is removed again."),
     click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
-    click.option("--check", "checks", metavar="IDS", multiple=True, help="Only these checks or subjects: gpu,ssh.reachable. (--only names nodes.)"),
-    click.option("--skip", "--skip-check", "skipped", metavar="IDS", multiple=True, help="Leave these checks or subjects out."),
+    click.option("--check", "checks", metavar="IDS", multiple=True, callback=_ids, help="Only these checks or subjects: gpu,ssh.reachable. (--only names nodes.)"),
+    click.option("--skip", "--skip-check", "skipped", metavar="IDS", multiple=True, callback=_ids, help="Leave these checks or subjects out."),
     click.option("--severity", "severity", metavar="ID=WORD", multiple=True, help="Another verdict for a check that is not content: warn, fail, skip."),
     click.option("--profile", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Thresholds and expected values; without it the majority is right."),
     click.option("--record", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write what all nodes agree on as a profile."),
@@ -52,58 +57,64 @@ _needs_options = with_options(
 )  # fmt: skip
 
 
-@click.command(
+@cluster_command(
     "preflight",
-    epilog="""\b
-Examples:
+    _needs_options,
+    active_options,
+    examples="""
   clusterctl preflight --launch "stage1 --dataset.data-path clips.csv" --nccl h100-ib nodes.txt
   clusterctl preflight --active --shared /data nodes.txt""",
 )
-@_needs_options
-@active_options
-@cluster_options
-@output_options
-def command(settings: Settings, output: Output, **options: Any) -> int:
+def command(
+    settings: Settings,
+    output: Output,
+    severity: tuple[str, ...],
+    profile: Path | None,
+    record: Path | None,
+    write_good: Path | None,
+    junit: Path | None,
+    explain: str | None,
+    list_all: bool,
+    **options: Any,
+) -> int:
     """Check all nodes before a launch: go or no-go, and the line that fixes it.
 
     Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out,
     4 active tests were declined or refused.
     """
-    from clusterctl.preflight.export import junit, profile_text, read_profile, write
+    from checks.runner import record as recorded
+    from clusterctl.nodes import hostfile_line
+    from clusterctl.preflight import export
 
-    if options["explain"] or options["list_all"]:
-        return _explain(output, options["explain"])
-    profile = read_profile(options["profile"], _severities(options["severity"]))
-    report = _run(settings, output, options, profile)
-    if options["write_good"] is not None:
-        _write_good(options["write_good"], settings, report.good_nodes)
-    if options["junit"] is not None:
-        write(options["junit"], junit(report))
-    if options["record"] is not None:
-        from checks.runner import record
-
-        write(options["record"], profile_text(record(report)))
+    if explain or list_all:
+        return _explain(output, explain)
+    limits = export.read_profile(profile, _severities(severity))
+    nodes = settings.nodes()
+    report = _run(settings, output, nodes, limits, options)
+    good = [hostfile_line(node) for node in nodes if node.name in report.good_nodes]
+    if write_good is not None:
+        export.write(write_good, "".join(f"{line}\n" for line in good))
+    if junit is not None:
+        export.write(junit, export.junit(report))
+    if record is not None:
+        export.write(record, export.profile_text(recorded(report)))
     _show(output, report)
-    if options["write_good"] is not None:
-        output.note(f"{counted(len(report.good_nodes), 'node')} written to {options['write_good']}")
-    if options["record"] is not None:
-        output.note(f"profile written to {options['record']}")
+    if write_good is not None:
+        output.note(f"{counted(len(good), 'node')} written to {write_good}")
+    if record is not None:
+        output.note(f"profile written to {record}")
     cost = "" if report.node_cpu_s is None else f", {report.node_cpu_s:.2f} CPU s per node"
     output.note(f"{counted(len(report.nodes), 'node')} in {report.seconds:.1f} s{cost}", "dim")
     return report.exit_code
 
 
-def _run(settings: Settings, output: Output, options: dict[str, Any], profile: Profile) -> Report:
-    from clusterctl.preflight import last_census as history
+def _run(
+    settings: Settings, output: Output, nodes: list[Node], profile: Profile, options: dict[str, Any]
+) -> Report:
+    from clusterctl.preflight.last_census import default_path
     from clusterctl.preflight.run import CollectOptions, run_preflight
 
-    nodes = settings.nodes()
-    how = CollectOptions(
-        sudo=options["sudo"],
-        workdir=options["workdir"],
-        shared=options["shared"],
-        memory=history.default_path(),
-    )
+    shared = options["shared"]
     try:
         return run_preflight(
             nodes,
@@ -112,11 +123,11 @@ def _run(settings: Settings, output: Output, options: dict[str, Any], profile: P
             _needs(nodes, options),
             settings.width,
             profile=profile,
-            only=_ids(options["checks"]),
-            without=_ids(options["skipped"]),
+            only=options["checks"],
+            without=options["skipped"],
             sweep=output.sweep,
-            options=how,
-            work=make_work(settings, output, options, profile),
+            options=CollectOptions(options["sudo"], options["workdir"], shared, default_path()),
+            work=make_work(settings, output, profile, options),
         )
     except KeyError as error:
         raise _unknown_check(error.args[0]) from None
@@ -128,10 +139,11 @@ def _needs(nodes: list[Node], options: dict[str, Any]) -> LaunchNeeds:
     from clusterctl.launch.inputs import kept_environment, parse_line, resolve
 
     env = kept_environment(options["env"], options["nccl"])
-    line = None
+    asked: dict[str, Any] = {}
     if options["launch"]:
         config, overrides = parse_line(options["launch"])
         line = resolve(config, overrides, workdir=options["workdir"].absolute(), env=env)
+        asked = {"files": line.files, "wandb": line.wandb, "config": line.config}
     return LaunchNeeds(
         python=options["python"],
         port=options["port"],
@@ -141,9 +153,7 @@ def _needs(nodes: list[Node], options: dict[str, Any]) -> LaunchNeeds:
         min_free_bytes=int(options["min_free_gib"] * (1 << 30)),
         master=nodes[0].name,
         env=env,
-        files=line.files if line else (),
-        wandb=line.wandb if line else False,
-        config=line.config if line else "",
+        **asked,
     )
 
 
@@ -155,31 +165,22 @@ def _show(output: Output, report: Report) -> None:
     if output.json:
         output.document("preflight", headline=verdict, **report.to_json())
         return
-    if output.verbose and not output.quiet:
-        output.table(
-            ["VERDICT", "CHECK", "NODES", "VALUE", "EXPECTED", "EVIDENCE"],
-            [
-                [
-                    Cell(one.verdict.value, STYLES[one.verdict.value]),
-                    one.id,
-                    fold(one.nodes),
-                    one.value or "-",
-                    f"{one.expected} ({one.source})" if one.expected else "-",
-                    one.evidence,
-                ]
-                for one in shown(report, everything=True)
-            ],
-        )
-    elif not output.quiet and (rows := table_rows(report)):
-        output.table(
-            ["VERDICT", "CHECK", "NODES", "EVIDENCE"],
-            [
-                [Cell(one.value, STYLES[one.value]), id, names, text]
-                for one, id, names, text in rows
-            ],
-        )
-    for line in fix_lines(report) if not output.quiet else ():
-        output.line(line)
+    rows: list[list[str | Cell]] = []
+    columns = ["VERDICT", "CHECK", "NODES", "EVIDENCE"]
+    if output.verbose:
+        columns[3:] = ["VALUE", "EXPECTED", "EVIDENCE"]
+        for one in shown(report, everything=True):
+            expected = f"{one.expected} ({one.source})" if one.expected else "-"
+            cells = [one.id, fold(one.nodes), one.value or "-", expected, one.evidence]
+            rows.append([Cell(one.verdict.value, STYLES[one.verdict.value]), *cells])
+    else:
+        for kind, *cells in table_rows(report):
+            rows.append([Cell(kind.value, STYLES[kind.value]), *cells])
+    if not output.quiet:
+        if rows or output.verbose:
+            output.table(columns, rows)
+        for text in fix_lines(report):
+            output.line(text)
     output.line(verdict, "good" if report.go else "bad")
 
 
@@ -191,24 +192,14 @@ def _explain(output: Output, id: str | None) -> int:
     checks = all_checks()
     if id is not None and id not in checks:
         raise _unknown_check(id)
-    chosen = {id: checks[id]} if id is not None else checks
     if output.json:
-        about = [
-            {
-                "id": one.id,
-                "what": one.summary,
-                "why": one.why,
-                "how": one.how,
-                "verdict": one.bad,
-                "fix": one.fix,
-                "scope": one.scope,
-                "advisory": one.advisory,
-            }
-            for one in chosen.values()
-        ]
-        output.document("preflight", checks=about)
+        chosen = list(checks.values()) if id is None else [checks[id]]
+        keys = {"what": "summary", "why": "why", "how": "how", "verdict": "bad", "fix": "fix"}
+        keys |= {"id": "id", "scope": "scope", "advisory": "advisory"}
+        documents = [{key: getattr(one, name) for key, name in keys.items()} for one in chosen]
+        output.document("preflight", checks=documents)
     elif id is not None:
-        for line in explain(id, checks):
+        for line in explain(checks[id]):
             output.line(line)
     else:
         output.table(["CHECK", "WHAT"], [[one.id, one.summary] for one in checks.values()])
@@ -230,10 +221,6 @@ def _severities(pairs: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _ids(options: tuple[str, ...]) -> list[str]:
-    return [id for option in options for id in option.split(",") if id]
-
-
 def _unknown_check(name: str) -> UsageError:
     import difflib
 
@@ -244,14 +231,3 @@ def _unknown_check(name: str) -> UsageError:
     near = difflib.get_close_matches(name, ids + subjects, n=1)
     hint = f"did you mean {near[0]}?" if near else f"checks: {', '.join(ids)}"
     return UsageError(f"no check is called {name!r}", hint=hint)
-
-
-def _write_good(path: Path, settings: Settings, good: tuple[str, ...]) -> None:
-    """A hostfile of the good nodes, every key as it stands in the original."""
-    from clusterctl.nodes import hostfile_line
-
-    lines = [hostfile_line(node) for node in settings.nodes() if node.name in set(good)]
-    try:
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +13,7 @@ from clusterctl.errors import CouldNotFindOut, TransportError
 from clusterctl.gpus.summary import read_fleet
 from clusterctl.nodes import Node
 from clusterctl.output import unreachable_lines
-from clusterctl.preflight import last_census as history
+from clusterctl.preflight import last_census
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
 from clusterctl.remote.run_payload import ask, tool_timeout
 from clusterctl.transport.base import Limits, Progress, Transport
@@ -52,13 +50,8 @@ def collect_fabric(
     results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
     facts = read_fleet(results)
     if memory:
-        path = history.default_path().with_name(RECORD)
-        seen = history.load(path)
-        facts = tuple(
-            dataclasses.replace(one, previous=history.previous(seen, node, time.time()))
-            for node, one in zip(nodes, facts, strict=True)
-        )
-        history.remember(path, seen, zip(nodes, facts, strict=True))
+        path = last_census.default_path().with_name(RECORD)
+        facts = last_census.compare(path, nodes, facts)
     return facts, results
 
 

@@ -1,16 +1,17 @@
-"""What the head remembers of each node between two looks: clock and error counters, by boot.
+"""The head's record of each node from the last look: clock and error counters, by boot.
 
-One JSON file in the user's state folder, rewritten as a whole. It only ever makes checks sharper:
-a file that is missing or broken means that there was no last look.
+One JSON file in the user's state folder, rewritten as a whole. Checks find more with it and need
+it for nothing: a file that is missing or broken means that there was no last look.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def key_of(node: Node) -> str:
-    return f"{node.name} {node.host or node.name}:{node.port or 22}"
+    return f"{node.name} {node.address}:{node.port or 22}"
 
 
 def previous(seen: Mapping[str, Any], node: Node, now_s: float) -> Previous | Unknown:
@@ -76,10 +77,14 @@ def remember(
         if facts.unreached is not None or isinstance(facts.machine, Unknown):
             continue
         wall = facts.clock if isinstance(facts.clock, Unknown) else facts.clock.wall_minus_boot_s
+        ports = facts.fabric.ports if isinstance(facts.fabric, Fabric) else ()
         kept[key_of(node)] = {
             "boot_id": facts.machine.boot_id if isinstance(facts.machine.boot_id, str) else "",
             "wall_minus_boot_s": None if isinstance(wall, Unknown) else wall,
-            "counters": _counters(facts),
+            "counters": {
+                port.name: {k: v for k, v in port.counters.items() if k in ERROR_COUNTERS}
+                for port in ports
+            },
             "time_s": now_s,
         }
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -92,17 +97,19 @@ def remember(
     return None
 
 
+def compare(path: Path, nodes: Sequence[Node], facts: Sequence[NodeFacts]) -> tuple[NodeFacts, ...]:
+    """The facts of `nodes` with the record of the last look at each, which they then replace."""
+    seen, now_s = load(path), time.time()
+    compared = tuple(
+        dataclasses.replace(one, previous=previous(seen, node, now_s))
+        for node, one in zip(nodes, facts, strict=True)
+    )
+    remember(path, seen, zip(nodes, compared, strict=True))
+    return compared
+
+
 def _is_recent(data: Any, now_s: float) -> bool:
     try:
         return now_s - _finite(data["time_s"]) < KEEP_S
     except (KeyError, TypeError, ValueError, OverflowError):
         return False
-
-
-def _counters(facts: NodeFacts) -> dict[str, dict[str, int]]:
-    if not isinstance(facts.fabric, Fabric):
-        return {}
-    return {
-        port.name: {k: v for k, v in port.counters.items() if k in ERROR_COUNTERS}
-        for port in facts.fabric.ports
-    }

@@ -5,26 +5,27 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checks.facts import Active, Fleet, LaunchNeeds
+from checks.facts import Active, Fleet, LaunchNeeds, NodeFacts
 from checks.finding import Finding, Report, Verdict
 from checks.profile import Profile
 from checks.runner import run_checks
 from clusterctl.errors import UsageError
 from clusterctl.gpus.summary import read_node
 from clusterctl.nodes import Node, counted, fold
-from clusterctl.preflight import last_census as history
+from clusterctl.preflight import last_census
 from clusterctl.preflight.collect import collect
 from clusterctl.remote.fanout import Fanout, NodeResult
 from clusterctl.transport.base import Limits, Transport
 
 Result = NodeResult[dict[str, Any]]
-GROWTH_S = 0.7
+GROWTH_S = 0.7  # between two reads of counters
+QUIET = (Verdict.PASS, Verdict.SKIP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,9 @@ class CollectOptions:
     """How preflight looks, beyond what a launch needs."""
 
     sudo: bool = False  # try `sudo -n` for what this user may not read
-    growth_s: float = field(default_factory=lambda: GROWTH_S)  # between two reads of counters
     workdir: Path | None = None  # the launch's folder: commit and changes
     shared: Path | None = None  # a folder that must be one and the same on all nodes
-    memory: Path | None = None  # file of the last look; None: nothing is remembered
+    memory: Path | None = None  # file of the last look; None: no record is kept
 
 
 def run_preflight(
@@ -44,7 +44,6 @@ def run_preflight(
     limits: Limits,
     needs: LaunchNeeds | None = None,
     width: int = 64,
-    on_result: Callable[[Result], None] | None = None,
     *,
     profile: Profile | None = None,
     only: Sequence[str] = (),
@@ -55,59 +54,48 @@ def run_preflight(
 ) -> Report:
     """One look at all nodes, then all checks; a node that gave no answer is in the report.
 
-    `work` may make the nodes work once they are known (`--active`).
-
-    `needs` adds what a launch asks for. `on_result` sees each node as it answers; `sweep` may
-    wrap the fan-out for progress (`Output.sweep`). Raises `KeyError` for an unknown check id in
-    `only` or `without`, `UsageError` when a token cannot be written into `options.shared`.
+    `needs` adds what a launch asks for. `sweep` may wrap the fan-out for progress
+    (`Output.sweep`). `work` may make the nodes work once they are known (`--active`).
+    Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
+    cannot be written into `options.shared`.
     """
     started = time.monotonic()
     options = options or CollectOptions()
-    run_checks(Fleet(()), only=only, without=without)  # a wrong id shows before anybody is asked
-    results, known = [], {}
+    run_checks(Fleet(()), only=only, without=without)  # a wrong id shows before nodes are asked
+    known: dict[Node, NodeFacts] = {}
+    costs: list[float] = []
     with _token(options.shared) as (path, token):
         args = _arguments(nodes, needs, options, path)
 
-        def of(node: Node) -> dict[str, Any]:
+        def args_of(node: Node) -> dict[str, Any]:
             # Only where it will be used: names of one machine would hold the port for each other.
             is_master = needs is not None and node.name == (needs.master or nodes[0].name)
             return {**args, "ports": [needs.port] if needs is not None and is_master else []}
 
-        fanout = collect(nodes, transport, limits, of, width=width)
+        fanout = collect(nodes, transport, limits, args_of, width=width)
         for result in sweep(fanout, len(nodes)) if sweep else fanout:
-            results.append(result)
             known[result.node] = read_node(result)  # while the others still answer
-            if on_result is not None:
-                on_result(result)
+            cost = (result.value or {}).get("cpu_s")
+            costs += [cost] if isinstance(cost, float) else []
     facts = tuple(known[node] for node in nodes)
     if options.memory is not None:
-        seen = history.load(options.memory)
-        facts = tuple(
-            dataclasses.replace(one, previous=history.previous(seen, node, time.time()))
-            for node, one in zip(nodes, facts, strict=True)
-        )
-        history.remember(options.memory, seen, zip(nodes, facts, strict=True))
+        facts = last_census.compare(options.memory, nodes, facts)
     fleet = Fleet(facts, needs, token)
     if work is not None:
         fleet = dataclasses.replace(fleet, active=work(fleet))
     seconds = time.monotonic() - started
     report = run_checks(fleet, profile, only=only, without=without, seconds=seconds)
-    return dataclasses.replace(report, node_cpu_s=_mean_cpu(results), active=fleet.active)
-
-
-def _mean_cpu(results: Sequence[Result]) -> float | None:
-    costs = [result.value.get("cpu_s") for result in results if result.value is not None]
-    known = [cost for cost in costs if isinstance(cost, float)]
-    return sum(known) / len(known) if known else None
+    cpu_s = sum(costs) / len(costs) if costs else None
+    return dataclasses.replace(report, node_cpu_s=cpu_s, active=fleet.active)
 
 
 def _arguments(
     nodes: Sequence[Node], needs: LaunchNeeds | None, options: CollectOptions, token: Path | None
 ) -> dict[str, Any]:
-    # "@" is the node's own name; the first node's is where all ranks go.
-    first = nodes[0].host or nodes[0].name if nodes else ""
+    # "@" is the node's own name; all ranks connect to the first node's.
+    first = nodes[0].address if nodes else ""
     args: dict[str, Any] = {
-        "growth_s": options.growth_s,
+        "growth_s": GROWTH_S,
         "sudo": options.sudo,
         "names": ["@", first],
         "reach": [first, needs.port if needs is not None else 22],
@@ -143,31 +131,32 @@ def _token(folder: Path | None) -> Iterator[tuple[Path | None, str | None]]:
 def headline(report: Report) -> str:
     """`GO: 80 checks on 24 nodes`, `NO-GO: 1 fail, 3 warn; drop n5 to go with 23 nodes (-x n5)`.
 
-    What only an advisory check could not find out stops no launch, and is counted all the same.
+    An UNKNOWN of an advisory check stops no launch, and is counted.
     """
     counts = report.counts()
-    bad_kinds = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
-    words = ", ".join(f"{counts[kind]} {kind.value.lower()}" for kind in bad_kinds if counts[kind])
+    kinds = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
+    words = ", ".join(f"{counts[kind]} {kind.value.lower()}" for kind in kinds if counts[kind])
     if report.go:
-        checks = len({finding.id for finding in report.findings})
-        went = f"{counted(checks, 'check')} on {counted(len(report.nodes), 'node')}"
-        return f"GO: {went}{', ' + words if words else ''}"
-    good, bad = report.good_nodes, report.bad_nodes
+        checks = counted(len({finding.id for finding in report.findings}), "check")
+        where = counted(len(report.nodes), "node")
+        return f"GO: {checks} on {where}{', ' + words if words else ''}"
+    good, bad = report.good_nodes, fold(report.bad_nodes)
     if good and bad:
-        names = fold(bad)
-        words += f"; drop {names} to go with {counted(len(good), 'node')} (-x {names})"
+        words += f"; drop {bad} to go with {counted(len(good), 'node')} (-x {bad})"
     return f"NO-GO: {words}"
 
 
-def table_rows(report: Report, everything: bool = False) -> list[tuple[Verdict, str, str, str]]:
-    """(verdict, id, node set, evidence) of what is not PASS, equal ones folded, worst first.
+def shown(report: Report, everything: bool = False) -> list[Finding]:
+    """Folded findings, worst first: not PASS and not SKIP, without what only follows."""
+    rows = report.folded(following=everything)
+    return [one for one in rows if everything or one.verdict not in QUIET]
 
-    `everything` adds PASS, SKIP, and what only follows from another row.
-    """
+
+def table_rows(report: Report) -> list[tuple[Verdict, str, str, str]]:
+    """(verdict, id, node set, evidence) of the findings shown, equal ones in one row."""
     rows: dict[tuple[Verdict, str, str], list[str]] = {}
-    for one in report.folded(following=everything):
-        if everything or one.verdict not in (Verdict.PASS, Verdict.SKIP):
-            rows.setdefault((one.verdict, one.id, one.evidence), []).extend(one.nodes)
+    for one in shown(report):
+        rows.setdefault((one.verdict, one.id, one.evidence), []).extend(one.nodes)
     return [(verdict, id, fold(nodes), text) for (verdict, id, text), nodes in rows.items()]
 
 
@@ -177,26 +166,17 @@ def fix_lines(report: Report) -> list[str]:
     An unknown finding gets a `hint` instead, because its fix is unknown.
     """
     lines: dict[tuple[str, str], dict[str, None]] = {}
-    for one in report.folded(following=False):
-        if one.fix and one.verdict not in (Verdict.PASS, Verdict.SKIP):
+    for one in shown(report):
+        if one.fix:
             action = f"  [{one.action.value}]" if one.action.value != "none" else ""
             word = "hint" if one.verdict is Verdict.UNKNOWN else "fix"
             lines.setdefault((word, one.fix + action), {}).update(dict.fromkeys(one.nodes))
     return [f"{word} {fold(nodes)}: {text}" for (word, text), nodes in lines.items()]
 
 
-def shown(report: Report, everything: bool = False) -> list[Finding]:
-    """Findings as the table shows them: not PASS and not SKIP, without what only follows."""
-    rows = report.folded(following=everything)
-    quiet = (Verdict.PASS, Verdict.SKIP)
-    return [one for one in rows if everything or one.verdict not in quiet]
-
-
-def explain(id: str, checks: Mapping[str, Any]) -> list[str]:
+def explain(check: Any) -> list[str]:
     """What, why, how measured, how bad, how to repair, how to silence: the lines of --explain."""
-    one = checks[id]
-    lines = [f"{id}: {one.summary}"]
-    lines += [f"why:      {one.why}"] if one.why else []
+    id, why = check.id, [f"why:      {check.why}"] if check.why else []
     scopes = {
         "node": "each node alone",
         "launch": "each node of a launch",
@@ -204,13 +184,14 @@ def explain(id: str, checks: Mapping[str, Any]) -> list[str]:
         "active": "nodes that were made to work: only with --active",
     }
     override = f'in clusterctl.toml: [preflight] severity = ["{id}=warn"]'
-    lines += [
-        f"measured: {one.how}",
-        f"verdict:  {one.bad}",
-        f"fix:      {one.fix}",
-        f"scope:    {scopes[one.scope]}",
+    unknown = ["unknown:  is said and makes exit code 3, but stops no launch"]
+    return [
+        f"{id}: {check.summary}",
+        *why,
+        f"measured: {check.how}",
+        f"verdict:  {check.bad}",
+        f"fix:      {check.fix}",
+        f"scope:    {scopes[check.scope]}",
         f"silence:  --skip {id}, or --severity {id}=warn|skip, or {override}",
+        *(unknown if check.advisory else []),
     ]
-    if one.advisory:
-        lines.append("unknown:  is said and makes exit code 3, but stops no launch")
-    return lines

@@ -55,6 +55,13 @@ class Outcome:
     lost: dict[str, str] = field(default_factory=dict)  # node -> why, in hostfile order
     mistakes: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def exit_code(self) -> int:
+        """The command's: 3 when no node could look, or one was lost and nothing else is wrong."""
+        if len(self.lost) == len(self.answered):
+            return 3
+        return self.code or (3 if self.lost else 0)
+
 
 class Spread:
     """One run of a verb over nodes."""

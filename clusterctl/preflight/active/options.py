@@ -26,46 +26,37 @@ active_options = with_options(
 
 
 def make_work(
-    settings: Settings, output: Output, options: dict[str, Any], profile: Profile
+    settings: Settings, output: Output, profile: Profile, options: dict[str, Any]
 ) -> Callable[[Fleet], Active | None] | None:
     """What `run_preflight` is to do with the nodes it has reached; None without --active.
 
     Raises `UsageError` for options that mean nothing without --active. The function itself raises
     `Declined` for busy GPUs and for a no.
     """
-    asked = [id for id in _ids(options["checks"]) if id.split(".")[0] == "active"]
+    checks, yes, dry_run = options["checks"], options["yes"], options["dry_run"]
     if not options["active"]:
-        alone = "--yes" if options["yes"] else "--dry-run" if options["dry_run"] else None
-        if asked or alone:
-            raise UsageError(f"{alone or '--check ' + asked[0]} goes with --active")
+        asked = [f"--check {id}" for id in checks if id.split(".")[0] == "active"]
+        alone = ["--yes"] * yes + ["--dry-run"] * dry_run + asked
+        if alone:
+            raise UsageError(f"{alone[0]} goes with --active")
         return None
+    tests = chosen_tests(checks, options["skipped"])
 
     def work(fleet: Fleet) -> Active | None:
         from clusterctl.preflight.active.plan import make_plan
         from clusterctl.preflight.active.run import run_active
 
-        assert fleet.launch is not None
-        tests = chosen_tests(_ids(options["checks"]), _ids(options["skipped"]))
-        plan = make_plan(
-            fleet,
-            python=fleet.launch.python,
-            port=fleet.launch.port,
-            env=fleet.launch.env,
-            shared=options["shared"],
-            tests=tests,
-            patience_s=options["patience_s"],
-        )
+        shared, patience_s = options["shared"], options["patience_s"]
+        plan = make_plan(fleet, shared=shared, tests=tests, patience_s=patience_s)
         if not plan.nodes or not plan.tests:
-            output.note(
-                "active tests: no node to test" if plan.tests else "active tests: none chosen"
-            )
+            output.note(f"active tests: {'no node to test' if plan.tests else 'none chosen'}")
             return None
         for line in plan.lines():
             output.note(line)
-        if options["dry_run"]:
+        if dry_run:
             return None
         question = f"Run these tests on {counted(len(plan.nodes), 'node')}?"
-        output.confirm(question, "nothing was tested", yes=options["yes"])
+        output.confirm(question, "nothing was tested", yes=yes)
         return run_active(
             plan,
             settings.nodes(),
@@ -86,16 +77,10 @@ def chosen_tests(only: Sequence[str], without: Sequence[str]) -> list[str]:
     from clusterctl.preflight.active.plan import TESTS
 
     def is_wanted(id: str) -> bool:
-        names = (id, id.split(".")[0])
-        return (not only or any(name in only for name in names)) and not any(
-            name in without for name in names
-        )
+        names = {id, id.split(".")[0]}
+        return (not only or not names.isdisjoint(only)) and names.isdisjoint(without)
 
     return [test for test, ids in TESTS.items() if any(map(is_wanted, ids))]
-
-
-def _ids(options: Sequence[str]) -> list[str]:
-    return [id for option in options for id in option.split(",") if id]
 
 
 def _machines(fleet: Fleet) -> dict[str, str]:

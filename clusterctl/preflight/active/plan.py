@@ -1,9 +1,9 @@
-"""What the active tests will do, how long it can take, and when they must not begin."""
+"""What the active tests will do, how long it can take, and when they must not start."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -53,113 +53,93 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The plan for people, a line for each step."""
-        count = len(self.nodes)
-        total = sum(self.devices[node] for node in self.nodes)
-        what = f"{total} GPUs" if self.device == "cuda" else "CPU"
-        lines = [f"active tests on {fold(self.nodes)} ({counted(count, 'node')}, {what}):"]
-        if "port" in self.tests:
-            lines.append(
-                f"  port        each listens on {self.port}; the next connects, all to the first"
-            )
-        if "token" in self.tests and self.shared is not None:
-            lines.append(
-                f"  token       {self.nodes[0]} writes {self.blocks} MiB, "
-                f"all see and read it: {self.shared}"
-            )
-        if "matmul" in self.tests:
-            lines.append(f"  matmul      on every device for {self.matmul_s:g} s, slow ones again")
-        if "allreduce" in self.tests and count > 1:
-            rounds, most = len(ring_rounds(self.nodes)) + 1, most_rounds(count)
-            lines.append(
-                f"  all-reduce  {self.bytes >> 20} MiB by pairs, then all: {rounds} rounds, "
-                f"{most} at most to name one fault"
-            )
+        what = f"{sum(self.devices.values())} GPUs" if self.device == "cuda" else "CPU"
+        nodes = f"{fold(self.nodes)} ({counted(len(self.nodes), 'node')}, {what})"
+        lines = [f"active tests on {nodes}:", *(f"  {line}" for line, _, _ in self._steps())]
         if {"matmul", "allreduce"} & set(self.tests):
             lines.append(f"  torch of    {self.python}")
-        quick, worst = self.seconds()
-        lines.append(
-            f"  about {quick:.0f} s where all is well, at most {worst / 60:.0f} min; "
-            "nothing stays behind"
-        )
-        if self.left_out:
-            lines += [f"  left out: {node}: {why}" for node, why in self.left_out.items()]
-        return lines
+        quick_s, worst_s = self.seconds()
+        end = f"at most {worst_s / 60:.0f} min; nothing stays behind"
+        lines.append(f"  about {quick_s:.0f} s where all is well, {end}")
+        return lines + [f"  left out: {node}: {why}" for node, why in self.left_out.items()]
 
     def seconds(self) -> tuple[float, float]:
         """(where all is well, at the very most)."""
+        steps = list(self._steps())
+        quick_s = 5.0 + 0.02 * len(self.nodes) + sum(step[1] for step in steps)
+        return quick_s, math.ceil(30.0 + sum(step[2] for step in steps))
+
+    def _steps(self) -> Iterator[tuple[str, float, float]]:
+        """(line, seconds where all is well, seconds at the very most) of each test."""
         count, ranks = len(self.nodes), sum(self.devices.values())
-        quick, worst = 5.0 + 0.02 * count, 30.0
         if "port" in self.tests:
-            quick, worst = quick + 1, worst + 15
+            line = f"port        each listens on {self.port}; the next connects, all to the first"
+            yield line, 1, 15
         if "token" in self.tests and self.shared is not None:
-            quick, worst = quick + 3, worst + 2 * self.token_s + 60
+            line = f"{self.nodes[0]} writes {self.blocks} MiB, all see and read it: {self.shared}"
+            yield f"token       {line}", 3, 2 * self.token_s + 60
         if "matmul" in self.tests:
-            quick, worst = (
-                quick + self.matmul_s + 10,
-                worst + self.start_s + 2 * (self.matmul_s + 30),
-            )
+            line = f"matmul      on every device for {self.matmul_s:g} s, slow ones again"
+            yield line, self.matmul_s + 10, self.start_s + 2 * (self.matmul_s + 30)
         if "allreduce" in self.tests and count > 1:
-            rounds = len(ring_rounds(self.nodes)) + 1
-            quick += 2.0 * rounds + 0.02 * ranks
-            worst += most_rounds(count) * (self.group_limit_s(ranks) + 10)
-        return quick, math.ceil(worst)
+            rounds, most = len(ring_rounds(self.nodes)) + 1, most_rounds(count)
+            line = f"{rounds} rounds, {most} at most to name one fault"
+            line = f"all-reduce  {self.bytes >> 20} MiB by pairs, then all: {line}"
+            yield line, 2.0 * rounds + 0.02 * ranks, most * (self.group_limit_s(ranks) + 10)
 
 
 def refuse_busy(nodes: Sequence[NodeFacts]) -> None:
     """Raises `Declined` that names the processes when a GPU has one: a test would slow it down."""
-    busy = [
-        f"{node.name}: {describe(node.gpus.processes)}, pid "
-        + " ".join(str(pid) for pid in dict.fromkeys(one.pid for one in node.gpus.processes))
-        for node in nodes
-        if not isinstance(node.gpus.processes, Unknown) and node.gpus.processes
-    ]
+    busy = {}
+    for node in nodes:
+        processes = node.gpus.processes
+        if not isinstance(processes, Unknown) and processes:
+            pids = " ".join(str(pid) for pid in dict.fromkeys(one.pid for one in processes))
+            busy[node.name] = f"{node.name}: {describe(processes)}, pid {pids}"
     if busy:
-        names = fold([line.split(":")[0] for line in busy])
         more = f"; and {len(busy) - 3} more nodes" if len(busy) > 3 else ""
+        leave = f"leave them out: -x {fold(busy)}"
         raise Declined(
-            f"nothing was tested, GPUs are busy: {'; '.join(busy[:3])}{more}",
-            hint=f"leave them out: -x {names}; or end what holds them: clusterctl kill --gpus",
+            f"nothing was tested, GPUs are busy: {'; '.join(list(busy.values())[:3])}{more}",
+            hint=f"{leave}; or end what holds them: clusterctl kill --gpus",
         )
 
 
 def make_plan(
     fleet: Fleet,
     *,
-    python: str,
-    port: int,
-    env: Mapping[str, str] | None = None,
     shared: Path | None = None,
     tests: Sequence[str] = tuple(TESTS),
     patience_s: float = 15.0,
 ) -> Plan:
     """What to do with the nodes that preflight has reached. Raises `Declined` for busy GPUs.
 
-    A node whose GPUs cannot be asked who is on them is left out, and so is one without a GPU among
-    nodes that have some.
+    A node whose GPU processes are unknown is left out, and so is one without a GPU among nodes that
+    have some.
     """
+    launch = fleet.launch
+    assert launch is not None
     device: Literal["cuda", "cpu"] = "cuda" if fleet.device == "cuda" else "cpu"
     left_out = {node.name: "not reached" for node in fleet.nodes if node.unreached is not None}
-    nodes = [node for node in fleet.nodes if node.unreached is None]
-    devices = {node.name: 1 for node in nodes}
+    devices = {node.name: 1 for node in fleet.reached}
     if device == "cuda":
-        refuse_busy(nodes)
-        for node in nodes:
-            devices[node.name] = len(node.gpus.gpus)
-            if not node.gpus.gpus:
-                left_out[node.name] = (
-                    f"no GPU answers there: {node.gpus.summary or node.gpus.state}"
-                )
-            elif isinstance(node.gpus.processes, Unknown):
-                why = node.gpus.processes.reason
+        refuse_busy(fleet.reached)
+        devices = {node.name: len(node.gpus.gpus) for node in fleet.reached}
+        for node in fleet.reached:
+            gpus = node.gpus
+            if not gpus.gpus:
+                left_out[node.name] = f"no GPU answers there: {gpus.summary or gpus.state}"
+            elif isinstance(gpus.processes, Unknown):
+                why = gpus.processes.reason
                 left_out[node.name] = f"who is on its GPUs could not be found out: {why}"
-    names = tuple(node.name for node in nodes if node.name not in left_out)
+    devices = {name: count for name, count in devices.items() if name not in left_out}
     return Plan(
-        names,
+        tuple(devices),
         device,
-        {name: devices[name] for name in names},
-        python,
-        port,
-        dict(env or {}),
+        devices,
+        launch.python,
+        launch.port,
+        launch.env,
         shared,
         tuple(tests),
         left_out,

@@ -166,9 +166,15 @@ def test_library_reports_results_as_they_arrive(nodes: LocalCluster) -> None:
         run_dir_parent=str(nodes.hostfile.parent), min_free_bytes=1,
     )  # fmt: skip
     seen: list[str] = []
+
+    def watch(fanout, _total: int):
+        for result in fanout:
+            seen.append(result.node.name)
+            yield result
+
     report = run_preflight(
         hosts, LocalTransport(nodes.nodes), Limits(), needs, 8,
-        on_result=lambda result: seen.append(result.node.name),
+        sweep=watch,
     )  # fmt: skip
     assert sorted(seen) == ["n1", "n2", "n3"]
     assert report.nodes == ("n1", "n2", "n3")

@@ -15,7 +15,7 @@ from tests.checks import healthy as h
 
 
 def plan(fleet=None, **more):
-    return make_plan(fleet or h.fleet(), python="/venv/bin/python", port=29500, **more)
+    return make_plan(fleet or h.fleet(), **more)
 
 
 def test_says_what_it_will_do_and_how_long() -> None:
