@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import io
 import os
 import signal
@@ -12,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from textual.app import App, SystemCommand
@@ -19,9 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.markup import escape
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
-from textual.theme import BUILTIN_THEMES
 
-from clusterctl.errors import UsageError
 from clusterctl.printable import printable
 from dashboards.alerts import engine as alerts
 from dashboards.model.alert_book import AlertBook
@@ -31,7 +29,7 @@ from dashboards.operations.actions import Actions
 from dashboards.reduce import fold, tick_parts
 from dashboards.tui import themes
 from dashboards.tui.screens.alerts import AlertsScreen
-from dashboards.tui.screens.base import TopScreen
+from dashboards.tui.screens.base import MAIN_SCREENS, TABS, TopScreen
 from dashboards.tui.screens.cluster import ClusterScreen
 from dashboards.tui.screens.dialogs import KillDialog
 from dashboards.tui.screens.help import HelpScreen
@@ -61,25 +59,22 @@ class TopApp(App[None]):
         "stacks": StacksScreen,
     }
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "switch_mode('cluster')", "cluster"),
-        Binding("2", "switch_mode('node')", "node"),
-        Binding("3", "switch_mode('run')", "run"),
-        Binding("4", "switch_mode('alerts')", "alerts"),
-        Binding("5", "switch_mode('stacks')", "stacks"),
-        Binding("question_mark", "help", "help"),
-        Binding("w", "picture", "picture"),
-        Binding("q", "quit", "quit"),
-        Binding("space", "pause", "pause a replay", show=False),
-        Binding("plus,equals_sign", "faster(2.0)", "replay faster", show=False),
-        Binding("minus", "faster(0.5)", "replay slower", show=False),
-        Binding("left_square_bracket", f"scrub(-{SCRUB})", "replay: back", show=False),
-        Binding("right_square_bracket", f"scrub({SCRUB})", "replay: forth", show=False),
-        Binding("comma", "nudge(-1)", "replay: a reading back", show=False),
-        Binding("full_stop", "nudge(1)", "replay: a reading forth", show=False),
-        Binding("end", "scrub(1.0)", "replay: to the end", show=False),
-        Binding("home", "scrub(-1.0)", "replay: to the beginning", show=False),
+        *((key, action) for key, _, action in TABS),
+        ("question_mark", "help"),
+        ("w", "picture"),
+        ("q", "quit"),
         # A monitor: nothing is lost by leaving it, so Ctrl-C ends it as it ends every program.
-        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+        Binding("ctrl+c", "quit", priority=True),
+        # Only in a replay:
+        ("space", "pause"),
+        ("plus,equals_sign", "faster(2.0)"),
+        ("minus", "faster(0.5)"),
+        ("left_square_bracket", f"scrub(-{SCRUB})"),
+        ("right_square_bracket", f"scrub({SCRUB})"),
+        ("comma", "nudge(-1)"),
+        ("full_stop", "nudge(1)"),
+        ("end", "scrub(1.0)"),
+        ("home", "scrub(-1.0)"),
     ]
 
     def __init__(
@@ -95,8 +90,9 @@ class TopApp(App[None]):
         """`actions` reach the nodes, None where there are none (a replay).
 
         `readonly` takes those away that end processes. `theme` None: ours, or the terminal's own
-        colours where it has only 16.
+        colours where it has only 16. Raises `UsageError` for an unknown theme.
         """
+        themes.check(theme)
         # Under NO_COLOR the terminal's own two colours; Textual's greys would be colour codes too.
         plain = bool(os.environ.get("NO_COLOR"))
         super().__init__(ansi_color=True if plain else None)
@@ -104,9 +100,8 @@ class TopApp(App[None]):
         self.actions = actions
         self.readonly = readonly
         self.selected: tuple[str, int] | None = None  # (node, GPU) that all screens mean
-        self.replay: Replay | None = (
-            feed if hasattr(feed, "seek") else None  # type: ignore[assignment]
-        )
+        is_replay = hasattr(feed, "seek")
+        self.replay: Replay | None = feed if is_replay else None  # type: ignore[assignment]
         self._noted = ""
         self._interval_s = interval_s
         self._first = first
@@ -130,13 +125,10 @@ class TopApp(App[None]):
         self.set_interval(self._interval_s, self._begin_round)
 
     def _leave(self, number: int) -> None:
-        """End by a signal. Textual may wait for ever to write to a terminal that is not there."""
-
-        def insist() -> None:
-            time.sleep(LEAVE_S)
-            os._exit(128 + number)
-
-        threading.Thread(target=insist, name="leave", daemon=True).start()
+        """End by a signal. Textual may wait endlessly to write to a terminal that is gone."""
+        deadline = threading.Timer(LEAVE_S, os._exit, (128 + number,))
+        deadline.daemon = True
+        deadline.start()
         self.exit()
 
     def on_unmount(self) -> None:
@@ -186,13 +178,8 @@ class TopApp(App[None]):
         markup: bool = False,
     ) -> None:
         """As Textual's, but the words are never markup: they may be a node's."""
-        super().notify(
-            printable(message),
-            title=printable(title),
-            severity=severity,
-            timeout=timeout,
-            markup=False,
-        )
+        message, title = printable(message), printable(title)
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def copy_to_clipboard(self, text: str) -> None:
         """As Textual's, without what would be obeyed where it is pasted."""
@@ -230,7 +217,7 @@ class TopApp(App[None]):
     # What reaches the nodes. Dialogs and screens do the rest.
 
     def may_act(self) -> bool:
-        """Whether there are nodes to ask; says so if not."""
+        """Whether there are nodes to ask; notifies the user if not."""
         if self.actions is None:
             self.notify("a replay has no nodes to ask", severity="warning", timeout=4)
         return self.actions is not None
@@ -282,45 +269,39 @@ class TopApp(App[None]):
         return action not in REPLAY_ACTIONS or self.replay is not None
 
     def action_pause(self) -> None:
-        if self.replay:
-            self.replay.pause()
-            self.tick()
+        assert self.replay is not None
+        self.replay.pause()
+        self.tick()
 
     def action_faster(self, factor: float) -> None:
-        if self.replay:
-            self.replay.faster(factor)
-            self.tick()
+        assert self.replay is not None
+        self.replay.faster(factor)
+        self.tick()
 
     def action_scrub(self, part: float) -> None:
         """Back or forth by a part of the whole."""
-        if self.replay:
-            self.replay.seek(part * (self.replay.last_s - self.replay.first_s))
-            self.tick()
+        assert self.replay is not None
+        self._seek(part * (self.replay.last_s - self.replay.first_s))
 
-    def action_nudge(self, seconds: float) -> None:
-        if self.replay:
-            self.replay.seek(seconds * self._interval_s)
-            self.tick()
+    def action_nudge(self, intervals: float) -> None:
+        self._seek(intervals * self._interval_s)
 
-    def on_replay_bar_wanted(self, event: ReplayBar.Wanted) -> None:
-        if self.replay:
-            at_s = self.replay.first_s + event.part * (self.replay.last_s - self.replay.first_s)
-            self.replay.seek(at_s - self.replay.now())
-            self.tick()
+    def on_replay_bar_seek(self, event: ReplayBar.Seek) -> None:
+        self._seek(event.seconds)
+
+    def _seek(self, seconds: float) -> None:
+        assert self.replay is not None
+        self.replay.seek(seconds)
+        self.tick()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        for title, text, mode in (
-            ("Cluster", "all nodes and GPUs (1)", "cluster"),
-            ("Node", "one machine (2)", "node"),
-            ("Run", "the training (3)", "run"),
-            ("Alerts", "what is wrong, since when (4)", "alerts"),
-            ("Stacks", "which rank hangs, where (5)", "stacks"),
-        ):
-            yield SystemCommand(title, text, lambda mode=mode: self.switch_mode(mode))
+        for key, title, help in MAIN_SCREENS:
+            open_it = partial(self.switch_mode, title.lower())
+            yield SystemCommand(title, f"{help} ({key})", open_it)
         if isinstance(screen, TopScreen):
-            for command in screen.commands():
+            for title, help, callback in screen.commands():
                 # The palette reads it as markup, and there are names of nodes in it.
-                yield command._replace(help=escape(printable(command.help)))
+                yield SystemCommand(title, escape(printable(help)), callback)
         if self.replay is not None:
             yield SystemCommand("Pause", "or go on with the replay (space)", self.action_pause)
         yield SystemCommand("Picture", "the screen as SVG (w)", self.action_picture)
@@ -329,24 +310,8 @@ class TopApp(App[None]):
         yield SystemCommand("Quit", "leave (q)", self.exit)
 
 
-def main(
-    feed: Feed,
-    *,
-    interval_s: float,
-    first: str,
-    actions: Actions | None = None,
-    readonly: bool = False,
-    theme: str | None = None,
-) -> None:
-    """Run the app until the user leaves it. Raises `UsageError` for an unknown theme."""
-    known = {*BUILTIN_THEMES, *(one.name for one in themes.OURS)}
-    if theme is not None and theme not in known:
-        near = difflib.get_close_matches(theme, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
-        raise UsageError(f"no theme is called {theme!r}", hint=hint)
-    app = TopApp(
-        feed, interval_s=interval_s, first=first, actions=actions, readonly=readonly, theme=theme
-    )
+def run(app: TopApp) -> None:
+    """Show the screens until the user leaves."""
     if os.environ.get("TEXTUAL_DRIVER"):
         threading.Thread(target=_end_with_server, args=(app, os.getppid()), daemon=True).start()
     app.run()

@@ -2,56 +2,45 @@
 
 from __future__ import annotations
 
-from textual.theme import Theme
+import difflib
 
-NIGHT = Theme(
-    name="clusterctl",
-    primary="#3f8fb8",
-    secondary="#8f7fd8",
-    accent="#58c4dc",
-    success="#6fcf7f",
-    warning="#e8b454",
-    error="#f0657a",
-    foreground="#d6dde8",
-    background="#0f131a",
-    surface="#141a23",
-    panel="#1c2531",
-    dark=True,
+from textual.theme import BUILTIN_THEMES, Theme
+
+from clusterctl.errors import UsageError
+
+_NAMES = ("primary", "secondary", "accent", "success", "warning", "error", "foreground", "background", "surface", "panel")  # fmt: skip
+
+
+def _theme(name: str, colors: str, *, dark: bool = True, cells: str = "") -> Theme:
+    """`colors` in the order of _NAMES; `cells` is a scheme of the palette."""
+    variables = {"cells": cells} if cells else {}
+    return Theme(name, **dict(zip(_NAMES, colors.split(), strict=True)), dark=dark, variables=variables)  # type: ignore[arg-type]  # fmt: skip
+
+
+NIGHT = _theme(
+    "clusterctl", "#3f8fb8 #8f7fd8 #58c4dc #6fcf7f #e8b454 #f0657a #d6dde8 #0f131a #141a23 #1c2531"
 )
-
 # Good is blue and bad is orange: told apart with every kind of colour blindness, and in grey by
 # lightness. Nothing on any screen needs red against green.
-BLUE_ORANGE = Theme(
-    name="clusterctl-blue-orange",
-    primary="#4a90d9",
-    secondary="#b3a6d9",
-    accent="#9ad1ff",
-    success="#6db3f2",
-    warning="#f2c464",
-    error="#ff9a3c",
-    foreground="#dbe2ea",
-    background="#10141b",
-    surface="#151b24",
-    panel="#1d2733",
-    dark=True,
-    variables={"cells": "blue-orange"},
+BLUE_ORANGE = _theme(
+    "clusterctl-blue-orange",
+    "#4a90d9 #b3a6d9 #9ad1ff #6db3f2 #f2c464 #ff9a3c #dbe2ea #10141b #151b24 #1d2733",
+    cells="blue-orange",
 )
-
-DAY = Theme(
-    name="clusterctl-day",
-    primary="#2d7ba3",
-    secondary="#6a58b8",
-    accent="#00708f",
-    success="#217a3c",
-    warning="#9a6200",
-    error="#c22742",
-    foreground="#1d2630",
-    background="#f6f7f9",
-    surface="#eceff3",
-    panel="#dfe5ec",
+DAY = _theme(
+    "clusterctl-day",
+    "#2d7ba3 #6a58b8 #00708f #217a3c #9a6200 #c22742 #1d2630 #f6f7f9 #eceff3 #dfe5ec",
     dark=False,
-    variables={"cells": "day"},
+    cells="day",
 )
-
 OURS = (NIGHT, BLUE_ORANGE, DAY)
 FEW_COLORS = "ansi-dark"  # Textual's theme of the terminal's own sixteen colours
+
+
+def check(name: str | None) -> None:
+    """Raises `UsageError` for a theme that is neither ours nor Textual's."""
+    known = {*BUILTIN_THEMES, *(theme.name for theme in OURS)}
+    if name is not None and name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
+        raise UsageError(f"no theme is called {name!r}", hint=hint)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,16 +19,6 @@ from dashboards.select_feed import live_feed, run_of
 
 if TYPE_CHECKING:
     from dashboards.operations.actions import Actions
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where the screens' samples come from and go to."""
-
-    run: Path | None = None
-    replay: Path | None = None
-    speed: float | None = None
-    record: Path | None = None
 
 
 def top(
@@ -61,8 +50,14 @@ def top(
         raise UsageError("--record is for live screens: not with --replay, --web or --once")
     if speed is not None and replay is None:
         raise UsageError("--speed is for --replay")
-    sources = Sources(run_dir, replay, speed, record)
-    feed, first = _choose(settings, output, sources, demo=demo, interval=interval)
+    if replay is None:
+        feed = live_feed(settings, output, run_dir=run_dir, demo=demo, interval_s=interval)
+        if record is not None:
+            from dashboards.recording.writer import Recording
+
+            feed = Recording(feed, record, interval_s=interval)
+    else:
+        feed = _open_replay(replay, speed)
     if web:
         feed.close()  # every page has its own
         chosen = {
@@ -85,12 +80,16 @@ def top(
     for name in () if in_browser() else ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
     # Only here: one look as text must not load textual.
-    from dashboards.tui.app import main
+    from dashboards.tui.app import TopApp, run
 
+    first = "cluster" if feed.nodes else "run"
     actions = _actions(settings, feed, demo=demo, is_replay=replay is not None)
     if readonly is None:
         readonly = replay is not None or in_browser()
-    main(feed, interval_s=interval, first=first, actions=actions, readonly=readonly, theme=theme)
+    app = TopApp(
+        feed, interval_s=interval, first=first, actions=actions, readonly=readonly, theme=theme
+    )
+    run(app)
     return 0
 
 
@@ -134,28 +133,15 @@ def _has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _choose(
-    settings: Settings, output: Output, options: Sources, *, demo: bool, interval: float
-) -> tuple[Feed, str]:
-    """The feed, and the screen to begin with. Raises `UsageError`, `HostfileError`."""
-    if options.replay is None:
-        feed = live_feed(settings, output, run_dir=options.run, demo=demo, interval_s=interval)
-        first = "cluster" if feed.nodes else "run"
-        if options.record is not None:
-            from dashboards.recording.writer import Recording
-
-            feed = Recording(feed, options.record, interval_s=interval)
-        return feed, first
+def _open_replay(path: Path, speed: float | None) -> Feed:
+    """A recording, or a run directory. Raises `UsageError`."""
     from dashboards.feeds.replay import open_replay
 
-    path = options.replay
+    place = path if path.is_file() else run_of(path)
     try:
-        replay = open_replay(
-            path if path.is_file() else run_of(path), clock=steady_clock(), speed=options.speed
-        )
+        return open_replay(place, clock=steady_clock(), speed=speed)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
-    return replay, "cluster" if replay.nodes else "run"
 
 
 def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-import time
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.style import Style
-from textual.app import SystemCommand
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
@@ -18,28 +16,22 @@ from dashboards.model import units
 from dashboards.model.alert_book import Alert
 from dashboards.model.fleet import short_names
 from dashboards.model.state import State
-from dashboards.tui.screens.base import MOVING, TopScreen
+from dashboards.tui.screens.base import BACK, Commands, ListScreen
 from dashboards.tui.widgets.attention import WORDS, is_muted, severity_style
 from dashboards.tui.widgets.listing import Listing
 from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, Panel, words
+from dashboards.tui.widgets.panel import Line, Panel, clock, words
 
 MUTE_S = 3600.0
-
-
-def clock(at_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
 class AlertList(Listing):
     """Active ones, worst first, then those that are over."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.with_history = True
-        self._prefix = ""  # what all nodes' names begin with
-        self.listed: list[Alert] = []
-        self._on: tuple[object, ...] | None = None  # what the cursor stands on
+    with_history = True
+    listed: Sequence[Alert] = ()
+    _prefix = ""  # what all nodes' names begin with
+    _on: tuple[object, ...] | None = None  # the alert under the cursor
 
     def chosen(self) -> Alert | None:
         return self.listed[self.at] if self.at < len(self.listed) else None
@@ -53,12 +45,11 @@ class AlertList(Listing):
         book = state.alerts
         muted = sum(is_muted(alert, state) for alert in book.active)
         note = f"{muted} muted" if muted else ""
-        prefix, _ = short_names(state.nodes)
-        self._prefix = prefix
-        self.title(f"alerts {len(book.active)}" + (f"  {prefix}…" if prefix else ""), note)
+        self._prefix, _ = short_names(state.nodes)
+        prefix = f"  {self._prefix}…" if self._prefix else ""
+        self.title(f"alerts {len(book.active)}{prefix}", note)
         self.listed = sorted(book.active, key=lambda alert: is_muted(alert, state))
-        if self.with_history:
-            self.listed += reversed(book.history)
+        self.listed += reversed(book.history if self.with_history else ())
         # The cursor stays on its alert when others come, go, or step back.
         places = [place for place, alert in enumerate(self.listed) if _same(alert) == self._on]
         if places:
@@ -75,25 +66,24 @@ class AlertList(Listing):
         return [words((" nothing is wrong, and nothing was in the last hour", colors.good))]
 
     def _row(self, alert: Alert, state: State, width: int, colors: Palette) -> Line:
-        over = alert.cleared_s is not None
-        quiet = over or alert.acknowledged or is_muted(alert, state)
-        style = colors.dim if quiet else severity_style(alert, colors)
-        text = colors.dim if quiet else colors.text
+        over, muted = alert.cleared_s is not None, is_muted(alert, state)
+        style, text = severity_style(alert, colors), colors.text
         mark = "!" if alert.is_known else "-"
-        if quiet:
-            mark = " " if over else "m" if is_muted(alert, state) else "a"
+        if over or muted or alert.acknowledged:
+            style = text = colors.dim
+            mark = " " if over else "m" if muted else "a"
         until = state.now_s if alert.cleared_s is None else alert.cleared_s
         last = f"{clock(alert.last_s):<10}" if width >= 100 else ""
         wide = 24 if width >= 100 else 16
         where = self._short(alert.subject)
-        where = f"{where if len(where) < wide else where[: wide - 2] + '…':<{wide}}"
+        where = where if len(where) < wide else where[: wide - 2] + "…"
         return words(
             (f"{mark} ", style),
             (f"{clock(alert.first_s):<10}{last}", colors.label),
             (f"{units.age(max(0.0, until - alert.first_s)):<8}", colors.label),
             (f"{'over' if over else WORDS[alert.severity]:<6}", style),
             (f"{alert.id:<15} ", style),
-            (where, text),
+            (f"{where:<{wide}}", text),
             (self._short(alert.text), text),
         )
 
@@ -109,8 +99,8 @@ def _same(alert: Alert) -> tuple[object, ...]:
 class AlertDetail(Panel):
     """Everything about the alert under the cursor."""
 
-    def __init__(self, listing: AlertList, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, listing: AlertList) -> None:
+        super().__init__(id="alert")
         self._listing = listing
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
@@ -132,8 +122,9 @@ class AlertDetail(Panel):
             entries.append(("ack", "you know of it: it is not counted any more", colors.label))
         lines: list[Line] = []
         for name, text, style in entries:
-            for place, piece in enumerate(textwrap.wrap(text, max(20, width - 10)) or [""]):
-                lines.append(words((f" {'' if place else name:<8}", colors.dim), (piece, style)))
+            for piece in textwrap.wrap(text, max(20, width - 10)) or [""]:
+                lines.append(words((f" {name:<8}", colors.dim), (piece, style)))
+                name = ""
         return lines
 
     def _times(self, alert: Alert, state: State) -> str:
@@ -145,62 +136,57 @@ class AlertDetail(Panel):
         return f"{text}, for {units.span(max(0.0, state.now_s - alert.first_s))}"
 
 
-class AlertsScreen(TopScreen):
+class AlertsScreen(ListScreen):
     """The fourth screen."""
 
     RUN_ABOVE = True
     TAB = "4"
-    KEYS = (
-        ("a", "ack", "screen.acknowledge"),
-        ("m", "mute 1 h", "screen.mute"),
-        ("enter", "go", "screen.goto"),
-        ("e", "copy", "screen.copy"),
-    )
     BINDINGS: ClassVar[list[BindingType]] = [
-        *MOVING,
-        Binding("a", "acknowledge", "acknowledge"),
-        Binding("m", "mute", "mute for an hour"),
-        Binding("enter", "goto", "go where it is"),
-        Binding("x", "history", "show or hide those that are over"),
-        Binding("e", "copy", "copy the command"),
-        Binding("escape", "app.switch_mode('cluster')", "back"),
+        ("a", "acknowledge", "ack"),
+        ("m", "mute", "mute 1 h"),
+        ("enter", "goto", "go"),
+        ("x", "history"),
+        ("e", "copy", "copy"),
+        BACK,
     ]
 
     def body(self) -> Iterable[Widget]:
         listing = AlertList(id="alerts")
         yield listing
-        yield AlertDetail(listing, id="alert")
+        yield AlertDetail(listing)
 
     @property
     def listing(self) -> AlertList:
         return self.query_one(AlertList)
 
+    movable = listing
+
     def to_copy(self) -> str:
         alert = self.listing.chosen()
         return alert.command or alert.text if alert else ""
 
-    def action_move(self, rows: int) -> None:
-        self.listing.move(rows)
-
-    def action_page(self, pages: int) -> None:
-        self.listing.page(pages)
-
-    def on_listing_moved(self) -> None:
+    def on_panel_moved(self) -> None:
         self.query_one(AlertDetail).again()
 
-    def on_listing_opened(self) -> None:
+    def on_panel_opened(self) -> None:
         self.action_goto()
 
-    def action_acknowledge(self) -> None:
+    def _active(self) -> Alert | None:
+        """The alert under the cursor, unless it is over; the cursor follows it from now on."""
         alert = self.listing.chosen()
-        if alert is not None and alert.cleared_s is None:
-            self.listing.put(self.listing.at)
+        if alert is None or alert.cleared_s is not None:
+            return None
+        self.listing.put(self.listing.at)
+        return alert
+
+    def action_acknowledge(self) -> None:
+        alert = self._active()
+        if alert is not None:
             self.top.acknowledge(alert.key, not alert.acknowledged)
 
     def action_mute(self) -> None:
-        alert = self.listing.chosen()
-        if alert is not None and alert.cleared_s is None:
-            self.listing.put(self.listing.at)
+        alert = self._active()
+        if alert is not None:
             until = None if is_muted(alert, self.top.state) else self.top.state.now_s + MUTE_S
             self.top.mute(alert.key, until)
 
@@ -220,10 +206,10 @@ class AlertsScreen(TopScreen):
         else:
             self.app.switch_mode("cluster")
 
-    def commands(self) -> Iterable[SystemCommand]:
-        yield SystemCommand("Acknowledge", "count this alert no more (a)", self.action_acknowledge)
-        yield SystemCommand("Mute", "this alert for an hour (m)", self.action_mute)
-        yield SystemCommand("History", "show or hide alerts that are over (x)", self.action_history)
+    def commands(self) -> Commands:
+        yield "Acknowledge", "count this alert no more (a)", self.action_acknowledge
+        yield "Mute", "this alert for an hour (m)", self.action_mute
+        yield "History", "show or hide alerts that are over (x)", self.action_history
 
 
 def _gpu_of(alert: Alert) -> int:

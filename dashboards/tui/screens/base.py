@@ -1,50 +1,91 @@
-"""What all screens share: the bar above, the keys below, and one line where there is no room."""
+"""What all screens share: the bar above, the keys below, lists to move in, a line for a filter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
-from textual.app import ComposeResult, SystemCommand
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from dashboards.model.state import State
-from dashboards.tui.screens.app_interface import Top
-from dashboards.tui.widgets.bars import KeyBar, TopBar
+from dashboards.operations.actions import Actions
+from dashboards.operations.background import Job, Watch
+from dashboards.tui.widgets.bars import Key, KeyBar, TopBar
 from dashboards.tui.widgets.panel import Panel
-from dashboards.tui.widgets.replay_bar import ReplayBar
+from dashboards.tui.widgets.replay_bar import Replay, ReplayBar
 
+T = TypeVar("T")
 SMALLEST = (60, 16)  # columns, rows
-Keys = Sequence[tuple[str, str, str]]  # (key, word, action), for the bar below
-TABS: Keys = (
-    ("1", "Cluster", "app.switch_mode('cluster')"),
-    ("2", "Node", "app.switch_mode('node')"),
-    ("3", "Run", "app.switch_mode('run')"),
-    ("4", "Alerts", "app.switch_mode('alerts')"),
-    ("5", "Stacks", "app.switch_mode('stacks')"),
+# (key, title, what it shows) of the main screens; the mode is the title in lower case.
+MAIN_SCREENS = (
+    ("1", "Cluster", "all nodes and GPUs"),
+    ("2", "Node", "one machine"),
+    ("3", "Run", "the training"),
+    ("4", "Alerts", "what is wrong, since when"),
+    ("5", "Stacks", "which rank hangs, where"),
 )
-# For screens with `action_move(rows)` and `action_page(pages)`.
-MOVING: tuple[BindingType, ...] = (
-    Binding("up,k", "move(-1)", "up", show=False),
-    Binding("down,j", "move(1)", "down", show=False),
-    Binding("pageup", "page(-1)", "page up", show=False),
-    Binding("pagedown", "page(1)", "page down", show=False),
+TABS: Sequence[Key] = tuple(
+    (key, title, f"app.switch_mode('{title.lower()}')") for key, title, _ in MAIN_SCREENS
 )
-KILL = "screen.kill"
-HELP: Keys = (("?", "help", "app.help"),)
-ALWAYS: Keys = (("q", "quit", "app.quit"), ("w", "picture", "app.picture"))
+HELP, QUIT, PICTURE = ("?", "help", "app.help"), ("q", "quit", "app.quit"), ("w", "picture", "app.picture")  # fmt: skip
+BACK = ("escape", "app.switch_mode('cluster')")
+Commands = Iterable[tuple[str, str, Callable[[], Any]]]  # (title, help, what to call)
+
+
+class Top(Protocol):
+    """What screens and dialogs use of `TopApp`."""
+
+    state: State
+    actions: Actions | None
+    readonly: bool
+    replay: Replay | None
+    selected: tuple[str, int] | None  # (node, GPU), the same on all screens
+
+    @property
+    def is_web(self) -> bool: ...
+    def node(self) -> str | None: ...
+    def open_node(self, name: str, gpu: int = 0) -> None: ...
+    def acknowledge(self, key: tuple[str, str], yes: bool) -> None: ...
+    def mute(self, key: tuple[str, str], until_s: float | None) -> None: ...
+    def may_act(self) -> bool: ...
+    def look_at_stacks(self, nodes: Sequence[str] = ()) -> None: ...
+    def ask_to_kill(self, nodes: Sequence[str] = ()) -> None: ...
+
+
+def start_job(
+    screen: Screen[None], work: Callable[[Watch], T], done: Callable[[Job[T]], None]
+) -> Job[T]:
+    """Run `work` in a thread and call `done` in the app when it has ended, well or not."""
+    return Job(work, lambda job: screen.call_later(done, job)).start()
+
+
+def fit(widget: Widget, rows: int) -> None:
+    """Give a widget its height; 0 hides it."""
+    widget.set_class(not rows, "-off")
+    height = widget.styles.height
+    # Only when it differs: setting it lays the screen out again.
+    if rows and (height is None or height.value != rows):
+        widget.styles.height = rows
+
+
+def following(items: Sequence[T], item: T) -> T:
+    """The next one, the first after the last or for one that is not in the list."""
+    return items[(items.index(item) + 1) % len(items)] if item in items else items[0]
 
 
 class TopScreen(Screen[None]):
-    """A screen made of panels that show one state."""
+    """A screen made of panels that show one state.
 
-    RUN_ABOVE: ClassVar[bool] = False  # the top bar tells of the run: nothing else here does
+    A binding with a description is in the bar below, with its first key.
+    """
+
+    RUN_ABOVE: ClassVar[bool] = False  # the top bar shows the run: nothing else here does
     TAB: ClassVar[str] = ""  # its key in TABS; "" for a screen above another
-    KEYS: ClassVar[Keys] = ()
     _composed = False
     _panels: Sequence[Panel] = ()  # none is added after compose
 
@@ -56,20 +97,28 @@ class TopScreen(Screen[None]):
         yield TopBar(with_run=self.RUN_ABOVE, id="top")
         yield from self.body()
         yield ReplayBar(self.top.replay, id="replay")
-        keys = [key for key in self.KEYS if self.offers(key[2])]
-        yield KeyBar(TABS if self.TAB else (), self.TAB, (*HELP, *keys, *ALWAYS), id="keys")
+        keys = (HELP, *self._keys(), QUIT, PICTURE)
+        yield KeyBar(TABS if self.TAB else (), self.TAB, keys, id="keys")
         yield Static("", id="too-small", markup=False)
+
+    def _keys(self) -> Iterator[Key]:
+        for entry in self.BINDINGS:
+            binding = entry if isinstance(entry, Binding) else Binding(*entry)
+            if binding.description and self.offers(binding.action):
+                key = binding.key_display or binding.key.partition(",")[0]
+                is_ours = not binding.action.startswith("app.")
+                yield key, binding.description, "screen." * is_ours + binding.action
 
     @property
     def top(self) -> Top:
         return cast("Top", self.app)
 
     def offers(self, action: str) -> bool:
-        """Whether its key stands in the bar below."""
-        return action != KILL or (self.top.actions is not None and not self.top.readonly)
+        """Whether its key is in the bar below."""
+        return action != "kill" or (self.top.actions is not None and not self.top.readonly)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key may come before the widgets that it means are there."""
+        """False until the widgets exist: a key may come earlier."""
         return self._composed
 
     def show(self, state: State) -> None:
@@ -88,7 +137,7 @@ class TopScreen(Screen[None]):
         """Show the same state after a change of cursor, metric or size."""
         self.show(self.top.state)
 
-    def commands(self) -> Iterable[SystemCommand]:
+    def commands(self) -> Commands:
         """What the palette offers here beside what it always does."""
         return ()
 
@@ -100,8 +149,7 @@ class TopScreen(Screen[None]):
         text = self.to_copy()
         if text:
             self.app.copy_to_clipboard(text)
-            first = text.splitlines()[0]
-            self.notify(f"copied: {first[:60]}", timeout=3)
+            self.notify(f"copied: {text.splitlines()[0][:60]}", timeout=3)
 
     def on_mount(self) -> None:
         self._panels = list(self.query(Panel))
@@ -122,3 +170,65 @@ class TopScreen(Screen[None]):
         self.set_class(rows >= 32, "-tall")
         self.set_class(columns >= 110, "-wide")
         self.call_after_refresh(self.again)
+
+
+class Movable(Protocol):
+    """A list, a grid or a text."""
+
+    def move(self, rows: int, columns: int = 0, /) -> None: ...
+    def page(self, pages: int, /) -> None: ...
+
+
+class ListScreen(TopScreen):
+    """A screen with one widget to move in."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("up,k", "move(-1)"),
+        ("down,j", "move(1)"),
+        ("pageup", "page(-1)"),
+        ("pagedown", "page(1)"),
+    ]
+
+    @property
+    def movable(self) -> Movable:
+        raise NotImplementedError
+
+    def action_move(self, rows: int, columns: int = 0) -> None:
+        self.movable.move(rows, columns)
+
+    def action_page(self, pages: int) -> None:
+        self.movable.page(pages)
+
+
+class FilterScreen(TopScreen):
+    """A screen with a line for a filter."""
+
+    wanted = ""
+
+    def filter_line(self, placeholder: str) -> Input:
+        return Input(placeholder=placeholder, id="filter", compact=True)
+
+    def action_filter(self) -> None:
+        self.add_class("-filtering")
+        box = self.query_one("#filter", Input)
+        box.value = self.wanted
+        box.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.wanted = event.value
+        self.filter()
+
+    def filter(self) -> None:
+        """Show what fits `wanted`."""
+        self.again()
+
+    def on_input_submitted(self) -> None:
+        self.remove_class("-filtering")
+        self.set_focus(None)
+
+    def drop_filter(self) -> bool:
+        """Whether there was one."""
+        there_was = bool(self.wanted) or self.has_class("-filtering")
+        self.wanted = ""
+        self.on_input_submitted()
+        return there_was

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
-from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
@@ -16,32 +16,27 @@ from clusterctl.nodes import fold
 from clusterctl.printable import printable
 from dashboards.operations.actions import Ending
 from dashboards.operations.background import Job, Watch
-from dashboards.tui.screens.app_interface import Top
+from dashboards.tui.screens.base import Top, start_job
 from dashboards.tui.widgets.panel import plain
 
 MOST_LINES = 12
-
-
-class Over(Message):
-    """A job of a dialog has ended."""
-
-    def __init__(self, job: Job[Any]) -> None:
-        super().__init__()
-        self.job = job
+NOTHING_IS_SAVED = "SIGTERM, 10 s later SIGKILL. Nothing is saved first: clusterctl stop does that."
 
 
 class Dialog(ModalScreen[None]):
     """A box of text with buttons; escape is always the harmless way out."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "close", show=False),
-        Binding("left,h,shift+tab", "app.focus_previous", show=False),
-        Binding("right,l,tab", "app.focus_next", show=False),
+        ("escape", "leave"),
+        ("left,h,shift+tab", "app.focus_previous"),
+        ("right,l,tab", "app.focus_next"),
     ]
     HEADING: ClassVar[str] = ""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[str]) -> None:
+        """`nodes` none: all of the hostfile."""
         super().__init__()
+        self._where = nodes
         self._job: Job[Any] | None = None
 
     @property
@@ -56,17 +51,24 @@ class Dialog(ModalScreen[None]):
                 yield Button("", id="go", variant="error", compact=True, disabled=True)
 
     def on_mount(self) -> None:
-        self.head(self.HEADING)
+        where = fold(self._where) or "all nodes"
+        self.query_one("#dialog").border_title = plain(f"{self.HEADING} {where}")
         self.query_one("#go", Button).display = False
-        self.query_one("#cancel", Button).focus()
+        self.cancel.focus()
         self.begin()
         self.set_interval(0.25, self._tell)
 
+    @property
+    def cancel(self) -> Button:
+        return self.query_one("#cancel", Button)
+
     def begin(self) -> None:
+        """Start the first job."""
         raise NotImplementedError
 
-    def head(self, text: str) -> None:
-        self.query_one("#dialog").border_title = plain(text)
+    def take(self, job: Job[Any]) -> None:
+        """Show how the job ended."""
+        raise NotImplementedError
 
     def say(self, lines: Sequence[str]) -> None:
         text = printable("\n".join(lines), lines=True)
@@ -77,8 +79,12 @@ class Dialog(ModalScreen[None]):
         if job is not None and not job.done and not job.cancelled:
             self.say([f"{job.watch.line() or 'begins'}  {job.seconds:.0f} s"])
 
-    def _start(self, work: Any) -> None:
-        self._job = Job(work, lambda job: self.post_message(Over(job))).start()
+    def start(self, doing: str, work: Callable[[Watch], object]) -> None:
+        def start_work(watch: Watch) -> object:
+            watch.say(doing)
+            return work(watch)
+
+        self._job = start_job(self, start_work, self.take)
         self._tell()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
@@ -99,85 +105,56 @@ class Dialog(ModalScreen[None]):
 class KillDialog(Dialog):
     """Finds the processes, names them, and ends them only when the other button is chosen."""
 
-    HEADING = "End processes"
-
-    def __init__(self, nodes: Sequence[str]) -> None:
-        """`nodes` none: all of the hostfile."""
-        super().__init__()
-        self._where = nodes
-        self._ending: Ending | None = None
-        self._begun = False
+    HEADING = "End processes on"
+    _found: Ending | None = None
+    _started = False
 
     def begin(self) -> None:
         actions, run = self.top.actions, self.top.state.run
         assert actions is not None
-        where = fold(self._where) or "all nodes"
-        self.head(f"{self.HEADING} on {where}")
-        directory = run.directory if run else None
-        nodes = self._where
+        work = partial(actions.find, run.directory if run else None, self._where)
+        self.start("looking for the run's processes;", work)
 
-        def work(watch: Watch) -> Ending:
-            watch.say("looking for the run's processes;")
-            return actions.find(directory, nodes, watch)
-
-        self._start(work)
-
-    def on_over(self, event: Over) -> None:
-        job = event.job
-        if job is not self._job:
-            return
+    def take(self, job: Job[Any]) -> None:
         if job.error:
             self.say([job.error])
         elif isinstance(job.value, Ending):
-            self._found(job.value)
+            self._show(job.value)
         elif job.value is not None:
             good, bad = job.value
             self.say([good, *bad])
-        cancel = self.query_one("#cancel", Button)
-        if self._begun or job.error or not (self._ending and self._ending.count):
-            cancel.label = "Close"
-        cancel.focus()
+        if self._started or job.error or not (self._found and self._found.count):
+            self.cancel.label = "Close"
+        self.cancel.focus()
 
-    def _found(self, ending: Ending) -> None:
-        self._ending = ending
-        lines = ending.lines()
+    def _show(self, found: Ending) -> None:
+        self._found = found
+        lines = found.lines()
         more = len(lines) - MOST_LINES
-        shown = lines[:MOST_LINES] + ([f"and {more} lines more"] if more > 0 else [])
-        if not ending.count:
-            self.say([f"nothing found: {ending.pick.words()}", *shown])
+        lines[MOST_LINES:] = [f"and {more} lines more"] if more > 0 else []
+        words = found.pick.words()
+        if not found.count:
+            self.say([f"nothing found: {words}", *lines])
             return
-        self.say(
-            [
-                f"{ending.pick.words()}: {ending.count} processes on {fold(ending.nodes)}",
-                "",
-                *shown,
-                "",
-                "SIGTERM, 10 s later SIGKILL. Nothing is saved first: clusterctl stop does that.",
-            ]
-        )
+        head = f"{words}: {found.count} processes on {fold(found.nodes)}"
+        self.say([head, "", *lines, "", NOTHING_IS_SAVED])
         go = self.query_one("#go", Button)
-        go.label = f"End {ending.count} processes"
+        go.label = f"End {found.count} processes"
         go.display, go.disabled = True, False
 
     def go(self) -> None:
-        actions, ending = self.top.actions, self._ending
-        if actions is None or ending is None or self._begun:
+        actions, found = self.top.actions, self._found
+        if actions is None or found is None or self._started:
             return
-        self._begun = True
+        self._started = True
         self.query_one("#go", Button).display = False
-
-        def work(watch: Watch) -> tuple[str, list[str]]:
-            watch.say(f"ending {ending.count} processes;")
-            return actions.end(ending, watch)
-
-        self._start(work)
-        cancel = self.query_one("#cancel", Button)
-        cancel.label = "Leave it to work"
-        cancel.focus()
+        self.start(f"ending {found.count} processes;", partial(actions.end, found))
+        self.cancel.label = "Leave it to work"
+        self.cancel.focus()
 
     def action_leave(self) -> None:
-        # What has begun is not stopped half-way: half a job is worse than all or nothing.
-        if self._begun:
+        # What has started is not stopped half-way: half a job is worse than all or nothing.
+        if self._started:
             self.dismiss()
         else:
             super().action_leave()
@@ -186,25 +163,12 @@ class KillDialog(Dialog):
 class PreflightDialog(Dialog):
     """All checks of some nodes; reads only."""
 
-    HEADING = "Preflight"
-
-    def __init__(self, nodes: Sequence[str]) -> None:
-        super().__init__()
-        self._where = nodes
+    HEADING = "Preflight of"
 
     def begin(self) -> None:
-        actions = self.top.actions
-        assert actions is not None
-        nodes = self._where
-        self.head(f"Preflight of {fold(nodes)}")
+        assert self.top.actions is not None
+        self.start("asking;", partial(self.top.actions.preflight, self._where))
 
-        def work(watch: Watch) -> list[str]:
-            watch.say("asking;")
-            return actions.preflight(nodes, watch)
-
-        self._start(work)
-
-    def on_over(self, event: Over) -> None:
-        if event.job is self._job:
-            self.say([event.job.error] if event.job.error else event.job.value or [])
-            self.query_one("#cancel", Button).label = "Close"
+    def take(self, job: Job[Any]) -> None:
+        self.say([job.error] if job.error else job.value or [])
+        self.cancel.label = "Close"

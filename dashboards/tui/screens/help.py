@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -39,8 +39,8 @@ class HelpScreen(ModalScreen[None]):
     """Any of the usual keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,enter,space", "dismiss", "close", show=False),
-        Binding("q", "app.quit", "quit", show=False),
+        ("escape,question_mark,enter,space", "dismiss"),
+        ("q", "app.quit"),
     ]
 
     def compose(self) -> ComposeResult:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from textual.app import SystemCommand
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
 
 from dashboards.model.run_progress import figures
 from dashboards.model.state import State
-from dashboards.tui.screens.base import TopScreen
+from dashboards.tui.screens.base import BACK, Commands, TopScreen
 from dashboards.tui.screens.log import LogScreen
 from dashboards.tui.widgets.run_figures import Phases, RunFigures
 from dashboards.tui.widgets.run_panels import Events, LossCurve, RunHead, RunNodes, StepCurve
@@ -22,19 +21,14 @@ class RunScreen(TopScreen):
     """One run, as its directory tells it."""
 
     TAB = "3"
-    KEYS = (
-        ("L", "log", "screen.log"),
-        ("S", "stacks", "screen.stacks"),
-        ("K", "kill…", "screen.kill"),
-    )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "app.scrub(-0.02)", "replay: back", show=False),
-        Binding("right,l", "app.scrub(0.02)", "replay: forth", show=False),
-        Binding("L", "log", "log of the slowest rank"),
-        Binding("S", "stacks", "stacks of all processes"),
-        Binding("K", "kill", "end the run on all nodes"),
-        Binding("e", "copy", "copy the run directory"),
-        Binding("escape", "app.switch_mode('cluster')", "back"),
+        ("left,h", "app.scrub(-0.02)"),
+        ("right,l", "app.scrub(0.02)"),
+        ("L", "log", "log"),
+        ("S", "stacks", "stacks"),
+        ("K", "kill", "kill…"),
+        ("e", "copy"),
+        BACK,
     ]
 
     def body(self) -> Iterable[Widget]:
@@ -50,7 +44,7 @@ class RunScreen(TopScreen):
             yield RunNodes(id="nodes")
 
     def prepare(self, state: State) -> None:
-        """On the smallest terminals the curves need the room of the events."""
+        """On the smallest terminals the curves need the lines of the events."""
         self.query_one("#lower").set_class(self.size.height < 20, "-off")
 
     def to_copy(self) -> str:
@@ -58,6 +52,7 @@ class RunScreen(TopScreen):
         return run.directory if run else ""
 
     def action_log(self) -> None:
+        """Of the slowest rank."""
         run = self.top.state.run
         if run is None:
             return
@@ -71,9 +66,9 @@ class RunScreen(TopScreen):
     def action_kill(self) -> None:
         self.top.ask_to_kill()
 
-    def commands(self) -> Iterable[SystemCommand]:
-        yield SystemCommand("Log", "of the slowest rank (L)", self.action_log)
+    def commands(self) -> Commands:
+        yield "Log", "of the slowest rank (L)", self.action_log
         if self.top.actions is not None:
-            yield SystemCommand("Look at stacks", "of all processes, now (S)", self.action_stacks)
+            yield "Look at stacks", "of all processes, now (S)", self.action_stacks
             if not self.top.readonly:
-                yield SystemCommand("Kill", "end the run on all nodes (K)", self.action_kill)
+                yield "Kill", "end the run on all nodes (K)", self.action_kill

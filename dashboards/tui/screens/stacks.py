@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import SystemCommand
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 from textual.widget import Widget
 
 from clusterctl.stacks.classes import Class
 from clusterctl.stacks.files import process_text
 from dashboards.model.state import State
 from dashboards.operations.background import Job
-from dashboards.tui.screens.base import MOVING, TopScreen
+from dashboards.tui.screens.base import Commands, ListScreen, fit, start_job
 from dashboards.tui.screens.text import TextScreen
 from dashboards.tui.widgets.stacks_panels import ClassList, VerdictPanel
 
@@ -24,33 +23,18 @@ if TYPE_CHECKING:
     from clusterctl.stacks.diagnose import Diagnosis
 
 
-class Looked(Message):
-    """The look is over, well or not."""
-
-    def __init__(self, job: Job[Diagnosis]) -> None:
-        super().__init__()
-        self.job = job
-
-
-class StacksScreen(TopScreen):
+class StacksScreen(ListScreen):
     """The fifth screen."""
 
     RUN_ABOVE = True
     TAB = "5"
-    KEYS = (
-        ("enter", "stack", "screen.enter"),
-        ("S", "look", "screen.look"),
-        ("d", "save", "screen.save"),
-        ("e", "copy", "screen.copy"),
-    )
     BINDINGS: ClassVar[list[BindingType]] = [
-        *MOVING,
-        Binding("enter", "enter", "look, or the full stack"),
-        Binding("S,r", "look", "look at all processes"),
-        Binding("x", "everything", "show or hide idle classes"),
-        Binding("d", "save", "save all stacks"),
-        Binding("e", "copy", "copy the verdict"),
-        Binding("escape", "leave", "cancel, or back"),
+        ("enter", "enter", "stack"),
+        ("S,r", "look", "look"),
+        ("x", "everything"),
+        ("d", "save", "save"),
+        ("e", "copy", "copy"),
+        ("escape", "leave"),
     ]
 
     def body(self) -> Iterable[Widget]:
@@ -65,6 +49,8 @@ class StacksScreen(TopScreen):
     def listing(self) -> ClassList:
         return self.query_one(ClassList)
 
+    movable = listing
+
     @property
     def is_looking(self) -> bool:
         job = self.panel.job
@@ -77,52 +63,37 @@ class StacksScreen(TopScreen):
         listing.set_class(listing.diagnosis is None, "-off")
         wanted = panel.lines_wanted(self.size.width - 2) + 2
         height = max(4, min(wanted, (self.size.height - 2) * 2 // 3))
-        if listing.diagnosis is None:
-            height = 5
-        if panel.styles.height is None or panel.styles.height.value != height:
-            panel.styles.height = height
+        fit(panel, 5 if listing.diagnosis is None else height)
 
     def look(self, nodes: Sequence[str] = ()) -> None:
         """Begin a look, at all nodes or at these; the one that goes on is given up."""
-        actions = self.top.actions
+        actions, run = self.top.actions, self.top.state.run
         if actions is None:
             return
         if self.panel.job is not None:
             self.panel.job.cancel()
-        run = self.top.state.run
-        directory = run.directory if run else None
-        self.panel.job = Job(
-            lambda watch: actions.diagnose(directory, nodes, watch),
-            lambda job: self.post_message(Looked(job)),
-        ).start()
+        work = partial(actions.diagnose, run.directory if run else None, nodes)
+        self.panel.job = start_job(self, work, self._take)
         self.again()
 
-    def on_looked(self, event: Looked) -> None:
-        if event.job is not self.panel.job:
+    def _take(self, job: Job[Diagnosis]) -> None:
+        if job is not self.panel.job:
             return  # an older one
-        if event.job.value is not None:
-            self.panel.diagnosis = event.job.value
-            self.listing.take(event.job.value)
+        if job.value is not None:
+            self.panel.diagnosis = job.value
+            self.listing.take(job.value)
             self.panel.job = None
         self.again()
 
-    def action_move(self, rows: int) -> None:
-        self.listing.move(rows)
-
-    def action_page(self, pages: int) -> None:
-        self.listing.page(pages)
-
-    def on_listing_opened(self) -> None:
+    def on_panel_opened(self) -> None:
         self.action_enter()
 
     def action_enter(self) -> None:
         one = self.listing.chosen()
-        if self.is_looking:
-            return
         if one is None or self.panel.job is not None:
             self.action_look()
-            return
-        self.app.push_screen(TextScreen(f"{one.who()}", full_stacks(one)))
+        else:
+            self.app.push_screen(TextScreen(one.who(), full_stacks(one)))
 
     def action_look(self) -> None:
         if not self.is_looking:
@@ -159,17 +130,14 @@ class StacksScreen(TopScreen):
         seen = self.listing.diagnosis
         if seen is None:
             return ""
-        lines = [seen.verdict.headline, *(f"because {text}" for text in seen.verdict.evidence)]
-        return "\n".join(
-            [*lines, *(f"{one.who()}: {one.first.where()}" for one in self.listing.listed)]
-        )
+        reasons = [f"because {text}" for text in seen.verdict.evidence]
+        places = [f"{one.who()}: {one.first.where()}" for one in self.listing.listed]
+        return "\n".join([seen.verdict.headline, *reasons, *places])
 
-    def commands(self) -> Iterable[SystemCommand]:
+    def commands(self) -> Commands:
         if self.top.actions is not None:
-            yield SystemCommand("Look at stacks", "of all processes, now (S)", self.action_look)
-            yield SystemCommand(
-                "Save stacks", "a text for each, and index.html (d)", self.action_save
-            )
+            yield "Look at stacks", "of all processes, now (S)", self.action_look
+            yield "Save stacks", "a text for each, and index.html (d)", self.action_save
 
 
 def full_stacks(one: Class) -> list[tuple[str, str]]:

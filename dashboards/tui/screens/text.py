@@ -9,20 +9,19 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from dashboards.model.state import State
-from dashboards.tui.screens.base import MOVING, TopScreen
+from dashboards.tui.screens.base import ListScreen
 from dashboards.tui.widgets.listing import Text
 
 
-class PageScreen(TopScreen):
+class PageScreen(ListScreen):
     """A screen with one long text to scroll."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *MOVING,
-        Binding("b", "page(-1)", "page up", show=False),
-        Binding("f", "page(1)", "page down", show=False),
-        Binding("g,home", "to_end(False)", "to the beginning", show=False),
-        Binding("G,end", "to_end(True)", "to the end", show=False),
-        Binding("e", "copy", "copy"),
+        ("b", "page(-1)"),
+        ("f", "page(1)"),
+        ("g,home", "to_end(False)"),
+        ("G,end", "to_end(True)"),
+        ("e", "copy"),
     ]
 
     def body(self) -> Iterable[Widget]:
@@ -32,27 +31,25 @@ class PageScreen(TopScreen):
     def page(self) -> Text:
         return self.query_one(Text)
 
+    movable = page
+
     def to_copy(self) -> str:
         return self.page.text()
 
-    def action_move(self, lines: int) -> None:
-        self.page.scroll_lines(lines)
-        self.again()
-
-    def action_page(self, pages: int) -> None:
-        self.page.pages(pages)
+    def on_panel_moved(self) -> None:
         self.again()
 
     def action_to_end(self, end: bool) -> None:
         self.page.to_end(end)
-        self.again()
 
 
 class TextScreen(PageScreen):
     """Lines with the name of a style in Palette each; escape goes back."""
 
-    KEYS = (("esc", "back", "app.pop_screen"), ("e", "copy", "screen.copy"))
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "back")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "back", key_display="esc"),
+        ("e", "copy", "copy"),
+    ]
 
     def __init__(self, heading: str, rows: Sequence[tuple[str, str]]) -> None:
         super().__init__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from rich.style import Style
@@ -12,19 +11,20 @@ from dashboards.model.downsample import Thin
 from dashboards.model.fleet import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.state import RunState, State
-from dashboards.tui.braille import bar, nice_scale, resampled, spark
+from dashboards.tui.braille import nice_scale, resampled, spark
 from dashboards.tui.widgets.attention import unheard
 from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, Panel, crop, spread, width_of, words
+from dashboards.tui.widgets.panel import Line, Panel, clock, crop, gauge, spread, width_of, words
 
 UNDERLINED = Style(underline=True)
+Key = tuple[str, str, str]  # (key, word, action), for the bar below
 
 
 class TopBar(Panel):
     """Who, how many, how far, how old, what time: always there."""
 
-    def __init__(self, *, with_run: bool, id: str | None = None) -> None:
-        """`with_run` where nothing else on the screen tells of the run."""
+    def __init__(self, *, with_run: bool, id: str) -> None:
+        """`with_run` where nothing else on the screen shows the run."""
         super().__init__(id=id)
         self._with_run = with_run
 
@@ -37,12 +37,12 @@ class TopBar(Panel):
         if state.nodes:
             left += words((f" {summary.nodes} nodes", colors.text))
         if summary.gpus_seen:
-            missing = summary.gpus < summary.gpus_seen
+            style = colors.warn if summary.gpus < summary.gpus_seen else colors.text
             text = f"{summary.gpus}/{summary.gpus_seen} GPUs"
-            left += words(("  ", colors.text), (text, colors.warn if missing else colors.text))
-        right = words((time.strftime(" %H:%M:%S ", time.localtime(state.now_s)), colors.strong))
+            left += words(("  ", colors.text), (text, style))
+        right = words((f" {clock(state.now_s)} ", colors.strong))
         options = [
-            words((f"  {state.source}", colors.dim)) if state.source else [],
+            words((f"  {state.source}" if state.source else "", colors.dim)),
             _run_words(state, colors) if self._with_run else [],
             _counts(summary, colors),
             _alert_words(state, colors),
@@ -54,9 +54,7 @@ class TopBar(Panel):
             if width_of(option) <= room:
                 kept.insert(0, option)
                 room -= width_of(option)
-        for option in kept:
-            left += option
-        return [spread(left, right, width, colors.text)]
+        return [spread(sum(kept, left), right, width, colors.text)]
 
 
 def _counts(summary: Summary, colors: Palette) -> Line:
@@ -84,14 +82,15 @@ def _run_words(state: State, colors: Palette) -> Line:
     run = state.run
     if run is None:
         return []
+    name = words((f"   {run.name} ", colors.label))
     if run.last is None:
-        return words((f"   {run.name} ", colors.label), ("no step yet", colors.dim))
-    age = units.age(None if run.last_s is None else state.now_s - run.last_s)
-    return words(
-        (f"   {run.name} ", colors.label),
-        (f"{run.last.step:,}/{run.last.steps_total:,}", colors.text),
-        (f" {age} ago", colors.dim),
-    )
+        return name + words(("no step yet", colors.dim))
+    steps = f"{run.last.step:,}/{run.last.steps_total:,}"
+    return name + words((steps, colors.text), (f" {last_step_age(run, state)} ago", colors.dim))
+
+
+def last_step_age(run: RunState, state: State) -> str:
+    return units.age(None if run.last_s is None else state.now_s - run.last_s)
 
 
 class RunStrip(Panel):
@@ -100,7 +99,7 @@ class RunStrip(Panel):
     _drawn: tuple[Thin | None, str] = (None, "")
 
     def _loss(self, run: RunState) -> str:
-        """The whole smoothed loss in 24 characters, drawn anew only after a step."""
+        """The whole smoothed loss in 24 characters, drawn again only after a step."""
         if self._drawn[0] is not run.curve:
             points = [(row[0], row[2]) for row in run.curve.rows()]
             curve = resampled(points, 48, points[0][0], points[-1][0])
@@ -116,12 +115,9 @@ class RunStrip(Panel):
         left = words((f" {run.name} ", colors.label), *status_words(now, colors))
         if run.last is None:
             return [left]
-        age_s = None if run.last_s is None else state.now_s - run.last_s
         right = words(("loss ", colors.dim), (f"{units.number(now.smooth_loss)} ", colors.strong))
-        steps = words(
-            (f"  {now.step:,}/{now.steps_total:,}", colors.text),
-            (f" {units.age(age_s)} ago", colors.dim),
-        )
+        age = f" {last_step_age(run, state)} ago"
+        steps = words((f"  {now.step:,}/{now.steps_total:,}", colors.text), (age, colors.dim))
         pace = words((f"{units.seconds(now.step_s)}/step  ", colors.text))
         eta = words(("ETA ", colors.dim), (f"{units.span(now.eta_s)}  ", colors.text))
         room = width - width_of(left) - width_of(right) - 2
@@ -155,24 +151,17 @@ def progress_bar(now: Figures, width: int, colors: Palette) -> Line:
     if width < 8:
         return []
     percent = f" {100 * now.part:3.0f}%" if now.part is not None else "   - "
-    filled, empty = bar(now.part, width - len(percent))
-    return words((filled, colors.good), (empty, colors.dim), (percent, colors.text))
+    filled = gauge(now.part, width - len(percent), colors.good, colors)
+    return filled + words((percent, colors.text))
 
 
 class KeyBar(Panel):
     """The screens and the keys that work here; each can be clicked too."""
 
-    def __init__(
-        self,
-        tabs: Sequence[tuple[str, str, str]],
-        current: str,
-        keys: Sequence[tuple[str, str, str]],
-        *,
-        id: str | None = None,
-    ) -> None:
-        """`tabs`, `keys`: (key, word, action); `current` is the key of this screen's tab.
+    def __init__(self, tabs: Sequence[Key], current: str, keys: Sequence[Key], *, id: str) -> None:
+        """`current` is the key of this screen's tab.
 
-        The earlier ones stay when it gets narrow.
+        The earlier keys stay when it gets narrow.
         """
         super().__init__(id=id)
         self._tabs, self._current, self._keys = tabs, current, keys
@@ -184,12 +173,9 @@ class KeyBar(Panel):
         line: Line = []
         for key, word, action in self._tabs:
             click = Style.from_meta({"@click": action})
-            here = key == self._current
-            line += words(
-                (f" {key}", colors.accent + click),
-                (" ", colors.label + click),
-                (word, (colors.strong + UNDERLINED if here else colors.label) + click),
-            )
+            style = colors.strong + UNDERLINED if key == self._current else colors.label
+            line += words((f" {key}", colors.accent + click), (" ", colors.label + click))
+            line += words((word, style + click))
         line += words(("  ", colors.text)) if self._tabs else []
         for key, word, action in self._keys:
             click = Style.from_meta({"@click": action})

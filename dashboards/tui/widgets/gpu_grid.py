@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Click
-from textual.message import Message
 
 from dashboards.model import units
 from dashboards.model.fleet import (
@@ -29,7 +29,7 @@ from dashboards.model.fleet import (
     usual_range,
 )
 from dashboards.model.state import NodeState, State
-from dashboards.tui.braille import SPARKS, Scale, nice_scale
+from dashboards.tui.braille import SPARKS, Scale
 from dashboards.tui.sparkline import node_spark
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, width_of, words
@@ -85,85 +85,76 @@ def lay_out(nodes: int, gpus: int, label: int, width: int, height: int) -> Layou
 class GpuGrid(Panel, can_focus=True):
     """The fleet. `cursor` is (node name, GPU)."""
 
-    class Moved(Message):
-        """The cursor stands somewhere else."""
-
-    class Opened(Message):
-        """The user wants to see the node under the cursor."""
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.metric: Metric = METRICS[0]
-        self.order = "hostfile"
-        self.wanted = ""
-        self.only_outliers = False  # those within the fleet's usual range step back
-        self._usual: tuple[float, float] | None = None
-        self.cursor: tuple[str, int] | None = None
-        self.marked: set[str] = set()  # nodes; the screen's own set
-        self._listed: list[NodeState] = []
-        self._gpus = 0
-        self._shape = Layout(1, 1, 1, 3)
-        self._top = 0  # first row that is shown
-        self._label = 0
+    metric: Metric = METRICS[0]
+    order = "hostfile"
+    wanted = ""  # the filter
+    only_outliers = False  # those within the fleet's usual range step back
+    cursor: tuple[str, int] | None = None
+    marked: set[str]  # nodes; the screen's own set
+    _usual: tuple[float, float] | None = None
+    _listed: Sequence[NodeState] = ()
+    _gpus = 0  # of the largest node
+    _shape = Layout(1, 1, 1, 3)
+    _top = 0  # first row that is shown
+    _label = 0  # width of a name
 
     def rows_wanted(self, state: State, width: int, height: int) -> int:
         """Lines with heading that it would fill, given so much room."""
+        return self._lay_out(state, len(state.nodes), width, height).rows + 1
+
+    def _lay_out(self, state: State, nodes: int, width: int, height: int) -> Layout:
         _, short = short_names(state.nodes)
-        label = max([3, *(len(name) for name in short.values())])
-        gpus = max((node.gpus_seen for node in state.nodes.values()), default=0)
-        return lay_out(max(1, len(state.nodes)), gpus, label, width, height).rows + 1
+        self._gpus = max((node.gpus_seen for node in state.nodes.values()), default=0)
+        self._label = max([3, *map(len, short.values())])
+        return lay_out(max(1, nodes), self._gpus, self._label, width, height)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         prefix, short = short_names(state.nodes)
         self._listed = arranged(state, self.metric, self.order, self.wanted)
-        self._gpus = max((node.gpus_seen for node in state.nodes.values()), default=0)
-        self._label = max([3, *(len(name) for name in short.values())])
-        shape = lay_out(max(1, len(self._listed)), self._gpus, self._label, width, height)
-        self._shape = shape
+        self._shape = shape = self._lay_out(state, len(self._listed), width, height)
         self._keep_cursor(height)
         hidden = max(0, shape.rows - (height - 1))
-        notes = self._notes()
+        range_note = []
         if self.only_outliers:
             self._usual = usual_range(state, self.metric)
-            notes += [self._range_note()]
-        notes += [f"filter: {self.wanted} ({len(self._listed)})"] if self.wanted else []
+            range_note = [self._range_note()]
+        notes = self._notes(*range_note)
         notes += [f"{hidden * shape.columns} more, scroll"] if hidden else []
         self.title(f"{prefix + '…  ' if prefix else ''}{self._heading_title()}", " · ".join(notes))
         if not self._listed:
             return [words((" no node has this name or mark", colors.dim))]
-        heading = self._heading(shape, colors)
-        lines = [heading * shape.columns]
-        power_scale = self._spark_scale()
+        lines = [self._heading(shape, colors) * shape.columns]
+        scale = Scale(0.0, self.metric.full_scale or 1.0)
         for row in range(self._top, min(shape.rows, self._top + height - 1)):
             line: Line = []
-            for column in range(shape.columns):
-                at = column * shape.rows + row
-                if at < len(self._listed):
-                    node = self._listed[at]
-                    block = self._block(node, short[node.name], state, colors, power_scale)
-                    line += fitted(block, shape.block, colors.text)
+            for node in self._listed[row :: shape.rows]:
+                block = self._block(node, short[node.name], state, colors, scale)
+                line += fitted(block, shape.block, colors.text)
             lines.append(line)
         return lines
 
-    def _notes(self) -> list[str]:
-        """For below: how many are marked, also those that the filter hides, and the order."""
-        listed = sum(node.name in self.marked for node in self._listed)
-        unseen = len(self.marked) - listed
+    def _notes(self, *more: str) -> list[str]:
+        """For below: marked nodes, also those that the filter hides, the order, and the filter."""
+        unseen = len(self.marked) - sum(node.name in self.marked for node in self._listed)
         notes = []
         if self.marked:
             notes = [f"{len(self.marked)} marked*" + (f", {unseen} filtered out" if unseen else "")]
-        return notes + ([f"order: {self.order}"] if self.order != "hostfile" else [])
+        notes += [f"order: {self.order}"] if self.order != "hostfile" else []
+        notes += more
+        return notes + ([f"filter: {self.wanted} ({len(self._listed)})"] if self.wanted else [])
 
-    def _front(
-        self, node: NodeState, label: str, here: bool, style: Style, colors: Palette
-    ) -> Line:
+    def _front(self, node: NodeState, label: str, silent: bool, colors: Palette) -> Line:
         """The beginning of a node's row: cursor, name, mark."""
-        marked = node.name in self.marked
+        here, marked = self._is_here(node), node.name in self.marked
+        style = colors.cursor if here else colors.dim if silent else colors.text
         return words(
             ("▸" if here else " ", colors.cursor),
             (f"{label:<{self._label}}{'' if marked else ' '}", style),
             ("*" if marked else "", colors.cursor),
         )
+
+    def _is_here(self, node: NodeState) -> bool:
+        return self.cursor is not None and self.cursor[0] == node.name
 
     def _range_note(self) -> str:
         if self._usual is None:
@@ -182,34 +173,29 @@ class GpuGrid(Panel, can_focus=True):
         total = self.metric.of_many
         text = f" {'node' if self._label > 3 else '':<{self._label}} {numbers}{total:>{TAIL - 1}}"
         room = shape.block - len(text)
-        if room >= 14:
-            extra = "  state"
-            if room >= 40:
-                extra = f"{extra:<18}cpu   mem  load  last minutes"
-            text += extra
+        if room >= 40:
+            text += f"{'  state':<18}cpu   mem  load  last minutes"
+        elif room >= 14:
+            text += "  state"
         return fitted(words((text, colors.dim)), shape.block, colors.dim)
 
     def _block(
         self, node: NodeState, label: str, state: State, colors: Palette, scale: Scale
     ) -> Line:
-        shape = self._shape
-        here = self.cursor is not None and self.cursor[0] == node.name
         mark, why = node_mark(node, state)
         silent = mark in (UNKNOWN, STALE)
-        name_style = colors.cursor if here else colors.dim if silent else colors.text
-        line = self._front(node, label, here, name_style, colors)
+        line = self._front(node, label, silent, colors)
         line += self._tiles(node, mark, state, colors)
         value = None if node.sample is None or node.down else node_value(node.sample, self.metric)
         total = self.metric.say(value).removesuffix(" MHz")
         style = {"": colors.text, STALE: colors.stale, UNKNOWN: colors.warn}.get(mark, colors.bad)
-        room = shape.block - width_of(line)
+        room = self._shape.block - width_of(line)
         if room < TAIL + 14:
             if silent:
                 text = why if mark == UNKNOWN else why + mark
                 return line + words((f"{text[: TAIL - 1]:>{TAIL - 1}} ", style))
             short_total = total.replace(" kW", "k").replace(" W", "")
-            text = f"{short_total:>{TAIL - 3}}"
-            return line + words((text, colors.text), (f"{mark:>2} ", style))
+            return line + words((f"{short_total:>{TAIL - 3}}", colors.text), (f"{mark:>2} ", style))
         line += words((f"{total:>{TAIL - 1}}", colors.label if silent else colors.strong))
         line += words((f"  {f'{mark} {why}'.strip():<16}"[:18], style))
         if room - TAIL - 18 >= 22:
@@ -247,15 +233,14 @@ class GpuGrid(Panel, can_focus=True):
         """A tile and behind it the mark or a gap."""
         ground = colors.cell(cell.level, self.metric.key == "temperature")
         mark_style = colors.text
+        mark = cell.mark or " "
         if cell.value is None:
             ground = {MISSING: colors.bad, UNKNOWN: colors.dim}.get(cell.mark, colors.text)
             text, mark = cell.mark, " "
         else:
-            if width == 2:
-                text = SPARKS[min(7, int(8 * (cell.level or 0.0)))]
-            else:
+            text = SPARKS[min(7, int(8 * (cell.level or 0.0)))]
+            if width > 2:
                 text = self._number(cell.value, width)
-            mark = cell.mark or " "
             if cell.mark == ALARM:
                 ground = mark_style = colors.alarm
             elif cell.mark == STALE:
@@ -278,7 +263,7 @@ class GpuGrid(Panel, can_focus=True):
         return self.metric.short(value)
 
     def _without_gpus(self, node: NodeState, width: int, colors: Palette) -> Line:
-        """In the place of cells: what a node without GPUs has to tell."""
+        """In the place of cells: CPU and memory."""
         sample = node.sample
         assert sample is not None
         text = f"no GPU  cpu {units.percent(sample.cpu)}  mem {units.percent(sample.memory)}"
@@ -288,22 +273,18 @@ class GpuGrid(Panel, can_focus=True):
         self, node: NodeState, state: State, room: int, silent: bool, scale: Scale, colors: Palette
     ) -> Line:
         """CPU, memory, load and the last minutes of the metric, where there is room."""
-        sample = node.sample
+        sample = None if node.down else node.sample
         style = colors.dim if silent else colors.label
         cpu = memory = load = units.UNKNOWN
-        if sample is not None and not node.down:
+        if sample is not None:
             cpu, memory = units.percent(sample.cpu), units.percent(sample.memory)
-            load = units.number(sample.load1, 2) if sample.load1 is not None else units.UNKNOWN
+            load = units.number(sample.load1, 2)
         line = words((f"{cpu:>4} {memory:>5} {load:>5}  ", style))
         width = min(120, room - 19)
         if width >= 8:
             ink = style if silent else colors.spark
             line += words((node_spark(node, self.metric, width, state, scale), ink))
         return line
-
-    def _spark_scale(self) -> Scale:
-        full = self.metric.full_scale
-        return Scale(0.0, full) if full else nice_scale([0.0, 1.0])
 
     # Moving about. Nodes run down the columns, as in the sketch of a phone book.
 
@@ -317,7 +298,7 @@ class GpuGrid(Panel, can_focus=True):
             self._top = min(max(self._top, row - rows + 1), row)
         self._top = max(0, min(self._top, self._shape.rows - rows))
 
-    def move(self, nodes: int, gpus: int) -> None:
+    def move(self, nodes: int, gpus: int = 0) -> None:
         """Down and right are positive; the edge of a node leads into the next column."""
         if self.cursor is None or not self._listed:
             return
@@ -326,15 +307,14 @@ class GpuGrid(Panel, can_focus=True):
         if gpu < 0 or gpu >= max(1, self._gpus):
             neighbour = at + (self._shape.rows if gpu > 0 else -self._shape.rows)
             if 0 <= neighbour < len(self._listed):
-                at, gpu = neighbour, 0 if gpu > 0 else max(0, self._gpus - 1)
-        at = max(0, min(len(self._listed) - 1, at + nodes))
-        self._place(at, max(0, min(max(0, self._gpus - 1), gpu)))
+                at, gpu = neighbour, 0 if gpu > 0 else self._gpus - 1
+        self._place(max(0, min(len(self._listed) - 1, at + nodes)), gpu)
 
     def page(self, pages: int) -> None:
-        self.move(pages * max(1, self.content_size.height - 1), 0)
+        self.move(pages * max(1, self.content_size.height - 1))
 
     def _place(self, at: int, gpu: int) -> None:
-        place = (self._listed[at].name, gpu)
+        place = (self._listed[at].name, max(0, min(self._gpus - 1, gpu)))
         if place != self.cursor:
             self.cursor = place
             self.again()
@@ -344,7 +324,7 @@ class GpuGrid(Panel, can_focus=True):
         """Mark the node under the cursor, or unmark it, and go on to the next."""
         if self.cursor is not None and self._listed:
             self.marked ^= {self.cursor[0]}
-            self.move(1, 0)
+            self.move(1)
             self.again()
 
     def mark_all(self) -> None:
@@ -369,6 +349,6 @@ class GpuGrid(Panel, can_focus=True):
         at = column * shape.rows + self._top + offset.y - 1
         if at < len(self._listed):
             gpu = (offset.x - column * shape.block - self._label - 2) // shape.cell
-            self._place(at, max(0, min(max(0, self._gpus - 1), gpu)))
+            self._place(at, gpu)
             if event.chain == 2:
                 self.post_message(self.Opened())

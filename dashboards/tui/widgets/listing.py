@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Click, MouseScrollDown, MouseScrollUp
-from textual.message import Message
 
 from dashboards.model.state import State
 from dashboards.tui.widgets.palette import Palette
@@ -19,18 +18,10 @@ WHEEL = 3  # lines
 class Listing(Panel, can_focus=True):
     """Rows of which one is under the cursor; subclasses give `heading` and `rows`."""
 
-    class Moved(Message):
-        """The cursor stands on another row."""
-
-    class Opened(Message):
-        """The user wants to see the row under the cursor."""
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.at = 0
-        self.count = 0
-        self._top = 0
-        self._above = 0
+    at = 0  # of the row under the cursor
+    count = 0
+    _top = 0
+    _above = 0  # lines of the heading
 
     def heading(self, state: State, width: int, colors: Palette) -> list[Line]:
         """Lines above the rows that do not scroll."""
@@ -41,7 +32,7 @@ class Listing(Panel, can_focus=True):
         raise NotImplementedError
 
     def empty(self, state: State, colors: Palette) -> list[Line]:
-        """What stands where there are no rows."""
+        """Lines to show where there are no rows."""
         return []
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
@@ -55,24 +46,20 @@ class Listing(Panel, can_focus=True):
         self._top = min(max(self._top, self.at - room + 1), self.at)
         self._top = max(0, min(self._top, len(rows) - room))
         lines = list(above)
+        lift = Style(bold=True)
         for index in range(self._top, min(len(rows), self._top + room)):
-            here = index == self.at
-            mark = Segment("▸ " if here else "  ", colors.cursor)
-            row = [mark, *rows[index]]
-            if here:
-                lift = Style(bold=True)
-                row = [mark] + [Segment(s.text, (s.style or lift) + lift) for s in rows[index]]
-            lines.append(row)
+            row = list(rows[index])
+            if index == self.at:
+                row = [Segment(text, (style or lift) + lift) for text, style, _ in row]
+            lines.append([Segment("▸ " if index == self.at else "  ", colors.cursor), *row])
         if len(rows) > room:
             left = len(rows) - self._top - room
             note = f" {left} more below " if left > 0 else f" {self._top} more above "
-            lines[-1] = [
-                *fitted(lines[-1], width - len(note), colors.text),
-                *words((note, colors.dim)),
-            ]
+            lines[-1] = fitted(lines[-1], width - len(note), colors.text)
+            lines[-1] = lines[-1] + words((note, colors.dim))
         return lines
 
-    def move(self, rows: int) -> None:
+    def move(self, rows: int, columns: int = 0) -> None:
         self.put(self.at + rows)
 
     def put(self, at: int) -> None:
@@ -105,21 +92,15 @@ class Listing(Panel, can_focus=True):
 class Text(Panel, can_focus=True):
     """Long text. At its end it stays there when more is added."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._rows: Sequence[tuple[str, str]] = ()  # (text, name of a style in Palette)
-        self._first = 0
-        self._follow = False
-        self._room = 1
+    _rows: Sequence[tuple[str, str]] = ()  # (text, name of a style in Palette)
+    _first = 0
+    _room = 1  # lines that are seen
+    follows = False
 
     def fill(self, rows: Sequence[tuple[str, str]]) -> None:
         """Show these lines; at the same place, or still at the end."""
         self._rows = rows
         self.again()
-
-    @property
-    def follows(self) -> bool:
-        return self._follow
 
     def text(self) -> str:
         return "\n".join(text for text, _ in self._rows)
@@ -130,7 +111,7 @@ class Text(Panel, can_focus=True):
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         self._room = max(1, height)
         last = max(0, len(self._rows) - self._room)
-        self._first = last if self._follow else max(0, min(self._first, last))
+        self._first = last if self.follows else max(0, min(self._first, last))
         lines: list[Line] = []
         for text, name in self._rows[self._first : self._first + height]:
             style = getattr(colors, name or "text")
@@ -144,23 +125,27 @@ class Text(Panel, can_focus=True):
         last = min(len(self._rows), self._first + self._room)
         return f"{self._first + 1}-{last} of {len(self._rows)}"
 
-    def scroll_lines(self, lines: int) -> None:
+    def move(self, rows: int, columns: int = 0) -> None:
         last = max(0, len(self._rows) - self._room)
-        self._first = max(0, min(last, self._first + lines))
-        self._follow = (self._follow and lines >= 0) or (lines > 0 and self._first == last)
-        self.again()
+        self._first = max(0, min(last, self._first + rows))
+        self.follows = (self.follows and rows >= 0) or (rows > 0 and self._first == last)
+        self._show_place()
 
-    def pages(self, pages: int) -> None:
-        self.scroll_lines(pages * max(1, self._room - 1))
+    def page(self, pages: int) -> None:
+        self.move(pages * max(1, self._room - 1))
 
     def to_end(self, end: bool) -> None:
-        self._follow = end
+        self.follows = end
         if not end:
             self._first = 0
+        self._show_place()
+
+    def _show_place(self) -> None:
         self.again()
+        self.post_message(self.Moved())
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        self.scroll_lines(WHEEL)
+        self.move(WHEEL)
 
     def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        self.scroll_lines(-WHEEL)
+        self.move(-WHEEL)

@@ -12,10 +12,8 @@ from dashboards.model.fleet import (
     NODE_METRICS,
     STALE,
     UNKNOWN,
-    Metric,
     arranged,
     level,
-    load_per_core,
     node_column,
     node_mark,
     node_value,
@@ -23,11 +21,11 @@ from dashboards.model.fleet import (
     short_names,
 )
 from dashboards.model.state import NodeState, State
-from dashboards.tui.braille import Scale, bar, finite, nice_scale, spark
+from dashboards.tui.braille import Scale, finite, nice_scale, spark
 from dashboards.tui.widgets.gpu_grid import GpuGrid, Layout
-from dashboards.tui.widgets.history import chart, node_line, reach
+from dashboards.tui.widgets.history import chart, load_text, memory_text, node_line, reach, shown
 from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, beside, fitted, spread, width_of, words
+from dashboards.tui.widgets.panel import Line, beside, fitted, gauge, spread, width_of, words
 
 CARD_HEIGHT, CARD_WIDTH = 5, 38
 SIDE = 30  # bars beside the chart
@@ -56,59 +54,43 @@ def lay_out_cards(nodes: int, width: int, height: int) -> Cards | None:
 class NodeCards(GpuGrid):
     """The fleet of machines without GPUs; moves like the grid."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.metric = NODE_METRICS[0]
+    metric = NODE_METRICS[0]
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         self._listed = arranged(state, self.metric, self.order, self.wanted)
         self._gpus = 0
-        notes = self._notes()
-        notes += [f"filter: {self.wanted} ({len(self._listed)})"] if self.wanted else []
         prefix, short = short_names(state.nodes)
         many = len(self._listed) > 4
-        self.title(
-            f"{prefix + '…  ' if prefix and many else ''}{self.metric.title}", " · ".join(notes)
-        )
+        prefix = f"{prefix}…  " if prefix and many else ""
+        self.title(prefix + self.metric.title, " · ".join(self._notes()))
         if not self._listed:
             text = "no node has this name or mark" if state.nodes else "no nodes are watched"
             return [words((" " + text, colors.dim))]
         cards = lay_out_cards(len(self._listed), width, height)
-        if cards is not None:
-            rows = math.ceil(len(self._listed) / cards.columns)
-            self._shape = Layout(cards.columns, rows, width // cards.columns, 1)
-            self._keep_cursor(height)
-            return self._paint_cards(state, cards, width, colors)
-        columns = max(1, width // ROW_WIDTH)
+        columns = cards.columns if cards else max(1, width // ROW_WIDTH)
         rows = math.ceil(len(self._listed) / columns)
         self._shape = Layout(columns, rows, width // columns, 1)
+        if cards is not None:
+            self._keep_cursor(height)
+            return self._paint_cards(state, cards, colors)
         self._keep_cursor(height + 1)
-        self._label = max(len(name) for name in short.values())
+        self._label = max(map(len, short.values()))
         lines = []
         for row in range(self._top, min(rows, self._top + height)):
             line: Line = []
-            for column in range(columns):
-                at = column * rows + row
-                if at < len(self._listed):
-                    node = self._listed[at]
-                    line += self._row(node, short[node.name], state, colors)
+            for node in self._listed[row::rows]:
+                line += self._row(node, short[node.name], state, colors)
             lines.append(line)
         return lines
 
-    def _paint_cards(self, state: State, cards: Cards, width: int, colors: Palette) -> list[Line]:
+    def _paint_cards(self, state: State, cards: Cards, colors: Palette) -> list[Line]:
         lines: list[Line] = []
-        shape = self._shape
-        scale = self._scale(state)
+        shape, scale = self._shape, self._scale(state)
         for row in range(shape.rows):
-            blocks = []
-            for column in range(cards.columns):
-                at = column * shape.rows + row
-                card = (
-                    self._card(self._listed[at], state, shape.block, cards.height, scale, colors)
-                    if at < len(self._listed)
-                    else []
-                )
-                blocks.append((card, shape.block))
+            blocks = [
+                (self._card(node, state, shape.block, cards.height, scale, colors), shape.block)
+                for node in self._listed[row :: shape.rows]
+            ]
             lines += beside(blocks, cards.height, colors.text)
         return lines
 
@@ -119,9 +101,8 @@ class NodeCards(GpuGrid):
         values: list[float] = []
         for node in state.nodes.values():
             values += self._past(node, state, reach(node))
-        return nice_scale(
-            [*finite(values), 1.0 if self.metric.key == "load" else 0.01], from_zero=True
-        )
+        least = 1.0 if self.metric.key == "load" else 0.01
+        return nice_scale([*finite(values), least], from_zero=True)
 
     def _past(self, node: NodeState, state: State, rows: int) -> list[float]:
         values = past(node, node_column(node, self.metric), rows, state)
@@ -132,46 +113,30 @@ class NodeCards(GpuGrid):
     def _card(
         self, node: NodeState, state: State, width: int, height: int, scale: Scale, colors: Palette
     ) -> list[Line]:
-        here = self.cursor is not None and self.cursor[0] == node.name
+        here = self._is_here(node)
         mark, why = node_mark(node, state)
-        name = words(
+        head = words(
             ("▸ " if here else "  ", colors.cursor),
             (node.name, colors.cursor if here else colors.strong),
             ("*" if node.name in self.marked else "", colors.cursor),
             (f"  {mark} {why}" if mark else "", colors.warn),
         )
-        inner = width - 2
-        silent = mark in (UNKNOWN, STALE)
         if node.down is not None or not state.watches:
-            said = node.down.message if node.down else "of the run's plan; nobody watches it"
-            text = words((f"  {said}", colors.label))
-            blank: list[Line] = [[] for _ in range(height - 2)]
-            return [name, text, *blank]
+            reason = node.down.message if node.down else "of the run's plan; it is not watched"
+            return [head, words((f"  {reason}", colors.label))]
+        inner, tall = width - 2, height - 2
         side = inner >= 2 * SIDE + 10 and height >= 6
-        head = (
-            name
-            if side
-            else spread(
-                name, node_line(node, inner - width_of(name) - 2, colors), inner, colors.text
-            )
-        )
-        chart_width = inner - (SIDE + 3 if side else 0)
-        body = chart(
-            state,
-            self._past(node, state, reach(node)),
-            chart_width,
-            height - 2,
-            scale,
-            self.metric.say,
-            colors,
-        )
-        if silent:
-            body = [[Segment(s.text, colors.dim) for s in line] for line in body]
+        if not side:
+            line = node_line(node, inner - width_of(head) - 2, colors)
+            head = spread(head, line, inner, colors.text)
+        wide = inner - (SIDE + 3 if side else 0)
+        values = self._past(node, state, reach(node))
+        body = chart(state, values, wide, tall, scale, self.metric.say, colors)
+        if mark in (UNKNOWN, STALE):
+            body = [[Segment(text, colors.dim) for text, _, _ in line] for line in body]
         if side:
-            body = beside(
-                [(body, chart_width + 3), (self._bars(node, colors), SIDE)], height - 2, colors.text
-            )
-        return [head, *body, []]
+            body = beside([(body, wide + 3), (self._bars(node, colors), SIDE)], tall, colors.text)
+        return [head, *body]
 
     def _bars(self, node: NodeState, colors: Palette) -> list[Line]:
         """All four metrics, the one of the chart in bright."""
@@ -179,61 +144,36 @@ class NodeCards(GpuGrid):
         if sample is None:
             return []
         lines = []
-        values: list[tuple[Metric, str, float | None]] = [
-            (
-                metric,
-                metric.say(node_value(sample, metric)),
-                level(node_value(sample, metric), metric),
-            )
-            for metric in NODE_METRICS[:2]
-        ]
-        per_core = load_per_core(sample)
-        load = units.UNKNOWN if sample.load1 is None else f"{sample.load1:.2f}"
-        values.append((NODE_METRICS[2], f"{load}/{sample.cpus or units.UNKNOWN}", per_core))
-        for metric, said, part in values:
-            filled, empty = bar(part, 12)
+        for metric in NODE_METRICS:
             own = colors.strong if metric.key == self.metric.key else colors.label
-            ink = colors.ink(part, hot=metric.key == "memory")
-            lines.append(
-                words(
-                    (f"{metric.title.split(' ')[0]:<8}", own),
-                    (filled, ink),
-                    (empty, colors.dim),
-                    (f" {said:>8}", colors.text),
-                )
-            )
-        own = colors.strong if self.metric.key == "network" else colors.label
-        lines.append(
-            words(
-                (f"{'network':<8}", own), (f"{units.rate(sample.network_bytes_s):>21}", colors.text)
-            )
-        )
-        used = (
-            f"{units.gib(sample.memory_used_bytes)} of {units.gib(sample.memory_total_bytes)} GiB"
-        )
-        lines.append(words((f"{'':<8}{used:>21}", colors.dim)))
-        return lines
+            line = words((f"{metric.title.split(' ')[0]:<8}", own))
+            value = node_value(sample, metric)
+            if metric.key == "network":
+                lines.append(line + words((f"{metric.say(value):>21}", colors.text)))
+                continue
+            part = value if metric.key == "load" else level(value, metric)
+            text = load_text(sample, 2) if metric.key == "load" else metric.say(value)
+            line += gauge(part, 12, colors.ink(part, hot=metric.key == "memory"), colors)
+            lines.append(line + words((f" {text:>8}", colors.text)))
+        used = memory_text(sample).replace("/", " of ")
+        return [*lines, words((f"{'':<8}{used:>21}", colors.dim))]
 
     def _row(self, node: NodeState, label: str, state: State, colors: Palette) -> Line:
         """A node in one line: name, cpu, memory, load, the metric's last minutes or its trouble."""
         block = self._shape.block
-        here = self.cursor is not None and self.cursor[0] == node.name
         mark, why = node_mark(node, state)
         silent = mark in (UNKNOWN, STALE)
-        style = colors.cursor if here else colors.dim if silent else colors.text
-        line = self._front(node, label, here, style, colors)
+        line = self._front(node, label, silent, colors)
         sample = node.sample
         if sample is None or node.down:
-            said = f"{mark} {why}" if mark else "not watched"
-            return fitted(line + words((said, colors.warn)), block, colors.text)
+            line += words((f"{mark} {why}" if mark else "not watched", colors.warn))
+            return fitted(line, block, colors.text)
         for metric in NODE_METRICS[:2]:
             value = node_value(sample, metric)
-            filled, empty = bar(value, 8)
             ink = colors.ink(value, hot=metric.key == "memory")
-            line += words((f" {metric.title[:3]} ", colors.dim), (filled, ink), (empty, colors.dim))
+            line += words((f" {metric.title[:3]} ", colors.dim)) + gauge(value, 8, ink, colors)
             line += words((f"{units.percent(value):>5}", colors.text))
-        load = units.UNKNOWN if sample.load1 is None else f"{sample.load1:.1f}"
-        line += words((f"  {load:>5} ", colors.label))
+        line += words((f"  {shown(sample.load1, '.1f'):>5} ", colors.label))
         room = block - width_of(line) - 1
         if silent:
             line += words((f"{mark} {why}", colors.warn))

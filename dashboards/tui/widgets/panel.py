@@ -8,7 +8,8 @@ All that nodes and runs say passes here on its way to the terminal, so here it i
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.color import Color
@@ -17,11 +18,13 @@ from rich.style import Style
 from textual.content import Content
 from textual.events import Resize
 from textual.geometry import Region, Size
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
 from clusterctl.printable import printable
 from dashboards.model.state import State
+from dashboards.tui.braille import bar
 from dashboards.tui.widgets.palette import Palette, palette
 
 Line = list[Segment]
@@ -29,6 +32,12 @@ Line = list[Segment]
 
 class Panel(Widget):
     """Shows what `paint` makes of the state; subclasses only write `paint`."""
+
+    class Moved(Message):
+        """The cursor is somewhere else, or the text was scrolled."""
+
+    class Opened(Message):
+        """The user wants to see what is under the cursor."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -66,20 +75,12 @@ class Panel(Widget):
         parts = self.looks_at(state)
         if parts is not None:
             # States are never changed, so the same object is the same picture.
-            seen = (width, height, colors, *parts)
-            if (
-                not anew
-                and len(seen) == len(self._seen)
-                and all(map(operator.is_, seen[2:], self._seen[2:]))
-                and seen[:2] == self._seen[:2]
-            ):
+            before, self._seen = self._seen, (width, height, colors, *parts)
+            same = len(before) == len(self._seen) and before[:2] == (width, height)
+            if not anew and same and all(map(operator.is_, before[2:], self._seen[2:])):
                 return
-            self._seen = seen
-        lines = [
-            fitted(safe(line), width, colors.text)
-            for line in self.paint(state, width, height, colors)
-        ]
-        del lines[height:]
+        painted = self.paint(state, width, height, colors)[:height]
+        lines = [fitted(safe(line), width, colors.text) for line in painted]
         lines += [[Segment(" " * width, colors.text)]] * (height - len(lines))
         if width != self._width or len(lines) != len(self._lines):
             self._strips = [Strip(line, width) for line in lines]
@@ -117,10 +118,8 @@ class Panel(Widget):
             self._titles = text, note
             # As Content: a string would be read as markup.
             self.border_title, self.border_subtitle = plain(text), plain(note)
-            top = self.gutter.top
-            self._whole = {
-                y: line for y, line in self._whole.items() if 0 <= y - top < len(self._strips)
-            }
+            inner = range(self.gutter.top, self.gutter.top + len(self._strips))
+            self._whole = {y: line for y, line in self._whole.items() if y in inner}
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):
@@ -163,6 +162,16 @@ class Panel(Widget):
 
 def words(*parts: tuple[str, Style]) -> Line:
     return [Segment(text, style) for text, style in parts if text]
+
+
+def gauge(part: float | None, width: int, style: Style, colors: Palette) -> Line:
+    """A horizontal bar."""
+    filled, empty = bar(part, width)
+    return words((filled, style), (empty, colors.dim))
+
+
+def clock(at_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
 def plain(text: str) -> Content:
@@ -209,6 +218,14 @@ def spread(left: Line, right: Line, width: int, style: Style) -> Line:
         left = [*fitted(left, max(0, width - width_of(right) - 2), style), Segment("… ", style)]
         gap = width - width_of(left) - width_of(right)
     return [*left, Segment(" " * max(0, gap), style), *right]
+
+
+def with_parts(line: Line, parts: Iterable[Line], width: int) -> Line:
+    """The line and behind it those parts that fit whole."""
+    for part in parts:
+        if width_of(line) + width_of(part) <= width:
+            line = line + part
+    return line
 
 
 def beside(columns: Sequence[tuple[list[Line], int]], height: int, style: Style) -> list[Line]:

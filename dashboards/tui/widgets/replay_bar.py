@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 from textual.events import Click
@@ -10,9 +9,8 @@ from textual.message import Message
 
 from dashboards.model import units
 from dashboards.model.state import State
-from dashboards.tui.braille import bar
 from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, Panel, width_of, words
+from dashboards.tui.widgets.panel import Line, Panel, clock, gauge, width_of, words
 
 
 class Replay(Protocol):
@@ -38,17 +36,18 @@ class Replay(Protocol):
 class ReplayBar(Panel):
     """One line above the keys; not there where nothing is played."""
 
-    class Wanted(Message):
-        """The user points at a part of the recording, 0 to 1."""
+    class Seek(Message):
+        """The user wants to see another time, so many seconds later or, negative, earlier."""
 
-        def __init__(self, part: float) -> None:
+        def __init__(self, seconds: float) -> None:
             super().__init__()
-            self.part = part
+            self.seconds = seconds
 
-    def __init__(self, replay: Replay | None, *, id: str | None = None) -> None:
+    _bar = range(0)  # the columns of the bar
+
+    def __init__(self, replay: Replay | None, *, id: str) -> None:
         super().__init__(id=id)
         self._replay = replay
-        self._from, self._wide = 0, 0  # where the bar begins, how wide it is
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         replay = self._replay
@@ -58,21 +57,24 @@ class ReplayBar(Panel):
         part = min(1.0, max(0.0, (replay.now() - replay.first_s) / span_s))
         # No emoji: terminals do not agree on how wide those are.
         speed = f"► x{replay.speed:g}" if replay.speed else "|| paused"
-        if part >= 1.0:
-            speed = "■ end"
+        speed = "■ end" if part >= 1.0 else speed
         left = words((f" {speed:<10}", colors.accent))
-        here = time.strftime("%H:%M:%S", time.localtime(replay.now()))
-        end = time.strftime("%H:%M:%S", time.localtime(replay.last_s))
-        right = words((f" {here}", colors.strong), (f" of {end}", colors.dim))
-        keys = words(("  space [ ] , . + -", colors.dim)) if width >= 110 else []
-        ago = words((f"  {units.span(replay.last_s - replay.now())} left", colors.label))
-        right += (ago if width >= 90 else []) + keys + words((" ", colors.dim))
-        self._from = width_of(left)
-        self._wide = max(4, width - self._from - width_of(right))
-        filled, empty = bar(part, self._wide)
-        return [left + words((filled, colors.good), (empty, colors.dim)) + right]
+        here, end = clock(replay.now()), clock(replay.last_s)
+        ago = f"  {units.span(replay.last_s - replay.now())} left"
+        right = words(
+            (f" {here}", colors.strong),
+            (f" of {end}", colors.dim),
+            (ago if width >= 90 else "", colors.label),
+            ("  space [ ] , . + -" if width >= 110 else "", colors.dim),
+            (" ", colors.dim),
+        )
+        start = width_of(left)
+        self._bar = range(start, start + max(4, width - start - width_of(right)))
+        return [left + gauge(part, len(self._bar), colors.good, colors) + right]
 
     def on_click(self, event: Click) -> None:
-        offset = event.get_content_offset(self)
-        if offset is not None and self._from <= offset.x < self._from + self._wide:
-            self.post_message(self.Wanted((offset.x - self._from) / max(1, self._wide - 1)))
+        offset, replay = event.get_content_offset(self), self._replay
+        if replay is not None and offset is not None and offset.x in self._bar:
+            part = (offset.x - self._bar.start) / max(1, len(self._bar) - 1)
+            at_s = replay.first_s + part * (replay.last_s - replay.first_s)
+            self.post_message(self.Seek(at_s - replay.now()))
