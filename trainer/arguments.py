@@ -24,22 +24,18 @@ def whole(least: int = 0) -> Callable[[str], int]:
 
 def above_0(text: str) -> float:
     """A finite number above 0."""
-    number = _number(text)
-    if not 0 < number < math.inf:
+    number = finite(text, "a number above 0")
+    if number <= 0:
         raise ArgumentTypeError(f"{text!r} must be a number above 0")
     return number
 
 
-def finite(text: str) -> float:
+def finite(text: str, what: str = "a finite number") -> float:
     """Any number but nan and inf."""
-    number = _number(text)
-    if not math.isfinite(number):
-        raise ArgumentTypeError(f"{text!r} must be a finite number")
-    return number
-
-
-def _number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        return math.nan
+        number = math.nan
+    if not math.isfinite(number):
+        raise ArgumentTypeError(f"{text!r} must be {what}")
+    return number

@@ -24,7 +24,7 @@ from trainer.data.features.key import Hashes, key_of, refuse_other, unseen
 from trainer.data.loader.build import build_loader
 from trainer.data.loader.features_loader import NoText, NoVAE
 from trainer.data.manifest.manifest import Manifest
-from trainer.data.manifest.shared_manifest import read_once
+from trainer.data.manifest.shared import read_once
 from trainer.data.plan import state as data_state_of
 from trainer.data.plan.balance import Balance, classes
 from trainer.data.plan.buckets import Buckets
@@ -35,15 +35,16 @@ from trainer.data.plan.shared_plan import plan_once
 from trainer.engine.agreement import attempt, common
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import CheckpointError, ConfigError
+from trainer.journal import Journal
 from trainer.loop import Clock, Run
 from trainer.optim.ema import EMA
-from trainer.optim.lr_schedules import build_schedule
+from trainer.optim.lr_schedules import Schedule, settings_of
 from trainer.resume import place_note, read_source, stated_place, take_over
-from trainer.runlog.journal import Journal
 from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Heartbeat
+from trainer.weights import checkpoints
+from trainer.weights.checkpoints import EMA as EMA_FOLDER
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
-from trainer.weights.source import EMA as EMA_FOLDER
 
 _SHARED_WAIT_S = 10.0
 _SHOWN_ROWS = 5
@@ -92,9 +93,9 @@ def assemble(
             reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
         ),
     )
-    schedule = build_schedule(engine, config)
+    schedule = Schedule(engine, settings_of(config))
     if taken is not None:
-        engine.load(taken.path / checkpoint.OPTIMIZER)
+        engine.load(taken.path / checkpoints.OPTIMIZER)
         if note := take_over(schedule, taken):
             journal.event("lr", note)
     ema = engine.together(
@@ -304,7 +305,7 @@ def _source(config: Config) -> Path | None:
     """The checkpoint to resume from, whole; rank 0 reads it through once for all."""
     if config.load is None:
         return None
-    source = checkpoint.find(Path(config.load))
+    source = checkpoints.find(Path(config.load))
     checkpoint.verify(source)
     return source
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,11 +14,18 @@ from trainer.config.load import Config
 from trainer.diffusion.frame_masks import FrameMasks, build_masks
 from trainer.diffusion.rectified_flow import RectifiedFlow, build_flow
 from trainer.errors import ConfigError
+from trainer.models.memory import MemoryBudget
 from trainer.models.stdit import STDiT3, build_stdit
 from trainer.models.text import TextEncoder, build_tiny_t5
-from trainer.models.vae.build import VideoVAE, build_vae
+from trainer.models.vae.interface import IDENTITY_CHANNELS, IdentityVAE, VideoVAE
+from trainer.weights.load import load_weights
+from trainer.weights.source import find_source
+
+if TYPE_CHECKING:
+    from trainer.models.vae.video import OpenSoraVAE
 
 TINY_T5 = "text_encoder"  # folder in the run directory
+VIDEO_VAES = ("OpenSoraVAE_V1_2", "VideoAutoencoderPipeline")  # upstream's two names of one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +42,14 @@ class Parts:
 def make_tiny_text_encoder(config: Config, run_dir: Path, texts: Iterable[str]) -> None:
     """Where the config asks for one, write the run's own encoder over the words of `texts`.
 
-    One process of a run calls this, before any calls `build_parts`. An encoder that is already
-    there stays: a resumed run must see the same features.
+    One process of a run calls this, before any calls `build_parts`. An existing encoder stays: a
+    resumed run must see the same features.
     """
     settings = config.text_encoder
     folder = run_dir / TINY_T5
     if settings.type == "tiny_t5" and not folder.is_dir():
-        build_tiny_t5(
-            folder,
-            texts,
-            d_model=settings.d_model,
-            num_layers=settings.num_layers,
-            initializer_factor=settings.initializer_factor,
-        )
+        sizes = (settings.d_model, settings.num_layers, settings.initializer_factor)
+        build_tiny_t5(folder, texts, *sizes)
 
 
 def build_parts(
@@ -61,23 +63,22 @@ def build_parts(
     """All parts; `dtype` is that of VAE and text encoder.
 
     With `empty` the model has no memory yet (meta device) and gets it with its weights, by
-    trainer.weights: making 1.2 billion random numbers first takes 16 CPU seconds. `encoders` stand
-    for VAE and text encoder where those have done their work (trainer.data.loader.features_loader).
+    trainer.weights: making 1.2 billion random numbers first takes 16 CPU seconds. `encoders`
+    replace VAE and text encoder where features are cached (trainer.data.loader.features_loader).
     Raises ConfigError for what does not fit or exist, CheckpointError for weights that cannot be
     read.
     """
     if encoders is None:
         encoders = build_vae(config.vae, dtype), build_text_encoder(config, run_dir, dtype)
     vae, text = encoders
-    options = {
-        **config.model.options,
-        # What the encoders dictate.
+    # The encoders decide these.
+    sizes = {
         "in_channels": vae.out_channels,
         "caption_channels": text.channels,
         "model_max_length": text.max_length,
     }
     with torch.device("meta") if empty else nullcontext():
-        model = build_stdit(config.model.type, **options)
+        model = build_stdit(config.model.type, **{**config.model.options, **sizes})
     model.enable_grad_checkpoint(config.grad_checkpoint, config.offload_activations)
     model.use_positions(config.positions)
     if config.compile:
@@ -87,7 +88,7 @@ def build_parts(
 
 
 def build_text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> TextEncoder:
-    """The config's text encoder; a tiny one lies in `run_dir`. Raises ConfigError."""
+    """The config's text encoder; a tiny one is in `run_dir`. Raises ConfigError."""
     settings = config.text_encoder
     if settings.type == "tiny_t5":
         folder = run_dir / TINY_T5
@@ -98,3 +99,55 @@ def build_text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> Tex
     else:
         folder = Path(settings.from_pretrained)
     return TextEncoder.from_folder(folder, settings.model_max_length, dtype)
+
+
+def build_vae(settings: Any, dtype: torch.dtype = torch.float32) -> VideoVAE:
+    """The VAE of a config's `vae` section, on the CPU; `dtype` is the networks'.
+
+    Raises ConfigError for an unknown type or no weights, CheckpointError for weights that cannot be
+    read or are another model's.
+    """
+    kind = settings.type
+    if kind == "identity":
+        if settings.channels not in IDENTITY_CHANNELS:
+            raise ConfigError(f"vae.channels is 1 (luma) or 3, not {settings.channels}")
+        return IdentityVAE(settings.channels)
+    if kind not in VIDEO_VAES:
+        names = ", ".join(("identity", *VIDEO_VAES))
+        raise ConfigError(f"vae.type {kind!r} is not known; there is {names}")
+    if settings.from_pretrained is None:
+        raise ConfigError(
+            f"vae.from_pretrained must name the weights of {kind}: a file, a folder or a hub id",
+            hint="--vae.from-pretrained hpcai-tech/OpenSora-VAE-v1.2",
+        )
+    limit = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)
+    own = {name: getattr(settings, name) for name in ("micro_frame_size", "shift", "scale")}
+    return load_vae(settings.from_pretrained, dtype, MemoryBudget(limit), own)
+
+
+def load_vae(
+    place: str | Path,
+    dtype: torch.dtype = torch.float32,
+    budget: MemoryBudget | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> OpenSoraVAE:
+    """The VAE of a file, a folder or (online) a hub id, on the CPU.
+
+    Sizes are the published ones unless a config.json beside the weights has `spatial` and
+    `temporal`. `overrides` (micro_frame_size, shift, scale) win over what the weights say. Raises
+    CheckpointError for weights that are missing, damaged or another model's.
+    """
+    # Here because it brings torch modules that the identity does not need.
+    from trainer.models.vae.spatial import modern_names
+    from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
+
+    source = find_source(place)
+    with torch.device("meta"):  # no time spent on numbers that are overwritten
+        vae = OpenSoraVAE(VideoVAESettings.from_dict(source.config), budget)
+    vae.to_empty(device="cpu")
+    # shift and scale stay fp32: bf16 rounds 3.85 to 3.84375
+    vae.spatial_vae.to(dtype)
+    vae.temporal_vae.to(dtype)
+    load_weights(vae, modern_names(source.read()), place)
+    vae.override({name: value for name, value in (overrides or {}).items() if value is not None})
+    return vae

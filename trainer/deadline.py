@@ -1,4 +1,4 @@
-"""An end for what nothing else can end: a wait inside of a library, a filesystem that hangs."""
+"""Time limits for what nothing else can end: a wait inside of a library, a hanging filesystem."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from trainer.runlog.output import report_error
 
 @contextmanager
 def ends_after(limit_s: float, error: TrainerError) -> Iterator[None]:
-    """While inside, the process ends after `limit_s` seconds with the error's words and exit code.
+    """While inside, the process ends after `limit_s` seconds with the error's text and exit code.
 
-    No exception can reach a thread that waits in C. The others of a run wait until its process is
-    gone.
+    No exception can reach a thread that waits in C, and other ranks wait until the process is gone.
     """
     left = threading.Event()
 
@@ -33,7 +32,7 @@ def ends_after(limit_s: float, error: TrainerError) -> Iterator[None]:
 
 
 def threads_end(limit_s: float) -> bool:
-    """Wait for threads that the interpreter waits for without a limit; False: they still run."""
+    """Wait for threads that the interpreter joins at its end; False when they still run."""
     until = time.monotonic() + limit_s
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:

@@ -1,4 +1,4 @@
-"""One exception a cause for the trainer, with exit code and hint. Imports nothing of ours."""
+"""One exception per cause for the trainer, with exit code and hint. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class TrainerError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
-        self.on_all_ranks = False  # raised by agreement: rank 0 says it for all
+        self.on_all_ranks = False  # raised by agreement: rank 0 reports it for all
 
-    def told(self) -> str:
+    def full_text(self) -> str:
         """What a command prints of it."""
         return f"error: {self}" + (f"\n  hint: {self.hint}" if self.hint else "")
 

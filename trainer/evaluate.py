@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.environment import TRAINING, require
+from trainer.environment import TRAINING, command, require
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from trainer.data import digits
 from trainer.data.video.mp4 import read_mp4
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError
 from trainer.infer.prompts import read_prompts
-from trainer.runlog.output import add_log_level, configure, report_error
+from trainer.runlog.output import add_log_level, configure
 
 # T frames · N scans · canvas and box in logical pixels, see trainer.data.digits
 NEIGHBOURS = 5
@@ -108,7 +108,8 @@ def read_samples(samples: Path, prompts: Sequence[str]) -> list[Reading]:
         except digits.DigitsError as error:
             raise ConfigError(str(error)) from None
         except ValueError as error:
-            raise ConfigError(f"{path}: {error}") from None
+            text = str(error)
+            raise ConfigError(text if str(path) in text else f"{path}: {text}") from None
         readings.append(Reading(prompt, digit, direction, seen, seen_direction(clip)))
     return readings
 
@@ -130,6 +131,7 @@ def summarize(readings: Sequence[Reading]) -> dict[str, Any]:
     }
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.evaluate", description="Scores of sampled videos."
@@ -141,11 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_log_level(parser)
     args = parser.parse_args(argv)
     configure(args.log_level)
-    try:
-        prompts = read_prompts(args.prompts)
-        scores = summarize(read_samples(args.samples, prompts))
-    except TrainerError as error:
-        return report_error(error)
+    scores = summarize(read_samples(args.samples, read_prompts(args.prompts)))
     if args.json:
         print(json.dumps({"schema": 1, "command": "evaluate digits", **scores}))
         return 0

@@ -30,10 +30,10 @@ from trainer.data.plan.data_plan import DataPlan
 from trainer.engine.agreement import agreed, attempt, common
 from trainer.engine.base import Engine
 from trainer.errors import CheckpointError, Diverged, TooManyBadSamples, TrainerError
+from trainer.journal import Journal
 from trainer.models.flops import forward_flops
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
-from trainer.runlog.journal import Journal
 from trainer.runlog.telemetry import PHASES, Heartbeat, StepRecord
 
 

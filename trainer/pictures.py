@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.environment import TRAINING, require
+from trainer.environment import TRAINING, command, require
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
@@ -135,6 +135,7 @@ def draw_run(run_dir: Path) -> Path:
     return path
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.pictures", description="Draw a run's loss curve."

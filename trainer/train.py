@@ -26,22 +26,18 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
 from trainer.config import load as configuration
 from trainer.deadline import ends_after, threads_end
 from trainer.engine.agreement import in_words, is_lost
-from trainer.environment import missing_packages
+from trainer.environment import INTERRUPTED, is_reporter, missing_packages
 from trainer.errors import ConfigError, EngineError, TrainerError
 from trainer.runlog.output import LOG, add_log_level, all_is_out, configure, report_error
-from trainer.runlog.run_dir import make_run_dir
-from trainer.runlog.run_lock import lock
+from trainer.runlog.run_dir import lock, make_run_dir
+from trainer.runlog.telemetry import Heartbeat
 
 if TYPE_CHECKING:
     from trainer.engine.base import Engine
     from trainer.loop import Run
-    from trainer.runlog.telemetry import Heartbeat
 
-INTERRUPTED = 130
 _ONE_KEYSTROKE_S = 1.0
-_LEAVE_S = (
-    60.0  # for what a rank still has to do when it ends: workers, the tracker, the last writes
-)
+_LEAVE_S = 60.0  # for the end of a rank: workers, the tracker, the last writes
 # Variables that explain a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKIE")
@@ -58,17 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with missing_packages():
             return _train(config, options, argv)
     except TrainerError as error:
-        return report_error(error) if _speaks(error) else error.exit_code
+        return report_error(error) if is_reporter(error) else error.exit_code
     except Exception as error:  # noqa: BLE001 - rank boundary; the launcher shows it
         LOG.error("error: rank %s: %s", os.environ.get("RANK", "0"), in_words(error))
         return 1
-
-
-def _speaks(error: TrainerError) -> bool:
-    """One message for a failure that many ranks share: rank 0's, or each node's for its files."""
-    if error.on_all_ranks:
-        return os.environ.get("RANK", "0") == "0"
-    return error.exit_code != 2 or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,7 +99,6 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
     from trainer.data.loader.dataset import LoaderOptions
     from trainer.diffusion.frame_masks import build_masks
     from trainer.engine.base import build_engine
-    from trainer.runlog.telemetry import Heartbeat
 
     # Mistakes in these are reported before anything is made.
     build_masks(config.mask_ratios)
@@ -125,16 +113,14 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
         try:
             return _run(config, options, argv, engine, heartbeat, closing)
         except Exception as error:  # noqa: BLE001 - rank boundary
-            ours = _last_words(error)
-            late = EngineError(
-                f"{ours} (this rank could not end within {_LEAVE_S:g} s and is ended)"
-            )
-            leaving.enter_context(ends_after(_LEAVE_S, late))
+            ours = _of_rank(error)
+            late = f"{ours} (this rank could not end within {_LEAVE_S:g} s and is ended)"
+            leaving.enter_context(ends_after(_LEAVE_S, EngineError(late)))
             raise ours from (None if ours is error else error)
 
 
-def _last_words(error: Exception) -> TrainerError:
-    """What a rank says that fails by itself, or because another one has ended."""
+def _of_rank(error: Exception) -> TrainerError:
+    """The error of a rank that fails by itself, or because another one has ended."""
     if isinstance(error, TrainerError):
         return error
     rank = f"rank {os.environ.get('RANK', '0')}"
@@ -160,47 +146,42 @@ def _run(
     from trainer.build_run import assemble
     from trainer.loop import train
 
-    engine.run_on_rank0(lambda: _look_at_weights(config))
+    def lock_run_dir() -> str:
+        release, note = lock(run_dir)
+        closing.callback(release)
+        return note
+
+    def record_failure(_kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            journal.event("failed", str(error), step=run.step)
+
+    engine.run_on_rank0(lambda: _check_weights(config))
     run_dir = engine.run_on_rank0(lambda: _run_dir(config, options))
-    unlocked = engine.run_on_rank0(lambda: _lock(run_dir, closing))
+    unlocked = engine.run_on_rank0(lock_run_dir)
     engine.run_on_rank0(lambda: _describe(config, run_dir, argv))
     run = assemble(config, engine, run_dir, heartbeat, options.data_state)
-    closing.callback(run.journal.close)
+    journal = run.journal
+    closing.callback(journal.close)
     closing.callback(run.loader.close)
+    closing.push(record_failure)
     if unlocked:
-        run.journal.event(
-            "note", f"a second run in this directory would not be noticed: {unlocked}"
-        )
+        journal.event("note", f"a second run in this directory would not be noticed: {unlocked}")
 
     stop = _stopper(run)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     began, first = time.monotonic(), run.step
-    run.journal.event(
-        "start", f"{run_dir.name} at step {run.step}", step=run.step, world=engine.world
-    )
-    try:
-        finished = train(run)
-        word = "done" if finished else "stopped"
-        took = f"after {time.monotonic() - began:.0f} s"
-        if run.step == first:
-            took = "as before: max_steps or epochs were reached, nothing was left to train"
-        run.journal.event(word, f"{word} at step {run.step} {took}", step=run.step)
-    except Exception as error:  # noqa: BLE001 - rank boundary
-        ours = _last_words(error)
-        run.journal.event("failed", str(ours), step=run.step)
-        raise ours from (None if ours is error else error)
+    journal.event("start", f"{run_dir.name} at step {first}", step=first, world=engine.world)
+    finished = train(run)
+    outcome = "done" if finished else "stopped"
+    took = f"after {time.monotonic() - began:.0f} s"
+    if run.step == first:
+        took = "as before: max_steps or epochs were reached, nothing was left to train"
+    journal.event(outcome, f"{outcome} at step {run.step} {took}", step=run.step)
     return 0 if finished else INTERRUPTED
 
 
-def _lock(run_dir: Path, closing: contextlib.ExitStack) -> str:
-    """Of rank 0: no other run may use the directory until this one has closed."""
-    release, note = lock(run_dir)
-    closing.callback(release)
-    return note
-
-
-def _look_at_weights(config: configuration.Config) -> None:
+def _check_weights(config: configuration.Config) -> None:
     """Refuse missing, cut or hostile weights before a run directory is made; fetch a hub id."""
     if config.load is None and config.model.from_pretrained is not None:
         from trainer.weights.source import find_source
@@ -258,23 +239,11 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _commit() -> str | None:
     """The checkout's commit, with + when it has changes; None outside of one."""
+    words = ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
     home = Path(__file__).resolve().parent
     try:
         done = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(home),
-                "describe",
-                "--always",
-                "--dirty=+",
-                "--abbrev=40",
-                "--exclude=*",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
+            words, cwd=home, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -282,10 +251,10 @@ def _commit() -> str | None:
 
 
 def _exit(code: int) -> NoReturn:
-    from trainer.runlog.wandb_logger import is_stuck
+    """At its end a run waits neither for a tracker nor for a filesystem that hangs."""
+    from trainer.journal import wandb_is_stuck
 
-    # A run does not wait at its end for a tracker, nor for a filesystem that hangs.
-    if is_stuck() or not threads_end(_LEAVE_S) or not all_is_out():
+    if wandb_is_stuck() or not threads_end(_LEAVE_S) or not all_is_out():
         os._exit(code)
     sys.exit(code)
 

@@ -56,7 +56,8 @@ def make(folder: Path, options: argparse.Namespace) -> None:
     from tests.trainer.data.clips import write_clip
     from trainer.models.vae.spatial import SpatialSettings
     from trainer.models.vae.temporal import TemporalSettings
-    from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings, save_vae
+    from tests.trainer.models.tiny_vae import save_vae
+    from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
 
     chance = np.random.default_rng(0)
     rows: list[tuple[object, ...]] = [("path", "text", "num_frames", "height", "width", "fps")]

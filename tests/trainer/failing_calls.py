@@ -207,6 +207,7 @@ class Campaign:
     def judge(self, trial: Trial, counts: Counts, name: str) -> None:
         from trainer.checkpoint import files as checkpoint
         from trainer.errors import CheckpointError
+        from trainer.weights import checkpoints
 
         codes, folder, between = self.run(name, trial)
         shown = f"{trial.site} ({trial.nth}. time, {trial.kind})"
@@ -234,7 +235,7 @@ class Campaign:
         if "Traceback" in logs[0]:
             counts.tracebacks.append(f"{shown}\n{logs[0][-1500:]}")
         if (folder / "run").is_dir():
-            for path in checkpoint.complete(folder / "run"):
+            for path in checkpoints.complete(folder / "run"):
                 try:
                     checkpoint.verify(path)
                 except CheckpointError as error:

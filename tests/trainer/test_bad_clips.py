@@ -93,7 +93,10 @@ def test_a_rank_without_a_batch_ends_all_ranks_at_once_with_its_reason(runs: Run
     done = runs.done["hole"]
     assert [rank.code for rank in done] == [1, 1]
     said = done[0].err
-    assert "no batch for step 1: rank 1: no clip of bucket 16px 8f 1.00 is left as a replacement" in said
+    assert (
+        "no batch for step 1: rank 1: no clip of bucket 16px 8f 1.00 is left as a replacement"
+        in said
+    )
     assert "clips/" in said
     assert "empty file" in said
     assert "python -m trainer.data check" in said

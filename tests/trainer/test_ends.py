@@ -17,8 +17,9 @@ from trainer.data.digits import main as render
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan
-from trainer.runlog.run_lock import lock
+from trainer.runlog.run_dir import lock
 from trainer.runlog.telemetry import Event, StepRecord, read
+from trainer.weights import checkpoints
 from trainer.weights.load import read_weights
 
 pytestmark = pytest.mark.timeout(1300)
@@ -52,7 +53,7 @@ class Runs:
         return [r.text for r in records if isinstance(r, Event) and r.name == kind]
 
     def checkpoints(self, name: str) -> list[str]:
-        return [path.name for path in checkpoint.complete(self.folder / name)]
+        return [path.name for path in checkpoints.complete(self.folder / name)]
 
 
 def first_seed_with(folder: Path, steps: list[int]) -> int:
@@ -214,7 +215,7 @@ def test_rows_that_are_left_out_are_counted_and_shown(runs: Runs) -> None:
 def test_a_second_run_in_a_directory_is_refused_before_it_touches_anything(runs: Runs) -> None:
     assert runs.codes("used") == [2, 2]
     said = runs.said_once("used")
-    assert f"another run is at work in {runs.folder / 'used'}: process " in said
+    assert f"another run uses {runs.folder / 'used'}: process " in said
     assert [path.name for path in (runs.folder / "used").iterdir()] == [".lock"]
 
 
@@ -298,4 +299,4 @@ def test_a_full_disk_costs_lines_of_telemetry_and_no_step(tmp_path: Path) -> Non
         assert len(steps) + lost >= 16  # "epoch" events are lost with them
         assert "lines before this one could not be written: " in event.text
         assert one.err.count("warning: lines for telemetry.jsonl are lost") == 1
-        assert checkpoint.find(disk / "run").name.endswith("global_step16")
+        assert checkpoints.find(disk / "run").name.endswith("global_step16")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from trainer.environment import missing_packages
+from trainer.environment import READER_GONE, missing_packages
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -43,3 +44,18 @@ def test_missing_packages_are_one_sentence(tmp_path: Path, command: str) -> None
 def test_a_module_of_ours_that_is_missing_stays_a_bug() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"trainer\.nothing"), missing_packages():
         __import__("trainer.nothing")
+
+
+@pytest.mark.parametrize("words", ["config show demo", "config show demo --json"])
+def test_a_closed_pipe_ends_a_command_without_a_traceback(words: str) -> None:
+    """As with `| head -1`: what was printed is in Python's buffer until the end."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", f"trainer.{words.split()[0]}", *words.split()[1:]],
+            cwd=ROOT, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writes)
+    assert (done.returncode, done.stderr) == (READER_GONE, "")

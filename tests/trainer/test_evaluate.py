@@ -70,7 +70,7 @@ def test_a_missing_video_is_an_error_and_no_lower_score(samples: Path, tmp_path:
     with pytest.raises(ConfigError, match="not a caption of one digit"):
         evaluate.read_samples(samples, ["a horse"])
     (tmp_path / "sample_0000.mp4").write_bytes(b"not a video")
-    with pytest.raises(ConfigError, match="no readable video"):
+    with pytest.raises(ConfigError, match="cannot be read as a video"):
         evaluate.read_samples(tmp_path, digits.prompts()[:1])
 
 

@@ -17,7 +17,7 @@ def test_a_runs_losses_become_a_curve(tmp_path: Path, capsys: pytest.CaptureFixt
     for step in (1, 2, 3, 3, 4):  # step 3 was repeated after a resume
         loss = float("nan") if step == 2 else 1 / step
         writer.write(telemetry.StepRecord(step, 4, 0, 8, 64, loss, 1.0, 1e-3, 0.1))
-    writer.event("stop", "done")
+    writer.write(telemetry.Event("stop", "done"))
     writer.close()
     assert pictures.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "loss_curve.png")

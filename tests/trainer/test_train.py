@@ -19,6 +19,7 @@ from tests.trainer.ranks import REPO, TINY
 from trainer import build_run as assemble
 from trainer import train
 from trainer.data.digits import main as render
+from trainer.environment import is_reporter
 from trainer.errors import CheckpointError, ConfigError
 from trainer.runlog.telemetry import Event, StepRecord, read
 
@@ -101,10 +102,10 @@ def test_a_failure_of_one_rank_is_said_by_that_rank_and_an_agreed_one_by_rank_0(
     agreed.on_all_ranks = True
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("RANK", "1")
-    assert train._speaks(own)
-    assert not train._speaks(agreed)
+    assert is_reporter(own)
+    assert not is_reporter(agreed)
     monkeypatch.setenv("RANK", "0")
-    assert train._speaks(agreed)
+    assert is_reporter(agreed)
 
 
 def test_an_unexpected_failure_ends_with_a_sentence_that_names_the_rank(

@@ -6,17 +6,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from trainer.environment import TRAINING, require
+from trainer.environment import TRAINING, command, require
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
 from trainer.arguments import above_0, whole
 from trainer.config import load as configuration
-from trainer.errors import ConfigError, TrainerError
-from trainer.runlog.output import LOG, add_log_level, configure, report_error
+from trainer.errors import ConfigError
+from trainer.runlog.output import add_log_level, configure
 
-_INTERRUPTED = 130
 _DESCRIPTION = """\
 Training steps on random latents, bucket by bucket: seconds by phase (medians), tokens/s, TFLOP/s
 and MFU of forward and backward pass (recomputation apart, as "again"), peak memory. Each bucket
@@ -32,16 +31,11 @@ examples
       --budget-mb 120000"""
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     args, overrides = _parser().parse_known_args(argv)
     configure(args.log_level)
-    try:
-        return _run(args, overrides)
-    except TrainerError as error:
-        return report_error(error)
-    except KeyboardInterrupt:
-        LOG.error("interrupted")
-        return _INTERRUPTED
+    return _run(args, overrides)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -154,7 +154,7 @@ def _child(connection: Connection, spec: Spec, work: Callable[[Spec, Progress], 
 
 
 def _of_error(error: Exception) -> Outcome:
-    from trainer.engine.memory import is_out_of_memory
+    from trainer.models.memory import is_out_of_memory
 
     first = (str(error).strip().splitlines() or [""])[0]
     text = f"{type(error).__name__}: {first}".removesuffix(": ")
@@ -179,7 +179,7 @@ def _give_way(spec: Spec) -> None:
         return
     import torch
 
-    from trainer.engine.memory import available_bytes
+    from trainer.models.memory import available_bytes
 
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):

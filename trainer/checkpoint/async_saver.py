@@ -32,7 +32,8 @@ from trainer.engine.agreement import attempt
 from trainer.engine.base import Engine, EngineState
 from trainer.engine.shards import Shards, write
 from trainer.errors import CheckpointError
-from trainer.weights.source import EMA, MODEL
+from trainer.weights import checkpoints
+from trainer.weights.checkpoints import EMA, MODEL
 
 _POLL_S = 0.2  # how often `finish` asks the other ranks
 LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
@@ -292,7 +293,7 @@ class Saver:
         written = []
         if state is not None:
             place = (state.rank, state.world)
-            written.append(write(part / checkpoint.OPTIMIZER, *place, of("state/"), state.facts))
+            written.append(write(part / checkpoints.OPTIMIZER, *place, of("state/"), state.facts))
             write(part / checkpoint.AVERAGE_PARTS, *place, of("average/"))
         if self._engine.rank == 0:
             save.weights = {**save.weights, **of("weights/")}
@@ -326,7 +327,7 @@ class Saver:
         return checkpoint.write_weights(part / EMA, average, whole)
 
     def _write_model(self, save: _Save, part: Path) -> list[Path]:
-        parts, own = Shards(part / checkpoint.OPTIMIZER), save.weights
+        parts, own = Shards(part / checkpoints.OPTIMIZER), save.weights
 
         def whole(name: str) -> Tensor:
             if not own[name].is_meta:

@@ -8,10 +8,8 @@ file per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json`, `see
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -26,17 +24,14 @@ from torch import Tensor
 from trainer.errors import CheckpointError
 from trainer.runlog.atomic_file import sync, write_synced
 from trainer.runlog.json_file import read_object
-from trainer.weights.write import write_file
+from trainer.weights.checkpoints import LATEST, MANIFEST, OPTIMIZER, complete, others
+from trainer.weights.write import total_bytes, write_file, write_index
 
-MANIFEST = "manifest.json"
-LATEST = "latest"
-OPTIMIZER = "optimizer"
 AVERAGE_PARTS = "ema-parts"  # until the whole average is written from them
 SCHEDULE, RUNNING, SAMPLER = "lr_scheduler.json", "running_states.json", "sampler.json"
 SEEN = "seen.npy"  # content ids of the clips of this epoch so far
 _ASIDE = ".tmp-"  # begins the names of folders that are being made, or deleted
 _OLD = f"{_ASIDE}old-"
-_NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 _CHUNK = 4 << 20
 
 
@@ -78,27 +73,29 @@ def begin(part: Path, need: int) -> list[str]:
     Raises `CheckpointError` when `need` bytes do not fit.
     """
     # Of a run that was killed while it saved, or what could not be deleted at first.
-    notes = [discard(left) for left in sorted(part.parent.glob(f"{_ASIDE}*"))]
+    notes = discard(sorted(part.parent.glob(f"{_ASIDE}*")))
     free = shutil.disk_usage(part.parent).free
     if free < need:
         raise CheckpointError(f"it needs {_shown(need)} and {part.parent} has {_shown(free)} free")
     for folder in (OPTIMIZER, AVERAGE_PARTS):
         (part / folder).mkdir(parents=True)
-    return [note for note in notes if note]
+    return notes
 
 
-def discard(path: Path) -> str:
-    """Delete a folder that nothing needs; returns why it cannot be deleted, or "".
+def discard(paths: Iterable[Path]) -> list[str]:
+    """Delete folders that nothing needs; returns messages about those that cannot be deleted.
 
-    It loses its name first: half of a checkpoint is never taken for a whole one, its place is free,
+    They are renamed first: half of a checkpoint is never taken for a whole one, its name is free,
     and the next save tries again (a file that is read elsewhere over NFS, an immutable one).
     """
-    try:
-        shutil.rmtree(_put_aside(path))
-    except OSError as error:
-        why = f"{error.filename}: {error.strerror}"
-        return f"{path.name} cannot be deleted and still takes space: {why}"
-    return ""
+    notes = []
+    for path in paths:
+        try:
+            shutil.rmtree(_put_aside(path))
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+            notes.append(f"{path.name} cannot be deleted and still takes space: {why}")
+    return notes
 
 
 def _put_aside(path: Path) -> Path:
@@ -106,8 +103,7 @@ def _put_aside(path: Path) -> Path:
     if path.name.startswith(_OLD):
         return path
     aside = path.with_name(f"{_OLD}{secrets.token_hex(4)}-{path.name.removeprefix(_ASIDE)}")
-    path.rename(aside)
-    return aside
+    return path.rename(aside)
 
 
 def part_of(run_dir: Path, position: Position) -> Path:
@@ -120,9 +116,9 @@ def _shown(size: int) -> str:
 
 
 def seal(part: Path, final: Path, files: Entries) -> list[str]:
-    """Of a folder whose files are all there: write its manifest and give it its name.
+    """Write the manifest of a folder whose files are complete, and rename it.
 
-    Returns what cannot be deleted now, for people: from the renaming on, nothing is a failed save.
+    Returns messages about what cannot be deleted: after the renaming nothing fails the save.
     """
     ordered = {name: files[name] for name in sorted(files)}
     write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": ordered}, indent=1))
@@ -130,14 +126,12 @@ def seal(part: Path, final: Path, files: Entries) -> list[str]:
         sync(folder)
     pointer = final.parent / f".{LATEST}"
     write_synced(pointer, final.name + "\n")
-    before = (
-        _put_aside(final) if final.exists() else None
-    )  # the run went back and comes by here again
+    # It exists where the run went back to an earlier checkpoint.
+    before = [_put_aside(final)] if final.exists() else []
     part.rename(final)
     pointer.replace(final.parent / LATEST)
     sync(final.parent)
-    note = discard(before) if before is not None else ""
-    return [note] if note else []
+    return discard(before)
 
 
 def write_weights(
@@ -147,11 +141,8 @@ def write_weights(
     folder.mkdir()
     file = folder / "model.safetensors"
     write_file(file, weights, read=read)
-    total = sum(value.numel() * value.element_size() for value in weights.values())
-    index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(weights, file.name)}
-    beside = folder / f"{file.name}.index.json"
-    beside.write_text(json.dumps(index, indent=1) + "\n")
-    return [file, beside]
+    index = write_index(folder, dict.fromkeys(weights, file.name), total_bytes(weights))
+    return [file, index]
 
 
 def write_documents(part: Path, documents: Mapping[str, Any]) -> list[Path]:
@@ -169,12 +160,12 @@ def write_documents(part: Path, documents: Mapping[str, Any]) -> list[Path]:
 
 def entries(part: Path, files: Iterable[Path]) -> Entries:
     """Size and SHA-256 of files under `part`, which are on the disk after it."""
-    return {str(path.relative_to(part)): _entry(path) for path in files}
-
-
-def _entry(path: Path) -> Entry:
-    sync(path)
-    return {"size": path.stat().st_size, "sha256": _sha256(path)}
+    found: Entries = {}
+    for path in files:
+        sync(path)
+        name = str(path.relative_to(part))
+        found[name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+    return found
 
 
 def _sha256(path: Path) -> str:
@@ -185,76 +176,39 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def complete(run_dir: Path) -> list[Path]:
-    """A run's complete checkpoints, in the order in which they were made.
-
-    Not in that of their numbers: a run that went back leaves higher ones behind, and those are
-    older.
-    """
-    found = []
-    for path in run_dir.iterdir():
-        if match := _NAME.fullmatch(path.name):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                found.append(((path / MANIFEST).stat().st_mtime_ns, int(match[2]), path))
-    return [path for _, _, path in sorted(found)]
-
-
 def forget_old(newest: Path, keep: int, every: int = 0) -> list[str]:
     """Keep `newest`, the last `keep - 1` others, and those of every `every`-th step.
 
-    Returns what cannot be deleted now, for people.
+    Returns messages about those that cannot be deleted.
     """
-    notes = []
-    if keep >= 1:
-        others = [path for path in complete(newest.parent) if path != newest]
-        for path in others[: max(0, len(others) - keep + 1)]:
-            if every and int(path.name.rpartition("step")[2]) % every == 0:
-                continue
-            notes.append(discard(path))
-    return [note for note in notes if note]
-
-
-def find(path: Path) -> Path:
-    """The checkpoint at a path: itself, or the one that a run directory's `latest` names."""
-    path = path.absolute()
-    if (path / MANIFEST).is_file():
-        return path
-    if not path.is_dir():
-        raise CheckpointError(f"there is no checkpoint at {path}")
-    if _NAME.fullmatch(path.name):
-        raise CheckpointError(f"{path} is not complete: it has no {MANIFEST}", hint=_other(path))
-    found = complete(path)
-    if not found:
-        raise CheckpointError(f"{path} holds no complete checkpoint")
-    pointer = path / LATEST
-    name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
-    return next((known for known in found if known.name == name), found[-1])
+    if keep < 1:
+        return []
+    older = [path for path in complete(newest.parent) if path != newest]
+    older = older[: max(0, len(older) - keep + 1)]
+    return discard(p for p in older if not every or int(p.name.rpartition("step")[2]) % every)
 
 
 def verify(path: Path) -> None:
     """Raises `CheckpointError` naming the first file that is missing, cut or changed."""
+    if problem := _problem(path):
+        raise CheckpointError(problem, hint=others(path))
+
+
+def _problem(path: Path) -> str:
     try:
-        entries = read_object(path / MANIFEST)["files"]
-        wanted = {name: (int(e["size"]), str(e["sha256"])) for name, e in entries.items()}
+        listed = read_object(path / MANIFEST)["files"]
+        wanted = {name: (int(e["size"]), str(e["sha256"])) for name, e in listed.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path / MANIFEST} cannot be read", hint=_other(path)) from None
+        return f"{path / MANIFEST} cannot be read"
     for name, (size, digest) in wanted.items():
         file = path / name
         if not file.is_file():
-            raise CheckpointError(f"{file} is missing", hint=_other(path))
+            return f"{file} is missing"
         if file.stat().st_size != size:
-            raise CheckpointError(
-                f"{file} has {file.stat().st_size:,} bytes, not {size:,}", hint=_other(path)
-            )
+            return f"{file} has {file.stat().st_size:,} bytes, not {size:,}"
         if _sha256(file) != digest:
-            raise CheckpointError(f"{file} is damaged: its SHA-256 is another", hint=_other(path))
-
-
-def _other(path: Path) -> str:
-    others = [found for found in complete(path.parent) if found != path]
-    return (
-        f"the newest other checkpoint is {others[-1]}" if others else "there is no other checkpoint"
-    )
+            return f"{file} is damaged: its SHA-256 is another"
+    return ""
 
 
 def read_documents(path: Path, names: Iterable[str]) -> dict[str, Any]:

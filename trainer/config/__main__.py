@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from trainer.config.load import as_python, load, to_dict
-from trainer.errors import TrainerError
-from trainer.runlog.output import add_log_level, configure, report_error
+from trainer.environment import command
+from trainer.runlog.output import add_log_level, configure
 
 
-def main(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for wrong usage or a config that cannot be resolved."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.config",
@@ -26,10 +27,7 @@ def main(argv: Sequence[str]) -> int:
     add_log_level(parser)
     args, overrides = parser.parse_known_args(argv)
     configure(args.log_level)
-    try:
-        config = load(args.config, overrides)
-    except TrainerError as error:
-        return report_error(error)
+    config = load(args.config, overrides)
     if args.json:
         print(json.dumps({"schema": 1, "command": "config show", "config": to_dict(config)}))
     else:
@@ -38,4 +36,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

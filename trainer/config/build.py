@@ -11,8 +11,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from trainer.allowed_values import require_allowed
 from trainer.config.file import Key, Tree
-from trainer.config.values import require_allowed
 from trainer.errors import ConfigError
 
 
@@ -22,11 +22,7 @@ class Section:
     harmless: typing.ClassVar[Mapping[str, str]] = {}  # upstream keys we need not: key -> why
     refused: typing.ClassVar[Mapping[str, str]] = {}  # upstream keys we cannot: key -> sentence
     aliases: typing.ClassVar[Mapping[str, str]] = {}  # other spelling -> field
-
-    @classmethod
-    def further(cls, data: Mapping[str, Any]) -> Any:
-        """A dataclass whose fields go to the field `options`, or None; `data` is the section's."""
-        return None
+    further: typing.ClassVar[Any] = None  # a dataclass whose fields go to the field `options`
 
 
 S = TypeVar("S", bound=Section)
@@ -44,6 +40,11 @@ def field_types(cls: Any) -> dict[str, Any]:
     return _types[cls]
 
 
+def _key_types(cls: Any) -> dict[str, Any]:
+    """As `field_types`, with the fields that go to `options`."""
+    return field_types(cls) | (field_types(cls.further) if cls.further else {})
+
+
 def build(cls: type[S], tree: Tree, notes: list[str], key: Key = ()) -> S:
     """The dataclass for the dict at `key`. Harmless keys are dropped with a note.
 
@@ -54,45 +55,36 @@ def build(cls: type[S], tree: Tree, notes: list[str], key: Key = ()) -> S:
         data = data[name]
     if not isinstance(data, Mapping):
         raise ConfigError(f"{tree.place(key)}: {'.'.join(key)} must be a dict, not {data!r}")
-    known, further = field_types(cls), cls.further(data)
-    options = field_types(further) if further else {}
     values: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in data.items():
         here = (*key, str(name))
-        field_name = resolve_name(cls, str(name), options, here, tree.place(here), notes)
+        field_name = _field_of(cls, here, tree.place(here), notes)
         if field_name is None:
             continue
-        kind = known.get(field_name) or options[field_name]
+        kind = _key_types(cls)[field_name]
         section = _section_of(kind)
         if section and isinstance(value, Mapping):
             value = build(section, tree, notes, here)
         else:
             value = coerce(value, kind, here, tree.place(here))
-        (values if field_name in known else extra)[field_name] = value
+        (values if field_name in field_types(cls) else options)[field_name] = value
 
     def named(name: str) -> str:
         return f"{tree.place((*key, name))}: {'.'.join((*key, name))}"
 
     require_allowed(cls, values, named)
-    if extra:
-        require_allowed(further, extra, named)
-        values["options"] = extra
+    if options:
+        require_allowed(cls.further, options, named)
+        values["options"] = options
     return cls(**values)
 
 
-def resolve_name(
-    cls: type[Section],
-    name: str,
-    options: Mapping[str, Any],
-    key: Key,
-    place: str,
-    notes: list[str],
-) -> str | None:
+def _field_of(cls: type[Section], key: Key, place: str, notes: list[str]) -> str | None:
     """The field a key means; None for a harmless one. Raises `ConfigError` for any other."""
-    name = cls.aliases.get(name, name)
-    known = field_types(cls)
-    if name in known or name in options:
+    name = cls.aliases.get(key[-1], key[-1])
+    known = _key_types(cls)
+    if name in known:
         return name
     shown = ".".join(key)
     if name in cls.harmless:
@@ -102,7 +94,7 @@ def resolve_name(
         return None
     if name in cls.refused:
         raise ConfigError(f"{place}: {shown} is not supported: {cls.refused[name]}")
-    names = [*known, *options, *cls.aliases, *cls.harmless, *cls.refused]
+    names = [*known, *cls.aliases, *cls.harmless, *cls.refused]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {'.'.join((*key[:-1], near[0]))}?" if near else None
     raise ConfigError(f"{place}: there is no key {shown}", hint=hint)
@@ -116,43 +108,24 @@ def _section_of(kind: Any) -> type[Section] | None:
 
 
 def coerce(value: Any, kind: Any, key: Key, place: str) -> Any:
-    """A value of a file as the field's type: an int may stand for a float, a list for a tuple."""
+    """A value of a file as the field's type: an int is also a float, a list also a tuple."""
+    name = f"{place}: {'.'.join(key)}"
     for part in _alternatives(kind):
-        origin = typing.get_origin(part) or part
-        if part is Any or (value is None and part is type(None)):
+        origin, args = typing.get_origin(part) or part, typing.get_args(part)
+        if part is Any or (origin in (bool, int, str, type(None)) and type(value) is origin):
             return value
-        if origin is bool or origin is int or origin is str:
-            if type(value) is origin:
-                return value
-        elif origin is float:
-            if type(value) in (int, float):
-                if not math.isfinite(value):
-                    raise ConfigError(
-                        f"{place}: {'.'.join(key)} must be a finite number; not {value}"
-                    )
-                return float(value)
-        elif origin in (tuple, list):
-            if isinstance(value, (list, tuple)):
-                return _coerce_items(value, part, key, place)
-        elif origin is dict and isinstance(value, Mapping):
+        if origin is float and type(value) in (int, float):
+            if not math.isfinite(value):
+                raise ConfigError(f"{name} must be a finite number; not {value}")
+            return float(value)
+        if origin in (tuple, list) and isinstance(value, (list, tuple)):
+            kinds = args if origin is tuple and Ellipsis not in args else args[:1] * len(value)
+            if len(kinds) != len(value):
+                raise ConfigError(f"{name} must have {len(args)} values, not {value!r}")
+            return origin(coerce(v, k, key, place) for v, k in zip(value, kinds, strict=True))
+        if origin is dict and isinstance(value, Mapping):
             return dict(value)
-    raise ConfigError(
-        f"{place}: {'.'.join(key)} must be {type_name(kind)}, not {value!r} "
-        f"({type(value).__name__})"
-    )
-
-
-def _coerce_items(value: Any, kind: Any, key: Key, place: str) -> Any:
-    origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if not args:
-        return origin(value)
-    if origin is tuple and Ellipsis not in args:
-        if len(value) != len(args):
-            raise ConfigError(
-                f"{place}: {'.'.join(key)} must have {len(args)} values, not {value!r}"
-            )
-        return tuple(coerce(v, k, key, place) for v, k in zip(value, args, strict=True))
-    return origin(coerce(v, args[0], key, place) for v in value)
+    raise ConfigError(f"{name} must be {type_name(kind)}, not {value!r} ({type(value).__name__})")
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
@@ -162,14 +135,14 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def type_name(kind: Any) -> str:
-    """A type in words for people."""
-    names = []
-    for part in _alternatives(kind):
-        names.append("None" if part is type(None) else getattr(part, "__name__", str(part)))
-    return " or ".join(names)
+    """A type for people."""
+    return " or ".join(
+        "None" if part is type(None) else getattr(part, "__name__", str(part))
+        for part in _alternatives(kind)
+    )
 
 
-# --- overrides -------------------------------------------------------------------------------
+# --- overrides ---
 
 
 def parse_text(text: str, kind: Any, flag: str) -> Any:
@@ -199,11 +172,8 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
     raise ConfigError(f"{flag} must be {type_name(kind)}, not {text!r}")
 
 
-def type_at(
-    cls: type[Section], key: Key, tree: Tree, flag: str, notes: list[str]
-) -> tuple[Key, Any] | None:
+def type_at(cls: type[Section], key: Key, flag: str, notes: list[str]) -> tuple[Key, Any] | None:
     """Full key and type of a dotted name; None when the key is harmless. Raises `ConfigError`."""
-    data: Any = tree.data
     found: Key = ()
     kind: Any = cls
     for index, name in enumerate(key):
@@ -212,13 +182,9 @@ def type_at(
             if dict in [typing.get_origin(p) or p for p in _alternatives(kind)]:
                 return (*found, *key[index:]), Any  # inside a free table such as bucket_config
             raise ConfigError(f"{flag}: {'.'.join(found)} is not a section and has no {name}")
-        own = data if isinstance(data, Mapping) else {}
-        further = section.further(own)
-        options = field_types(further) if further else {}
-        resolved = resolve_name(section, name, options, (*found, name), flag, notes)
-        if resolved is None:
+        field_name = _field_of(section, (*found, name), flag, notes)
+        if field_name is None:
             return None
-        found = (*found, resolved)
-        kind = field_types(section).get(resolved) or options[resolved]
-        data = own.get(resolved)
+        found = (*found, field_name)
+        kind = _key_types(section)[field_name]
     return found, kind

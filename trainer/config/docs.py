@@ -6,18 +6,16 @@ python -m trainer.config.docs --write docs/reference/configs.md    # a test comp
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import inspect
-import io
+import re
 import sys
-import textwrap
-import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.load import (
+from trainer.allowed_values import allowed
+from trainer.config.keys import (
     Config,
     DatasetConfig,
     ModelConfig,
@@ -26,8 +24,7 @@ from trainer.config.load import (
     TextEncoderConfig,
     VaeConfig,
 )
-from trainer.config.type_names import REFUSED, TYPES
-from trainer.config.values import allowed
+from trainer.config.upstream import REFUSED, TYPES
 from trainer.models.stdit_config import STDiT3Config
 
 BEGIN, END = "<!-- keys: python -m trainer.config.docs -->", "<!-- end of keys -->"
@@ -42,39 +39,22 @@ SECTIONS: tuple[tuple[str, Any, str], ...] = (
     ("scheduler.", SchedulerConfig, "scheduler"),
     ("sample.", SampleConfig, "sample"),
 )
+_FIELD = re.compile(r"(\w+): .*?(?:  # (.*))?$")  # one line; name and comment
 
 
 def comments_of(cls: type) -> dict[str, str]:
     """Field -> the comment beside it, else the one on the lines above."""
-    source = textwrap.dedent(inspect.getsource(cls))
-    by_line = {
-        token.start[0]: token.string.lstrip("# ").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    (body,) = ast.parse(source).body
-    assert isinstance(body, ast.ClassDef)
-    alone = {
-        number
-        for number, line in enumerate(source.splitlines(), 1)
-        if line.lstrip().startswith("#")
-    }
-
-    def above(line: int) -> str:
-        first = line
-        while first - 1 in alone:
-            first -= 1
-        return " ".join(by_line[number] for number in range(first, line))
-
-    def beside(node: ast.AnnAssign) -> str:
-        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        return " ".join(by_line[number] for number in lines if number in by_line)
-
-    return {
-        node.target.id: beside(node) or above(node.lineno)
-        for node in body.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in inspect.getsource(cls).splitlines():
+        text = line.strip()
+        if text.startswith("# "):
+            above.append(text[2:])
+            continue
+        if match := _FIELD.match(text):
+            found[match[1]] = match[2] or " ".join(above)
+        above = []
+    return found
 
 
 def rows(prefix: str, cls: Any) -> Iterator[tuple[str, str, str, str]]:
@@ -83,20 +63,12 @@ def rows(prefix: str, cls: Any) -> Iterator[tuple[str, str, str, str]]:
     for field in dataclasses.fields(cls):
         if not field.metadata.get("settable", True) or str(field.type).endswith("Config"):
             continue
-        yield f"{prefix}{field.name}", _kind(field), _default(field), comments[field.name]
-
-
-def _kind(field: dataclasses.Field[Any]) -> str:
-    rule = allowed(field)
-    return f"{field.type}, {rule}" if rule else str(field.type)
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        return repr(field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return repr(field.default_factory())
-    return "required"
+        rule = allowed(field)
+        kind = f"{field.type}, {rule}" if rule else str(field.type)
+        default = repr(field.default)
+        if field.default_factory is not dataclasses.MISSING:
+            default = repr(field.default_factory())
+        yield f"{prefix}{field.name}", kind, default, comments[field.name]
 
 
 def table() -> str:
@@ -110,33 +82,24 @@ def table() -> str:
             for key, kind, default, comment in rows(prefix, cls)
         ]
         lines.append("")
-    lines += _words("Other spellings that are understood", "aliases", "means")
-    lines += _words("Keys of published files that need nothing here", "harmless", "why")
-    lines += _words("Keys that are refused", "refused", "why")
-    lines += _types()
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _words(heading: str, attribute: str, column: str) -> list[str]:
-    lines = [f"### {heading}", "", f"| key | {column} |", "| --- | --- |"]
-    for prefix, cls, _ in SECTIONS:
-        found: Mapping[str, str] = getattr(cls, attribute, {})
-        for key, text in found.items():
-            lines.append(
-                f"| `{prefix}{key}` | {f'`{text}`' if attribute == 'aliases' else _cell(text)} |"
-            )
-    return [*lines, ""]
-
-
-def _types() -> list[str]:
-    lines = ["### Type names", "", "| section | `type` in a file | here |", "| --- | --- | --- |"]
+    lines += _keys("Other spellings that are understood", "aliases", "means")
+    lines += _keys("Keys of published files that need nothing here", "harmless", "why")
+    lines += _keys("Keys that are refused", "refused", "why")
+    lines += ["### Type names", "", "| section | `type` in a file | here |", "| --- | --- | --- |"]
     for section, names in TYPES.items():
         lines += [f"| {section} | `{name}` | `{ours}` |" for name, ours in names.items()]
-        refused = REFUSED.get(section, {})
-        lines += [
-            f"| {section} | `{name}` | refused: {_cell(why)} |" for name, why in refused.items()
-        ]
-    return [*lines, ""]
+        for name, why in REFUSED[section].items():
+            lines.append(f"| {section} | `{name}` | refused: {_cell(why)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _keys(heading: str, attribute: str, column: str) -> Iterator[str]:
+    yield from [f"### {heading}", "", f"| key | {column} |", "| --- | --- |"]
+    for prefix, cls, _ in SECTIONS:
+        for key, text in getattr(cls, attribute, {}).items():
+            shown = f"`{text}`" if attribute == "aliases" else _cell(text)
+            yield f"| `{prefix}{key}` | {shown} |"
+    yield ""
 
 
 def _cell(text: str) -> str:

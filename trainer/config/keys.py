@@ -7,17 +7,13 @@ sentence. docs/reference/configs.md is made from this file (`python -m trainer.c
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from trainer.allowed_values import choice, number
 from trainer.config.build import Section
-from trainer.config.values import choice, number
-from trainer.errors import ConfigError
-
-# The model's own dataclass is the home of its fields; reading a config imports it when one is set.
-_MODELS = {"STDiT3": "trainer.models.stdit_config:STDiT3Config"}
+from trainer.models.stdit_config import STDiT3Config
 
 _FEATURES = "make features with trainer.data encode and say dataset.features = FOLDER"
 _ATTENTION = "there is one attention and one norm path, chosen by torch"
@@ -36,17 +32,12 @@ class DatasetConfig(Section):
     root: str | None = None  # folder that relative paths start from; default the manifest's
     # "area": sharper; "torch": upstream's pixels, see docs/explanations/reading-clips.md
     resize: str = choice("bilinear", "area", "torch")
-    # a clip that takes longer is bad; another stands in for it
-    clip_timeout_s: float = number(30.0, above=0)
+    clip_timeout_s: float = number(30.0, above=0)  # a clip that takes longer is bad
     batch_timeout_s: float = number(300.0, above=0)  # a batch that takes longer stops the run
-    # of a decoding process; a clip that wants more is bad
-    worker_memory_mb: int = number(2048, least=1)
-    # decoded clips each worker keeps; for data sets of a few MB
-    cache_decoded_mb: int = number(0, least=0)
-    # steps over which microbatches of one cost are put together; 0 is off
-    balance_window: int = number(8, least=0)
-    # "timed": measured at the start, three forward passes a bucket
-    balance_costs: str = choice("flops", "timed")
+    worker_memory_mb: int = number(2048, least=1)  # per process; a clip that needs more is bad
+    cache_decoded_mb: int = number(0, least=0)  # of clips that a worker keeps, for small data sets
+    balance_window: int = number(8, least=0)  # steps with microbatches grouped by cost; 0 is off
+    balance_costs: str = choice("flops", "timed")  # "timed": three forward passes a bucket
 
     aliases: ClassVar[Mapping[str, str]] = {"sampling_interval": "frame_interval"}
     harmless: ClassVar[Mapping[str, str]] = {
@@ -78,15 +69,7 @@ class ModelConfig(Section):
         "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
     }
     nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"qk_norm_legacy": (False,)}
-
-    @classmethod
-    def further(cls, data: Mapping[str, Any]) -> Any:
-        name = str(data.get("type", cls.type))
-        home = _MODELS.get(name.split("-")[0])
-        if home is None:
-            raise ConfigError(f"model.type {name!r} is not known; there is {', '.join(_MODELS)}")
-        module, _, attribute = home.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+    further: ClassVar[Any] = STDiT3Config
 
 
 @dataclass(frozen=True)
@@ -97,11 +80,9 @@ class VaeConfig(Section):
     from_pretrained: str | None = None  # weights: a file, a folder or a hub id
     channels: int = 3  # identity only: 3, or 1 for luma
     micro_frame_size: int | None = number(17, least=1)  # frames of a chunk, which sees no other
-    # for encoding and decoding; default 1/8 of the accelerator's
-    memory_gb: float | None = number(None, above=0)
-    # latents are divided by this, per channel
-    scale: tuple[float, ...] | None = number(None, above=0)
-    shift: tuple[float, ...] | None = None  # and before that moved by this
+    memory_gb: float | None = number(None, above=0)  # default 1/8 of the accelerator's
+    scale: tuple[float, ...] | None = number(None, above=0)  # divides latents, per channel
+    shift: tuple[float, ...] | None = None  # subtracted from latents before
 
     harmless: ClassVar[Mapping[str, str]] = {
         "micro_batch_size": "memory decides how many frames go through at once; see vae.memory_gb",
@@ -123,8 +104,7 @@ class TextEncoderConfig(Section):
     model_max_length: int = number(300, least=1)  # tokens; longer captions are cut
     d_model: int = number(128, least=1)  # tiny_t5 only: width of its output
     num_layers: int = number(2, least=1)  # tiny_t5 only
-    # tiny_t5 only: small keeps the word in the residual stream
-    initializer_factor: float = number(1.0, above=0)
+    initializer_factor: float = number(1.0, above=0)  # tiny_t5 only: small keeps words apart
 
     harmless: ClassVar[Mapping[str, str]] = {
         "shardformer": "T5 runs as it is",
@@ -147,8 +127,7 @@ class SchedulerConfig(Section):
     scale: float = number(1.0, above=0)  # of logit-normal
     use_timestep_transform: bool = False  # more noise for larger and longer clips
     transform_scale: float = number(1.0, above=0)  # factor on how much more
-    # of the latent; "upstream": t = 0 for 2 to 16 frames
-    timestep_transform: str = choice("true-length", "upstream")
+    timestep_transform: str = choice("true-length", "upstream")  # upstream: 0 for 2 to 16 frames
 
 
 @dataclass(frozen=True)
@@ -161,10 +140,8 @@ class SampleConfig(Section):
     resolution: str | None = None  # or an area by name ...
     aspect_ratio: str | None = None  # ... at a ratio height:width
     fps: float = number(24.0, above=0)  # given to the model
-    # of the videos trained on; the file plays at fps / this
-    frame_interval: int = number(1, least=1)
-    # written into the file; default fps / frame_interval
-    save_fps: float | None = number(None, above=0)
+    frame_interval: int = number(1, least=1)  # of the videos trained on
+    save_fps: float | None = number(None, above=0)  # of the file; default fps / frame_interval
     num_sampling_steps: int | None = number(None, least=1)  # default scheduler.num_sampling_steps
     cfg_scale: float | None = number(None)  # default scheduler.cfg_scale
     negative_prompt: str | None = None  # steered away from; default the learned null text
@@ -173,8 +150,7 @@ class SampleConfig(Section):
     camera_motion: str | None = None  # in words
     num_sample: int = number(1, least=1)  # videos of each prompt
     loop: int = number(1, least=1)  # clips joined to one video, each continuing the one before
-    # latent frames of a clip that the next one continues
-    condition_frame_length: int = number(5, least=1)
+    condition_frame_length: int = number(5, least=1)  # latent frames that the next clip continues
     condition_frame_edit: float = number(0.0, least=0, most=1)  # how far those may change
     # conditions start at multiples of it; default the VAE's chunk
     align: int | None = number(None, least=1)
@@ -190,15 +166,11 @@ class Config(Section):
 
     # data
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
-    bucket_config: dict[str, Any] = field(
-        default_factory=dict
-    )  # resolution -> {frames: (p, batch)}
-    # what the probabilities mean, see trainer.data.plan.buckets
-    bucket_semantics: str = choice("open-sora-1.2", "open-sora-2")
-    # decoding processes per rank; 0 decodes in a single process beside
-    num_workers: int = number(4, least=0)
-    # batches ahead per worker; default torch's 2
-    prefetch_factor: int | None = number(None, least=1)
+    # resolution -> {frames: (p, batch)}
+    bucket_config: dict[str, Any] = field(default_factory=dict)
+    bucket_semantics: str = choice("open-sora-1.2", "open-sora-2")  # meaning of the probabilities
+    num_workers: int = number(4, least=0)  # decoding processes per rank; 0: one beside it
+    prefetch_factor: int | None = number(None, least=1)  # batches ahead per worker; default 2
     max_bad_samples: int = number(1000, least=0)  # clips that may fail before the run stops
 
     # model
@@ -207,13 +179,11 @@ class Config(Section):
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
-    # microbatches of a rank that make one optimizer step
-    accumulation_steps: int = number(1, least=1)
+    accumulation_steps: int = number(1, least=1)  # microbatches of a rank per optimizer step
     grad_checkpoint: bool | int | str = False  # recompute: off, all, every 2, or keep "24000 MB"
     offload_activations: bool = False  # what the backward pass keeps waits in host memory
     compile: bool = False  # torch.compile of each block: slow first steps, faster ones after
-    # bf16-compat: as Open-Sora's own runs saw them
-    positions: str = choice("fp32-exact", "bf16-compat")
+    positions: str = choice("fp32-exact", "bf16-compat")  # bf16-compat: as in Open-Sora's runs
     dtype: str = choice("bf16", "fp32")  # fp32 master weights either way
 
     # optimisation
@@ -235,20 +205,17 @@ class Config(Section):
     max_steps: int | None = number(None, least=1)  # stop after this many optimizer steps
 
     # the run
-    seed: int = number(
-        1024, least=0, most=2**32 - 1
-    )  # of fresh weights, the data's order, times and noise
+    # of fresh weights, the data's order, times and noise
+    seed: int = number(1024, least=0, most=2**32 - 1)
     outputs: str = "outputs"  # run directories are made here
     ckpt_every: int = number(0, least=0)  # steps between checkpoints; 0 is only at the end
     keep_checkpoints: int = number(-1, least=-1)  # newest ones to keep; -1 is all
     keep_every: int = number(0, least=0)  # beside them, those of every n-th step; 0 is none
     async_io: bool = True  # training continues while a checkpoint is written from a copy in memory
-    # steps between lines on the terminal; telemetry has every step
-    log_every: int = number(1, least=1)
+    log_every: int = number(1, least=1)  # steps between lines; telemetry has every step
     load: str | None = None  # checkpoint to resume from
     start_from_scratch: bool = False  # with load: not the position in the data
-    # first is 0; the data begin here, not where the checkpoint was
-    start_epoch: int | None = number(None, least=0)
+    start_epoch: int | None = number(None, least=0)  # of the data, instead of the checkpoint's
     start_step: int | None = number(None, least=0)  # of that epoch, first is 0
     wandb: str = choice("off", "offline", "online")  # Weights & Biases
     wandb_project: str = "clusterctl"  # where trackers put the run
@@ -261,8 +228,7 @@ class Config(Section):
     reduce_bucket_size_in_m: int = number(20, least=1)  # million gradient elements per collective
     # per rank; default OMP_NUM_THREADS, else 1 where ranks share a CPU
     threads: int | None = number(None, least=1)
-    # a collective that waits longer is an error
-    process_group_timeout_s: float = number(600.0, above=0)
+    process_group_timeout_s: float = number(600.0, above=0)  # limit of a collective
 
     notes: tuple[str, ...] = field(default=(), metadata={"settable": False})  # for the log
 

@@ -19,37 +19,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.build import build, coerce, field_types, parse_text, type_at
+from trainer.config.build import build, coerce, parse_text, type_at
 from trainer.config.file import Tree, is_whole, read
-from trainer.config.keys import (
-    Config,
-    DatasetConfig,
-    ModelConfig,
-    SampleConfig,
-    SchedulerConfig,
-    TextEncoderConfig,
-    VaeConfig,
-)
-from trainer.config.type_names import TYPES, our_type
-from trainer.config.upstream_sample_file import move_into_section
+from trainer.config.keys import Config
+from trainer.config.upstream import translate
 from trainer.errors import ConfigError
-from trainer.optim.lr_schedules import ScheduleConfig, rate_of
+from trainer.models.checkpointing import GradCheckpoint
+from trainer.optim.lr_schedules import rate_of, settings_of
 
-__all__ = [
-    "CONFIGS",
-    "Config",
-    "DatasetConfig",
-    "ModelConfig",
-    "SampleConfig",
-    "SchedulerConfig",
-    "TextEncoderConfig",
-    "VaeConfig",
-    "as_python",
-    "find",
-    "from_dict",
-    "load",
-    "to_dict",
-]
+__all__ = ["CONFIGS", "Config", "as_python", "find", "from_dict", "load", "to_dict"]
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -97,63 +75,20 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def _finish(tree: Tree, notes: list[str]) -> Config:
-    move_into_section(tree, field_types(SampleConfig), notes)
-    _drop_nothing(tree.data, Config)
-    _drop_nothing(tree.data.get("model"), ModelConfig)
-    for name in ("wandb",):
-        if isinstance(tree.data.get(name), bool):  # upstream's type
-            tree.data[name] = "online" if tree.data[name] else "off"
-    for name in ("vae", "text_encoder"):
-        if name in tree.data and tree.data[name] is None:
-            raise ConfigError(
-                f"{tree.place((name,))}: {name} = None means cached features; name theirs by "
-                f"dataset.features = FOLDER and leave {name} as they were made with"
-            )
-    word = tree.data.get("grad_checkpoint")
-    if isinstance(word, str):
-        tree.data["grad_checkpoint"] = {"off": False, "none": False, "all": True}.get(word, word)
-    times = tree.data.get("scheduler")
-    if isinstance(times, dict) and times.get("timestep_transform") == "latent":  # its older name
-        times["timestep_transform"] = "true-length"
-    for section in TYPES:
-        own = tree.data.get(section)
-        if isinstance(own, dict) and isinstance(own.get("type"), str):
-            ours = our_type(section, own["type"], tree.place((section, "type")))
-            if ours != own["type"]:
-                notes.append(f"{section}.type {own['type']} is {ours} here")
-                own["type"] = ours
-    for name, target in Config.aliases.items():
-        if "." in target and name in tree.data:
-            tree.set(tuple(target.split(".")), tree.data.pop(name), tree.place((name,)))
+    translate(tree, notes)
     config = build(Config, tree, notes)
-    _check(config, tree)
-    return dataclasses.replace(config, notes=tuple(notes))
-
-
-def _drop_nothing(data: Any, section: type[Config] | type[ModelConfig]) -> None:
-    """Refused keys whose value asks for nothing."""
-    for name in list(data) if isinstance(data, dict) else ():
-        if data[name] in section.nothing.get(name, ()):
-            del data[name]
-
-
-def _check(config: Config, tree: Tree) -> None:
-    if not isinstance(config.grad_checkpoint, bool):
-        from trainer.models.checkpointing import GradCheckpoint
-
-        try:
-            GradCheckpoint.parse(config.grad_checkpoint)
-        except ConfigError as error:
-            raise ConfigError(f"{tree.place(('grad_checkpoint',))}: {error}") from None
-    schedule = {f.name: getattr(config, f.name) for f in dataclasses.fields(ScheduleConfig)}
     try:
-        rate_of(ScheduleConfig(**schedule))
+        key = "grad_checkpoint"
+        GradCheckpoint.parse(config.grad_checkpoint)
+        key = "lr_schedule"
+        rate_of(settings_of(config))
     except ConfigError as error:
-        raise ConfigError(f"{tree.place(('lr_schedule',))}: {error}") from None
+        raise ConfigError(f"{tree.place((key,))}: {error}") from None
     if config.keep_checkpoints == 0:
         raise ConfigError(
             f"{tree.place(('keep_checkpoints',))}: keep_checkpoints is -1 (all) or at least 1"
         )
+    return dataclasses.replace(config, notes=tuple(notes))
 
 
 def _pairs(args: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -179,7 +114,7 @@ def _override(tree: Tree, flag: str, text: str | None, notes: list[str]) -> None
     name = Config.aliases.get(name, name)
     if name == "wandb" and text is not None:  # upstream's type
         text = {"true": "online", "false": "off"}.get(text.lower(), text)
-    found = type_at(Config, tuple(name.split(".")), tree, flag, notes)
+    found = type_at(Config, tuple(name.split(".")), flag, notes)
     if found is None:
         return
     key, kind = found

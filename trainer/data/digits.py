@@ -20,12 +20,13 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer.environment import TRAINING, require
+from trainer.environment import TRAINING, command, require
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
@@ -246,7 +247,8 @@ def _replace(out: Path, fresh: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.data.digits", description="Render moving handwritten digits."
     )
@@ -259,9 +261,6 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         rendered = make(args.out, args.clips, args.seed, args.size, args.frames)
-    except DigitsError as error:
-        print(error.told(), file=sys.stderr)
-        return 2
     except OSError as error:
         print(f"error: {args.out} cannot be written: {error.strerror}", file=sys.stderr)
         return 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -14,13 +13,12 @@ from pathlib import Path
 from trainer.arguments import above_0, finite, whole
 from trainer.config import load as configuration
 from trainer.config.load import Config
-from trainer.environment import missing_packages
-from trainer.errors import ConfigError, TrainerError
+from trainer.environment import INTERRUPTED, command
+from trainer.errors import ConfigError
 from trainer.runlog.json_file import read_object
-from trainer.runlog.output import LOG, add_log_level, configure, report_error
+from trainer.runlog.output import LOG, add_log_level, configure
 
 CONFIG_FILE = "config.json"  # of a run directory
-_INTERRUPTED = 130
 _DESCRIPTION = """\
 Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in the order of the
 prompts, and contact_sheet.png. Under torchrun every rank makes its share of them. A file that is
@@ -43,23 +41,16 @@ examples
   torchrun --nproc_per_node 8 -m trainer.infer outputs/002-STDiT3 --prompt-path prompts.txt"""
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, overrides = parser.parse_known_args(argv)
     configure(args.log_level)
     try:
-        with missing_packages():
-            return _run(args, overrides)
-    except TrainerError as error:
-        return report_error(error) if _speaks(error) else error.exit_code
+        return _run(args, overrides)
     except KeyboardInterrupt:
         LOG.error("interrupted; finished videos stay and are not made again")
-        return _INTERRUPTED
-
-
-def _speaks(error: TrainerError) -> bool:
-    """All ranks find the same errors in a request; each reports those of its own share."""
-    return error.exit_code != 2 or os.environ.get("LOCAL_RANK", "0") == "0"
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

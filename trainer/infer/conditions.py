@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import ConfigError
-from trainer.models.vae.build import VideoVAE
+from trainer.models.vae.interface import VideoVAE
 
 # C channels · T,H,W latent frames, height, width
 _NAMES = ("loop", "reference", "reference start", "target start", "length", "edit ratio")

@@ -15,7 +15,7 @@ from trainer.data.video.pixels import to_signed
 from trainer.data.video.window import Window
 from trainer.errors import ConfigError
 from trainer.infer.conditions import Group, frames_of
-from trainer.models.vae.build import VideoVAE
+from trainer.models.vae.interface import VideoVAE
 
 # C channels · T,H,W frames, height, width
 _TIMEOUT_S = 120.0  # of one file: a dead mount or an endless one must not block the request

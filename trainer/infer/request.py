@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainer.allowed_values import require_allowed
 from trainer.config.load import Config
-from trainer.config.values import require_allowed
 from trainer.data.plan.aspect import size_of
 from trainer.data.video.decode import IMAGE_FPS
 from trainer.errors import ConfigError

@@ -16,10 +16,9 @@ from pathlib import Path
 import torch
 
 from trainer.captions import clean_caption
-from trainer.checkpoint import files as checkpoints
+from trainer.checkpoint.files import AVERAGE_PARTS, SAMPLER, SCHEDULE, SEEN
 from trainer.components import TINY_T5, build_parts
 from trainer.config.load import Config, to_dict
-from trainer.engine import memory
 from trainer.engine.base import set_threads
 from trainer.errors import ConfigError
 from trainer.infer import files
@@ -28,10 +27,12 @@ from trainer.infer.prompts import Prompt, parse_prompts
 from trainer.infer.references import ReferenceFiles, split_paths
 from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of, share_of
 from trainer.infer.sampling import Progress, Sampler, groups_of
+from trainer.models import memory
 from trainer.models.text import TextEncoder
 from trainer.pictures import contact_sheet
 from trainer.runlog import telemetry
 from trainer.runlog.output import LOG
+from trainer.weights import checkpoints
 from trainer.weights.load import load_into
 from trainer.weights.source import find_source
 
@@ -216,7 +217,7 @@ def _is_half(path: Path) -> bool:
     """
     if not _CHECKPOINT.fullmatch(path.name) or not path.is_dir():
         return False
-    own = (checkpoints.SAMPLER, checkpoints.SEEN, checkpoints.SCHEDULE, checkpoints.AVERAGE_PARTS)
+    own = (SAMPLER, SEEN, SCHEDULE, AVERAGE_PARTS)
     run = path.absolute().parent / telemetry.FILE
     return run.is_file() or any((path / name).exists() for name in own)
 

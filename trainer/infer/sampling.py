@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.components import Parts
-from trainer.engine import memory
 from trainer.errors import ConfigError
 from trainer.infer import conditions
 from trainer.infer.conditions import Group
 from trainer.infer.references import ReferenceReader, split_paths
 from trainer.infer.request import Job, Settings
+from trainer.models import memory
 
 # B batch · C channels · T,H,W frames, height, width; of latents unless said
 Progress = Callable[[int, int], None]  # denoising steps done, of all

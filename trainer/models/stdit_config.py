@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config.values import number, require_allowed
+from trainer.allowed_values import number, require_allowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,6 @@ class TextEncoder:
 def build_tiny_t5(
     folder: str | Path,
     texts: Iterable[str],
-    *,
     d_model: int = 64,
     num_layers: int = 2,
     initializer_factor: float = 0.05,

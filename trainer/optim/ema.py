@@ -34,9 +34,8 @@ class EMA:
         if present.keys() != self._shadow.keys():
             raise KeyError(f"EMA follows other tensors: {_difference(present, self._shadow)}")
         values = [present[name] for name in self._shadow]
-        decay = (
-            min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
-        )
+        ramp = (1 + self.updates) / (10 + self.updates) if self.ramp else 1.0
+        decay = min(self.decay, ramp)
         shadow = list(self._shadow.values())
         self.updates += 1
         if all(value.dtype == torch.float32 for value in values):
@@ -58,11 +57,9 @@ class EMA:
         if state.keys() != self._shadow.keys():
             raise KeyError(f"this EMA is of another model: {_difference(state, self._shadow)}")
         for name, value in self._shadow.items():
-            if state[name].shape != value.shape:
-                raise ValueError(
-                    f"EMA of {name} has shape {tuple(state[name].shape)}, the model "
-                    f"{tuple(value.shape)}"
-                )
+            got, want = tuple(state[name].shape), tuple(value.shape)
+            if got != want:
+                raise ValueError(f"EMA of {name} has shape {got}, the model {want}")
         torch._foreach_copy_(list(self._shadow.values()), [state[name] for name in self._shadow])
         self.updates = 1_000_000_000 if updates is None else updates
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.errors import ConfigError
-
-
-class HasParamGroups(Protocol):
-    """A torch optimizer, or an engine's wrapper around one."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +27,11 @@ class ScheduleConfig:
 Rate = Callable[[int], float]  # number of steps taken so far -> learning rate of the next one
 
 
+def settings_of(config: object) -> ScheduleConfig:
+    """Of a config that has these fields among others."""
+    return ScheduleConfig(**{f.name: getattr(config, f.name) for f in fields(ScheduleConfig)})
+
+
 def rate_of(config: ScheduleConfig) -> Rate:
     """The learning rate as a function of the steps already taken.
 
@@ -50,6 +48,7 @@ def _constant(config: ScheduleConfig) -> Rate:
 
 
 def _linear(config: ScheduleConfig) -> Rate:
+    """Constant after a linear warmup of any length."""
     warmup = config.warmup_steps or 0
     return lambda step: config.lr * min(1.0, (step + 1) / (warmup + 1))
 
@@ -62,16 +61,15 @@ def _one_cycle(config: ScheduleConfig) -> Rate:
         raise ConfigError(
             f"anneal_strategy {config.anneal_strategy!r} must be one of {', '.join(_ANNEAL)}"
         )
-    anneal = _ANNEAL[config.anneal_strategy]
-    low, top, final = config.min_lr, config.max_lr, config.lr
+    anneal, low, top = _ANNEAL[config.anneal_strategy], config.min_lr, config.max_lr
     warmup, cooldown = config.warmup_steps or 0, config.cooldown_steps or 0
 
     def rate(step: int) -> float:
         if step < warmup:
             return anneal(low, top, step / warmup)
         if step < warmup + cooldown:
-            return anneal(top, final, (step - warmup) / cooldown)
-        return final
+            return anneal(top, config.lr, (step - warmup) / cooldown)
+        return config.lr
 
     return rate
 
@@ -108,9 +106,12 @@ _RATES: dict[str, Callable[[ScheduleConfig], Rate]] = {
 
 
 class Schedule:
-    """Sets every group's learning rate: for the first step at once, then after each `step()`."""
+    """Sets every group's learning rate: for the first step at once, then after each `step()`.
 
-    def __init__(self, optimizer: HasParamGroups, config: ScheduleConfig) -> None:
+    `optimizer` has `param_groups`: torch's, or an engine.
+    """
+
+    def __init__(self, optimizer: Any, config: ScheduleConfig) -> None:
         self._optimizer, self.config = optimizer, config
         self._rate, self._steps = rate_of(config), 0
         self._apply()
@@ -135,22 +136,10 @@ class Schedule:
         """
         steps = state.get("steps", state.get("last_epoch"))
         if not isinstance(steps, int):
-            raise ValueError("this learning-rate state has no step count; start it anew")
+            raise ValueError("this learning-rate state has no step count; start a new one")
         self._steps = steps
         self._apply()
 
     def _apply(self) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self.lr
-
-
-def build_schedule(optimizer: HasParamGroups, config: object) -> Schedule:
-    """The schedule of a config: any mapping or object with some of ScheduleConfig's fields."""
-    found = config if isinstance(config, Mapping) else _attributes(config)
-    known = {field.name for field in fields(ScheduleConfig)}
-    return Schedule(optimizer, ScheduleConfig(**{key: found[key] for key in known & found.keys()}))
-
-
-def _attributes(config: object) -> dict[str, Any]:
-    names = [field.name for field in fields(ScheduleConfig)]
-    return {name: getattr(config, name) for name in names if hasattr(config, name)}

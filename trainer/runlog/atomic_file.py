@@ -3,8 +3,7 @@
     with part_of(path) as part:
         encode(part)
 
-The writer holds a lock on the hidden file, which tells what a killed process left from what another
-process is writing now: two requests for one folder do not hurt each other.
+The writer holds a lock on the hidden file: one without a lock was left by a killed process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""JSON that somebody else may have written: as data of a known size and depth, or a ValueError.
+"""JSON that somebody else may have written: data of a limited size and depth, or a ValueError.
 
-Python's parser gives up at deep nesting with a RecursionError, and what it just takes still ends
-the code behind it (a merge, a dump) so.
+Deep nesting raises RecursionError in Python's parser, or in the code after it (a merge, a dump).
 """
 
 from __future__ import annotations

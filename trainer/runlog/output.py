@@ -59,14 +59,14 @@ def _level(text: str) -> int:
 
 def report_error(error: TrainerError) -> int:
     """Log what a command prints of it; returns its exit code."""
-    LOG.error(error.told())
+    LOG.error(error.full_text())
     return error.exit_code
 
 
 def write(text: str, stream: TextIO) -> None:
     """Write and flush. What the encoding lacks is escaped (a file name that is not UTF-8).
 
-    Text that cannot be written is lost (a full disk, a closed pipe): telemetry.jsonl has it, too.
+    What cannot be written (a full disk, a closed pipe) is lost here; telemetry.jsonl has it.
     """
     try:
         stream.write(text)
@@ -78,10 +78,10 @@ def write(text: str, stream: TextIO) -> None:
 
 
 def all_is_out() -> bool:
-    """Whether nothing is left to print. Python's own end would turn what is into exit code 120."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            return False
+    """Whether nothing is left to print; if something is, Python itself would exit with 120."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return False
     return True

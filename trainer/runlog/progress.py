@@ -18,9 +18,8 @@ _ON_TERMINAL_S, _IN_LOG_S = 0.2, 10.0
 class ProgressLine:
     """Writes to stderr: one line that changes on a terminal, a line every ten seconds elsewhere."""
 
-    def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
-        self._quiet = quiet
-        self._stream = stream or sys.stderr
+    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._what, self._quiet, self._stream = what, quiet, stream or sys.stderr
         self._live = self._stream.isatty()
         self._last = time.monotonic()
         self._shown = False
@@ -31,10 +30,9 @@ class ProgressLine:
         return not self._quiet and time.monotonic() - self._last >= every_s
 
     def show(self, text: str) -> None:
-        if not self.is_due():
-            return
         self._last = time.monotonic()
-        # A line that wraps would not be taken off whole.
+        text = f"{self._what}: {text}"
+        # A line that wraps would not be removed whole.
         width = shutil.get_terminal_size().columns - 1
         write(f"\r\x1b[2K{text[:width]}" if self._live else text + "\n", self._stream)
         self._shown = self._live
@@ -46,7 +44,7 @@ class ProgressLine:
         self.clear()
 
     def clear(self) -> None:
-        """Take the line off a terminal."""
+        """Remove the line from a terminal."""
         if self._shown:
             write("\r\x1b[2K", self._stream)
             self._shown = False
@@ -56,27 +54,28 @@ class RowProgress(ProgressLine):
     """Of a verb over a file: share, rows, rows a second, time left."""
 
     def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
-        super().__init__(quiet, stream)
-        self._what, self._began = what, time.monotonic()
-        self._first: tuple[float, int] | None = None  # share and rows when this process began
+        super().__init__(what, quiet, stream)
+        self._began = self._last
+        # Share and rows when this process began: earlier work gives no speed.
+        self._first: tuple[float, int] | None = None
 
     def at(self, share: float, rows: int, extra: str = "") -> None:
         """`share` of the input is done (0 to 1), `rows` of it are through."""
-        if self._first is None:
-            self._first = (share, rows)
-        if self.is_due():
-            seconds = time.monotonic() - self._began
-            self.show(f"{self._what}: {line(share, rows, self._first, seconds)}{extra}")
+        self._first = self._first or (share, rows)
+        if not self.is_due():
+            return
+        seconds, done = time.monotonic() - self._began, share - self._first[0]
+        rate = (rows - self._first[1]) / seconds if seconds > 0 else 0.0
+        left = "no end seen"
+        if done > 0 and seconds > 0:
+            left = f"{clock(seconds / done * (1 - share))} left"
+        self.show(f"{share:.1%}, {rows:,} rows, {rate:,.0f}/s, {left}{extra}")
 
 
 class StepProgress(ProgressLine):
     """Of steps that take about equally long: which of how many, time left."""
 
-    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
-        super().__init__(quiet, stream)
-        self._what = what
-        # With the first step: what is loaded before tells no speed.
-        self._began: float | None = None
+    _began: float | None = None  # with the first step: loading before it gives no speed
 
     def __call__(self, done: int, total: int) -> None:
         """Step `done` (from 0) begins."""
@@ -84,32 +83,20 @@ class StepProgress(ProgressLine):
         self._began = now if self._began is None else self._began
         if self.is_due():
             left = f", {clock((now - self._began) / done * (total - done))} left" if done else ""
-            self.show(f"{self._what}: step {done + 1} of {total}{left}")
+            self.show(f"step {done + 1} of {total}{left}")
 
 
 class ByteProgress(ProgressLine):
     """Of a file being written: bytes and their speed."""
 
-    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
-        super().__init__(quiet, stream)
-        self._what, self._started = what, 0.0
+    _began = 0.0
 
     def __call__(self, done: int, total: int) -> None:
-        self._started = self._started or time.monotonic() - 1e-3  # with the first part written
+        self._began = self._began or time.monotonic() - 1e-3  # with the first part written
         if self.is_due():
-            speed = done / (time.monotonic() - self._started)
+            speed = done / (time.monotonic() - self._began)
             done_mb, total_mb, speed_mb = (f"{size / 1e6:,.0f}" for size in (done, total, speed))
-            self.show(f"{self._what}: {done_mb} of {total_mb} MB, {speed_mb} MB/s")
-
-
-def line(share: float, rows: int, first: tuple[float, int], seconds: float) -> str:
-    """`first` is (share, rows) at the beginning of these seconds; earlier work tells no speed."""
-    done = share - first[0]
-    rate = (rows - first[1]) / seconds if seconds > 0 else 0.0
-    left = (
-        f"{clock(seconds / done * (1 - share))} left" if done > 0 and seconds > 0 else "no end seen"
-    )
-    return f"{share:.1%}, {rows:,} rows, {rate:,.0f}/s, {left}"
+            self.show(f"{done_mb} of {total_mb} MB, {speed_mb} MB/s")
 
 
 def clock(seconds: float, decimals: int = 0) -> str:

@@ -57,6 +57,7 @@ class Event:
 
 
 Record = StepRecord | Event
+_KINDS: dict[str, type[Record]] = {"step": StepRecord, "event": Event}
 
 
 def encode(record: Record) -> str:
@@ -69,25 +70,17 @@ def decode(line: str | bytes) -> Record | None:
     """The record of a line; None for a torn line or a kind that this version does not know."""
     try:
         data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict):
-        return None
-    kinds: dict[str, type[Record]] = {"step": StepRecord, "event": Event}
-    kind = kinds.get(str(data.get("kind")))
-    if kind is None:
-        return None
-    known = {f.name for f in fields(kind)}
-    try:
+        kind = _KINDS[data["kind"]]
+        known = {f.name for f in fields(kind)}
         return kind(**{key: value for key, value in data.items() if key in known})
-    except TypeError:
+    except (ValueError, RecursionError, TypeError, LookupError):
         return None
 
 
 class Writer:
     """Appends records; each line is written whole, so that a reader never sees half of one.
 
-    A disk that is full costs lines, not the run: `lost` counts them, `why` says it, and the first
+    A full disk costs lines, not the run: `lost` counts them, `why` has the reason, and the first
     line that can be written again is an event "lost" with their number.
     """
 
@@ -117,9 +110,6 @@ class Writer:
             return False
         self._is_torn = False
         return True
-
-    def event(self, name: str, text: str = "", *, step: int | None = None, **data: Any) -> None:
-        self.write(Event(name, text, data, step, time.time()))
 
     def close(self) -> None:
         os.close(self._fd)
@@ -164,7 +154,7 @@ class Heartbeat:
 
     def __init__(self, path: Path, rank: int) -> None:
         self._path, self._rank, self._step = path, rank, 0
-        with contextlib.suppress(OSError):  # telling is a courtesy, see `beat`
+        with contextlib.suppress(OSError):  # as in `beat`
             path.parent.mkdir(parents=True, exist_ok=True)
 
     @classmethod
@@ -176,27 +166,25 @@ class Heartbeat:
     def beat(self, phase: str, step: int | None = None) -> None:
         """Never raises: where it cannot be written, the agent sees an old one."""
         self._step = self._step if step is None else step
-        data = {
-            "rank": self._rank,
-            "pid": os.getpid(),
-            "step": self._step,
-            "phase": phase,
-            "mono_s": time.monotonic(),
-        }
-        text, part = json.dumps(data), self._path.with_suffix(".part")
+        data = {"rank": self._rank, "pid": os.getpid(), "step": self._step, "phase": phase}
+        text = json.dumps({**data, "mono_s": time.monotonic()})
+        part = self._path.with_suffix(".part")
         try:
             part.write_text(text)
             part.replace(self._path)
         except OSError:  # no space for a second file: overwrite the first
             with contextlib.suppress(OSError):
-                _rewrite(self._path, text)
+                fd = os.open(self._path, os.O_WRONLY)
+                try:
+                    _rewrite(fd, text)
+                finally:
+                    os.close(fd)
 
 
 class CurrentClip:
-    """Which file a decoding process works on, for whoever asks why it hangs: `clip-PID.json`.
+    """Which file a decoding process works on, to explain why it hangs: `clip-PID.json`.
 
-    Rewritten in place, one small write into memory a clip; a reader may see it torn and looks
-    again.
+    Rewritten in place, one small write into memory a clip.
     """
 
     def __init__(self, path: Path) -> None:
@@ -211,21 +199,16 @@ class CurrentClip:
         try:
             return cls(Path(directory) / f"clip-{os.getpid()}.json")
         except OSError:
-            return None  # telling is a courtesy, decoding goes on without
+            return None  # decoding continues without
 
     def write(self, path: str) -> None:
         """An empty path: nothing to do."""
-        data = json.dumps({"path": path, "mono_s": time.monotonic()}).encode()
-        with contextlib.suppress(OSError):  # a full folder: as above
-            os.pwrite(self._fd, data, 0)
-            os.ftruncate(self._fd, len(data))
+        with contextlib.suppress(OSError):  # a full folder
+            _rewrite(self._fd, json.dumps({"path": path, "mono_s": time.monotonic()}))
 
 
-def _rewrite(path: Path, text: str) -> None:
-    """In place; a reader may see it torn and looks again."""
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.pwrite(fd, text.encode(), 0)
-        os.ftruncate(fd, len(text))
-    finally:
-        os.close(fd)
+def _rewrite(fd: int, text: str) -> None:
+    """In place; a reader that sees half of it reads again."""
+    data = text.encode()
+    os.pwrite(fd, data, 0)
+    os.ftruncate(fd, len(data))

@@ -8,28 +8,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.environment import TRAINING, require
+from trainer.environment import INTERRUPTED, TRAINING, command, require
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
-from trainer.errors import TrainerError
-from trainer.runlog.output import LOG, add_log_level, configure, report_error
+from trainer.runlog.output import LOG, add_log_level, configure
 from trainer.runlog.progress import ByteProgress
 from trainer.weights.contents import as_lines, inspect
 from trainer.weights.convert import DTYPES, FORMATS, convert
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     configure(args.log_level)
     try:
         return _inspect(args) if args.command == "inspect" else _convert(args)
-    except TrainerError as error:
-        return report_error(error)
     except KeyboardInterrupt:
         LOG.error("interrupted; nothing was written")
-        return 130
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,18 +46,18 @@ def _parser() -> argparse.ArgumentParser:
     look = verbs.add_parser("inspect", help="which model it is, its tensors by prefix, its config")
     look.add_argument("path", help="file, folder, checkpoint, run directory or hub id")
     look.add_argument("--json", action="store_true", help="one document, with every key")
-    turn = verbs.add_parser("convert", help="write it as safetensors, whole or not at all")
-    turn.add_argument("source", metavar="SRC")
-    turn.add_argument("target", metavar="DST", type=Path)
-    turn.add_argument("--to", choices=FORMATS, help="default: by DST's suffix, else hf-folder")
-    turn.add_argument("--dtype", choices=tuple(DTYPES), help="default: as it is")
-    turn.add_argument("--from", dest="start", choices=("pixart",), help="make an STDiT3 of PixArt")
-    turn.add_argument("--weights", choices=("ema", "model"), default="ema", help="of a checkpoint")
-    turn.add_argument("--seed", type=int, default=42, help="of what PixArt does not have")
-    turn.add_argument("--overwrite", action="store_true", help="replace DST")
-    turn.add_argument(
-        "--allow-partial", action="store_true", help="also below 99 %% of the tensors"
-    )
+    add = verbs.add_parser(
+        "convert", help="write it as safetensors, whole or not at all"
+    ).add_argument
+    add("source", metavar="SRC")
+    add("target", metavar="DST", type=Path)
+    add("--to", choices=FORMATS, help="default: by DST's suffix, else hf-folder")
+    add("--dtype", choices=tuple(DTYPES), help="default: as it is")
+    add("--from", dest="start", choices=("pixart",), help="make an STDiT3 of PixArt")
+    add("--weights", choices=("ema", "model"), default="ema", help="of a checkpoint")
+    add("--seed", type=int, default=42, help="of what PixArt does not have")
+    add("--overwrite", action="store_true", help="replace DST")
+    add("--allow-partial", action="store_true", help="also below 99 %% of the tensors")
     return parser
 
 
@@ -79,7 +77,7 @@ def _convert(args: argparse.Namespace) -> int:
             args.target,
             to=args.to,
             dtype=args.dtype,
-            start=args.start,
+            pixart=args.start == "pixart",
             ema=args.weights == "ema",
             seed=args.seed,
             overwrite=args.overwrite,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.errors import CheckpointError, ConfigError
-from trainer.weights.architecture import PIXART, STDIT, Architecture, architecture_of
+from trainer.errors import CheckpointError
+from trainer.weights.architecture import PIXART, STDIT, architecture_of
 from trainer.weights.load import load_into, read_source
 from trainer.weights.report import LoadReport
 from trainer.weights.source import find_source
 from trainer.weights.write import (
-    Progress,
     dtypes_for,
     total_bytes,
     whole_or_nothing,
@@ -26,12 +25,14 @@ from trainer.weights.write import (
 
 FORMATS = ("safetensors", "hf-folder")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-KEPT = ("rope.freqs",)  # in bf16 the angles of distant frames are off by up to 0.4 rad
-# Fields of STDiT3Config that say what the weights are; the others say how a run uses them.
-ARCHITECTURE_FIELDS = (
+_KEPT = ("rope.freqs",)  # in bf16 the angles of distant frames are off by up to 0.4 rad
+# Fields of STDiT3Config that describe the weights; the others say how a run uses them.
+_ARCHITECTURE_FIELDS = (
     "input_sq_size", "in_channels", "patch_size", "hidden_size", "depth", "num_heads", "mlp_ratio",
     "pred_sigma", "caption_channels", "model_max_length", "qk_norm", "class_dropout_prob",
 )  # fmt: skip
+# PixArt's shapes do not give its number of heads: 16 in every size that was published.
+_OTHER_THAN_PIXART = ("num_heads", "patch_size", "qk_norm")
 
 
 def convert(
@@ -40,58 +41,50 @@ def convert(
     *,
     to: str | None = None,
     dtype: str | None = None,
-    start: str | None = None,
+    pixart: bool = False,
     ema: bool = True,
     seed: int = 42,
     overwrite: bool = False,
     allow_partial: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LoadReport | None:
     """Write `target`; whole or not at all. A checkpoint's average is taken where it has one.
 
-    `to` is "safetensors" or "hf-folder", by the target's suffix when None. `start` "pixart" makes
+    `to` is one of FORMATS, by the target's suffix when None, `dtype` one of DTYPES. `pixart` makes
     PixArt's weights the start of an STDiT3 of that size, what is new drawn from `seed`, and returns
-    the report. Raises CheckpointError and ConfigError before anything is written.
+    the report. `progress` gets bytes written and bytes in all. Raises CheckpointError before
+    anything is written.
     """
-    to = to or ("safetensors" if target.suffix == ".safetensors" else "hf-folder")
-    if to not in FORMATS:
-        raise ConfigError(f"--to {to} must be one of {', '.join(FORMATS)}")
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
     found = find_source(source)
     tensors, _ = read_source(found, ema)
-    report = None
-    config: Mapping[str, Any] = found.config
-    if start == "pixart":
+    report, config = None, found.config
+    if pixart:
         tensors, config, report = _from_pixart(source, tensors, seed, allow_partial)
-    elif start is not None:
-        raise ConfigError(f"--from {start} is not known; there is pixart")
-    dtypes = dtypes_for(tensors, DTYPES[dtype] if dtype else None, KEPT)
+    dtypes = dtypes_for(tensors, DTYPES[dtype] if dtype else None, _KEPT)
     total, done = total_bytes(tensors, dtypes), 0
 
     def wrote(count: int) -> None:
         nonlocal done
         done += count
-        progress(done, total)
+        if progress is not None:
+            progress(done, total)
 
     with whole_or_nothing(target, total, overwrite=overwrite) as part:
-        if to == "safetensors":
+        if (to or target.suffix) in ("safetensors", ".safetensors"):
             write_file(part, tensors, dtypes, wrote)
         else:
-            write_folder(part, tensors, config or config_of(tensors), dtypes, wrote)
+            write_folder(part, tensors, config or _config_of(tensors), dtypes, wrote)
     return report
 
 
-def config_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _config_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """A config.json in upstream's words for what the tensors are; empty where that is not known."""
     found = architecture_of(tensors)
-    if found.kind != STDIT:
-        return {}
-    return _as_config(found)
+    return _as_config(found.options) if found.kind == STDIT else {}
 
 
-def _as_config(found: Architecture) -> dict[str, Any]:
-    return {"model_type": "STDiT3", "architectures": ["STDiT3"], **found.options}
+def _as_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model_type": "STDiT3", "architectures": ["STDiT3"], **options}
 
 
 def _from_pixart(
@@ -102,22 +95,10 @@ def _from_pixart(
     found = architecture_of(tensors)
     if found.kind != PIXART:
         raise CheckpointError(f"{source} is not a PixArt model: it looks like {found.name}")
-    # PixArt's shapes do not tell its number of heads: 16 in every size that was published.
-    sizes = (
-        "depth",
-        "hidden_size",
-        "in_channels",
-        "mlp_ratio",
-        "pred_sigma",
-        "caption_channels",
-        "model_max_length",
-    )
-    options = {name: found.options[name] for name in sizes if name in found.options}
+    sizes = {name: v for name, v in found.options.items() if name not in _OTHER_THAN_PIXART}
     torch.manual_seed(seed)
-    model = build_stdit("STDiT3", **options)
+    model = build_stdit("STDiT3", **sizes)
     report = load_into(model, source, allow_partial=allow_partial)
-    chosen = {
-        name: value for name, value in asdict(model.config).items() if name in ARCHITECTURE_FIELDS
-    }
-    config = _as_config(Architecture(STDIT, STDIT, chosen))
+    fields = asdict(model.config)
+    config = _as_config({name: fields[name] for name in fields if name in _ARCHITECTURE_FIELDS})
     return dict(model.state_dict()), config, report

@@ -20,6 +20,7 @@ from trainer.weights.architecture import (
 )
 from trainer.weights.report import LoadReport
 from trainer.weights.source import Source, find_source
+from trainer.weights.tensorfile import dtype_name
 
 LEAST_SHARE = 0.99  # of what a source should give
 Place = str | os.PathLike[str]
@@ -56,12 +57,10 @@ def read_source(source: Source, ema: bool) -> tuple[dict[str, Tensor], bool]:
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Place) -> None:
     """Set all tensors of the model. Raises CheckpointError naming missing, extra or misshapen."""
-    report = compare(model, weights, str(source))
+    report, _ = compare(model, weights, str(source))
     problems = _problems(report, (*report.missing, *report.new))
     if problems:
-        raise CheckpointError(
-            f"{source} is not of this model: {', '.join(problems)}", hint=_hint(report, model)
-        )
+        raise CheckpointError(f"{source} is not of this model: {problems}", hint=_hint(report))
     _give_memory(model, report)
     model.load_state_dict(dict(weights))
 
@@ -79,18 +78,20 @@ def load_into(
     `allow_partial` what fits is taken. Settings of how to run (kernels, what is frozen) are the
     model's own and never read from the weights' config.json.
     """
-    source = find_source(place)
-    weights, averaged = read_source(source, ema)
-    report = compare(model, weights, str(place))
-    notes = list(report.notes)
+    weights, averaged = read_source(find_source(place), ema)
+    report, ready = compare(model, weights, str(place))
     if ema:
         average = "the average of the weights (EMA)"
-        notes.append(average if averaged else f"{place} has no EMA; using the weights themselves")
-    report = dataclasses.replace(report, notes=tuple(notes))
+        note = average if averaged else f"{place} has no EMA; using the weights themselves"
+        report = dataclasses.replace(report, notes=(*report.notes, note))
     fits = report.share >= LEAST_SHARE and not report.mismatched
     if not report.loaded or not (fits or allow_partial):
-        raise _refusal(report, model)
-    ready = converted(model, weights)
+        share = f"{len(report.loaded)} of {report.expected} tensors fit"
+        problems, hint = _problems(report, report.missing), _hint(report)
+        if report.loaded:
+            hint += "; --allow-partial takes what fits and leaves the rest as it is made"
+        message = f"{report.source} is not of this model: {share}; {problems}"
+        raise CheckpointError(message, hint=hint)
     _give_memory(model, report)
     model.load_state_dict({name: ready[name] for name in report.loaded}, strict=False)
     return report
@@ -117,8 +118,13 @@ def converted(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, T
     return weights
 
 
-def compare(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> LoadReport:
-    """What of `weights` fits the model; sets nothing. Raises CheckpointError for integers."""
+def compare(
+    model: nn.Module, weights: Mapping[str, Tensor], source: str
+) -> tuple[LoadReport, Mapping[str, Tensor]]:
+    """What of `weights` fits the model, and they under its names; sets nothing.
+
+    Raises CheckpointError for integers.
+    """
     wanted = model.state_dict()
     found = architecture_of(weights)
     if found.kind == PIXART_DIFFUSERS:
@@ -131,83 +137,62 @@ def compare(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> Loa
     if from_pixart:
         weights, left_out = pixart.to_stdit(weights, wanted)
     for name in weights.keys() & wanted.keys():
-        # 8-bit floats come with scales that lie elsewhere
-        given = weights[name].is_floating_point() and weights[name].element_size() > 1
-        if wanted[name].is_floating_point() != given:
+        given, own = weights[name], wanted[name]
+        # 8-bit floats come with scales under other names
+        if own.is_floating_point() != (given.is_floating_point() and given.element_size() > 1):
             raise CheckpointError(
-                f"{source}: {name} is {_dtype(weights[name])}, the model's is "
-                f"{_dtype(wanted[name])}; "
+                f"{source}: {name} is {dtype_name(given)}, the model's is {dtype_name(own)}; "
                 "quantised weights are not read here",
                 hint="take the weights in bf16, fp16 or fp32",
             )
-    loaded: list[str] = []
-    missing: list[str] = []
-    new: list[str] = []
-    mismatched = []
-    for name, tensor in wanted.items():
-        if name not in weights:
-            (new if from_pixart and pixart.is_new(name) else missing).append(name)
-        elif weights[name].shape != tensor.shape:
-            mismatched.append((name, tuple(weights[name].shape), tuple(tensor.shape)))
-        else:
-            loaded.append(name)
-    return LoadReport(
+    absent = [name for name in wanted if name not in weights]
+    new = tuple(name for name in absent if from_pixart and pixart.is_new(name))
+    shapes = {
+        name: (tuple(weights[name].shape), tuple(tensor.shape))
+        for name, tensor in wanted.items()
+        if name in weights
+    }
+    report = LoadReport(
         source=source,
         model=found.name if found.kind != UNKNOWN else "weights",
-        loaded=tuple(loaded),
-        missing=tuple(missing),
+        loaded=tuple(name for name, (got, want) in shapes.items() if got == want),
+        missing=tuple(name for name in absent if name not in new),
         unexpected=tuple(name for name in weights if name not in wanted),
-        mismatched=tuple(mismatched),
-        new=tuple(new),
+        mismatched=tuple((name, got, want) for name, (got, want) in shapes.items() if got != want),
+        new=new,
         left_out=tuple(left_out),
-        notes=tuple(_differences(found, model)),
+        notes=_differences(found, model),
     )
+    return report, weights
 
 
 def _is_stdit(model: nn.Module) -> bool:
     return hasattr(model, "spatial_blocks")
 
 
-def _differences(found: Architecture, model: nn.Module) -> list[str]:
+def _differences(found: Architecture, model: nn.Module) -> tuple[str, ...]:
     """What to change in the config, when weights and model are of different sizes."""
     config = getattr(model, "config", None)
     if not found.options or not dataclasses.is_dataclass(config):
-        return []
+        return ()
     wanted: dict[str, Any] = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     if found.kind == PIXART:  # these may differ: norms are new, rows and patches are converted
         for name in ("qk_norm", "model_max_length", "patch_size", "pred_sigma"):
             wanted.pop(name, None)
     differences = found.differences(wanted)
-    return [f"the weights have {', '.join(differences)}"] if differences else []
+    return (f"the weights have {', '.join(differences)}",) if differences else ()
 
 
-def _problems(report: LoadReport, missing: Sequence[str]) -> list[str]:
+def _problems(report: LoadReport, missing: Sequence[str]) -> str:
     shapes = [f"{name} {got} for {want}" for name, got, want in report.mismatched]
-    return [
-        f"{len(names)} {word} ({names[0]})"
-        for names, word in (
-            (sorted(missing), "missing"),
-            (sorted(report.unexpected), "unknown"),
-            (shapes, "of another shape"),
-        )
-        if names
-    ]
+    counts = (
+        (sorted(missing), "missing"),
+        (sorted(report.unexpected), "unknown"),
+        (shapes, "of another shape"),
+    )
+    return ", ".join(f"{len(names)} {what} ({names[0]})" for names, what in counts if names)
 
 
-def _hint(report: LoadReport, model: nn.Module) -> str:
+def _hint(report: LoadReport) -> str:
     different = [note for note in report.notes if note.startswith("the weights have")]
     return different[0] if different else "use the config the checkpoint was trained with"
-
-
-def _refusal(report: LoadReport, model: nn.Module) -> CheckpointError:
-    share = f"{len(report.loaded)} of {report.expected} tensors fit"
-    problems = ", ".join(_problems(report, report.missing))
-    message = f"{report.source} is not of this model: {share}; {problems}"
-    hint = _hint(report, model)
-    if report.loaded:
-        hint += "; --allow-partial takes what fits and leaves the rest as it is made"
-    return CheckpointError(message, hint=hint)
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

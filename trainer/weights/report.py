@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _NUMBER = re.compile(r"\.(\d+)\.")
 
 
-def prefix_of(name: str) -> str:
+def by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names by prefix, in order of first sight; numbered parts as a range: `blocks.[0-27]`."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_prefix_of(name), []).append(name)
+    return {_with_range(prefix, members): members for prefix, members in groups.items()}
+
+
+def _prefix_of(name: str) -> str:
     """`spatial_blocks.7.attn.qkv.weight` -> `spatial_blocks.#`; a single name's first part else."""
     match = _NUMBER.search(name)
     head = name[: match.start()] if match else name
     first = head.split(".")[0]
     # t_block.1 is no row of blocks
-    return f"{first}.#" if head == first and head.endswith(("blocks", "layers")) else first
+    return (
+        f"{first}.#" if match and head == first and head.endswith(("blocks", "layers")) else first
+    )
 
 
-def fold(names: Iterable[str]) -> list[tuple[str, int]]:
-    """(prefix, count) in order of first sight; numbered parts become a range: `blocks.[0-27]`."""
-    counts: dict[str, int] = {}
-    numbers: dict[str, set[int]] = {}
-    for name in names:
-        prefix = prefix_of(name)
-        counts[prefix] = counts.get(prefix, 0) + 1
-        match = _NUMBER.search(name)
-        if match and prefix.endswith("#"):
-            numbers.setdefault(prefix, set()).add(int(match[1]))
-    return [(_shown(prefix, numbers.get(prefix, set())), count) for prefix, count in counts.items()]
-
-
-def _shown(prefix: str, numbers: set[int]) -> str:
-    if not numbers:
+def _with_range(prefix: str, names: Iterable[str]) -> str:
+    if not prefix.endswith("#"):
         return prefix
-    low, high = min(numbers), max(numbers)
-    inside = str(low) if low == high else f"{low}-{high}"
+    numbers = sorted({int(match[1]) for name in names if (match := _NUMBER.search(name))})
+    low, high = numbers[0], numbers[-1]
+    inside = f"{low}-{high}" if low < high else str(low)
     if len(numbers) < high - low + 1:
-        inside = ",".join(map(str, sorted(numbers)))
+        inside = ",".join(map(str, numbers))
     return f"{prefix[:-1]}[{inside}]"
 
 
@@ -54,7 +52,7 @@ class LoadReport:
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()  # name, is, should be
     new: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # the source's, of no use to this model
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def expected(self) -> int:
@@ -76,42 +74,46 @@ class LoadReport:
     def summary(self) -> str:
         """One line."""
         text = f"{self.model} from {self.source}: {len(self.loaded)} of {self.expected} tensors"
-        if self.new:
-            text += f", {len(self.new)} are new"
-        return text
+        return text + (f", {len(self.new)} are new" if self.new else "")
 
     def lines(self) -> Iterator[str]:
         """The report by prefix, one line per outcome that occurred."""
+        for outcome in ("loaded", "new", "left_out", "missing", "unexpected"):
+            if names := getattr(self, outcome):
+                yield _line(outcome.replace("_", " "), len(names), ", ".join(_counts(names)))
         shapes = [f"{name} {_size(got)} for {_size(want)}" for name, got, want in self.mismatched]
-        for word, names in (
-            ("loaded", self.loaded),
-            ("new", self.new),
-            ("left out", self.left_out),
-            ("missing", self.missing),
-            ("unexpected", self.unexpected),
-        ):
-            if names:
-                parts = ", ".join(f"{prefix} {count}" for prefix, count in fold(names))
-                yield f"  {word:<10} {len(names):>4}  {parts}"
         if shapes:
             more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
-            yield f"  {'misshapen':<10} {len(shapes):>4}  {'; '.join(shapes[:3])}{more}"
+            yield _line("misshapen", len(shapes), "; ".join(shapes[:3]) + more)
         for note in self.notes:
             yield f"  {note}"
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json` and a run's events."""
         outcomes = ("loaded", "missing", "unexpected", "new", "left_out")
+        counts = {
+            outcome: {p: len(names) for p, names in by_prefix(getattr(self, outcome)).items()}
+            for outcome in outcomes
+        }
         return {
             "source": self.source,
             "model": self.model,
             "share": self.share,
-            **{name: dict(fold(getattr(self, name))) for name in outcomes},
+            **counts,
             "mismatched": [
                 {"name": n, "is": list(a), "should_be": list(b)} for n, a, b in self.mismatched
             ],
             "notes": list(self.notes),
         }
+
+
+def _line(outcome: str, count: int, text: str) -> str:
+    return f"  {outcome:<10} {count:>4}  {text}"
+
+
+def _counts(names: Iterable[str]) -> Iterator[str]:
+    for prefix, members in by_prefix(names).items():
+        yield f"{prefix} {len(members)}"
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint import files as checkpoint
 from trainer.errors import CheckpointError
 from trainer.runlog.json_file import read_object
+from trainer.weights import checkpoints
+from trainer.weights.checkpoints import EMA, MODEL
 from trainer.weights.tensorfile import SUFFIXES, read_file
 
-MODEL, EMA = "model", "ema"  # folders of a checkpoint
 # Beside a model's weights in folders that training programs write.
 _NOT_WEIGHTS = re.compile(r"optim|scheduler|rng_state|training_args|^ema\.|random_states|^master\.")
 _HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -30,9 +31,9 @@ class Source:
     """Files of one set of weights, and what stands beside them."""
 
     path: Path  # file or folder that holds them
-    layout: str  # in words: "safetensors folder", "checkpoint of Open-Sora", ...
+    layout: str  # for people: "safetensors folder", "checkpoint of Open-Sora", ...
     files: tuple[Path, ...]
-    index: dict[str, str] | None = None  # tensor -> file name, as the folder's index says
+    index: Collection[str] = ()  # tensors that the folder's index lists
     config: dict[str, Any] = field(default_factory=dict)  # config.json of a Hugging Face folder
     average: Source | None = None  # a checkpoint's EMA; of ours only the trained tensors
 
@@ -48,7 +49,7 @@ class Source:
                     hint=f"say which file: {', '.join(f.name for f in self.files[:4])}",
                 )
             weights.update(more)
-        lost = sorted((self.index or {}).keys() - weights.keys())
+        lost = sorted(set(self.index) - weights.keys())
         if lost:
             raise CheckpointError(
                 f"{self.path}: {len(lost)} tensors of the index are in no shard, first {lost[0]}"
@@ -75,9 +76,9 @@ def find_source(place: str | os.PathLike[str]) -> Source:
 
 
 def _folder(folder: Path) -> Source:
-    is_whole = (folder / checkpoint.MANIFEST).is_file()
+    is_whole = (folder / checkpoints.MANIFEST).is_file()
     if not is_whole and _is_ours(folder):
-        folder = checkpoint.find(folder)
+        folder = checkpoints.find(folder)
     if (folder / MODEL).exists():
         return _checkpoint(folder)
     if (folder / "model_index.json").is_file():
@@ -87,13 +88,10 @@ def _folder(folder: Path) -> Source:
             hint=f"say which: {', '.join(str(folder / p) for p in parts)}" if parts else None,
         )
     for kind in ("safetensors", "bin"):
-        indexes = sorted(folder.glob(f"*.{kind}.index.json"))
-        indexes = [path for path in indexes if not _NOT_WEIGHTS.search(path.name)]
-        if indexes:
+        if indexes := _of_weights(folder, f".{kind}.index.json"):
             return _indexed(indexes[0])
     for suffix in SUFFIXES:
-        files = sorted(f for f in folder.glob(f"*{suffix}") if not _NOT_WEIGHTS.search(f.name))
-        if files:
+        if files := _of_weights(folder, suffix):
             return _loose(folder, suffix, files)
     inside = sorted(path.name for path in folder.glob("epoch*-global_step*"))
     raise CheckpointError(
@@ -102,26 +100,28 @@ def _folder(folder: Path) -> Source:
     )
 
 
+def _of_weights(folder: Path, suffix: str) -> list[Path]:
+    return sorted(f for f in folder.glob(f"*{suffix}") if not _NOT_WEIGHTS.search(f.name))
+
+
 def _is_ours(folder: Path) -> bool:
     """Whether it is a run directory or a part of a checkpoint of this trainer."""
-    if (folder / checkpoint.LATEST).is_file() or checkpoint.complete(folder):
+    if (folder / checkpoints.LATEST).is_file() or checkpoints.complete(folder):
         return True
-    return any((folder / checkpoint.OPTIMIZER).glob("rank-*-of-*.safetensors"))
+    return any((folder / checkpoints.OPTIMIZER).glob("rank-*-of-*.safetensors"))
 
 
 def _checkpoint(folder: Path) -> Source:
     inner = find_source(folder / MODEL)  # a file where Open-Sora saved without shards
-    ours = (folder / checkpoint.MANIFEST).is_file()
+    ours = (folder / checkpoints.MANIFEST).is_file()
+    single = [folder / name for name in ("ema.safetensors", "ema.pt") if (folder / name).is_file()]
     average = None
     if (folder / EMA).is_dir():
         average = _folder(folder / EMA)
-    else:
-        for name in ("ema.safetensors", "ema.pt"):
-            if (folder / name).is_file():
-                average = Source(folder / name, "average of Open-Sora", (folder / name,))
-                break
+    elif single:
+        average = Source(single[0], "average of Open-Sora", (single[0],))
     layout = "checkpoint of this trainer" if ours else "checkpoint of Open-Sora"
-    return Source(folder, layout, inner.files, inner.index, inner.config, average)
+    return replace(inner, path=folder, layout=layout, average=average)
 
 
 def _loose(folder: Path, suffix: str, files: list[Path]) -> Source:
@@ -131,7 +131,7 @@ def _loose(folder: Path, suffix: str, files: list[Path]) -> Source:
             f"{folder} holds {len(files)} files of weights",
             hint=f"say which: {', '.join(file.name for file in files[:6])}",
         )
-    return Source(folder, f"{suffix[1:]} folder", tuple(files), None, _config(folder))
+    return Source(folder, f"{suffix[1:]} folder", tuple(files), config=_config(folder))
 
 
 def _indexed(index: Path) -> Source:
@@ -139,7 +139,7 @@ def _indexed(index: Path) -> Source:
     try:
         table = read_object(index)["weight_map"]
         table = {str(name): str(file) for name, file in table.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         raise CheckpointError(f"{index} is not a valid index of shards") from None
     names = sorted(set(table.values()))
     outside = [name for name in names if Path(name).name != name]
@@ -164,21 +164,15 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _download(repository: str) -> Path:
     """The hub's folder, from its local cache if it has it. Raises CheckpointError."""
-    by_hand = (
-        f"where there is internet: hf download {repository} --local-dir DIR; then give DIR here"
-    )
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise CheckpointError(
-            f"{repository} is not a local path, and the hub needs the package huggingface_hub",
-            hint=f"pip install huggingface_hub, or {by_hand}",
-        ) from None
+    hint = f"where there is internet: hf download {repository} --local-dir DIR; then give DIR here"
     patterns = ["*.json", *(f"*{suffix}" for suffix in SUFFIXES)]
     try:
+        from huggingface_hub import snapshot_download
+
         return Path(snapshot_download(repository, allow_patterns=patterns))
+    except ImportError:
+        problem = "the hub needs the package huggingface_hub"
+        hint = f"pip install huggingface_hub, or {hint}"
     except Exception as error:  # noqa: BLE001 - its errors come from four HTTP layers
-        raise CheckpointError(
-            f"{repository} is not a local path, and the hub failed: {type(error).__name__}",
-            hint=by_hand,
-        ) from None
+        problem = f"the hub failed: {type(error).__name__}"
+    raise CheckpointError(f"{repository} is not a local path, and {problem}", hint=hint)

@@ -18,12 +18,7 @@ from torch import Tensor
 from trainer.errors import CheckpointError
 
 SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".ckpt")
-# Where training programs put the tensors inside their pickle; the first that is there counts.
-_WRAPPERS = ("state_dict", "model", "module", "model_state_dict", "ema", "state_dict_ema")
-# What wrappers of a module (DDP, torch.compile) put before every name.
-_PREFIXES = ("module.", "_orig_mod.")
-_CODE = re.compile(r"GLOBAL:? ?'?([\w.]+)")
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -37,8 +32,22 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+# Where training programs put the tensors inside their pickle; the first one found counts.
+_WRAPPERS = ("state_dict", "model", "module", "model_state_dict", "ema", "state_dict_ema")
+# What wrappers of a module (DDP, torch.compile) put before every name.
+_PREFIXES = ("module.", "_orig_mod.")
+_CODE = re.compile(r"GLOBAL:? ?'?([\w.]+)")
 SAFE_TORCH = (2, 6)  # up to 2.5.1 weights_only lets a pickle run code (CVE-2025-32434)
-_ANEW = "copy the file again and compare its size with the source's"
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _damaged(problem: str) -> CheckpointError:
+    return CheckpointError(
+        problem, hint="copy the file again and compare its size with the source's"
+    )
 
 
 def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
@@ -60,12 +69,12 @@ def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
             hint="git lfs pull, or download the file itself",
         )
     if size == 0:
-        raise CheckpointError(f"{path} cannot be read: it is empty", hint=_ANEW)
+        raise _damaged(f"{path} cannot be read: it is empty")
     is_pickle = head.startswith((b"PK", b"\x80"))
     if head[8:9] == b"{" or (path.suffix == ".safetensors" and not is_pickle):
         return _safetensors(path, size, head, shapes_only)
     if is_pickle:
-        return _pickled(path, head, shapes_only)
+        return _pickled(path, size, head, shapes_only)
     raise CheckpointError(
         f"{path} is not a valid file of weights: it is neither safetensors nor a torch checkpoint"
     )
@@ -82,27 +91,24 @@ def _safetensors(path: Path, size: int, head: bytes, shapes_only: bool) -> dict[
         declared = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
         cut = declared > size or "not fully covered" in str(error)
         why = f"it is cut off at {size:,} bytes" if cut else _first_line(error)
-        raise CheckpointError(f"{path} cannot be read: {why}", hint=_ANEW) from None
+        raise _damaged(f"{path} cannot be read: {why}") from None
 
 
 def _shape_of(piece: Any) -> Tensor:
-    dtype = _DTYPES.get(piece.get_dtype())
+    dtype = DTYPES.get(piece.get_dtype())
     if dtype is None:
         raise ValueError(f"its dtype {piece.get_dtype()} is not known here")
     return torch.empty(piece.get_shape(), dtype=dtype, device="meta")
 
 
-def _pickled(path: Path, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
+def _pickled(path: Path, size: int, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
     _require_safe_torch(path)
     try:
         zipped = zipfile.is_zipfile(path)
     except zipfile.BadZipFile as error:
-        raise CheckpointError(
-            f"{path} cannot be read, it is damaged: {error}", hint=_ANEW
-        ) from None
+        raise _damaged(f"{path} cannot be read, it is damaged: {error}") from None
     if head.startswith(b"PK") and not zipped:
-        size = path.stat().st_size
-        raise CheckpointError(f"{path} cannot be read: it is cut off at {size:,} bytes", hint=_ANEW)
+        raise _damaged(f"{path} cannot be read: it is cut off at {size:,} bytes")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of pickle versions before it refuses them
@@ -113,11 +119,15 @@ def _pickled(path: Path, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
                 mmap=zipped or None,  # the older format of torch.save cannot be mapped
             )
     except pickle.UnpicklingError as error:
-        raise _refused(path, str(error)) from None
+        if asks := _CODE.search(str(error)):
+            raise CheckpointError(
+                f"{path} holds more than tensors: it asks to run {asks[1]}, which was refused",
+                hint="get the .safetensors file, or save only its state_dict where you trust it",
+            ) from None
+        raise _damaged(f"{path} is not a torch checkpoint of tensors, or is damaged") from None
     except Exception as error:  # noqa: BLE001 - a damaged pickle can fail in any way at all
-        raise CheckpointError(
-            f"{path} cannot be read, it is cut off or damaged: {_first_line(error)}", hint=_ANEW
-        ) from None
+        why = f"it is cut off or damaged: {_first_line(error)}"
+        raise _damaged(f"{path} cannot be read, {why}") from None
     return _unwrapped(path, found)
 
 
@@ -129,18 +139,6 @@ def _require_safe_torch(path: Path) -> None:
             f"{SAFE_TORCH[0]}.{SAFE_TORCH[1]} or newer is needed",
             hint="install a newer torch, or get the .safetensors file",
         )
-
-
-def _refused(path: Path, text: str) -> CheckpointError:
-    asks = _CODE.search(text)
-    if asks:
-        return CheckpointError(
-            f"{path} holds more than tensors: it asks to run {asks[1]}, which was refused",
-            hint="get the .safetensors file, or save only its state_dict where you trust it",
-        )
-    return CheckpointError(
-        f"{path} is not a torch checkpoint of tensors, or is damaged", hint=_ANEW
-    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -156,11 +154,8 @@ def _unwrapped(path: Path, found: Any) -> dict[str, Tensor]:
         if isinstance(found, Mapping) and not any(isinstance(v, Tensor) for v in found.values()):
             inner = [found[name] for name in _WRAPPERS if isinstance(found.get(name), Mapping)]
             found = inner[0] if inner else found
-    tensors = (
-        {name: v for name, v in found.items() if isinstance(v, Tensor)}
-        if isinstance(found, Mapping)
-        else {}
-    )
+    items = found.items() if isinstance(found, Mapping) else ()
+    tensors = {name: value for name, value in items if isinstance(value, Tensor)}
     if not tensors or not all(isinstance(name, str) for name in tensors):
         raise CheckpointError(f"{path} holds no named tensors: it is not a model's weights")
     odd = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]

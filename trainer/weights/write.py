@@ -1,7 +1,7 @@
 """Safetensors files written one tensor after another, made aside and renamed: whole or not at all.
 
-The library's save_file wants every tensor in memory at once and tells no progress; the format is a
-length, a JSON header and the bytes, so this writes it in the memory of one tensor.
+The library's save_file needs every tensor in memory at once and reports no progress; the format is
+a length, a JSON header and the bytes, so this writes it in the memory of one tensor.
 """
 
 from __future__ import annotations
@@ -20,23 +20,16 @@ from torch import Tensor
 
 from trainer.errors import CheckpointError
 from trainer.runlog.atomic_file import sync, write_synced
+from trainer.weights.tensorfile import DTYPES, dtype_name
 
-Progress = Callable[[int, int], None]  # bytes written, bytes in all
 SHARD_BYTES = 5 * 10**9  # largest file of a folder, as the hub's tools write them
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_Dtypes = Mapping[str, torch.dtype]  # what tensors become; others stay what they are
+_Wrote = Callable[[int], None]  # called with bytes
+
+
+def _ignore(_count: int) -> None:
+    pass
 
 
 @contextmanager
@@ -56,9 +49,9 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
         _remove(part)  # of a conversion that was killed
         free = shutil.disk_usage(target.parent).free
         if free < need_bytes:
+            free_gb, need_gb = free / 1e9, need_bytes / 1e9
             raise CheckpointError(
-                f"{target.parent} has {free / 1e9:.1f} GB free, {need_bytes / 1e9:.1f} GB are "
-                "needed"
+                f"{target.parent} has {free_gb:.1f} GB free, {need_gb:.1f} GB are needed"
             )
         yield part
         sync(part.parent)
@@ -74,7 +67,7 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
             hint="what was there before is untouched",
         ) from None
     finally:
-        with contextlib.suppress(NotADirectoryError):  # said above
+        with contextlib.suppress(NotADirectoryError):  # reported above
             _remove(part)
         if aside.exists() and not target.exists():
             aside.rename(target)
@@ -83,36 +76,32 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
 def write_file(
     path: Path,
     tensors: Mapping[str, Tensor],
-    dtypes: Mapping[str, torch.dtype] | None = None,
-    wrote: Callable[[int], None] = lambda count: None,
+    dtypes: _Dtypes | None = None,
+    wrote: _Wrote = _ignore,
     metadata: Mapping[str, str] | None = None,
     read: Callable[[str], Tensor] | None = None,
 ) -> None:
-    """One .safetensors file, synced to disk; tensors named in `dtypes` become what it says.
+    """One .safetensors file, synced to disk.
 
-    With `read` the tensors tell only shape and dtype (on the meta device), and it gives their data.
+    With `read` the tensors give only shape and dtype (on the meta device), and it gives their data.
     """
+    kinds = {name: (dtypes or {}).get(name, tensor.dtype) for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     offset = 0
     for name, tensor in tensors.items():
-        kind = (dtypes or {}).get(name, tensor.dtype)
-        size = tensor.numel() * kind.itemsize
-        header[name] = {
-            "dtype": _NAMES[kind],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
+        end = offset + tensor.numel() * kinds[name].itemsize
+        shape = list(tensor.shape)
+        header[name] = {"dtype": _NAMES[kinds[name]], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # data start on a multiple of 8, as the format asks
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, tensor in tensors.items():
-            kind = (dtypes or {}).get(name, tensor.dtype)
             found = read(name) if read is not None else tensor
-            ready = found.detach().to("cpu", kind).contiguous()
+            ready = found.detach().to("cpu", kinds[name]).contiguous()
             file.write(ready.reshape(-1).view(torch.uint8).numpy().data)
-            wrote(tensor.numel() * kind.itemsize)
+            wrote(ready.nbytes)
     sync(path)
 
 
@@ -120,27 +109,33 @@ def write_folder(
     folder: Path,
     tensors: Mapping[str, Tensor],
     config: Mapping[str, Any],
-    dtypes: Mapping[str, torch.dtype] | None = None,
-    wrote: Callable[[int], None] = lambda count: None,
+    dtypes: _Dtypes,
+    wrote: _Wrote = _ignore,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """config.json and model.safetensors, or shards of at most `shard_bytes` with their index."""
     folder.mkdir()
-    shards = _split(tensors, dtypes or {}, shard_bytes)
-    names = ["model.safetensors"]
-    if len(shards) > 1:
-        count = len(shards)
-        names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    shards = _split(tensors, dtypes, shard_bytes)
+    count = len(shards)
+    names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    if count == 1:
+        names = ["model.safetensors"]
     table: dict[str, str] = {}
     for name, shard in zip(names, shards, strict=True):
         write_file(folder / name, shard, dtypes, wrote)
         table |= dict.fromkeys(shard, name)
-    if len(shards) > 1:
-        total = total_bytes(tensors, dtypes)
-        index = {"metadata": {"total_size": total}, "weight_map": table}
-        write_synced(folder / "model.safetensors.index.json", json.dumps(index, indent=1) + "\n")
+    if count > 1:
+        write_index(folder, table, total_bytes(tensors, dtypes))
     write_synced(folder / "config.json", json.dumps(dict(config), indent=1) + "\n")
     sync(folder)
+
+
+def write_index(folder: Path, table: Mapping[str, str], total: int) -> Path:
+    """The index of a folder: the file of each tensor, and the bytes of all."""
+    path = folder / "model.safetensors.index.json"
+    index = {"metadata": {"total_size": total}, "weight_map": table}
+    write_synced(path, json.dumps(index, indent=1) + "\n")
+    return path
 
 
 def dtypes_for(
@@ -152,25 +147,20 @@ def dtypes_for(
     """
     result = {}
     for name, tensor in tensors.items():
-        changes = dtype is not None and tensor.is_floating_point() and name not in keep
-        result[name] = dtype if changes and dtype is not None else tensor.dtype
+        changes = tensor.is_floating_point() and name not in keep
+        result[name] = dtype if dtype is not None and changes else tensor.dtype
         if result[name] not in _NAMES:
-            kind = str(result[name]).removeprefix("torch.")
-            raise CheckpointError(f"{name} is {kind}, which safetensors cannot hold")
+            raise CheckpointError(f"{name} is {dtype_name(tensor)}, which safetensors cannot hold")
     return result
 
 
-def total_bytes(
-    tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype] | None = None
-) -> int:
+def total_bytes(tensors: Mapping[str, Tensor], dtypes: _Dtypes | None = None) -> int:
     """Of the data in a file."""
     known = dtypes or {}
     return sum(t.numel() * known.get(name, t.dtype).itemsize for name, t in tensors.items())
 
 
-def _split(
-    tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], limit: int
-) -> list[dict[str, Tensor]]:
+def _split(tensors: Mapping[str, Tensor], dtypes: _Dtypes, limit: int) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
     for name, tensor in tensors.items():

@@ -23,6 +23,7 @@ from tests.trainer.checkpoint.test_files import Rank, Together
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saver
 from trainer.checkpoint.files import Position
+from trainer.weights import checkpoints
 from trainer.weights.load import read_weights
 
 BYTES = 4_000_000  # of the optimizer's state; the weights are half as many
@@ -77,7 +78,7 @@ def trial(folder: Path, last: int, wait_s: float) -> tuple[int, str]:
     with os.fdopen(reads) as file:
         done = max(int(line) for line in file)
     where = left_behind(folder)
-    found = checkpoint.find(folder)
+    found = checkpoints.find(folder)
     checkpoint.verify(found)
     step = int(found.name.rpartition("step")[2])
     assert step >= done, f"{found} although {done} was whole"

@@ -15,6 +15,7 @@ from trainer.checkpoint import files as checkpoint
 from trainer.data.plan.buckets import Buckets
 from trainer.errors import CheckpointError, ConfigError
 from trainer.resume import read_source
+from trainer.weights import checkpoints
 
 GOOD = {
     checkpoint.RUNNING: {"schema": 1, "epoch": 0, "global_step": 4, "samples": 8, "bad_samples": 0, "ema_updates": 4, "world": 2, "bad_clips": ["a.mp4"]},
@@ -81,7 +82,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @many
 @given(JSON, st.sampled_from(["schema", "files", None, "file"]))
 def test_any_json_as_manifest_is_refused_by_name_or_names_whole_files(whole, value, name):
-    manifest = whole / checkpoint.MANIFEST
+    manifest = whole / checkpoints.MANIFEST
     before = manifest.read_text()
     document = json.loads(before)
     if name == "file":
@@ -100,9 +101,9 @@ def test_any_json_as_manifest_is_refused_by_name_or_names_whole_files(whole, val
 @many
 @given(st.binary(max_size=40))
 def test_latest_may_hold_anything(whole, data):
-    pointer = whole.parent / checkpoint.LATEST
+    pointer = whole.parent / checkpoints.LATEST
     pointer.write_bytes(data)
-    assert checkpoint.find(whole.parent) == whole
+    assert checkpoints.find(whole.parent) == whole
 
 
 @many

@@ -27,6 +27,7 @@ from trainer.checkpoint.staging_buffer import StagingBuffer
 from trainer.engine.base import EngineState
 from trainer.engine.shards import part_of
 from trainer.errors import CheckpointError
+from trainer.weights import checkpoints
 from trainer.weights.load import read_weights
 
 FIRST_PART = "optimizer/rank-00000-of-00001.safetensors"
@@ -123,7 +124,7 @@ def test_a_checkpoint_is_sealed_and_latest_names_it(tmp_path: Path) -> None:
     checkpoint.verify(path)
     for folder in ("model", "ema"):
         assert torch.equal(read_weights(path / folder)["w"], weights()["w"])
-    assert checkpoint.find(tmp_path) == path
+    assert checkpoints.find(tmp_path) == path
     assert (tmp_path / "latest").read_text() == "epoch0-global_step3\n"
 
 
@@ -133,7 +134,7 @@ def test_only_the_newest_are_kept_also_when_the_run_went_back(tmp_path: Path) ->
     assert names(tmp_path) == ["epoch0-global_step6", "epoch0-global_step8", "latest"]
     save(tmp_path, 3, keep=2)  # resumed from 2: younger than 8
     assert names(tmp_path) == ["epoch0-global_step3", "epoch0-global_step8", "latest"]
-    assert checkpoint.find(tmp_path).name == "epoch0-global_step3"
+    assert checkpoints.find(tmp_path).name == "epoch0-global_step3"
 
 
 def test_checkpoints_of_a_branch_that_was_left_are_the_oldest_and_go_first(tmp_path: Path) -> None:
@@ -143,10 +144,10 @@ def test_checkpoints_of_a_branch_that_was_left_are_the_oldest_and_go_first(tmp_p
         save(tmp_path, step, keep=2)
     assert names(tmp_path) == ["epoch0-global_step3", "epoch0-global_step5", "latest"]
     (tmp_path / "latest").unlink()
-    assert checkpoint.find(tmp_path).name == "epoch0-global_step5"
+    assert checkpoints.find(tmp_path).name == "epoch0-global_step5"
     save(tmp_path, 4, keep=2)
     (tmp_path / "latest").write_text("gone")
-    assert checkpoint.find(tmp_path).name == "epoch0-global_step4"  # the newest, not the highest
+    assert checkpoints.find(tmp_path).name == "epoch0-global_step4"  # the newest, not the highest
 
 
 @contextlib.contextmanager
@@ -189,9 +190,9 @@ def test_what_cannot_be_deleted_is_a_note_and_the_save_is_good(tmp_path: Path, o
             or ".tmp-old-" in note
         )
         checkpoint.verify(saved.path)
-        assert checkpoint.find(tmp_path) == saved.path
+        assert checkpoints.find(tmp_path) == saved.path
         # It lost its name, so that half of it is never taken for a checkpoint.
-        assert [path.name[-5:] for path in checkpoint.complete(tmp_path)] == ["step2", "step3"]
+        assert [path.name[-5:] for path in checkpoints.complete(tmp_path)] == ["step2", "step3"]
         # Each save tries again and says it no more, but that it has another name now.
         assert sum(len(saved_by(saver, step).notes) for step in (4, 5, 6)) <= 1
     assert saved_by(saver, 7).notes == ()
@@ -240,14 +241,14 @@ def test_a_rank_whose_save_hangs_ends_all_within_the_limit(
     said = "was not copied aside in 0.5 s" if hangs == "copy" else "rank 1: No space left on device"
     assert [said in str(result) for result in results] == [True, True]
     assert all(result.on_all_ranks for result in results)
-    assert checkpoint.complete(tmp_path) == []
+    assert checkpoints.complete(tmp_path) == []
 
 
 def test_latest_that_names_nothing_gives_way_to_the_newest_whole_one(tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 4)
     (tmp_path / "epoch0-global_step4" / "manifest.json").unlink()
-    assert checkpoint.find(tmp_path).name == "epoch0-global_step2"
+    assert checkpoints.find(tmp_path).name == "epoch0-global_step2"
 
 
 def _flip(path: Path) -> None:
@@ -287,12 +288,12 @@ def test_a_damaged_manifest_is_an_error_not_a_traceback(tmp_path: Path, text: st
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
-        checkpoint.find(tmp_path / "none")
+        checkpoints.find(tmp_path / "none")
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        checkpoint.find(tmp_path)
+        checkpoints.find(tmp_path)
     (tmp_path / "epoch0-global_step5").mkdir()
     with pytest.raises(CheckpointError, match="is not complete"):
-        checkpoint.find(tmp_path / "epoch0-global_step5")
+        checkpoints.find(tmp_path / "epoch0-global_step5")
 
 
 def _die(*args: Any, **more: Any) -> None:
@@ -307,7 +308,7 @@ def _die_in_the_manifest(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "left"),
-    [("seal", 1), ("write_weights", 1), ("_entry", 1), ("write_synced", 1), ("forget_old", 2)],
+    [("seal", 1), ("write_weights", 1), ("entries", 1), ("write_synced", 1), ("forget_old", 2)],
 )
 def test_kill_while_saving_leaves_a_whole_one_and_the_next_save_works(
     tmp_path: Path, moment: str, left: int
@@ -320,8 +321,8 @@ def test_kill_while_saving_leaves_a_whole_one_and_the_next_save_works(
             save(tmp_path, 2)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert checkpoint.find(tmp_path).name == f"epoch0-global_step{left}"
-    checkpoint.verify(checkpoint.find(tmp_path))
+    assert checkpoints.find(tmp_path).name == f"epoch0-global_step{left}"
+    checkpoint.verify(checkpoints.find(tmp_path))
     (path,) = save(tmp_path, 2)
     checkpoint.verify(path)
     assert not list(tmp_path.glob(".tmp-*"))
@@ -376,7 +377,7 @@ def test_a_disk_without_inodes_fails_the_same_way(tmp_path: Path) -> None:
         (failed,) = save(run_dir, 2)
         assert isinstance(failed, CheckpointError)
         assert "No space left" in str(failed)
-        assert checkpoint.find(run_dir) == first
+        assert checkpoints.find(run_dir) == first
         checkpoint.verify(first)
 
 
@@ -423,7 +424,7 @@ def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
     model["w"] += 1  # the update
     average["w"] += 1
     assert saver.advance([saver.status]) == []
-    assert checkpoint.complete(tmp_path) == []
+    assert checkpoints.complete(tmp_path) == []
     may_write.set()
     (saved,) = saver.finish()
     assert (saved.step, saved.path.name) == (1, "epoch0-global_step1")
@@ -496,7 +497,7 @@ def test_a_save_without_a_thread_is_raised_on_all_ranks(
 def test_every_nth_is_kept_beside_the_newest(tmp_path: Path) -> None:
     for step in range(1, 8):
         save(tmp_path, step, keep=2, keep_every=3)
-    kept = [int(path.name.rpartition("step")[2]) for path in checkpoint.complete(tmp_path)]
+    kept = [int(path.name.rpartition("step")[2]) for path in checkpoints.complete(tmp_path)]
     assert kept == [3, 6, 7]
 
 

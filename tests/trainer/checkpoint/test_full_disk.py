@@ -12,6 +12,7 @@ from tests.trainer.ranks import TINY
 from trainer.checkpoint import files as checkpoint
 from trainer.data.digits import main as render
 from trainer.runlog.telemetry import Event, read
+from trainer.weights import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 TWO_RANKS = FIRST_PART.replace("of-00001", "of-00002")
@@ -46,8 +47,8 @@ def test_a_full_disk_ends_all_ranks_with_a_sentence_and_the_newest_checkpoint_lo
         assert said in one.err
         assert "checkpoints that were complete before are untouched" in one.err
         assert other.err == ""  # said once
-        newest = checkpoint.complete(disk)[-1]
-        for path in checkpoint.complete(disk):
+        newest = checkpoints.complete(disk)[-1]
+        for path in checkpoints.complete(disk):
             checkpoint.verify(path)
         assert not list(disk.glob(".tmp-epoch*"))
         failed = [e for e in read(disk) if isinstance(e, Event) and e.name == "failed"]

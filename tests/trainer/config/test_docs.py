@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trainer.allowed_values import allowed, require_allowed
 from trainer.config import docs as configdoc
 from trainer.config.build import coerce, field_types
 from trainer.config.load import Config
-from trainer.config.values import allowed, require_allowed
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "configs.md"
 

@@ -200,7 +200,7 @@ def test_what_is_wrong_is_named_with_its_place(
         return
     with pytest.raises(ConfigError) as caught:
         load(path, words)
-    assert re.search(message, caught.value.told())
+    assert re.search(message, caught.value.full_text())
     assert caught.value.exit_code == 2
 
 

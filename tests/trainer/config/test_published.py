@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config.load import load
-from trainer.config.type_names import REFUSED, TYPES, our_type
+from trainer.config.upstream import REFUSED, TYPES, our_type
 from trainer.errors import ConfigError
 
 # All keys of Lambda's files with a bump, in their order; the table is cut short.
@@ -178,7 +178,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     (tmp_path / "c.py").write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "c.py")
-    assert re.search(message, caught.value.told())
+    assert re.search(message, caught.value.full_text())
 
 
 def test_what_asks_for_nothing_is_fine(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from tests.trainer.infer.infer_run import PROMPTS, make_run
 from trainer.config import load as configuration
 from trainer.data.video.mp4 import read_mp4, write_mp4
-from trainer.engine import memory
 from trainer.errors import CheckpointError, ConfigError
 from trainer.infer import __main__ as infer
 from trainer.infer import files
 from trainer.infer.request import settings_of
+from trainer.models import memory
 from trainer.weights import __main__ as weights
 from trainer.weights.load import read_weights
 

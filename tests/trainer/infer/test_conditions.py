@@ -33,7 +33,7 @@ from trainer.infer.references import ReferenceFiles
 from trainer.infer.request import Job, Settings, settings_of
 from trainer.infer.sampling import Sampler
 from trainer.models.stdit import build_stdit
-from trainer.models.vae.build import IdentityVAE
+from trainer.models.vae.interface import IdentityVAE
 from trainer.weights.load import load_weights, read_checkpoint
 
 CPU = torch.device("cpu")

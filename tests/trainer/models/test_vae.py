@@ -16,17 +16,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.trainer.models.tiny_vae import SETTINGS, clip, tiny_vae
-from trainer.components import build_parts, make_tiny_text_encoder
+from tests.trainer.models.tiny_vae import SETTINGS, clip, save_vae, tiny_vae
+from trainer.components import build_parts, build_vae, load_vae, make_tiny_text_encoder
 from trainer.config import load as configuration
-from trainer.config.load import VaeConfig
+from trainer.config.keys import VaeConfig
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
-from trainer.models.memory_budget import MemoryBudget, in_batches
-from trainer.models.vae.build import IdentityVAE, build_vae
-from trainer.models.vae.posterior import Posterior
+from trainer.models.memory import MemoryBudget, in_batches
+from trainer.models.vae.interface import IdentityVAE, Posterior
 from trainer.models.vae.spatial import modern_names
 from trainer.models.vae.tiled import Strips
-from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings, load_vae, save_vae
+from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
 
 EVERYTHING = MemoryBudget(1 << 40)
 

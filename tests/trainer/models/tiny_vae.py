@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer.models.memory_budget import MemoryBudget
+from trainer.models.memory import MemoryBudget
 from trainer.models.vae.spatial import SpatialSettings
 from trainer.models.vae.temporal import TemporalSettings
 from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
@@ -32,3 +37,12 @@ def tiny_vae(
 def clip(frames: int, height: int = 16, width: int = 24, batch: int = 1, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(batch, 3, frames, height, width, generator=generator) * 2 - 1
+
+
+def save_vae(vae: OpenSoraVAE, folder: Path) -> None:
+    """Weights and sizes as `load_vae` reads them; the folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.contiguous() for name, value in vae.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+    document = {"model_type": "VideoAutoencoderPipeline", **asdict(vae.settings)}
+    (folder / "config.json").write_text(json.dumps(document, indent=1) + "\n")

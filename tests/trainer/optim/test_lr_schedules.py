@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from trainer.config.keys import Config
 from trainer.errors import ConfigError
-from trainer.optim.lr_schedules import ScheduleConfig, build_schedule, rate_of
+from trainer.optim.lr_schedules import Schedule, ScheduleConfig, rate_of, settings_of
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -50,38 +51,38 @@ def test_one_cycle_is_a_bump() -> None:
 
 def test_every_group_has_the_rate_before_the_first_step_and_after_each() -> None:
     one = optimizer()
-    schedule = build_schedule(one, {"lr": 1.0, "warmup_steps": 1, "unrelated": 3})
+    schedule = Schedule(one, ScheduleConfig(lr=1.0, warmup_steps=1))
     assert [group["lr"] for group in one.param_groups] == [0.5, 0.5]
     schedule.step()
     assert [group["lr"] for group in one.param_groups] == [1.0, 1.0]
 
 
 def test_a_resumed_schedule_goes_on_and_its_state_is_small_and_plain() -> None:
-    settings = SimpleNamespace(lr=1.0, warmup_steps=50, lr_schedule=None, grad_clip=1.0)
-    schedule = build_schedule(optimizer(), settings)
+    settings = settings_of(replace(Config(), lr=1.0, warmup_steps=50, grad_clip=1.0))
+    schedule = Schedule(optimizer(), settings)
     for _ in range(7):
         schedule.step()
     state = json.loads(json.dumps(schedule.state_dict()))
     assert len(json.dumps(state)) < 100
-    resumed = build_schedule(optimizer(), settings)
+    resumed = Schedule(optimizer(), settings)
     resumed.load_state_dict(state)
     assert resumed.lr == schedule.lr == pytest.approx(8 / 51)
 
 
-BUMP = {"lr_schedule": "1cycle", "min_lr": 1.6e-5, "max_lr": 6.4e-4, "lr": 1.6e-4, "warmup_steps": 400, "cooldown_steps": 400}  # fmt: skip
+BUMP: dict[str, Any] = {"lr_schedule": "1cycle", "min_lr": 1.6e-5, "max_lr": 6.4e-4, "lr": 1.6e-4, "warmup_steps": 400, "cooldown_steps": 400}  # fmt: skip
 
 
 @pytest.mark.parametrize("stop", [0, 1, 399, 400, 401, 800, 5000])
 def test_a_bump_resumes_anywhere_from_a_few_numbers(stop: int) -> None:
     """Upstream's state pickles the optimizer along: 12 MB for a model of a million parameters."""
-    schedule = build_schedule(optimizer(), BUMP)
+    schedule = Schedule(optimizer(), ScheduleConfig(**BUMP))
     for _ in range(stop):
         schedule.step()
     state = json.loads(json.dumps(schedule.state_dict()))
     assert all(isinstance(value, (int, float)) for value in state.values())
     assert len(state) <= 4
     two = optimizer()
-    resumed = build_schedule(two, BUMP)
+    resumed = Schedule(two, ScheduleConfig(**BUMP))
     resumed.load_state_dict(state)
     for _ in range(3):
         assert two.param_groups[0]["lr"] == schedule.lr
@@ -90,16 +91,16 @@ def test_a_bump_resumes_anywhere_from_a_few_numbers(stop: int) -> None:
 
 
 def test_the_rate_of_this_runs_config_wins_over_the_checkpoints() -> None:
-    schedule = build_schedule(optimizer(), {"lr": 1.0, "warmup_steps": 2})
+    schedule = Schedule(optimizer(), ScheduleConfig(lr=1.0, warmup_steps=2))
     for _ in range(5):
         schedule.step()
     two = optimizer()
-    build_schedule(two, {"lr": 0.5, "warmup_steps": 2}).load_state_dict(schedule.state_dict())
+    Schedule(two, ScheduleConfig(lr=0.5, warmup_steps=2)).load_state_dict(schedule.state_dict())
     assert two.param_groups[0]["lr"] == 0.5  # and stays: upstream's comes back after one step
 
 
 def test_upstreams_warmup_state_is_read_and_an_empty_one_refused() -> None:
-    schedule = build_schedule(optimizer(), {"lr": 1.0, "warmup_steps": 9})
+    schedule = Schedule(optimizer(), ScheduleConfig(lr=1.0, warmup_steps=9))
     schedule.load_state_dict({"last_epoch": 4, "_step_count": 5})
     assert schedule.lr == 0.5
     with pytest.raises(ValueError, match="no step count"):

@@ -118,7 +118,7 @@ def test_odd_json_is_one_sentence_wherever_it_stands(
     try:
         read(tmp_path, BYTES[kind])
     except TrainerError as error:
-        said = error.told()
+        said = error.full_text()
         assert said.startswith("error: ")
         assert len(said) < 1000
 

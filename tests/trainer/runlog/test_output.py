@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer.ranks import REPO
 from trainer.config.load import load
-from trainer.runlog.journal import Journal
+from trainer.journal import Journal
 from trainer.runlog.output import LOG, RUN, configure, write
 from trainer.runlog.telemetry import Event, read
 from trainer.train import main as train_main

@@ -65,7 +65,7 @@ def test_a_reader_sees_only_whole_records_of_a_growing_file(tmp_path: Path) -> N
         assert tail.poll() == []
         file.write(line[20:] + b"{torn}\n")
     assert tail.poll() == [STEP]
-    writer.event("done", "well", step=3, path="x")
+    writer.write(Event("done", "well", {"path": "x"}, 3))
     writer.close()
     (event,) = tail.poll()
     assert isinstance(event, Event)
@@ -87,7 +87,7 @@ def test_a_full_disk_costs_lines_and_the_first_after_it_says_how_many(tmp_path: 
         assert kept == 41 - writer.lost
         filler.unlink()
         lost = writer.lost
-        writer.event("done", "well")
+        writer.write(Event("done", "well"))
         *steps, gap, done = read(disk)
         assert steps == [STEP] * kept
         assert isinstance(gap, Event)

@@ -19,9 +19,9 @@ from tests.trainer.models.stdit_weights import (
     write_shards,
     write_upstream_checkpoint,
 )
-from trainer.checkpoint import files as checkpoint
 from trainer.errors import CheckpointError
 from trainer.models.stdit import STDiT3
+from trainer.weights import checkpoints
 from trainer.weights.load import load_into, read_checkpoint
 from trainer.weights.report import LoadReport
 from trainer.weights.source import find_source
@@ -180,7 +180,7 @@ def test_a_run_directory_s_weights_are_those_of_the_checkpoint_that_is_resumed_f
     (run / "epoch0-global_step1" / "manifest.json").write_text("{}")
     # the newest was deleted in part: its manifest has gone
     (run / "latest").write_text("epoch0-global_step2\n" if "latest" in name else name)
-    assert checkpoint.find(run).name == find_source(run).path.name == "epoch0-global_step1"
+    assert checkpoints.find(run).name == find_source(run).path.name == "epoch0-global_step1"
     (run / "epoch0-global_step1" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         find_source(run)

@@ -78,7 +78,7 @@ class Maker:
     # --- latents ---
 
     def _latents(self, shards: Sequence[Shard]) -> None:
-        from trainer.models.vae.build import build_vae
+        from trainer.components import build_vae
 
         vae = build_vae(self._config.vae, NETWORK_DTYPES[self._config.dtype])
         vae.to(self._device)

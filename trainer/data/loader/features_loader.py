@@ -23,7 +23,7 @@ from trainer.data.loader.microbatch import Batch, Clip, Task
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import IMAGE_FPS
 from trainer.errors import TooManyBadSamples
-from trainer.models.vae.posterior import Posterior
+from trainer.models.vae.interface import Posterior
 
 
 class FeatureWorker(Worker):

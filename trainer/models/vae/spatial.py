@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError, OutOfMemory
-from trainer.models.memory_budget import MemoryBudget, Network, in_batches
+from trainer.models.memory import MemoryBudget, Network, in_batches
 from trainer.models.vae.tiled import Strips
 
 # N images · C channels · H,W pixels

@@ -6,11 +6,9 @@ Numbers and keys equal upstream's (spatial_vae.module.*, temporal_vae.*, scale, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,12 +16,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
-from trainer.models.memory_budget import MemoryBudget, in_batches
-from trainer.models.vae.posterior import Posterior, draw
-from trainer.models.vae.spatial import FACTOR, SpatialSettings, SpatialVAE, modern_names
+from trainer.models.memory import MemoryBudget, in_batches
+from trainer.models.vae.interface import Posterior, draw
+from trainer.models.vae.spatial import FACTOR, SpatialSettings, SpatialVAE
 from trainer.models.vae.temporal import TemporalSettings, TemporalVAE
-from trainer.weights.load import load_weights
-from trainer.weights.source import find_source
 
 # B batch · C channels · T frames · H,W pixels · Z,h,w latent frames, height, width
 SHIFT, SCALE = (-0.10, 0.34, 0.27, 0.98), (3.85, 2.32, 2.33, 3.06)
@@ -77,13 +73,22 @@ class OpenSoraVAE(nn.Module):
         self.settings, self.budget = settings, budget or MemoryBudget()
         self.spatial_vae = SpatialVAE(settings.spatial)
         self.temporal_vae = TemporalVAE(settings.temporal)
-        for name, values in (("scale", settings.scale), ("shift", settings.shift)):
-            if len(values) != self.out_channels:
-                raise ConfigError(
-                    f"vae.{name} has {len(values)} values for {self.out_channels} latent channels"
-                )
-            self.register_buffer(name, torch.tensor(values)[None, :, None, None, None])
+        for name in ("scale", "shift"):
+            self.register_buffer(name, self._per_channel(name, getattr(settings, name)))
         self.eval().requires_grad_(False)
+
+    def _per_channel(self, name: str, values: Sequence[float]) -> Tensor:
+        if len(values) != self.out_channels:
+            raise ConfigError(
+                f"vae.{name} has {len(values)} values for {self.out_channels} latent channels"
+            )
+        return torch.tensor(values)[None, :, None, None, None]
+
+    def override(self, settings: Mapping[str, Any]) -> None:
+        """Set micro_frame_size, shift or scale after the weights are loaded. Raises ConfigError."""
+        self.settings = replace(self.settings, **_with_tuples(settings))
+        for name in settings.keys() & {"scale", "shift"}:
+            self.get_buffer(name).copy_(self._per_channel(name, settings[name]))
 
     @property
     def out_channels(self) -> int:
@@ -218,53 +223,3 @@ class OpenSoraVAE(nn.Module):
             out = in_batches(network, chunks, each, self.budget)
             parts.append(rearrange(out, "(b n) c t h w -> b c (n t) h w", n=count))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-
-def load_vae(
-    place: str | Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    budget: MemoryBudget | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> OpenSoraVAE:
-    """The VAE of a file, a folder or (online) a hub id, on the CPU.
-
-    Sizes are the published ones unless a config.json beside the weights has `spatial` and
-    `temporal`. `overrides` (micro_frame_size, shift, scale) win over what the weights say. Raises
-    CheckpointError for weights that are missing, damaged or another model's.
-    """
-    source = find_source(place)
-    settings = VideoVAESettings.from_dict(source.config)
-    chosen = {k: v for k, v in (overrides or {}).items() if v is not None}
-    with torch.device("meta"):  # no time spent on numbers that are overwritten
-        vae = OpenSoraVAE(settings, budget)
-    vae.to_empty(device="cpu")
-    # shift and scale stay fp32: bf16 rounds 3.85 to 3.84375
-    vae.spatial_vae.to(dtype)
-    vae.temporal_vae.to(dtype)
-    load_weights(vae, modern_names(source.read()), place)
-    if chosen:
-        vae.settings = replace(settings, **_with_tuples(chosen))
-        for name in ("scale", "shift"):
-            if name in chosen:
-                _set_channels(vae, name, chosen[name])
-    return vae
-
-
-def _set_channels(vae: OpenSoraVAE, name: str, values: Sequence[float]) -> None:
-    if len(values) != vae.out_channels:
-        raise ConfigError(f"vae.{name} has {len(values)} values for {vae.out_channels} channels")
-    buffer = vae.get_buffer(name)
-    buffer.copy_(torch.tensor(values).view_as(buffer))
-
-
-def save_vae(vae: OpenSoraVAE, folder: Path) -> None:
-    """Weights and sizes as `load_vae` reads them; the folder is made."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {k: v.contiguous() for k, v in vae.state_dict().items()}, folder / "model.safetensors"
-    )
-    document = {"model_type": "VideoAutoencoderPipeline", **asdict(vae.settings)}
-    (folder / "config.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tests.trainer.data.clips import write_clip
-from tests.trainer.models.tiny_vae import tiny_vae
+from tests.trainer.models.tiny_vae import save_vae, tiny_vae
 from trainer.config import load as configuration
 from trainer.config.load import Config
 from trainer.data.__main__ import main
@@ -18,7 +18,6 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan
-from trainer.models.vae.video import save_vae
 
 COLUMNS = ("path", "text", "num_frames", "height", "width", "fps")
 # 20 is no multiple of the VAE's 17 frames: one whole chunk and one of 3

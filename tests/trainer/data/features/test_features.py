@@ -21,6 +21,7 @@ from tests.trainer.data.features.feature_caches import (
     write_table,
 )
 from tests.trainer.data.rows import random_manifest
+from trainer.components import build_vae
 from trainer.data.__main__ import main
 from trainer.data.features.cache import Features
 from trainer.data.features.files import FeaturesError
@@ -36,7 +37,7 @@ from trainer.data.video.decode import Decoder
 from trainer.data.video.window import Window
 from trainer.errors import TooManyBadSamples
 from trainer.models.text import TextEncoder
-from trainer.models.vae.build import IdentityVAE, build_vae
+from trainer.models.vae.interface import IdentityVAE
 
 
 @pytest.fixture(scope="module")

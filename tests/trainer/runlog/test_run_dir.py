@@ -1,0 +1,47 @@
+"""One run in a run directory, also where the first one was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from trainer.runlog import run_dir
+from trainer.runlog.run_dir import RunDirectoryInUse, lock
+
+
+def test_a_directory_is_free_again_after_the_run_however_it_ended(tmp_path: Path) -> None:
+    reads, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        lock(tmp_path)
+        os.write(tells, b"x")
+        signal.pause()
+        os._exit(0)
+    try:
+        assert os.read(reads, 1) == b"x"
+        with pytest.raises(RunDirectoryInUse, match=f"{tmp_path}: process {child} on .+ since 20"):
+            lock(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    release, note = lock(tmp_path)
+    assert note == ""
+    with pytest.raises(RunDirectoryInUse, match=f"process {os.getpid()} on "):
+        lock(tmp_path)
+    release()
+    lock(tmp_path)[0]()
+
+
+def test_a_filesystem_without_locks_is_told_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(run_dir.fcntl, "flock", none)
+    release, note = lock(tmp_path)
+    assert note == f"{tmp_path}/.lock: Operation not supported"
+    release()

@@ -1,0 +1,97 @@
+"""W&B listens; whatever it does, a run neither waits nor fails."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.journal import Wandb
+from trainer.runlog.telemetry import StepRecord
+
+KEY = "0123456789abcdef" * 2 + "01234567"
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(step, 20, 0, 4, 128, 1.0 / step, 0.5, 1e-3, 0.1, {"forward": 0.05})
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")  # set by the sink; put back after
+    for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb-cache"))
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    """Takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    taken.append(server.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        for connection in taken:
+            connection.close()
+
+
+def test_offline_figures_lie_in_the_run_directory(tmp_path: Path) -> None:
+    told: list[str] = []
+    sink = Wandb(told.append, {"lr": 1}, mode="offline", dir=str(tmp_path))
+    for step in range(1, 21):
+        sink.log(record(step))
+    assert sink.close(60)
+    assert told == []
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    data = file.read_bytes()
+    assert b"grad_norm" in data
+    assert b"seconds/forward" in data
+
+
+def test_a_server_that_never_answers_costs_no_step(
+    tmp_path: Path, silent_server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent_server}")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    told: list[str] = []
+    start = time.monotonic()
+    sink = Wandb(told.append, {}, mode="online", dir=str(tmp_path))
+    for step in range(1, 21):
+        sink.log(record(step))
+    assert time.monotonic() - start < 0.1
+    start = time.monotonic()
+    sink.close(3)
+    assert time.monotonic() - start < 3.5
+    assert len(told) == 1
+    assert "W&B" in told[0]
+    assert KEY not in told[0]
+
+
+def test_without_wandb_installed_one_sentence_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    told: list[str] = []
+    sink = Wandb(told.append, {}, mode="offline", dir=str(tmp_path))
+    assert sink.close(30)
+    sink.log(record(1))
+    assert len(told) == 1
+    assert "not installed" in told[0]

@@ -1,0 +1,160 @@
+"""What a run reports: telemetry.jsonl, bad_samples.jsonl, lines on the terminal, Weights & Biases.
+
+None of it ends a run: what cannot be written is lost, with a warning where that can be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config.load import Config, to_dict
+from trainer.runlog.output import LOG, RUN
+from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Writer
+
+_INIT_S = 10.0  # wandb waits 90 s for its server by default
+_CLOSE_S = 10.0
+_QUEUED = 1000  # steps
+_THREAD = "wandb"
+
+
+class Journal:
+    """Steps, events and lines of rank 0; of the other ranks their bad samples."""
+
+    def __init__(self, run_dir: Path, config: Config, rank: int) -> None:
+        self._log_every, self._bad = config.log_every, run_dir / "bad_samples.jsonl"
+        self._writer = Writer(run_dir) if rank == 0 else None
+        self._tracker: Wandb | None = None
+        if rank == 0 and config.wandb != "off":
+            self._tracker = Wandb(
+                functools.partial(self.event, "tracking"),
+                to_dict(config),
+                mode=config.wandb,
+                dir=str(run_dir),
+                project=config.wandb_project,
+                name=config.exp_name or run_dir.name,
+            )
+
+    def step(self, record: StepRecord) -> None:
+        if self._writer is None:
+            return
+        self._write(self._writer, record)
+        if self._tracker is not None:
+            self._tracker.log(record)
+        if record.step % self._log_every == 0 or record.step == 1:
+            RUN.info(
+                f"step {record.step}/{record.steps_total}  epoch {record.epoch}  "
+                f"loss {record.loss:.4f}  grad {record.grad_norm:.3f}  lr {record.lr:.2e}  "
+                f"{record.step_s:.3f} s/step"
+            )
+
+    def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None:
+        writer = self._writer  # the tracker reports from its own thread, perhaps after close
+        if writer is not None:
+            self._write(writer, Event(name, text, data, step, time.time()))
+            RUN.info("%s: %s", name, text)
+
+    def _write(self, writer: Writer, record: Record) -> None:
+        before = writer.lost
+        writer.write(record)
+        if writer.lost and not before:
+            LOG.warning("lines for %s are lost until it can be written: %s", FILE, writer.why)
+
+    def bad_sample(self, step: int, rank: int, row: int, path: str, reason: str) -> None:
+        line = {"step": step, "rank": rank, "row": row, "path": path, "reason": reason}
+        try:
+            with self._bad.open("a") as file:  # one write of one short line: ranks do not mix
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            why = f"{self._bad.name} cannot be written: {error.strerror}"
+            LOG.warning("bad clip %s: %s (%s)", path, reason, why)
+
+    def close(self) -> None:
+        if self._tracker is not None:
+            self._tracker.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class Wandb:
+    """One run in W&B, for which training never waits and by which it never fails.
+
+    Everything of wandb (import, init, log, finish) happens on one daemon thread behind a bounded
+    queue. When that is full, or wandb has failed, figures are dropped: telemetry.jsonl has them.
+    `report` gets a message about a failure, from another thread, at most once.
+    """
+
+    def __init__(
+        self, report: Callable[[str], None], config: Mapping[str, Any], **options: Any
+    ) -> None:
+        # wandb's reports about itself delay the end of the process by 10 s without their server
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self._report, self._config, self._options = report, dict(config), options
+        self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_QUEUED)
+        self._over, self._failed, self._dropped = threading.Event(), threading.Lock(), 0
+        self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
+        self._thread.start()
+
+    def log(self, record: StepRecord) -> None:
+        """Queue a step; never waits and never raises."""
+        if self._over.is_set():
+            return
+        names = ("loss", "lr", "grad_norm", "epoch", "step_s")
+        figures = {name: float(getattr(record, name)) for name in names}
+        figures |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
+        try:
+            self._queue.put_nowait((record.step, figures))
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self, limit_s: float = _CLOSE_S) -> bool:
+        """Let what is queued go out for at most `limit_s` seconds; False when it did not."""
+        deadline = time.monotonic() + limit_s
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=limit_s)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._fail(f"W&B did not take the last figures within {limit_s:g} s")
+        elif self._dropped:
+            self._fail(f"W&B was too slow for {self._dropped} steps")
+        return not self._thread.is_alive()
+
+    def _fail(self, text: str) -> None:
+        self._over.set()
+        if self._failed.acquire(blocking=False):  # never released: one report
+            key = os.environ.get("WANDB_API_KEY")
+            self._report(text.replace(key, "***") if key else text)
+
+    def _work(self) -> None:
+        try:
+            import wandb
+
+            # The service process that init starts logs to stderr of the rank otherwise.
+            settings = wandb.Settings(
+                init_timeout=_INIT_S, silent=True, console="off", x_disable_stats=True
+            )
+            run = wandb.init(config=self._config, settings=settings, **self._options)
+            while (item := self._queue.get()) is not None:
+                step, figures = item
+                run.log(figures, step=step)
+            run.finish()
+            wandb.teardown()  # the service has written all only when it has ended
+        except ModuleNotFoundError:
+            self._fail("W&B is not installed: pip install wandb, or --wandb off")
+        except Exception as error:  # noqa: BLE001 - thread boundary: reported once
+            first = (str(error).strip().splitlines() or [""])[0]
+            self._fail(f"W&B failed, the run continues without it: {type(error).__name__}: {first}")
+
+
+def wandb_is_stuck() -> bool:
+    """Whether `close` left its thread running: wandb's exit hooks would wait for its server."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())
