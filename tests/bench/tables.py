@@ -193,7 +193,7 @@ def rank_begins(path: Path, how: str) -> dict[str, float]:
     """One rank of many before its first step: processor time and share of the memory."""
     from tests.bench.sampler import CONFIG
     from trainer.data.manifest.read import read_manifest
-    from trainer.data.manifest.shared_manifest import read_once
+    from trainer.data.manifest.shared import read_once
     from trainer.data.plan.balance import Balance, classes
     from trainer.data.plan.buckets import Buckets
     from trainer.data.plan.data_plan import DataPlan

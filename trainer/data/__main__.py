@@ -28,7 +28,7 @@ VERBS = {
     "clean-captions": ("tools.rewrite", "clean captions as the text encoder expects them"),
     "convert": ("tools.rewrite", "convert csv to parquet and back"),
     "shard": (
-        "manifest.shards",
+        "tools.shard",
         "write shards that training reads without holding captions in memory",
     ),
     "stats": ("tools.stats", "show which clips a config uses, and how"),
@@ -40,7 +40,7 @@ VERBS = {
         "answer questions about files (clusterctl data starts it on nodes)",
     ),
 }
-GO_ON = {"probe", "check", "clean-captions", "shard", "encode"}  # where an interrupted one stopped
+GO_ON = {"probe", "check", "clean-captions", "encode"}  # where an interrupted one stopped
 
 
 def main(argv: list[str] | None = None) -> int:

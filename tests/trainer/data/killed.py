@@ -1,6 +1,6 @@
 """Runs a verb again and again, killed (SIGKILL) at every point where something is made to last.
 
-`python -m tests.trainer.data.killed PIECE_ROWS verb …` prints how many kills there were. The parent
+`python -m tests.trainer.data.killed FLUSH_ROWS verb …` prints how many kills there were. The parent
 imports Arrow and never uses it: its threads would not survive the fork.
 """
 
@@ -11,18 +11,32 @@ import os
 import shutil
 import signal
 import sys
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet  # noqa: F401 - once instead of in every fork
 
 from trainer.data.__main__ import main
 from trainer.data.manifest import (
-    arrow,  # noqa: F401
+    computed,
     rewrite,  # noqa: F401
     shards,  # noqa: F401
 )
-from trainer.data.manifest import pipeline as stream
-from trainer.data.manifest import resumable_write as job
+from trainer.data.tools import file_probe
+
+
+class Examiner:
+    """Answers at once, in this process."""
+
+    def ask(self, question: dict[str, Any]) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        size = len(question["path"])
+        future.set_result({"num_frames": size, "height": 4, "width": size, "fps": 24.0, "bytes": 9})
+        return future
+
+    def close(self) -> None:
+        pass
 
 
 def attempt(arguments: list[str], points: int) -> bool:
@@ -42,11 +56,11 @@ def attempt(arguments: list[str], points: int) -> bool:
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    real_sync, real_replace = job.sync, Path.replace
+    real_fsync, real_replace = os.fsync, Path.replace
 
-    def sync(path: Path) -> None:
+    def fsync(descriptor: int) -> None:
         point()
-        real_sync(path)
+        real_fsync(descriptor)
 
     def replace(self: Path, target: Path) -> Path:
         point()
@@ -54,7 +68,7 @@ def attempt(arguments: list[str], points: int) -> bool:
         point()
         return done
 
-    job.sync, Path.replace = sync, replace  # type: ignore[method-assign]
+    os.fsync, Path.replace = fsync, replace  # type: ignore[method-assign]
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         os._exit(main(arguments))
 
@@ -105,7 +119,8 @@ def _wipe(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    job.PIECE_ROWS = stream.READ_ROWS = int(sys.argv[1])
+    computed.FLUSH_ROWS = int(sys.argv[1])
+    file_probe.LocalPool = lambda *_: Examiner()  # type: ignore[assignment,misc]
     given = sys.argv[2:]
     target = Path(next(word for word in given[::-1] if not word.startswith("-")))
     first = rounds(target, given)

@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     from trainer.config import load as configuration
     from trainer.data.features import encode_job as jobs
     from trainer.data.features.encode_plan import Options, foresee
+    from trainer.data.manifest.left_out import report
     from trainer.data.manifest.read import read_manifest
-    from trainer.data.manifest.shared_manifest import read_once
-    from trainer.data.tools.left_out import tell_left_out
+    from trainer.data.manifest.shared import read_once
 
     config = configuration.load(args.config, args.overrides)
     if config.dataset.data_path is None:
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         manifest = read_manifest(data_path, root, memory_efficient=by_shards)
         print(foresee(config, manifest, out, options))
-        tell_left_out(manifest.wrong)
+        report(manifest.wrong)
         return 1 if manifest.wrong else 0
     with _Together(rank, world, local_rank) as ranks:
         manifest, notes = read_once(ranks, data_path, root, by_shards)
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     if not rank:
         for note in notes:
             print(note, file=sys.stderr)
-        tell_left_out(manifest.wrong)
+        report(manifest.wrong)
     if document is not None:
         if not (out / JOB).is_file() and not (out / DOCUMENT).is_file():
             raise FeaturesError(

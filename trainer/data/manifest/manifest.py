@@ -1,19 +1,18 @@
 """The table of clips: csv or parquet, one row a clip, checked before anything else is done with it.
 
-Columns every manifest has: path, text, num_frames, height, width. fps is used when it is there, all
-other columns are kept. Row order is part of the identity of a data set: `fingerprint` is a SHA-256
-over the rows in order, and `marks` narrows a difference between two data sets to a few rows.
+Columns every manifest has: path, text, num_frames, height, width. fps is used when it is there,
+other columns are not read. Row order is part of the identity of a data set: `fingerprint` is a
+SHA-256 over the rows in order, and `marks` narrows a difference between two to a few rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,6 @@ SUFFIXES = (".csv", ".parquet")
 MAX_WRONG_ROWS = 100
 FIELD_LIMIT = 1 << 24  # characters of a cell: a quote that is never closed must not eat the memory
 _MARKS = 512
-_LARGEST = 2**31 - 1
-_FASTEST = 10_000  # frames a second; above is a wrong cell, not a fast camera
 
 
 class ManifestError(TrainerError):
@@ -62,7 +59,6 @@ class Manifest:
     height: NDArray[np.int32]
     width: NDArray[np.int32]
     fps: NDArray[np.float32]
-    extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     wrong: tuple[WrongRow, ...] = ()  # rows that were left out
 
     def __len__(self) -> int:
@@ -112,15 +108,6 @@ def _digest_to(manifest: Manifest, stride: int) -> list[str]:
     return found
 
 
-def refuse_too_many(source: Path, wrong: list[WrongRow], limit: int) -> None:
-    """Sort wrong rows by line; raise ManifestError with the first if more than `limit`."""
-    wrong.sort(key=lambda row: row.line)
-    if len(wrong) > limit:
-        shown = "".join(f"\n  {source.name}:{row}" for row in wrong[:20])
-        more = f"\n  and {len(wrong) - 20:,} more" if len(wrong) > 20 else ""
-        raise ManifestError(f"{source}: {len(wrong):,} wrong rows{shown}{more}")
-
-
 def check_suffix(path: Path) -> None:
     """Raise ManifestError for a name that is neither csv nor parquet."""
     if path.suffix not in SUFFIXES:
@@ -146,94 +133,3 @@ def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None
     for name in names:
         if list(names).count(name) > 1:
             raise ManifestError(f"{source}: column {name!r} stands there twice")
-
-
-class RowCheck:
-    """Marks wrong rows; the first reason of a row is the one that is told."""
-
-    def __init__(self, lines: Sequence[int], wrong: list[WrongRow]) -> None:
-        self.keep = np.ones(len(lines), bool)
-        self._lines, self._wrong = lines, wrong
-
-    def refuse(self, index: int, reason: str) -> None:
-        if self.keep[index]:
-            self.keep[index] = False
-            self._wrong.append(WrongRow(self._lines[index], reason))
-
-    def whole(self, name: str, values: Any) -> NDArray[np.int32]:
-        """Whole numbers from 1; `51.0` is one, because table programs write integers that way."""
-        numbers = _floats(values)
-        good = (numbers >= 1) & (numbers <= _LARGEST) & (numbers == np.floor(numbers))
-        for index in np.flatnonzero(~good).tolist():
-            self.refuse(index, f"{name} is {_shown(values[index])}, not a whole number from 1")
-        return np.where(good, numbers, 1).astype(np.int32)
-
-    def rates(self, values: Any) -> NDArray[np.float32]:
-        """Frames a second; an empty cell is NaN: the file itself is asked when it is decoded."""
-        if values is None:
-            return np.full(len(self.keep), np.nan, np.float32)
-        numbers = _floats(values)
-        odd = ~((numbers > 0) & (numbers <= _FASTEST))
-        if _holds_numbers(values):  # NaN and null are not stated; a csv may have words there
-            odd &= ~np.isnan(numbers)
-        for index in np.flatnonzero(odd).tolist():
-            shown = _shown(values[index])
-            if shown.strip("'").lower() not in ("", "nan", "none"):
-                self.refuse(index, f"fps is {shown}, not between 0 and {_FASTEST}")
-        return np.clip(numbers, 0, _FASTEST).astype(np.float32)
-
-    def paths(self, values: Sequence[str]) -> None:
-        for index, path in enumerate(values):
-            if not path or "\0" in path:
-                self.path(index, path)
-
-    def path(self, index: int, path: str | None) -> None:
-        """Refuse a path that is none."""
-        self.refuse(index, "path holds a NUL character" if path else "path is empty")
-
-    def texts(self, values: Sequence[str]) -> None:
-        for index, text in enumerate(values):
-            if text and not text.isascii() and not _is_utf8(text):  # None: a null is no text
-                self.refuse(index, "text is not UTF-8")
-
-
-def _shown(value: Any) -> str:
-    value = value.as_py() if hasattr(value, "as_py") else value
-    value = value.item() if isinstance(value, np.generic) else value
-    return repr(value)[:60]
-
-
-def _holds_numbers(values: Any) -> bool:
-    """Whether it is an array of numbers, numpy's or a parquet column."""
-    kind = getattr(values, "dtype", None) or getattr(values, "type", None)
-    return str(kind).startswith(("int", "uint", "float", "double", "halffloat"))
-
-
-def _floats(values: Any) -> NDArray[np.float64]:
-    """Each value as a float, NaN where it is none."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":  # of shards
-        return values.astype(np.float64)
-    if hasattr(values, "to_numpy"):  # a parquet column of numbers
-        try:
-            return np.asarray(values.to_numpy(), np.float64)
-        except (TypeError, ValueError):
-            values = values.to_pylist()
-    try:
-        return np.fromiter(map(float, values), np.float64, len(values))  # 0.1 s a million
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_float(value) for value in values], np.float64)
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest
-from trainer.data.manifest.reader import Shown, read_file
+import numpy as np
+
+from trainer.data.manifest.left_out import check_limit
+from trainer.data.manifest.manifest import (
+    MAX_WRONG_ROWS,
+    NUMBERS,
+    REQUIRED,
+    Manifest,
+    ManifestError,
+    WrongRow,
+)
+from trainer.data.manifest.row_check import RowCheck
+from trainer.data.manifest.table_io import CsvTable, ParquetTable, open_table
+from trainer.data.manifest.texts import Packer, Unread
+
+_CSV_ROWS, _PARQUET_ROWS = 8192, 65_536
+
+Shown = Callable[[float, int], None]  # share read, rows
 
 
 def read_manifest(
@@ -28,7 +47,7 @@ def read_manifest(
         from trainer.data.manifest.shards import find_shards, read_shards
 
         return read_shards(find_shards(source), root)
-    return read_file(source, Path(root) if root is not None else None, max_wrong_rows)
+    return _read_file(source, root, max_wrong_rows)
 
 
 def read_numbers(
@@ -37,10 +56,72 @@ def read_numbers(
     """As `read_manifest`, same rows left out, without paths and texts: 16 bytes of memory a row.
 
     `progress` gets (share read, rows). Raises ManifestError as `read_manifest` does, but for texts
-    of a parquet file that are not UTF-8: it does not look at them.
+    of a parquet file that are not UTF-8, which it does not read.
     """
     if source.is_dir():
         from trainer.data.manifest.shards import read_shards
 
         return read_shards(source)
-    return read_file(source, None, max_wrong_rows, with_texts=False, progress=progress)
+    return _read_file(source, None, max_wrong_rows, with_texts=False, progress=progress)
+
+
+def _read_file(
+    source: Path,
+    root: Path | str | None,
+    max_wrong_rows: int,
+    with_texts: bool = True,
+    progress: Shown = lambda share, rows: None,
+) -> Manifest:
+    numbers: dict[str, list[Any]] = {name: [] for name in (*NUMBERS, "fps")}
+    packers = {name: Packer() for name in ("path", "text")}
+    wrong: list[WrongRow] = []
+    rows = 0
+    try:
+        with closing(open_table(source, REQUIRED)) as table:
+            for lines, columns, share in _batches(table, with_texts):
+                check = RowCheck(lines, wrong)
+                for name, values in check.columns(columns).items():
+                    numbers[name].append(values[check.keep])
+                for name, packer in packers.items() if with_texts else ():
+                    packer.add(columns[name], check.keep)
+                rows += len(lines)
+                progress(share, rows)
+            wrong += table.wrong if isinstance(table, CsvTable) else ()
+    except OSError as error:
+        raise ManifestError(f"{source}: {error.strerror or error}") from None
+    wrong.sort(key=lambda row: row.line)
+    check_limit(source, wrong, max_wrong_rows)
+    arrays: dict[str, Any] = {
+        n: np.concatenate(parts) if parts else np.zeros(0) for n, parts in numbers.items()
+    }
+    count = len(arrays["height"])
+    if not count:
+        raise ManifestError(f"{source}: no usable row" + (f"; line {wrong[0]}" if wrong else ""))
+    paths, texts = (p.texts() if with_texts else Unread(count) for p in packers.values())
+    return Manifest(
+        source=source,
+        root=Path(root) if root is not None else source.resolve().parent,
+        paths=paths,
+        texts=texts,
+        wrong=tuple(wrong),
+        **arrays,
+    )
+
+
+def _batches(
+    table: CsvTable | ParquetTable, with_texts: bool
+) -> Iterator[tuple[Sequence[int], Mapping[str, Any], float]]:
+    """Batches of rows as (lines, columns that training uses, share read)."""
+    wanted = [name for name in (*REQUIRED, "fps") if name in table.names]
+    if isinstance(table, CsvTable):
+        places = [(name, table.names.index(name)) for name in wanted]
+        while (read := table.read(_CSV_ROWS)) is not None:
+            columns = {name: [row[place] for row in read.rows] for name, place in places}
+            yield read.lines, columns, table.share
+        return
+    wanted = [name for name in wanted if with_texts or name != "text"]
+    row = 0
+    for batch in table.batches(_PARQUET_ROWS, wanted):
+        lines = range(row + 1, row + 1 + batch.num_rows)
+        row += batch.num_rows
+        yield lines, {name: batch.column(name) for name in wanted}, row / table.rows

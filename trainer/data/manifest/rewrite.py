@@ -1,4 +1,4 @@
-"""A manifest written from the rows of others in one go: it appears whole or not at all."""
+"""A manifest written from the rows of others: it appears whole or not at all."""
 # ruff: noqa: S608 - columns and views are named by number
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +21,78 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.data.manifest.arrow import common_field, to_schema
+from trainer.data.manifest.left_out import RESUME, Options, check_limit
 from trainer.data.manifest.manifest import ManifestError, WrongRow, check_suffix
-from trainer.data.manifest.pipeline import Options, check_limit
-from trainer.data.manifest.resumable_write import GROUP_ROWS, Job, regroup
 from trainer.data.manifest.sql import BATCH_ROWS, Database, Source, unescaped
-from trainer.data.manifest.table_io import ArrowBatch, ParquetTable, cell, column_type, open_table
+from trainer.data.manifest.table_io import (
+    ParquetTable,
+    cell,
+    column_type,
+    first_line,
+    is_text,
+    open_table,
+)
+from trainer.data.manifest.work_folder import WorkFolder, identity
 from trainer.runlog.progress import RowProgress
 
 _ESCAPED_BYTE = re.compile(rb"\xf4\x8f([\xbe\xbf])([\x80-\xbf])")
 _NEEDS_QUOTES = ",", '"', "\n", "\r"
-_HINT = "nothing was written"
+_GROUP_ROWS = 65_536  # of a parquet file
+_BAD, _SHOWN = "\0bad", "\0shown"  # columns beside those of the file
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Columns of another table for each row in order: what `Rows` gets on its right."""
+class Columns:
+    """Columns of a table: for each of its rows, or for the rows that `query` selects."""
 
     source: Source
     names: Sequence[str]
-    query: Callable[[str], str]  # from the SQL of the columns to rows in the order of the first
+    query: Callable[[str], str] | None = None  # from the SQL of the columns
+
+    def sql(self, columns: Sequence[str]) -> str:
+        """A query for expressions over the columns, named v0, v1, …"""
+        named = ", ".join(f"{column} AS v{n}" for n, column in enumerate(columns)) or "1"
+        return self.query(named) if self.query else f"SELECT {named} FROM {self.source.view}"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a source in their order; `keep` has a place for each."""
+    """Rows of a source in their order; `keep` has a place for each.
+
+    Columns of `beside` replace its own of the same names, others follow them.
+    """
 
     source: Source
     keep: NDArray[np.bool_] | None = None
-    beside: Sequence[Beside] = ()
+    beside: Sequence[Columns] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [*dict.fromkeys([*self.source.names, *(n for b in self.beside for n in b.names)])]
+
+    def streams(self, names: Sequence[str]) -> list[Columns]:
+        """The source with those of the columns that are not replaced, then what is beside."""
+        beside = {name for one in self.beside for name in one.names}
+        own = [name for name in names if name not in beside]
+        return [Columns(self.source, own), *self.beside]
 
 
 @dataclass
 class Rewrite:
     """One manifest in the making."""
 
-    out: Path
+    verb: str
     options: Options
+    work: WorkFolder
     database: Database
     progress: RowProgress
-    whole: Path  # becomes `out`
+    hint: str  # where too many rows are left out
     wrong: list[WrongRow] = field(default_factory=list)
     rows: int = 0
+
+    @property
+    def out(self) -> Path:
+        return self.work.out
 
     @property
     def exit_code(self) -> int:
@@ -76,118 +107,133 @@ class Rewrite:
         return source
 
     def leave_out(self, wrong: Sequence[WrongRow]) -> None:
-        """Name rows that are not written. Raises ManifestError above the limit."""
+        """Add rows that are not written. Raises ManifestError above the limit."""
         self.wrong += wrong
-        check_limit(self.out, self.wrong, self.options, hint="--max-wrong-rows allows more")
+        check_limit(self.out, self.wrong, self.options.max_wrong_rows, self.hint)
 
     def columns(self, source: Source, names: Sequence[str]) -> list[str]:
         """SQL for columns as values of their types."""
-        if not source.is_csv:
-            return [f"c{source.names.index(name)}" for name in names]
         return [_value(source, one) for one in _fields(self.database, source, names)]
 
-    def write(self, parts: Sequence[Rows]) -> None:
-        """Write all parts one behind the other."""
-        names = dict.fromkeys(name for part in parts for name in _names(part))
+    def write(self, parts: Sequence[Rows], names: Sequence[str] | None = None) -> None:
+        """Write all parts one behind the other; `names` are the columns, by default all."""
+        names = names or [*dict.fromkeys(name for part in parts for name in part.names)]
         if self.out.suffix == ".csv":
-            self._write_csv(parts, list(names))
-        else:
-            self._write_parquet(parts, self._schema(parts, list(names)))
+            self._write_csv(parts, names)
+            return
+        schema = self.schema(parts, names)
+        with pq.ParquetWriter(self.work.whole, schema) as writer:
+            for table in self.tables(parts, schema, _GROUP_ROWS):
+                writer.write_table(table, row_group_size=_GROUP_ROWS)
 
-    def _write_csv(self, parts: Sequence[Rows], names: list[str]) -> None:
+    def _write_csv(self, parts: Sequence[Rows], names: Sequence[str]) -> None:
         header = io.StringIO()
         csv.writer(header).writerow(names)
-        with self.whole.open("wb") as file:
+        with self.work.whole.open("wb") as file:
             file.write(header.getvalue().encode("utf-8", "surrogateescape"))
             for part in parts:
-                own = [name for name in names if not any(name in b.names for b in part.beside)]
-                streams = [_lines(self.database, part.source, own)]
-                streams += [_lines_beside(self.database, one) for one in part.beside]
-                is_escaped = any(s.is_escaped for s in _sources(part))
-                for arrays in _aligned(streams, self.progress, part.source.rows):
-                    lines = arrays[0].column(0)
-                    for other in arrays[1:]:
-                        lines = pc.binary_join_element_wise(lines, other.column(0), b",")
-                    lines = _kept(lines, part.keep, arrays.start)
-                    if not len(lines):
+                streams = part.streams(names)
+                owner = {name: n for n, stream in enumerate(streams) for name in stream.names}
+                runs = [(number, list(run)) for number, run in groupby(names, owner.__getitem__)]
+                lines = [
+                    _lines(self.database, stream, [run for n, run in runs if n == number])
+                    for number, stream in enumerate(streams)
+                ]
+                is_escaped = any(stream.source.is_escaped for stream in streams)
+                for start, batches in _aligned(lines, self.progress, part.source.rows):
+                    cells = [iter(batch.columns) for batch in batches]
+                    columns = [next(cells[number]) for number, _ in runs]
+                    found = columns[0]
+                    if len(columns) > 1:
+                        found = pc.binary_join_element_wise(*columns, b",")
+                    elif len(names) == 1:  # an empty line is not a row
+                        found = pc.if_else(pc.equal(found, b""), b'""', found)
+                    found = _kept(found, part.keep, start)
+                    if not len(found):
                         continue
-                    text = b"\r\n".join(lines.to_pylist()) + b"\r\n"
+                    text = b"\r\n".join(found.to_pylist()) + b"\r\n"
                     file.write(_ESCAPED_BYTE.sub(_byte, text) if is_escaped else text)
-                    self.rows += len(lines)
+                    self.rows += len(found)
 
-    def _write_parquet(self, parts: Sequence[Rows], schema: pa.Schema) -> None:
-        with pq.ParquetWriter(self.whole, schema) as writer:
-            batches = (batch for part in parts for batch in self._batches(part, schema))
-            for table in regroup(batches, schema, GROUP_ROWS):
-                writer.write_table(table, row_group_size=GROUP_ROWS)
+    def tables(self, parts: Sequence[Rows], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
+        """All rows as tables of `rows` rows, the last one shorter."""
+        held: list[pa.RecordBatch] = []
+        count = 0
+        for batch in (batch for part in parts for batch in self._batches(part, schema)):
+            while count + batch.num_rows >= rows:
+                head = batch.slice(0, rows - count)
+                yield pa.Table.from_batches([*held, head], schema).combine_chunks()
+                batch, held, count = batch.slice(head.num_rows), [], 0
+            if batch.num_rows:
+                held.append(batch)
+                count += batch.num_rows
+        if held:
+            yield pa.Table.from_batches(held, schema).combine_chunks()
 
     def _batches(self, part: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        beside = [name for one in part.beside for name in one.names]
-        own = pa.schema([one for one in schema if one.name not in beside])
-        if part.source.is_csv:
-            streams = [_typed(self.database, part.source, own)]
-        else:
-            streams = [_parquet_batches(part.source)]
-        for one in part.beside:
-            fields = pa.schema([schema.field(name) for name in one.names])
-            columns = ", ".join(
-                f"{_value(one.source, column)} AS v{number}" for number, column in enumerate(fields)
-            )
-            streams.append(self.database.stream(one.query(columns)))
-        for batches in _aligned(streams, self.progress, part.source.rows):
-            first = _kept(batches[0], part.keep, batches.start)
-            if part.source.is_csv:
-                first = self._refuse(part, first, own, batches.start)
-            arrays = to_schema(ArrowBatch(first.select(_present(first, own)), ()), own)[0].columns
-            for one, batch in zip(part.beside, batches[1:], strict=True):
-                fields = pa.schema([schema.field(name) for name in one.names])
-                batch = pa.RecordBatch.from_arrays(batch.columns, list(one.names))
-                if part.source.is_csv:
-                    batch = batch.take(first.column("row"))
-                arrays += to_schema(ArrowBatch(batch, ()), fields)[0].columns
-            if first.num_rows:
-                by_name = dict(zip([*own.names, *beside], arrays, strict=True))
-                self.rows += first.num_rows
-                yield pa.RecordBatch.from_arrays([by_name[n] for n in schema.names], schema=schema)
+        streams = part.streams(schema.names)
+        schemas = [pa.schema([schema.field(name) for name in one.names]) for one in streams]
+        own = schemas[0]
+        is_csv = part.source.is_csv
+        feeds = [_typed(self.database, part.source, own) if is_csv else _arrow(streams[0])]
+        for one, fields in zip(streams[1:], schemas[1:], strict=True):
+            values = one.sql([_value(one.source, field) for field in fields])
+            feeds.append(_named(self.database.stream(values), one.names))
+        for start, batches in _aligned(feeds, self.progress, part.source.rows):
+            count = batches[0].num_rows
+            keep = np.ones(count, bool) if part.keep is None else part.keep[start : start + count]
+            if is_csv:
+                keep = self._fitting(part.source, own, batches[0], keep, start)
+            arrays: dict[str, pa.Array] = {}
+            for batch, fields in zip(batches, schemas, strict=True):
+                found = batch if keep.all() else batch.filter(pa.array(keep))
+                arrays |= {field.name: _cast(found, field) for field in fields}
+            self.rows += int(keep.sum())
+            yield pa.RecordBatch.from_arrays([arrays[n] for n in schema.names], schema=schema)
 
-    def _refuse(
-        self, part: Rows, batch: pa.RecordBatch, schema: pa.Schema, start: int
-    ) -> pa.RecordBatch:
-        """Without the rows of a csv with a cell that does not fit into its column."""
-        bad = batch.column("bad")
+    def _fitting(
+        self,
+        source: Source,
+        schema: pa.Schema,
+        batch: pa.RecordBatch,
+        keep: NDArray[np.bool_],
+        start: int,
+    ) -> NDArray[np.bool_]:
+        """`keep` without the rows of a csv with a cell that does not fit into its column."""
+        bad = batch.column(_BAD)
         if bad.null_count == len(bad):
-            return batch
-        wrong = batch.filter(pc.is_valid(bad))
-        rows = [start + row for row in wrong.column("row").to_pylist()]
-        lines = part.source.lines(rows)
+            return keep
+        is_bad = bad.is_valid().to_numpy(zero_copy_only=False)
+        places = np.flatnonzero(is_bad & keep).tolist()
+        lines = source.lines([start + place for place in places])
         found = []
-        for row, place, shown in zip(
-            rows, wrong.column("bad").to_pylist(), wrong.column("shown").to_pylist(), strict=True
-        ):
-            kind = schema.field(place).type
-            what = "is not an integer" if pa.types.is_integer(kind) else "is not a number"
-            what = "is not UTF-8" if _is_string(kind) else what
-            reason = f"{schema.field(place).name} {repr(unescaped(shown))[:60]} {what}"
-            found.append(WrongRow(lines[row], reason))
+        for place in places:
+            one = schema.field(bad[place].as_py())
+            what = "a number"
+            if is_text(one.type):
+                what = "UTF-8"
+            elif pa.types.is_integer(one.type):
+                what = "an integer"
+            shown = repr(unescaped(batch.column(_SHOWN)[place].as_py()))[:60]
+            found.append(WrongRow(lines[start + place], f"{one.name} {shown} is not {what}"))
         self.leave_out(found)
-        return batch.filter(pc.is_null(bad))
+        return keep & ~is_bad
 
-    def _schema(self, parts: Sequence[Rows], names: list[str]) -> pa.Schema:
+    def schema(self, parts: Sequence[Rows], names: Sequence[str]) -> pa.Schema:
+        """Types that hold the columns of all parts. Raises ManifestError where none does."""
         fields: dict[str, pa.Field] = {}
         for part in parts:
             for one in _fields(self.database, part.source, part.source.names):
-                before = fields.setdefault(one.name, one)
-                if before.type != one.type:
-                    fields[one.name] = common_field(before, one)
+                fields[one.name] = _common(fields.get(one.name, one), one)
             for other in part.beside:
                 for one in _fields(self.database, other.source, other.names):
                     self._check_cells(other.source, one)
-                    fields[one.name] = one
+                    fields.setdefault(one.name, one)
         return pa.schema([fields[name] for name in names])
 
     def _check_cells(self, source: Source, one: pa.Field) -> None:
         """Raise ManifestError for a cell beside that does not fit: the row is another table's."""
-        if not source.is_csv or _is_string(one.type):
+        if not source.is_csv or is_text(one.type):
             return
         text = source.text(one.name)
         wrong = self.database.all(
@@ -203,50 +249,56 @@ class Rewrite:
 
 
 @contextmanager
-def rewriting(verb: str, sources: Sequence[Path], out: Path, options: Options) -> Iterator[Rewrite]:
-    """Make `out` from `sources`; it appears whole when the block ends well.
+def rewriting(
+    verb: str,
+    sources: Sequence[Path],
+    out: Path,
+    options: Options,
+    arguments: Mapping[str, Any] | None = None,
+    is_folder: bool = False,
+) -> Iterator[Rewrite]:
+    """Make `out`, a manifest or a folder, from `sources`; it appears when the block ends well.
 
-    Raises ManifestError for an unusable source, an existing file, more wrong rows than
-    allowed, and a disk that is full.
+    With `arguments`, which decide the result beside the sources, a failure keeps the work folder,
+    and the same command finds it. Raises ManifestError for an unusable source, an existing
+    file, more wrong rows than allowed, and a disk that is full.
     """
-    check_suffix(out)
+    if not is_folder:
+        check_suffix(out)
     for source in sources:
         if out.exists() and source.exists() and out.samefile(source):
             raise ManifestError(f"{out} is read and cannot be written at the same time")
         open_table(source).close()
+    hint, failed = "--max-wrong-rows allows more", "nothing was written"
+    # the process's number: nothing that an earlier one left is used
+    key: dict[str, Any] = {"verb": verb, "process": os.getpid()}
+    if arguments is not None:
+        hint, failed = f"{hint}; {RESUME}", f"finished work is kept; {RESUME}"
+        key = {"verb": verb, "sources": list(map(identity, sources)), **arguments}
     with (
         RowProgress(f"{verb} {out.name}", options.quiet) as progress,
-        # the process's number: nothing that an earlier one left is used
-        Job(out, {"verb": verb, "process": os.getpid()}, force=options.force) as job,
+        WorkFolder(out, key, force=options.force) as work,
     ):
-        job.restart()
         try:
-            with Database(job.folder) as database:
-                yield Rewrite(out, options, database, progress, job.whole)
-            job.publish()
+            with Database(work.folder) as database:
+                yield Rewrite(verb, options, work, database, progress, hint)
+            work.publish()
         except OSError as error:
-            where = error.filename or job.folder
-            raise ManifestError(f"{where}: {error.strerror or error}", hint=_HINT) from None
+            where = error.filename or work.folder
+            raise ManifestError(f"{where}: {error.strerror or error}", hint=failed) from None
         finally:
-            shutil.rmtree(job.folder, ignore_errors=True)
-
-
-class _Batches(list[pa.RecordBatch]):
-    """Batches of as many rows each, the first of which is row `start`."""
-
-    start = 0
+            if arguments is None:
+                shutil.rmtree(work.folder, ignore_errors=True)
 
 
 def _aligned(
     streams: Sequence[Iterator[pa.RecordBatch]], progress: RowProgress, rows: int
-) -> Iterator[_Batches]:
-    """Streams of as many rows as each other, cut where the first is cut."""
+) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+    """Streams of as many rows as each other, cut where the first is cut, with their first row."""
     feeds = [_Feed(stream) for stream in streams[1:]]
     start = 0
     for batch in streams[0]:
-        found = _Batches([batch, *(feed.take(batch.num_rows) for feed in feeds)])
-        found.start = start
-        yield found
+        yield start, [batch, *(feed.take(batch.num_rows) for feed in feeds)]
         start += batch.num_rows
         progress.at(start / max(1, rows), start)
 
@@ -271,44 +323,41 @@ def _kept(data: Any, keep: NDArray[np.bool_] | None, start: int) -> Any:
     return data if keep is None else data.filter(pa.array(keep[start : start + len(data)]))
 
 
-def _names(part: Rows) -> list[str]:
-    return [*part.source.names, *(name for one in part.beside for name in one.names)]
+def _named(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays(batch.columns, list(names))
 
 
-def _sources(part: Rows) -> list[Source]:
-    return [part.source, *(one.source for one in part.beside)]
+def _arrow(one: Columns) -> Iterator[pa.RecordBatch]:
+    """Rows of a parquet file with the file's own types; without columns that it does not have."""
+    with closing(open_table(one.source.path)) as table:
+        assert isinstance(table, ParquetTable)
+        names = [name for name in one.names if name in table.names]
+        for batch in table.batches(BATCH_ROWS):
+            yield batch.select(names)
 
 
-def _present(batch: pa.RecordBatch, schema: pa.Schema) -> list[str]:
-    return [name for name in schema.names if name in batch.schema.names]
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _lines(database: Database, source: Source, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Each row as a line of csv without its end."""
+def _lines(
+    database: Database, one: Columns, runs: Sequence[Sequence[str]]
+) -> Iterator[pa.RecordBatch]:
+    """Each run of columns as a part of a csv's line, in bytes."""
+    source = one.source
     if source.is_csv or source.has_only_numbers_and_texts:
-        query = f"SELECT {_line(source, names)} FROM {source.view}"
-        yield from map(_as_bytes, database.stream(query))
-    else:
-        for batch in _parquet_batches(source):
-            yield _as_lines(batch, names)
-
-
-def _lines_beside(database: Database, one: Beside) -> Iterator[pa.RecordBatch]:
-    if one.source.is_csv or one.source.has_only_numbers_and_texts:
-        empty = "," * (len(one.names) - 1)
-        line = f"{_line(one.source, one.names)} AS v0"
-        query = f"SELECT coalesce(v0, '{empty}') FROM ({one.query(line)})"
-        yield from map(_as_bytes, database.stream(query))
-    else:
-        columns = ", ".join(
-            f"c{one.source.names.index(n)} AS v{i}" for i, n in enumerate(one.names)
-        )
-        for batch in database.stream(one.query(columns)):
-            yield _as_lines(pa.RecordBatch.from_arrays(batch.columns, list(one.names)), one.names)
+        # null: merge --on found no row
+        parts = [f"coalesce(v{n}, '{',' * (len(run) - 1)}')" for n, run in enumerate(runs)]
+        lines = one.sql([_line(source, run) for run in runs])
+        for batch in database.stream(f"SELECT {', '.join(parts) or '1'} FROM ({lines})"):
+            columns = [column.cast(pa.binary()) for column in batch.columns if parts]
+            yield pa.RecordBatch.from_arrays(columns or batch.columns, batch.schema.names)
+        return
+    names = [name for run in runs for name in run]
+    batches = _arrow(one)
+    if one.query is not None:
+        columns = [f"c{source.names.index(name)}" for name in names]
+        batches = _named(database.stream(one.sql(columns)), names)
+    for batch in batches:
+        parts = [_as_lines(batch, run) for run in runs]
+        yield pa.RecordBatch.from_arrays(parts, [str(n) for n in range(len(runs))])
 
 
 def _line(source: Source, names: Sequence[str]) -> str:
@@ -322,16 +371,10 @@ def _line(source: Source, names: Sequence[str]) -> str:
             escaped = f"'\"' || replace({text}, '\"', '\"\"') || '\"'"
             text = f"CASE WHEN {needs} THEN {escaped} ELSE {text} END"
         cells.append(text)
-    if len(cells) == 1:
-        return f"coalesce(nullif({cells[0]}, ''), '\"\"')"
-    return f"concat_ws(',', {', '.join(cells)})"
+    return f"concat_ws(',', {', '.join(cells)})" if len(cells) > 1 else cells[0]
 
 
-def _as_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([batch.column(0).cast(pa.binary())], ["line"])
-
-
-def _as_lines(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+def _as_lines(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:
     columns = [
         [cell(value) for value in batch.column(name).to_pylist()]
         if name in batch.schema.names
@@ -341,9 +384,9 @@ def _as_lines(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     lines = []
     for row in zip(*columns, strict=True):
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\r\n").writerow(row)
-        lines.append(text.getvalue()[:-2].encode("utf-8", "surrogateescape"))
-    return pa.RecordBatch.from_arrays([pa.array(lines, pa.binary())], ["line"])
+        csv.writer(text).writerow([*row, ""])  # a lone empty cell would be in quotes
+        lines.append(text.getvalue()[:-3].encode("utf-8", "surrogateescape"))
+    return pa.array(lines, pa.binary())
 
 
 def _byte(found: re.Match[bytes]) -> bytes:
@@ -351,16 +394,8 @@ def _byte(found: re.Match[bytes]) -> bytes:
     return bytes([0x80 + (found[1][0] - 0xBE) * 0x40 + found[2][0] - 0x80])
 
 
-def _parquet_batches(source: Source) -> Iterator[pa.RecordBatch]:
-    with closing(open_table(source.path)) as table:
-        while (batch := table.read(BATCH_ROWS)) is not None:
-            assert isinstance(batch, ArrowBatch)
-            yield batch.data
-
-
 def _typed(database: Database, source: Source, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows of a csv as columns of a schema, then place and text of a cell that does not fit (`bad`,
-    `shown`) and the row's number in the batch (`row`)."""
+    """Rows of a csv as columns of a schema, then place and text of a cell that does not fit."""
     values, bad, shown = [], [], []
     for place, one in enumerate(schema):
         values.append(f"{_value(source, one)} AS v{place}")
@@ -369,24 +404,21 @@ def _typed(database: Database, source: Source, schema: pa.Schema) -> Iterator[pa
         cells = source.text(one.name)
         is_number = pa.types.is_integer(one.type) or pa.types.is_floating(one.type)
         test = f"({cells} <> '' AND {_value(source, one)} IS NULL)" if is_number else ""
-        if _is_string(one.type) and source.is_escaped:
+        if is_text(one.type) and source.is_escaped:
             test = f"regexp_matches({cells}, '[\\x{{10FF80}}-\\x{{10FFFF}}]')"
         if test:
             bad.append(f"WHEN {test} THEN {place}")
             shown.append(f"WHEN {test} THEN {cells}")
     first = f"CASE {' '.join(bad)} END" if bad else "NULL"
     cell_of = f"CASE {' '.join(shown)} END" if bad else "NULL"
-    query = f"SELECT {', '.join(values)}, {first}, {cell_of} FROM {source.view}"
-    for batch in database.stream(query):
-        rows = pa.array(np.arange(batch.num_rows))
-        names = [*schema.names, "bad", "shown", "row"]
-        yield pa.RecordBatch.from_arrays([*batch.columns, rows], names)
+    query = f"SELECT {', '.join([*values, first, cell_of])} FROM {source.view}"
+    return _named(database.stream(query), [*schema.names, _BAD, _SHOWN])
 
 
 def _value(source: Source, one: pa.Field) -> str:
     """SQL for a column of a source as a type of Arrow; parquet's own type is cast by Arrow."""
     if one.name not in source.names:
-        return "''" if _is_string(one.type) else "NULL"
+        return "''" if is_text(one.type) else "NULL"
     if not source.is_csv:
         return f"c{source.names.index(one.name)}"
     text = source.text(one.name)
@@ -396,14 +428,41 @@ def _value(source: Source, one: pa.Field) -> str:
         return f"CASE WHEN {is_whole} THEN TRY_CAST({text} AS BIGINT) END"
     if pa.types.is_floating(one.type):
         return number
-    return text if _is_string(one.type) else f"nullif({text}, '')"
+    return text if is_text(one.type) else f"nullif({text}, '')"
 
 
 def _fields(database: Database, source: Source, names: Sequence[str]) -> list[pa.Field]:
     """Arrow's fields of columns: as the parquet file has them, or guessed from a csv's cells."""
-    if not source.is_csv:
-        with closing(open_table(source.path)) as table:
-            assert isinstance(table, ParquetTable)
-            return [table.schema.field(name) for name in names]
+    if source.schema is not None:
+        return [source.schema.field(name) for name in names]
     kinds: Mapping[str, Any] = database.guess_types(source, names)
     return [pa.field(name, column_type(name) or kinds[name]) for name in names]
+
+
+def _common(one: pa.Field, two: pa.Field) -> pa.Field:
+    """A field that holds a column of two tables. Raises ManifestError."""
+    kinds = (one.type, two.type)
+    if kinds[0] == kinds[1]:
+        return one
+    if all(map(is_text, kinds)):
+        return pa.field(one.name, pa.large_string())
+    if not all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
+        raise ManifestError(
+            f"column {one.name!r} is {one.type} in one table and {two.type} in another"
+        )
+    is_whole = all(map(pa.types.is_integer, kinds))
+    return pa.field(one.name, pa.int64() if is_whole else pa.float64())
+
+
+def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    """A column as the schema has it; null in every row where the batch has none."""
+    if field.name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, field.type)
+    array = batch.column(field.name)
+    try:
+        return array.cast(field.type)
+    except pa.ArrowException as error:
+        raise ManifestError(
+            f"column {field.name!r} is {array.type} and cannot be written as {field.type}: "
+            f"{first_line(error)}"
+        ) from None

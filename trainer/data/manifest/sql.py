@@ -81,10 +81,11 @@ class Source:
     rows: int
     wrong: list[WrongRow]
     is_escaped: bool = False
+    schema: pa.Schema | None = None  # of a parquet file
 
     @property
     def is_csv(self) -> bool:
-        return self.path.suffix == ".csv"
+        return self.schema is None
 
     @property
     def has_only_numbers_and_texts(self) -> bool:
@@ -127,9 +128,9 @@ class Source:
             return {row: row + 1 for row in rows}
         wanted = set(rows)
         found: dict[int, int] = {}
-        with contextlib.closing(open_table(self.path)) as table:
+        with contextlib.closing(CsvTable(self.path, ())) as table:
             while len(found) < len(wanted) and (batch := table.read(8192)) is not None:
-                for row in wanted & set(range(batch.start, batch.start + len(batch))):
+                for row in wanted & set(range(batch.start, batch.start + len(batch.rows))):
                     found[row] = batch.lines[row - batch.start]
         return found
 
@@ -220,7 +221,6 @@ class Database:
             require(path, table.names, table.names)
             if isinstance(table, CsvTable):
                 return self._add_csv(table, view)
-            assert isinstance(table, ParquetTable)
             return self._add_parquet(table, view)
 
     def _add_csv(self, table: CsvTable, view: str) -> Source:
@@ -246,14 +246,11 @@ class Database:
 
     def _add_parquet(self, table: ParquetTable, view: str) -> Source:
         path = table.source
-        if any(
-            column_type(field.name) == pa.string() and not _is_text(field.type)
-            for field in pq.read_schema(path)
-        ):
+        if table.is_cast:
             path = self._folder / f"{view}.parquet"
             with pq.ParquetWriter(path, table.schema) as writer:
-                while (batch := table.read(BATCH_ROWS)) is not None:
-                    writer.write_batch(batch.data)
+                for batch in table.batches(BATCH_ROWS):
+                    writer.write_batch(batch)
         columns = ", ".join(f"c{place}" for place in range(len(table.names)))
         try:
             rows = self._view(
@@ -264,7 +261,7 @@ class Database:
                 f"{table.source}: not a readable parquet manifest: {error}"
             ) from None
         types = tuple(row[1] for row in self.all(f"DESCRIBE {view}"))
-        return Source(table.source, view, table.names, types, rows, [])
+        return Source(table.source, view, table.names, types, rows, [], schema=table.schema)
 
     def _view(self, view: str, path: Path, reader: str) -> int:
         """Make a view over a reader with {} for the file; its number of rows."""
@@ -404,9 +401,3 @@ class _Escapes(dict[int, str]):
 
 
 _ESCAPES = _Escapes()
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -1,61 +1,24 @@
-"""Millions of strings in little memory: packed bytes of a csv, columns of a parquet file."""
+"""Millions of strings in little memory: kept as packed bytes, decoded when they are read."""
 
 from __future__ import annotations
 
-import itertools
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import compress, pairwise
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class PackedTexts(Sequence[str]):
-    """Strings as one run of bytes and their ends: 8 bytes beside each, where Python needs 57."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._ends = array("q", [0])
-
-    def extend(self, texts: Iterable[str]) -> None:
-        # surrogateescape: file names are bytes
-        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-        ends = itertools.accumulate(map(len, encoded), initial=self._ends.pop())
-        self._ends.extend(ends)
-        self._data += b"".join(encoded)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self._text(at) for at in range(*index.indices(len(self)))]
-        at = int(index)
-        at += len(self) if at < 0 else 0
-        if not 0 <= at < len(self):
-            raise IndexError(index)
-        return self._text(at)
-
-    def _text(self, at: int) -> str:
-        return self._data[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        return map(self._text, range(len(self)))
+_BLOCK = 1 << 14  # rows decoded at once
 
 
-class MappedTexts(Sequence[str]):
-    """Strings as one run of bytes [N] and their ends [rows + 1, from 0]; others may share both."""
+class Texts(Sequence[str]):
+    """Strings that `part` makes."""
 
-    def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self._data, self._ends = data, ends
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
+    @abstractmethod
+    def part(self, start: int, stop: int) -> list[str]:
+        """Strings start to stop - 1; 0 <= start <= stop <= len(self)."""
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -64,54 +27,74 @@ class MappedTexts(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
-            if step != 1 or stop <= start:
-                return [self[at] for at in range(start, stop, step)]
-            ends = self._ends[start : stop + 1].tolist()
-            data = self._data[ends[0] : ends[-1]].tobytes()
-            bounds = [(a - ends[0], b - ends[0]) for a, b in itertools.pairwise(ends)]
-            return [data[a:b].decode("utf-8", "surrogateescape") for a, b in bounds]
-        at = int(index)
-        at += len(self) if at < 0 else 0
-        if not 0 <= at < len(self):
-            raise IndexError(index)
-        part = self._data[self._ends[at] : self._ends[at + 1]]
-        return part.tobytes().decode("utf-8", "surrogateescape")
+            if step == 1:
+                return self.part(start, max(start, stop))
+            return [self[at] for at in range(start, stop, step)]
+        at = range(len(self))[index]
+        return self.part(at, at + 1)[0]
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), 1 << 14):
-            yield from self[start : start + (1 << 14)]
+        for start in range(0, len(self), _BLOCK):
+            yield from self[start : start + _BLOCK]
 
 
-class ArrowColumn(Sequence[Any]):
-    """A column of a parquet file, made into Python's values one at a time."""
+class Unread(Texts):
+    """Texts that were not kept."""
 
-    def __init__(self, column: Any) -> None:
-        self.column = column  # pyarrow.ChunkedArray
+    def __init__(self, count: int) -> None:
+        self._count = count
 
     def __len__(self) -> int:
-        return len(self.column)
+        return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self.column[index].to_pylist()
-        return self.column[int(index)].as_py()
-
-    def __iter__(self) -> Iterator[Any]:
-        for start in range(0, len(self), 1 << 14):
-            yield from self[start : start + (1 << 14)]
+    def part(self, start: int, stop: int) -> list[str]:
+        raise LookupError("only the numbers of this manifest were read")
 
 
-class ArrowTexts(ArrowColumn):
-    """As `ArrowColumn`; null is the empty text."""
+class PackedTexts(Texts):
+    """Strings as their bytes in one array and their ends [rows + 1, from 0]."""
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        found = super().__getitem__(index)
-        return [text or "" for text in found] if isinstance(index, slice) else found or ""
+    def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        self._data, self._ends = data, ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def part(self, start: int, stop: int) -> list[str]:
+        ends = self._ends[start : stop + 1].tolist()
+        data = self._data[ends[0] : ends[-1]].tobytes()
+        bounds = pairwise(end - ends[0] for end in ends)
+        return [data[a:b].decode("utf-8", "surrogateescape") for a, b in bounds]
+
+
+class Packer:
+    """Collects the strings of a `PackedTexts`."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._lengths: list[NDArray[Any]] = [np.zeros(1, np.int64)]
+
+    def add(self, column: Any, keep: NDArray[np.bool_]) -> None:
+        """Those strings of a list, or of a column of Arrow (a null is empty), that `keep` marks."""
+        if isinstance(column, list):
+            texts = column if keep.all() else compress(column, keep.tolist())
+            # surrogateescape: file names are bytes
+            encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+            self._data += b"".join(encoded)
+            self._lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+            return
+        import pyarrow as pa
+
+        array = column.cast(pa.large_binary()).fill_null(b"")
+        array = array if keep.all() else array.filter(pa.array(keep))
+        if len(array):
+            _, ends, data = array.buffers()
+            own = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1]
+            if own[-1] > own[0]:
+                self._data += memoryview(data)[own[0] : own[-1]]
+            self._lengths.append(np.diff(own))
+
+    def texts(self) -> PackedTexts:
+        self._data += b"\0"  # an array of no bytes cannot be made
+        ends = np.cumsum(np.concatenate(self._lengths), dtype=np.int64)
+        return PackedTexts(np.frombuffer(self._data, np.uint8), ends)

@@ -11,17 +11,11 @@ that ended before (clips that cannot be read) would leave the others waiting.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.manifest.shared import Ranks, map_array, once, save_array
+from trainer.data.manifest.shared import Ranks, once
 from trainer.data.plan.data_plan import DataPlan, EpochPlan
-
-_PLACES = ("cells", "firsts", "sizes")
-_Made = tuple[EpochPlan, NDArray[np.uint64] | None]
 
 
 def plan_once(ranks: Ranks, plan: DataPlan, epoch: int, ids: bool = False) -> list[str]:
@@ -30,42 +24,11 @@ def plan_once(ranks: Ranks, plan: DataPlan, epoch: int, ids: bool = False) -> li
     Returns what to say where it could not be shared. The ranks' plans must be of equal inputs.
     """
 
-    def make() -> _Made:
+    def make() -> tuple[EpochPlan, NDArray[np.uint64] | None]:
         return plan.epoch(epoch), plan.content_ids if ids else None
 
-    (made, content_ids), notes = once(ranks, make, PlanForm())
+    (made, content_ids), notes = once(ranks, make, "the data plan")
     plan.take_over(made)
     if content_ids is not None:
         plan.content_ids = content_ids
     return notes
-
-
-class PlanForm:
-    """The plan's arrays, and the rows of all cells one after another."""
-
-    name = "the data plan"
-
-    def size(self, made: _Made) -> int:
-        plan, ids = made
-        rows = sum(map(len, plan.cell_orders.values()))
-        return 8 * (rows + 3 * len(plan) + (0 if ids is None else len(ids))) + (1 << 20)
-
-    def write(self, made: _Made, folder: Path) -> Any:
-        plan, ids = made
-        for name in _PLACES:
-            save_array(folder, name, getattr(plan, name))
-        rows = [np.empty(0, np.int64), *plan.cell_orders.values()]
-        save_array(folder, "rows", np.concatenate(rows))
-        if ids is not None:
-            save_array(folder, "ids", ids)
-        lengths = [(cell, len(order)) for cell, order in plan.cell_orders.items()]
-        return plan.epoch, lengths, ids is not None
-
-    def map(self, facts: Any, folder: Path) -> _Made:
-        epoch, lengths, has_ids = facts
-        ends = np.cumsum([length for _, length in lengths], dtype=np.int64)
-        parts = np.split(map_array(folder, "rows"), ends[:-1])
-        orders = {cell: part for (cell, _), part in zip(lengths, parts, strict=False)}
-        cells, firsts, sizes = (map_array(folder, name) for name in _PLACES)
-        plan = EpochPlan(epoch, orders, (cells, firsts, sizes))
-        return plan, map_array(folder, "ids") if has_ids else None

@@ -3,25 +3,25 @@
 python -m trainer.data check manifest.csv checked.csv
 python -m trainer.data filter checked.csv good.csv --checked
 """
+# ruff: noqa: S608 - columns and views are named by number
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
-from concurrent.futures import Future
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from trainer.data.manifest.manifest import WrongRow
-from trainer.data.manifest.pipeline import Done, Options, Plan, Result, add_options
-from trainer.data.manifest.pipeline import run as run_plan
-from trainer.data.manifest.table_io import Batch, numbers, path_fault, usable
-from trainer.data.tools.file_probe import Answer, add_pool_options, answers, make_pool, questions
-from trainer.data.tools.left_out import tell_left_out
+from trainer.data.manifest.computed import compute
+from trainer.data.manifest.left_out import Options, add_options, report
+from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
+from trainer.data.manifest.row_check import floats
+from trainer.data.manifest.sql import unescaped
+from trainer.data.tools.file_probe import Answer, Cells, add_pool_options, asking, pool_of
 
 COLUMN, GOOD = "check", "ok"
 EXAMPLES = 3
+_COMPARED = {"num_frames": "frames", "height": "rows", "width": "columns"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,112 +34,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode all frames of every clip and compare with the columns; all rows are kept."""
-    done = check(args)
-    report = Report.of(done)
-    print(json.dumps(report.document()) if args.json else report.text())
-    tell_left_out(done.wrong)
-    return 1 if done.wrong or report.bad else 0
+    arguments = {"root": str(args.root or ""), "clip_timeout_s": args.clip_timeout_s}
+    with (
+        pool_of(args) as (pool, ahead),
+        rewriting("check", [args.source], args.out, Options.of(args), arguments) as made,
+    ):
+        source = made.add(args.source, ("path",))
+        inputs = [name for name in ("path", *_COMPARED) if name in source.names]
 
+        def cells_of(row: Cells, answer: Answer) -> Cells:
+            return [verdict(dict(zip(inputs, row, strict=True)), answer), ""]
 
-class Report:
-    """How many clips are good, and the reasons of the others with a few examples of each."""
-
-    def __init__(self, done: Done) -> None:
-        self.out, self.rows = done.out, done.rows
-        self.reasons: dict[str, int] = dict(done.state.get("reasons", {}))
-        self.examples: dict[str, list[str]] = dict(done.state.get("examples", {}))
-
-    @classmethod
-    def of(cls, done: Done) -> Report:
-        return cls(done)
-
-    @property
-    def bad(self) -> int:
-        return sum(self.reasons.values())
-
-    def text(self) -> str:
-        lines = [f"{self.out}: {self.rows:,} rows, {self.rows - self.bad:,} ok, {self.bad:,} not"]
-        for reason, count in sorted(self.reasons.items(), key=lambda item: -item[1]):
-            lines.append(f"{count:>8,}  {reason}")
-            lines += [f"          {path}" for path in self.examples[reason]]
-        return "\n".join(lines)
-
-    def document(self) -> dict[str, Any]:
-        return {
+        ask = asking(pool, "check", args.root or args.source.resolve().parent, 1, cells_of)
+        rows = compute(made, source, inputs, [COLUMN], ask, 64, ahead)
+        names = [*(name for name in source.names if name != COLUMN), COLUMN]
+        made.write([rows], names)
+        reasons, examples = _reasons(made, rows)
+    bad = sum(reasons.values())
+    if args.json:
+        document = {
             "schema": 1,
             "command": "check",
-            "out": str(self.out),
-            "rows": self.rows,
-            "ok": self.rows - self.bad,
-            "reasons": self.reasons,
-            "examples": self.examples,
+            "out": str(args.out),
+            "rows": made.rows,
+            "ok": made.rows - bad,
+            "reasons": reasons,
+            "examples": examples,
         }
+        print(json.dumps(document))
+    else:
+        print(f"{args.out}: {made.rows:,} rows, {made.rows - bad:,} ok, {bad:,} not")
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+            print(f"{count:>8,}  {reason}")
+            for path in examples[reason]:
+                print(f"          {path}")
+    report(made.wrong)
+    return 1 if made.wrong or bad else 0
 
 
-def check(args: argparse.Namespace) -> Done:
-    """The work of the verb. Raises ManifestError, ExamineBroken."""
-    pool, ahead = make_pool(args)
-    folder = args.root or args.source.resolve().parent
-    state: dict[str, Any] = {}
-
-    def ask(batch: Batch) -> tuple[Batch, list[WrongRow], list[Future[Answer]]]:
-        good, wrong = usable(batch, [("path", path_fault)])
-        asked = questions("check", good.column("path"), folder)
-        return good, wrong, [pool.ask(question) for question in asked]
-
-    def give(_: Batch, asked: tuple[Batch, list[WrongRow], list[Future[Answer]]]) -> Result:
-        batch, wrong, futures = asked
-        results = verdicts(batch, answers(futures))
-        counts = Counter(state["reasons"])
-        for path, result in zip(batch.column("path"), results, strict=True):
-            if result != GOOD:
-                reason = group(result)
-                counts[reason] += 1
-                examples = state["examples"].setdefault(reason, [])
-                if len(examples) < EXAMPLES:
-                    examples.append(path if result == reason else f"{path}: {result}")
-        state["reasons"] = dict(counts)
-        return batch.with_columns({COLUMN: results}), wrong
-
-    def prepare(job: Any) -> None:
-        nonlocal state
-        state = job.state
-        state.setdefault("reasons", {})
-        state.setdefault("examples", {})
-
-    plan = Plan(
-        "check",
-        args.source,
-        {"root": str(args.root or ""), "clip_timeout_s": args.clip_timeout_s},
-        required=("path",),
-        names=lambda present: [*(name for name in present if name != COLUMN), COLUMN],
-        ask=ask,
-        give=give,
-        prepare=prepare,
-        read_rows=64,
-        ahead=ahead,
-    )
-    try:
-        return run_plan(plan, args.out, Options.of(args))
-    finally:
-        pool.close()
-
-
-def verdicts(batch: Batch, found: list[Any]) -> list[str]:
-    """`ok` or the reason of each row; the manifest's numbers are compared where it has them."""
-    results = [str(answer.get("error", GOOD)) for answer in found]
-    for name, what in (("num_frames", "frames"), ("height", "rows"), ("width", "columns")):
-        if name not in batch.names:
-            continue
-        for place, said in enumerate(numbers(batch.column(name))):
-            if results[place] != GOOD:
-                continue
-            has = found[place][name]
+def verdict(cells: Mapping[str, str], answer: Answer) -> str:
+    """`ok` or the reason; the manifest's numbers are compared where it has them."""
+    if "error" in answer:
+        return str(answer["error"])
+    for name, what in _COMPARED.items():
+        if name in cells:
+            has, stated = answer[name], float(floats([cells[name]])[0])
             # More frames than stated do no harm; fewer would be a window beyond the end.
-            if has < said if name == "num_frames" else has != said:
-                stated = f"{said:g}" if said == said else "nothing"
-                results[place] = f"has {has} {what}, the manifest says {stated}"
-    return results
+            if has < stated if name == "num_frames" else has != stated:
+                shown = f"{stated:g}" if stated == stated else "nothing"
+                return f"has {has} {what}, the manifest says {shown}"
+    return GOOD
+
+
+def _reasons(made: Rewrite, rows: Rows) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """How many clips are not good for which reason, and a few examples of each."""
+    counts: dict[str, int] = {}
+    examples: dict[str, list[str]] = {}
+    path, found = rows.source.text("path"), rows.beside[0].source
+    query = (
+        f"SELECT path, c0 FROM (SELECT {path} AS path FROM {rows.source.view}) "
+        f"POSITIONAL JOIN {found.view} WHERE c0 NOT IN ('', '{GOOD}')"
+    )
+    for batch in made.database.stream(query):
+        for clip, result in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            reason = group(unescaped(result))
+            counts[reason] = counts.get(reason, 0) + 1
+            shown = examples.setdefault(reason, [])
+            if len(shown) < EXAMPLES:
+                clip, result = unescaped(clip), unescaped(result)
+                shown.append(clip if result == reason else f"{clip}: {result}")
+    return counts, examples
 
 
 def group(result: str) -> str:

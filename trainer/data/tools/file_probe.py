@@ -14,17 +14,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from trainer.arguments import above_0, whole
+from trainer.data.manifest.row_check import path_fault
 from trainer.data.video import helper_process
 from trainer.errors import TrainerError
 from trainer.runlog.json_file import parse
 
+Cells = list[str]
+Ask = Callable[[list[Cells]], Callable[[], list[Cells]]]  # see compute
 Question = dict[str, Any]
 Answer = dict[str, Any]
 
@@ -241,22 +245,49 @@ def add_pool_options(parser: argparse.ArgumentParser, clip_timeout_s: float) -> 
     parser.add_argument("--elsewhere", type=int, nargs=3, help=argparse.SUPPRESS)
 
 
-def make_pool(args: argparse.Namespace) -> tuple[Pool, int]:
+@contextmanager
+def pool_of(args: argparse.Namespace) -> Iterator[tuple[Pool, int]]:
     """Who answers, and how many questions should be under way."""
     if args.elsewhere:
         out, back, ahead = args.elsewhere
-        return ElsewherePool(os.fdopen(out, "wb"), os.fdopen(back, "rb")), ahead
-    return LocalPool(args.workers, args.clip_timeout_s), max(256, 8 * args.workers)
+        pool: Pool = ElsewherePool(os.fdopen(out, "wb"), os.fdopen(back, "rb"))
+    else:
+        pool, ahead = LocalPool(args.workers, args.clip_timeout_s), max(256, 8 * args.workers)
+    try:
+        yield pool, ahead
+    finally:
+        pool.close()
 
 
-def questions(what: str, paths: Sequence[str], folder: Path) -> list[Question]:
-    """One question a path; relative ones start in `folder`."""
-    return [
-        {"what": what, "path": path if path[:1] == "/" else f"{folder}/{path}"} for path in paths
-    ]
+def asking(
+    pool: Pool, what: str, folder: Path, columns: int, cells_of: Callable[[Cells, Answer], Cells]
+) -> Ask:
+    """Questions of `compute` about files; the first input is the path, from `folder` on.
+
+    `cells_of` makes the `columns` new cells and the reason from the inputs and an answer.
+    """
+
+    def ask(rows: list[Cells]) -> Callable[[], list[Cells]]:
+        faults = [path_fault(row[0]) for row in rows]
+        futures = []
+        for (path, *_), fault in zip(rows, faults, strict=True):
+            if not fault:
+                whole = path if path[:1] == "/" else f"{folder}/{path}"
+                futures.append(pool.ask({"what": what, "path": whole}))
+
+        def wait() -> list[Cells]:
+            found = iter(answers(futures))
+            return [
+                [*[""] * columns, fault] if fault else cells_of(row, next(found))
+                for row, fault in zip(rows, faults, strict=True)
+            ]
+
+        return wait
+
+    return ask
 
 
-def answers(futures: Sequence[Future[Answer]]) -> list[Mapping[str, Any]]:
+def answers(futures: Sequence[Future[Answer]]) -> list[Answer]:
     """Wait for all; raises what went wrong with the pool, never for one clip."""
     return [future.result() for future in futures]
 

@@ -24,13 +24,13 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.manifest.left_out import Options, add_options, report
 from trainer.data.manifest.manifest import ManifestError, WrongRow, require
-from trainer.data.manifest.pipeline import Options, add_options
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
+from trainer.data.manifest.row_check import floats
 from trainer.data.manifest.sql import Database, Source, escaped, identifier, quoted, unescaped
-from trainer.data.manifest.table_io import first_line, numbers
+from trainer.data.manifest.table_io import first_line
 from trainer.data.tools.check import COLUMN, GOOD
-from trainer.data.tools.left_out import tell_left_out
 from trainer.data.tools.probe import SIZE
 
 _ORDER = ("<", "<=", ">", ">=")
@@ -88,7 +88,7 @@ class Condition:
     @property
     def number(self) -> float:
         """The value as a number, NaN when it is none."""
-        return float(numbers([self.value])[0])
+        return float(floats([self.value])[0])
 
     def result(self, database: Database, source: Source) -> str:
         """SQL: 1 where the condition holds, 0 where it does not, 2 where that cannot be told."""
@@ -163,11 +163,11 @@ def _bound(option: str, column: str, given: str) -> str:
     size = re.fullmatch(r"([\d.]+)([KMG])B?", given.upper()) if column == SIZE else None
     if size:
         given = str(float(size[1]) * _UNITS[size[2]])
-    elif column == "resolution" and math.isnan(numbers([given])[0]):
+    elif column == "resolution" and math.isnan(floats([given])[0]):
         from trainer.data.plan.aspect import resolution
 
         given = str(resolution(given).pixels)
-    if math.isnan(numbers([given])[0]):
+    if math.isnan(floats([given])[0]):
         raise ManifestError(f"{option} {given!r} is not a number")
     return given
 
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.out}: {made.rows:,} of {source.rows:,} rows")
     for number, condition in enumerate(wanted):
         print(f"{np.count_nonzero(state == number):>10,}  not {condition}")
-    tell_left_out(made.wrong)
+    report(made.wrong)
     return made.exit_code
 
 

@@ -3,6 +3,7 @@
 python -m trainer.data convert manifest.csv manifest.parquet
 python -m trainer.data clean-captions manifest.csv clean.csv --workers 8
 """
+# ruff: noqa: S608 - columns and views are named by number
 
 from __future__ import annotations
 
@@ -14,17 +15,13 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
-from multiprocessing.pool import AsyncResult
 from pathlib import Path
-from typing import Any
 
 from trainer.arguments import whole
+from trainer.data.manifest.computed import Cells, compute
+from trainer.data.manifest.left_out import Options, add_options, report
 from trainer.data.manifest.manifest import ManifestError
-from trainer.data.manifest.pipeline import Done, Options, Plan, Result, add_options
-from trainer.data.manifest.pipeline import run as run_plan
-from trainer.data.manifest.rewrite import Rows, rewriting
-from trainer.data.manifest.table_io import Batch
-from trainer.data.tools.left_out import tell_left_out
+from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.video import helper_process
 
 CLEANERS = ("trainer.captions", "trainer.models.caption_cleaning")
@@ -41,17 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    options, more = Options.of(args), ""
     if args.verb == "convert":
-        with rewriting(args.verb, [args.source], args.out, Options.of(args)) as made:
+        with rewriting(args.verb, [args.source], args.out, options) as made:
             made.write([Rows(made.add(args.source))])
-        print(f"{args.out}: {made.rows:,} rows")
-        tell_left_out(made.wrong)
-        return made.exit_code
-    done = _clean(args)
-    empty = f", {done.state['empty']:,} are empty" if done.state.get("empty") else ""
-    print(f"{done.out}: {done.rows:,} rows, {done.state['changed']:,} captions changed{empty}")
-    tell_left_out(done.wrong)
-    return done.exit_code
+    else:
+        cleaner()
+        with rewriting(args.verb, [args.source], args.out, options, {}) as made:
+            changed, empty = _clean(made, args.source, args.workers)
+        more = f", {changed:,} captions changed" + (f", {empty:,} are empty" if empty else "")
+    print(f"{args.out}: {made.rows:,} rows{more}")
+    report(made.wrong)
+    return made.exit_code
 
 
 def cleaner() -> Callable[[str], str]:
@@ -70,44 +68,27 @@ def _begin_worker(parent: int) -> None:
     helper_process.begin(parent, "captions", (signal.SIGINT,))  # the pool ends us with SIGTERM
 
 
-def clean_texts(texts: Sequence[Any]) -> list[str]:
-    """Runs in a process of its own."""
+def clean_texts(rows: Sequence[Cells]) -> list[Cells]:
+    """Runs in a process of its own: each caption clean, whether it changed, no reason."""
     clean = cleaner()
-    return [clean("" if text is None else text) for text in texts]
+    return [[text := clean(before), str(int(text != before)), ""] for (before,) in rows]
 
 
-def _clean(args: argparse.Namespace) -> Done:
-    cleaner()
-    state: dict[str, Any] = {}
-
-    def prepare(job: Any) -> None:
-        nonlocal state
-        state = job.state
-        state.setdefault("changed", 0)
-        state.setdefault("empty", 0)
-
-    def give(batch: Batch, answer: AsyncResult[list[str]]) -> Result:
-        texts = answer.get()
-        before = batch.column("text")
-        state["changed"] += sum(old != new for old, new in zip(before, texts, strict=True))
-        state["empty"] += texts.count("")
-        return batch.with_columns({"text": texts}), ()
-
+def _clean(made: Rewrite, path: Path, workers: int) -> tuple[int, int]:
+    """How many captions changed, and how many are empty now."""
+    source = made.add(path, ("text",))
     # spawn: a fork would copy pyarrow's threads' locks
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # its start unblocks the signals that are held below
     with helper_process.signals_held():
-        workers = context.Pool(args.workers, _begin_worker, (os.getpid(),))
-    with workers as pool:
-        plan = Plan(
-            "clean-captions",
-            args.source,
-            {},
-            required=("text",),
-            ask=lambda batch: pool.apply_async(clean_texts, (batch.column("text"),)),
-            give=give,
-            prepare=prepare,
-            read_rows=1024,
-            ahead=2048 * args.workers,
-        )
-        return run_plan(plan, args.out, Options.of(args))
+        processes = context.Pool(workers, _begin_worker, (os.getpid(),))
+    with processes as pool:
+
+        def ask(rows: list[Cells]) -> Callable[[], list[Cells]]:
+            return pool.apply_async(clean_texts, (rows,)).get
+
+        rows = compute(made, source, ["text"], ["text"], ask, 1024, 2048 * workers, ["changed"])
+    made.write([rows])
+    counts = "count(*) FILTER (c1 = '1'), count(*) FILTER (c0 = '')"
+    changed, empty = made.database.all(f"SELECT {counts} FROM {rows.beside[0].source.view}")[0]
+    return changed, empty

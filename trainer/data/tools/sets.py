@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.manifest.left_out import Options, add_options, report
 from trainer.data.manifest.manifest import ManifestError
-from trainer.data.manifest.pipeline import Options, add_options
-from trainer.data.manifest.rewrite import Beside, Rewrite, Rows, rewriting
+from trainer.data.manifest.rewrite import Columns, Rewrite, Rows, rewriting
 from trainer.data.manifest.sql import Source, unescaped
-from trainer.data.tools.left_out import tell_left_out
 
 WITHOUT_OTHER = ("dedupe",)
 
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.out}: {rows}")
     for note in notes:
         print(note, file=sys.stderr)
-    tell_left_out(made.wrong)
+    report(made.wrong)
     return made.exit_code
 
 
@@ -90,7 +89,7 @@ def _join(args: argparse.Namespace, made: Rewrite) -> list[str]:
         raise ManifestError("merge --on needs a second manifest")
     first = made.add(args.sources[0], (args.on,))
     present = list(first.names)
-    beside: list[Beside] = []
+    beside: list[Columns] = []
     notes: list[str] = []
     for path in paths:
         other = made.add(path, (args.on,), named=True)
@@ -101,7 +100,7 @@ def _join(args: argparse.Namespace, made: Rewrite) -> list[str]:
         _refuse_bytes(other, names)
         _refuse_twice(made, other, args.on)
         notes += _without_partner(made, first, other, args.on)
-        beside.append(Beside(other, names, _partners(first, other, args.on)))
+        beside.append(Columns(other, names, _partners(first, other, args.on)))
     made.write([Rows(first, beside=beside)])
     return notes
 

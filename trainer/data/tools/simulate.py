@@ -72,11 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when rows would be left out of training."""
     from trainer.config.load import load
-    from trainer.data.tools.left_out import tell_left_out
+    from trainer.data.manifest.left_out import report
 
     config = load(args.config)
     manifest = _data(args.data, args.rows, config)
-    tell_left_out(manifest.wrong)
+    report(manifest.wrong)
     code = 1 if manifest.wrong else 0
     found = simulate(
         manifest,

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when rows would be left out of training."""
+    from trainer.data.manifest.left_out import report
     from trainer.data.manifest.read import read_numbers
-    from trainer.data.tools.left_out import tell_left_out
     from trainer.runlog.progress import RowProgress
 
     if args.picture is not None and args.picture.suffix != ".png":
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.at)
     stats = _with_config(manifest, args) if args.config else describe(manifest)
     print(json.dumps(document(stats)) if args.json else text(stats, args.world))
-    tell_left_out(manifest.wrong)
+    report(manifest.wrong)
     for warning in stats.warnings[:WARNINGS_SHOWN]:
         print(f"warning: {warning}", file=sys.stderr)
     if len(stats.warnings) > WARNINGS_SHOWN:

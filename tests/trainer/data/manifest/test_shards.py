@@ -13,12 +13,13 @@ from trainer.data.__main__ import main
 from trainer.data.manifest import shards
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.read import read_manifest, read_numbers
+from trainer.data.tools import shard
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """250 rows in three shards, in row groups of 16."""
-    monkeypatch.setattr(shards, "GROUP_ROWS", 16)
+    monkeypatch.setattr(shard, "GROUP_ROWS", 16)
     write_table(tmp_path / "a.csv", 250)
     assert main(["shard", str(tmp_path / "a.csv"), "--rows", "100", "-q"]) == 0
     return tmp_path / "a.shards"
@@ -41,7 +42,6 @@ def test_shards_are_the_same_data_set_as_their_source(folder):
     assert parts.texts[90:130] == whole.texts[90:130]
     assert parts.texts[::50] == whole.texts[::50]
     assert list(parts.paths) == list(whole.paths)
-    assert [f"{value}" for value in parts.extra["vmaf"]] == list(whole.extra["vmaf"])
     with pytest.raises(IndexError):
         parts.texts[250]
 
@@ -73,13 +73,13 @@ def test_memory_efficient_reads_the_folder_beside_the_file(folder):
     with pytest.raises(ManifestError, match=r"made from another a\.csv") as caught:
         read_manifest(source, memory_efficient=True)
     assert "--force" in (caught.value.hint or "")
-    with pytest.raises(ManifestError, match="is not there") as caught:
+    with pytest.raises(ManifestError, match="does not exist") as caught:
         read_manifest(folder.parent / "b.parquet", memory_efficient=True)
     assert "trainer.data shard" in (caught.value.hint or "")
 
 
 def test_damaged_shards_are_named(folder, tmp_path):
-    with pytest.raises(ManifestError, match="none that `shard` has made"):
+    with pytest.raises(ManifestError, match="that `shard` did not make"):
         read_manifest(tmp_path)
     index = (folder / "index.json").read_text()
     for text in ("", "{}", '{"schema": 1, "rows": ["x"], "group_rows": 4}', "[]"):
@@ -95,7 +95,7 @@ def test_damaged_shards_are_named(folder, tmp_path):
     with pytest.raises(ManifestError, match=r"00002\.parquet is not the shard"):
         read_manifest(folder)
     (folder / "00002.parquet").unlink()
-    with pytest.raises(ManifestError, match=r"00002\.parquet is not there"):
+    with pytest.raises(ManifestError, match=r"00002\.parquet does not exist"):
         read_manifest(folder)
 
 

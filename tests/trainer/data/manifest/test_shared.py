@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.test_files import Rank, Together
 from trainer.data.__main__ import main
-from trainer.data.manifest import shared, shared_manifest
+from trainer.data.manifest import shared
 from trainer.data.manifest.manifest import Manifest, ManifestError
 from trainer.data.manifest.read import read_manifest
-from trainer.data.manifest.shared_manifest import read_once
-from trainer.data.manifest.texts import MappedTexts
+from trainer.data.manifest.shared import read_once
+from trainer.data.manifest.texts import PackedTexts
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.content import content_ids
@@ -64,7 +64,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         found.append(path)
         return read_manifest(path, **options)
 
-    monkeypatch.setattr(shared_manifest, "read_manifest", counted)
+    monkeypatch.setattr(shared, "read_manifest", counted)
     return found
 
 
@@ -130,7 +130,7 @@ def test_a_shared_plan_has_all_microbatches_of_one_that_each_rank_makes(
     assert [made for _, _, made in results] == ([1, 0, 0] if room else [1, 1, 1])
     for plan, notes, _ in results:
         assert len(notes) == (0 if room else 3)
-        assert all("has the data plan to itself: " in note for note in notes)
+        assert all("has its own copy of the data plan: " in note for note in notes)
         np.testing.assert_array_equal(plan.content_ids, alone.content_ids)
         for epoch in (1, 2):
             ours, theirs = alone.epoch(epoch), plan.epoch(epoch)
@@ -151,15 +151,15 @@ def test_without_room_every_rank_reads_and_the_run_says_so(tmp_path, monkeypatch
     for manifest, notes in results:
         assert len(manifest) == 10
         assert len(notes) == 2
-        assert "has the manifest to itself: " in notes[0]
+        assert "has its own copy of the manifest: " in notes[0]
         assert "MB free for" in notes[0]
 
 
 def test_files_that_cannot_be_mapped_are_read_by_the_rank_itself(tmp_path, monkeypatch, reads):
-    def cut(form: Any, facts: Any, folder: Path) -> Manifest:
+    def cut(offer: Any) -> Manifest:
         raise ValueError("mmap length is greater than file size")
 
-    monkeypatch.setattr(shared_manifest.ManifestForm, "map", cut)
+    monkeypatch.setattr(shared, "_map", cut)
     path = a_manifest(tmp_path, 10)
     results = on_ranks([0, 1], lambda ranks: read_once(ranks, path))
     assert [len(manifest) for manifest, _ in results] == [10, 10]
@@ -171,7 +171,7 @@ def test_files_that_cannot_be_mapped_are_read_by_the_rank_itself(tmp_path, monke
         reads.append(path)
         return read_manifest(path, **options)
 
-    monkeypatch.setattr(shared_manifest, "read_manifest", gone)
+    monkeypatch.setattr(shared, "read_manifest", gone)
     errors = on_ranks([0, 1], lambda ranks: read_once(ranks, path))
     assert [str(error) for error in errors] == ["rank 1: gone meanwhile"] * 2
     assert all(error.on_all_ranks for error in errors)
@@ -186,14 +186,14 @@ def test_a_wrong_manifest_is_the_same_error_on_all_ranks(tmp_path):
     assert "no column 'num_frames'" in str(errors[1])
 
 
-def test_a_folder_that_a_killed_run_left_is_removed_later(tmp_path, monkeypatch):
+def test_a_file_that_a_killed_run_left_is_removed_later(tmp_path, monkeypatch):
     monkeypatch.setattr(shared, "MEMORY", tmp_path)
     left = tmp_path / f"clusterctl-shared-{shared.os.getuid()}-abc-0"
     other = tmp_path / f"clusterctl-shared-{shared.os.getuid()}-def-0"
-    for folder in (left, other):
-        folder.mkdir()
+    for file in (left, other):
+        file.touch()
     shared.os.utime(left, (0, 0))
-    made = shared._folder(10, 3)
+    made = shared._new_file(10, 3)
     assert sorted(tmp_path.iterdir()) == sorted([other, made])
 
 
@@ -201,7 +201,7 @@ def test_a_folder_that_a_killed_run_left_is_removed_later(tmp_path, monkeypatch)
 def test_mapped_texts_are_a_list_of_texts(raw, start, stop, step):
     texts = [one.decode("utf-8", "surrogateescape") for one in raw]
     ends = np.cumsum([0, *map(len, raw)])
-    mapped = MappedTexts(np.frombuffer(b"".join(raw) + b"\0", np.uint8), ends)
+    mapped = PackedTexts(np.frombuffer(b"".join(raw) + b"\0", np.uint8), ends)
     assert list(mapped) == texts
     assert mapped[start:stop:step] == texts[start:stop:step]
     for at in range(-len(texts), len(texts)):

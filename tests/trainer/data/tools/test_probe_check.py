@@ -158,7 +158,7 @@ def test_too_many_unreadable_clips_stop_the_probe_and_keep_what_is_done(clips, t
     assert main([*words, "2"]) == 2
     said = capsys.readouterr().err
     assert "rows had to be left out, 2 are allowed" in said
-    assert "the same command goes on" in said
+    assert "run the same command again to continue" in said
     assert not out.exists()
     began = time.monotonic()
     assert main([*words, "10"]) == 1

@@ -317,7 +317,7 @@ cells = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0
     st.integers(1, 5),
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_any_csv_read_in_pieces_from_any_place_is_the_same(tmp_path, rows, step, ending):
+def test_any_csv_read_in_pieces_is_the_same(tmp_path, rows, step, ending):
     path = tmp_path / "a.csv"
     with path.open("w", newline="") as file:
         # all in quotes: before Python 3.13 a lone return is not quoted when lines end with \n
@@ -325,19 +325,10 @@ def test_any_csv_read_in_pieces_from_any_place_is_the_same(tmp_path, rows, step,
         writer.writerows([("path", "text"), *rows])
     table = open_table(path)
     whole = table.read(1000)
-    places = []
     again = open_table(path)
-    while True:
-        places.append(again.position)
-        if (piece := again.read(step)) is None:
-            break
+    while (piece := again.read(step)) is not None:
         assert piece.rows == whole.rows[piece.start : piece.start + step]
-        assert list(piece.lines) == list(whole.lines[piece.start : piece.start + step])
-    for number, place in enumerate(places[:-1]):
-        other = open_table(path)
-        other.seek(place)
-        assert other.read(step).rows == whole.rows[number * step : (number + 1) * step]
-        other.close()
+        assert piece.lines == whole.lines[piece.start : piece.start + step]
     assert [tuple(row) for row in (whole.rows if whole else [])] == rows
     table.close()
     again.close()

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.data.killed import Examiner
 from tests.trainer.data.tables import write_table
 from trainer.data import digits
 from trainer.data.__main__ import main
-from trainer.data.manifest import resumable_write as job
+from trainer.data.manifest import computed
 from trainer.data.manifest.manifest import ManifestError
+from trainer.data.manifest.work_folder import WorkFolder
+from trainer.data.tools import file_probe
 
 ROOT = Path(__file__).parents[4]
 
@@ -35,9 +37,14 @@ def killed_at_every_point(tmp_path: Path, *words: str) -> tuple[int, int]:
 
 
 def test_kill_at_any_point_gives_the_same_bytes_in_the_end(tmp_path):
-    alone, together = killed_at_every_point(tmp_path, "shard", "a.csv", "o.shards", "--rows=30")
-    assert alone >= 16  # 2 pieces, 2 renames each, the whole, its folder
+    alone, together = killed_at_every_point(tmp_path, "probe", "a.csv", "o.csv")
+    assert alone >= 15  # 2 flushes, 2 renames each, the result, its folder
     assert together >= 1
+
+
+def test_shards_that_are_killed_leave_nothing_half(tmp_path):
+    alone, _ = killed_at_every_point(tmp_path, "shard", "a.csv", "o.shards", "--rows=60", "--force")
+    assert alone >= 7
 
 
 def test_verb_that_is_killed_leaves_nothing_half(tmp_path):
@@ -110,8 +117,8 @@ def test_killed_probe_leaves_no_process_and_asks_only_for_the_rest(tmp_path):
 
     out = tmp_path / "out.csv"
     code = (
-        "import sys; from trainer.data.manifest import resumable_write as job; from trainer.data.__main__ import main\n"
-        "job.PIECE_S = 0.0; sys.exit(main(sys.argv[1:]))"
+        "import sys; from trainer.data.manifest import computed; from trainer.data.__main__ import main\n"
+        "computed.FLUSH_S = 0.0; sys.exit(main(sys.argv[1:]))"
     )
     # A clip behind the first 64 gets no answer: the verb waits there until it is killed.
     rows = (made / digits.MANIFEST).read_text().splitlines()
@@ -166,81 +173,78 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task").glob("*/children") for child in child.read_text().split()]  # fmt: skip
 
 
-def rows_in(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.parquet")))
-
-
 @pytest.fixture
-def shards(tmp_path, monkeypatch):
-    """`shard good.csv` and, with a wrong row at its end, `bad.csv`, in pieces of 40 rows."""
-    monkeypatch.setattr(job, "PIECE_ROWS", 40)
-    monkeypatch.setattr("trainer.data.manifest.pipeline.READ_ROWS", 40)
+def probe(tmp_path, monkeypatch):
+    """`probe good.csv` and, with a wrong row at its end, `bad.csv`; answers are written at 64 rows."""
+    monkeypatch.setattr(computed, "FLUSH_ROWS", 40)
+    monkeypatch.setattr(file_probe, "LocalPool", lambda *_: Examiner())
     monkeypatch.chdir(tmp_path)
     source = write_table(tmp_path / "good.csv", 100)
-    (tmp_path / "bad.csv").write_bytes(source.read_bytes() + b"too,short\r\n")
-    assert main(["shard", "good.csv", "want", "-q"]) == 0
+    (tmp_path / "bad.csv").write_bytes(source.read_bytes() + b"\0,x,1,1,1,1,1,1,1\r\n")
+    assert main(["probe", "good.csv", "want.csv", "-q"]) == 0
 
-    def shard(name: str, *words: str) -> int:
-        return main(["shard", name, "out", "-q", *words])
+    def probe(name: str, *words: str) -> int:
+        return main(["probe", name, "out.csv", "-q", *words])
 
-    return shard
+    return probe
 
 
-def test_other_arguments_or_another_source_begin_anew(shards, tmp_path):
-    out = tmp_path / "out"
-    assert shards("bad.csv", "--max-wrong-rows", "0") == 2
+def test_other_arguments_or_another_source_begin_anew(probe, tmp_path):
+    out, want = tmp_path / "out.csv", (tmp_path / "want.csv").read_bytes()
+    assert probe("bad.csv", "--max-wrong-rows", "0") == 2
     assert not out.exists()
-    assert (tmp_path / ".out.work" / "state.json").exists()
-    # a higher limit is the same job and goes on; another source is not
-    assert shards("good.csv") == 0
-    assert rows_in(out) == rows_in(tmp_path / "want")
-    shutil.rmtree(out)
-    assert shards("bad.csv", "--max-wrong-rows", "0") == 2
-    assert shards("bad.csv", "--max-wrong-rows", "1") == 1
-    assert rows_in(out) == rows_in(tmp_path / "want")
+    assert json.loads((tmp_path / ".out.csv.work" / "state.json").read_text())["rows"] == 101
+    # a higher limit is the same job and continues; another source is not
+    assert probe("good.csv") == 0
+    assert out.read_bytes() == want
+    out.unlink()
+    assert probe("bad.csv", "--max-wrong-rows", "0") == 2
+    assert probe("bad.csv", "--max-wrong-rows", "1") == 1
+    assert out.read_bytes() == want
 
 
-def test_full_disk_is_told_and_what_is_done_is_kept(shards, tmp_path, monkeypatch, capsys):
-    real = job.ParquetFormat.write_piece
+def test_full_disk_is_reported_and_finished_work_is_kept(probe, tmp_path, monkeypatch, capsys):
+    real, calls = os.fsync, []
 
-    def full(self, path, batches):
-        if path.name.startswith("00000001"):
-            path.write_text("half a pie")
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return real(self, path, batches)
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 3:  # the answers and the state of 64 rows, then the answers of 100
+            raise OSError(errno.ENOSPC, "No space left on device", "answers.csv")
+        real(descriptor)
 
-    monkeypatch.setattr(job.ParquetFormat, "write_piece", full)
-    assert shards("good.csv") == 2
+    monkeypatch.setattr(os, "fsync", full)
+    assert probe("good.csv") == 2
     stderr = capsys.readouterr().err
     assert "No space left on device" in stderr
-    assert "what is done is kept" in stderr
-    assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(job.ParquetFormat, "write_piece", real)
-    assert main(["shard", "good.csv", "out"]) == 0
-    assert "rows are done already" in capsys.readouterr().err
-    assert rows_in(tmp_path / "out") == rows_in(tmp_path / "want")
+    assert "finished work is kept" in stderr
+    assert not (tmp_path / "out.csv").exists()
+    monkeypatch.setattr(os, "fsync", real)
+    assert main(["probe", "good.csv", "out.csv"]) == 0
+    assert "64 rows are done already" in capsys.readouterr().err
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "want.csv").read_bytes()
 
 
-def test_lost_piece_or_damaged_state_begins_anew(shards, tmp_path):
-    out, work = tmp_path / "out", tmp_path / ".out.work"
+def test_lost_answers_or_damaged_state_begin_anew(probe, tmp_path):
+    out, work = tmp_path / "out.csv", tmp_path / ".out.csv.work"
     for damage in (
-        lambda: (work / "00000000.arrow").unlink(),
-        lambda: (work / "state.json").write_text('{"pieces": 3'),
+        lambda: (work / "answers.csv").unlink(),
+        lambda: (work / "answers.csv").write_text("a,b"),
+        lambda: (work / "state.json").write_text('{"rows": 3'),
         lambda: (work / "state.json").write_text("[]"),
     ):
-        assert shards("bad.csv", "--max-wrong-rows", "0") == 2
+        assert probe("bad.csv", "--max-wrong-rows", "0") == 2
         damage()
-        assert shards("bad.csv", "--max-wrong-rows", "1") == 1
-        assert rows_in(out) == rows_in(tmp_path / "want")
+        assert probe("bad.csv", "--max-wrong-rows", "1") == 1
+        assert out.read_bytes() == (tmp_path / "want.csv").read_bytes()
         assert not work.exists()
-        shutil.rmtree(out)
+        out.unlink()
 
 
 def test_two_processes_do_not_make_one_file(tmp_path):
     with (
-        job.Job(tmp_path / "o.csv", {}),
+        WorkFolder(tmp_path / "o.csv", {}),
         pytest.raises(ManifestError, match="another process"),
-        job.Job(tmp_path / "o.csv", {}),
+        WorkFolder(tmp_path / "o.csv", {}),
     ):
         pass
 
@@ -264,7 +268,7 @@ def test_interrupt_says_how_to_go_on_and_ends_at_once(tmp_path):
     digits.make(made, clips=8, seed=1)
     os.mkfifo(made / "ready")
     code = (
-        "import sys, time, trainer.data.tools.probe as probe; from trainer.data.__main__ import main\n"
+        "import sys, time, trainer.data.tools.file_probe as probe; from trainer.data.__main__ import main\n"
         "def slow(futures):\n"
         f"    open({str(made / 'ready')!r}, 'w').close()\n"
         "    while True: time.sleep(0.05)  # one long sleep misses a signal that comes just before it\n"
@@ -284,6 +288,6 @@ def test_interrupt_says_how_to_go_on_and_ends_at_once(tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert process.returncode == 130
-    assert said.strip().splitlines()[-1].startswith("interrupted; the same command goes on")
+    assert said.strip().splitlines()[-1].startswith("interrupted; run the same command again")
     assert "Traceback" not in said
     assert not (tmp_path / "o.csv").exists()

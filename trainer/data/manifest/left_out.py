@@ -1,0 +1,64 @@
+"""Rows that a verb leaves out: the options about them, the limit, and what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.arguments import whole
+from trainer.data.manifest.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow
+
+_LISTED = 20  # wrong rows that are printed
+RESUME = "run the same command again to continue"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of every verb that writes a manifest."""
+
+    force: bool
+    max_wrong_rows: int
+    quiet: bool
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Options:
+        return cls(args.force, args.max_wrong_rows, args.quiet)
+
+
+def add_options(parser: argparse.ArgumentParser, max_wrong_rows: int = MAX_WRONG_ROWS) -> None:
+    """The options of `Options`, for a verb's parser."""
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument(
+        "--max-wrong-rows",
+        type=whole(),
+        default=max_wrong_rows,
+        metavar="N",
+        help="stop above this many rows that had to be left out (%(default)s)",
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def check_limit(
+    where: Path, wrong: Sequence[WrongRow], limit: int, hint: str | None = None
+) -> None:
+    """Raise ManifestError with the first wrong rows when there are more than allowed."""
+    if len(wrong) > limit:
+        raise ManifestError(
+            f"{where}: {len(wrong):,} rows had to be left out, {limit:,} are allowed"
+            + listing(wrong),
+            hint=hint,
+        )
+
+
+def report(wrong: Sequence[WrongRow]) -> None:
+    """Print the number of rows left out and the first of them to stderr, if any."""
+    if wrong:
+        print(f"left out {len(wrong):,} rows{listing(wrong)}", file=sys.stderr)
+
+
+def listing(wrong: Sequence[WrongRow]) -> str:
+    shown = "".join(f"\n  line {row}" for row in wrong[:_LISTED])
+    return shown + (f"\n  and {len(wrong) - _LISTED:,} more" if len(wrong) > _LISTED else "")

@@ -1,0 +1,114 @@
+"""The hidden folder `.NAME.work` in which a verb makes its result until it is complete."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.data.manifest.manifest import ManifestError
+from trainer.runlog.atomic_file import sync
+from trainer.runlog.json_file import read_object
+
+SCHEMA = 2
+_STATE = "state.json"
+
+
+class WorkFolder:
+    """One result in the making. A context manager; leaving it keeps the folder.
+
+    `key` says what is made from what: a folder left by another key is emptied. `state` is plain
+    data that `save` keeps. Raises ManifestError when the result exists (without `force`) or another
+    process is making it.
+    """
+
+    def __init__(self, out: Path, key: Mapping[str, Any], *, force: bool = False) -> None:
+        self.out = out
+        self.folder = out.with_name(f".{out.name}.work")
+        self.whole = self.folder / f"whole{out.suffix}"  # becomes `out`
+        self.state: dict[str, Any] = {}
+        self._key = {"schema": SCHEMA, **key}
+        self._force = force
+        self._lock = -1
+
+    def __enter__(self) -> WorkFolder:
+        # Killed between its rename and its end, a command is finished by the same command.
+        is_named = self._kept().get("is_whole") and not self.whole.exists()
+        if self.out.exists() and not self._force and not is_named:
+            raise ManifestError(
+                f"{self.out} already exists", hint="choose another name, or --force"
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ManifestError(f"{self.folder}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ManifestError(f"{self.out} is being made by another process") from None
+        self.state = self._kept()
+        if not self.state:
+            self.clear()
+        elif self.whole.exists():
+            _remove(self.whole)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+    def _kept(self) -> dict[str, Any]:
+        """The state that an earlier process with the same key has left, if any."""
+        try:
+            state = read_object(self.folder / _STATE)
+        except (OSError, ValueError):
+            return {}
+        return state if state.get("key") == self._key else {}
+
+    def clear(self) -> None:
+        """Remove what an earlier process has made."""
+        for entry in self.folder.iterdir():
+            if entry.name != "lock":
+                _remove(entry)
+        self.state = {"key": self._key}
+
+    def save(self) -> None:
+        """Write `state`; it is on the disk afterwards."""
+        path = self.folder / _STATE
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(self.state), encoding="utf-8")
+        sync(fresh)
+        fresh.replace(path)
+
+    def publish(self) -> None:
+        """Give `whole` its name and remove the folder."""
+        sync(self.whole)
+        self.state["is_whole"] = True
+        self.save()
+        if self.out.is_dir():  # a folder cannot be renamed over one
+            self.out.rename(self.folder / "before")
+        self.whole.replace(self.out)
+        sync(self.out.parent)
+        (self.folder / _STATE).unlink()  # first: a state without its files is worth nothing
+        shutil.rmtree(self.folder)
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
+def identity(source: Path) -> dict[str, Any]:
+    """Distinguishes one state of a file from another. Raises ManifestError when it is missing."""
+    try:
+        facts = source.stat()
+    except OSError as error:
+        raise ManifestError(f"{source}: {error.strerror}") from None
+    return {"path": str(source.resolve()), "bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns}
