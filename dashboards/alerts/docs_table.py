@@ -24,10 +24,10 @@ SUBJECTS = {
 
 def render() -> str:
     """Markdown: a section for each subject, a row for each alert."""
-    lines: list[str] = []
     sections: dict[str, list[Rule]] = {}
     for rule in RULES:
         sections.setdefault(SUBJECTS[rule.id.partition(".")[0]], []).append(rule)
+    lines: list[str] = []
     for title, rules in sections.items():
         lines += ["", f"### {title}", ""]
         lines += [
@@ -35,13 +35,9 @@ def render() -> str:
             "|---|---|---|---|---|",
         ]
         for rule in rules:
-            cells = [
-                f"`{rule.id}` {rule.severity.upper()}",
-                rule.meaning,
-                _limit(rule),
-                _times(rule),
-                f"`{_command(rule)}`",
-            ]
+            id = f"`{rule.id}` {rule.severity.upper()}"
+            times = ", ".join(span(s) if s else "at once" for s in (rule.after_s, rule.clear_s))
+            cells = [id, rule.meaning, _limit(rule), times, f"`{_command(rule)}`"]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines).strip() + "\n"
 
@@ -73,24 +69,14 @@ def show(output: Output) -> None:
 
 
 def _limit(rule: Rule) -> str:
-    joined = (
-        f"; said by {' or '.join(f'`{id}`' for id in rule.suppressed_by)} where there is one"
-        if rule.suppressed_by
-        else ""
-    )
-    return rule.threshold + joined
-
-
-def _times(rule: Rule) -> str:
-    begins = "at once" if not rule.after_s else span(rule.after_s)
-    return f"{begins}, {'at once' if not rule.clear_s else span(rule.clear_s)}"
+    ids = " or ".join(f"`{id}`" for id in rule.suppressed_by)
+    return rule.threshold + (f"; suppressed by {ids}" if ids else "")
 
 
 def _command(rule: Rule) -> str:
     remote = f"'{rule.remote.format(part='PATH')}'" if rule.remote else ""
-    return " ".join(
-        rule.command.format(hosts="nodes.txt", nodes="-w NODES", run="RUN", remote=remote).split()
-    )
+    values = {"hosts": "nodes.txt", "nodes": "-w NODES", "run": "RUN", "remote": remote}
+    return " ".join(rule.command.format(**values).split())
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Alerts: what the rules see, made calm. Pure; no clock, no IO, no Textual.
+"""Alerts out of what the rules find. Pure; no clock, no IO, no Textual.
 
 At each tick a rule (`dashboards.alerts.rules`) finds what is over its limit. The book makes an
 alert of it when that lasts, ends it when it has been under the limit for long enough, and folds
-what is of one kind into one line. What cannot be seen just now neither makes nor ends an alert.
+alerts of one rule into one line. What cannot be seen now neither makes nor ends an alert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dashboards.alerts.grouping import folded, worst_first
 from dashboards.alerts.rules import gpus, nodes, run
@@ -29,7 +29,7 @@ from dashboards.model.state import STALE_INTERVALS, State
 
 RULES: tuple[Rule, ...] = (*run.RULES, *gpus.RULES, *nodes.RULES)
 HISTORY = 500
-HURRY_TICKS = 4  # readings that are enough where the user takes one look only
+HURRY_TICKS = 4  # readings that are enough with --once
 
 Breaches = dict[Unit, Breach]
 
@@ -66,19 +66,14 @@ def after(book: AlertBook, state: State) -> AlertBook:
     ended: list[tuple[Key, Track]] = []
     for rule in rules_of(book):
         breaches = seen[rule.id]
-        units = dict.fromkeys([*breaches, *(unit for id, unit in book.tracks if id == rule.id)])
-        for unit in units:
+        for unit in dict.fromkeys(
+            [*breaches, *(unit for id, unit in book.tracks if id == rule.id)]
+        ):
             key = (rule.id, unit)
             before = book.tracks.get(key)
             if unit in breaches:
-                track = _over(
-                    before,
-                    breaches[unit],
-                    rule,
-                    now_s,
-                    passed_s,
-                    _patience_s(book, rule, breaches[unit], state),
-                )
+                patience_s = _patience_s(book, rule, breaches[unit], state)
+                track = _over(before, breaches[unit], rule, now_s, passed_s, patience_s)
             else:
                 assert before is not None
                 track = _not_over(before, rule, passed_s, rule.known(context, unit))
@@ -96,14 +91,10 @@ def after(book: AlertBook, state: State) -> AlertBook:
     book = replace(
         book, history=history, tracks=tracks, mutes=mutes, memory=keep(context), now_s=now_s
     )
-    return _with_active(book, state)
-
-
-def _with_active(book: AlertBook, state: State) -> AlertBook:
-    fired = [item for item in book.tracks.items() if item[1].fired_s is not None]
-    if not fired and not book.active:
-        return book
-    return replace(book, active=folded(fired, _by_id(book), book.mutes, state))
+    fired = [item for item in tracks.items() if item[1].fired_s is not None]
+    if fired or book.active:
+        book = replace(book, active=folded(fired, _by_id(book), mutes, state))
+    return book
 
 
 def _see(context: RuleContext, book: AlertBook) -> dict[str, Breaches]:
@@ -114,7 +105,7 @@ def _see(context: RuleContext, book: AlertBook) -> dict[str, Breaches]:
     for rule in rules_of(book):
         for id in rule.suppressed_by:
             if id not in seen:
-                continue  # left out by the user: then this one speaks for itself
+                continue  # left out by the user
             for unit in list(seen[rule.id]):
                 own = book.tracks.get((rule.id, unit))
                 if own is not None and own.fired_s is not None:
@@ -123,7 +114,7 @@ def _see(context: RuleContext, book: AlertBook) -> dict[str, Breaches]:
                 if unit in seen[id]:
                     del seen[rule.id][unit]
                 elif other is not None and other.fired_s is not None:
-                    # Kept open by this one: a clock that jumped and stays away is one matter.
+                    # This one keeps it open: a clock that jumped and stays away is one alert.
                     seen[id][unit] = other.breach
                     del seen[rule.id][unit]
     return seen
@@ -149,34 +140,30 @@ def _over(
         if not breach.starts:
             return None
         fired_s = now_s if patience_s <= 0 else None
-        return Track(breach, severity, first_s=now_s, last_s=now_s, fired_s=fired_s, seen=1)
+        return Track(breach, severity, first_s=now_s, last_s=now_s, fired_s=fired_s)
     # Time counts while it was seen to be over, not while nothing was seen.
     over_s = track.over_s + (passed_s if track.seen > 0 else 0.0)
     fired_s = track.fired_s
     if fired_s is None and over_s >= patience_s:
         fired_s = now_s
-    # The worst word of an alert stays until it ends; else one at the border would come and go.
-    worst = max(severity, track.severity, key=SEVERITIES.index)
-    return replace(
-        track,
-        breach=breach,
-        severity=worst,
-        over_s=over_s,
-        under_s=0.0,
+    return Track(
+        breach,
+        # The worst severity stays until the end; else an alert at the border would come and go.
+        max(severity, track.severity, key=SEVERITIES.index),
+        first_s=track.first_s,
         last_s=now_s,
+        over_s=over_s,
         fired_s=fired_s,
-        seen=1,
+        acknowledged=track.acknowledged,
     )
 
 
 def _not_over(track: Track, rule: Rule, passed_s: float, known: bool) -> Track | None:
     if not known:
         return track if track.seen == 0 else replace(track, seen=0)
-    if track.fired_s is None:
-        return None
     under_s = track.under_s + (passed_s if track.seen < 0 else 0.0)
     clear_s = rule.clear_s if track.breach.clear_s is None else track.breach.clear_s
-    if under_s >= clear_s:
+    if track.fired_s is None or under_s >= clear_s:
         return None
     return replace(track, under_s=under_s, seen=-1)
 
@@ -197,49 +184,36 @@ def changes(before: AlertBook, now: AlertBook, state: State) -> tuple[Change, ..
         for kind, items in groups.items()
         for alert in folded(items, _by_id(now), now.mutes, state)
     ]
-    ended = [alert for alert in now.history if alert.cleared_s == now.now_s]
     if now.now_s != before.now_s:
-        found += [Change("clear", alert) for alert in ended]
+        found += [Change("clear", alert) for alert in now.history if alert.cleared_s == now.now_s]
     return tuple(found)
 
 
 def acknowledge(book: AlertBook, key: tuple[str, str], yes: bool = True) -> AlertBook:
     """The alert stays, quietly, until it ends; a node that joins it is a new alert."""
-    meant = _meant(book, key)
-    units = {unit for alert in meant for unit in alert.units}
-    tracks = {
-        one: replace(track, acknowledged=yes) if one[0] == key[0] and one[1] in units else track
-        for one, track in book.tracks.items()
-    }
-    active = worst_first(
-        replace(alert, acknowledged=yes) if alert in meant else alert for alert in book.active
-    )
-    return replace(book, tracks=tracks, active=active)
+    keys, active = _change(book, key, acknowledged=yes)
+    changed = {one: replace(book.tracks[one], acknowledged=yes) for one in keys & set(book.tracks)}
+    return replace(book, tracks={**book.tracks, **changed}, active=active)
 
 
 def mute(book: AlertBook, key: tuple[str, str], until_s: float | None) -> AlertBook:
-    """Quiet about these nodes and this kind until then, also when it returns; None: unmute."""
-    meant = _meant(book, key)
-    units = {unit for alert in meant for unit in alert.units}
-    mutes = {
-        one: at_s for one, at_s in book.mutes.items() if not (one[0] == key[0] and one[1] in units)
-    }
+    """Quiet about these nodes and this rule until then, also when it returns; None: unmute."""
+    keys, active = _change(book, key, muted_until_s=until_s)
+    mutes = {one: at_s for one, at_s in book.mutes.items() if one not in keys}
     if until_s is not None:
-        mutes |= {(key[0], unit): until_s for unit in units}
-    active = worst_first(
-        replace(alert, muted_until_s=until_s) if alert in meant else alert for alert in book.active
-    )
+        mutes |= dict.fromkeys(keys, until_s)
     return replace(book, mutes=mutes, active=active)
 
 
-def _meant(book: AlertBook, key: tuple[str, str]) -> list[Alert]:
-    """The alert of that key; all of the kind when its nodes have changed since it was shown."""
-    same = [alert for alert in book.active if alert.key == key]
-    return same or [alert for alert in book.active if alert.id == key[0]]
+def _change(
+    book: AlertBook, key: tuple[str, str], **fields: Any
+) -> tuple[set[Key], tuple[Alert, ...]]:
+    """(keys of the alert's tracks, active alerts with these fields of it changed).
 
-
-def only(book: AlertBook, ids: Iterable[str]) -> AlertBook:
-    """With these rules alone; ids or subjects (`gpu`, `clock.step`)."""
-    wanted = set(ids)
-    rules = tuple(r for r in RULES if r.id in wanted or r.id.partition(".")[0] in wanted)
-    return replace(book, rules=rules)
+    All alerts of the rule where the alert's nodes have changed since it was shown.
+    """
+    meant = [alert for alert in book.active if alert.key == key]
+    meant = meant or [alert for alert in book.active if alert.id == key[0]]
+    keys = {(key[0], unit) for alert in meant for unit in alert.units}
+    active = (replace(one, **fields) if one in meant else one for one in book.active)
+    return keys, worst_first(active)

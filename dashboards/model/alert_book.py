@@ -1,4 +1,4 @@
-"""What is known of alerts: rules, what they found, alerts. Data only, which the state holds."""
+"""Alerts as data, which the state holds: rules, what they found, alerts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ WARN, FAIL = "warn", "fail"
 SEVERITIES = (WARN, FAIL)
 
 Unit = tuple[str, str]
-"""What an alert is about: (node, part of it). ("", "") is the run, ("", name) another single thing;
-(node, "") the node itself, else "GPU 3", "/data", "mlx5_1/1"."""
+"""Subject of an alert, (node, part of it): "GPU 3", "/data", "mlx5_1/1", "" the node itself.
+("", name) is the run or another single thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,15 @@ class Breach:
 
     unit: Unit
     text: str  # evidence: what was measured, and against what
-    severity: str = ""  # another one than the rule's
-    after_s: float | None = None  # another one than the rule's
-    clear_s: float | None = None  # another one than the rule's
+    severity: str = ""  # "" and None: as the rule has it
+    after_s: float | None = None
+    clear_s: float | None = None
     starts: bool = True  # False: keeps an alert that is there, makes none
 
 
 @dataclass(frozen=True, slots=True)
 class RuleMemory:
-    """What rules must know of earlier ticks. Made anew when something changed, never changed."""
+    """What rules must know of earlier ticks."""
 
     links: Mapping[Unit, int] = field(default_factory=dict)  # how often it was lost
     were_up: frozenset[Unit] = frozenset()  # links that were up while we looked
@@ -43,7 +43,7 @@ class RuleMemory:
 class Rule:
     """`find` gives what is over its limit; `known` whether any other unit could be read.
 
-    What is neither over nor known stays as it was: a silent node neither makes nor ends an alert.
+    A unit that is neither stays as it was: a silent node neither makes nor ends an alert.
     """
 
     id: str  # subject.name, stable: users silence by it
@@ -57,8 +57,8 @@ class Rule:
     threshold: str  # in words, for the documentation
     # Alerts of these ids about the same unit say it already; what this rule sees keeps them open.
     suppressed_by: tuple[str, ...] = ()
-    could_not_ask: bool = False  # not a fault that was seen but something that could not be read
-    at_once: bool = True  # one look is enough to tell, for whoever takes only one
+    could_not_ask: bool = False  # no fault was seen; something could not be read
+    at_once: bool = True  # few readings are enough with --once
     remote: str = ""  # what {remote} of the command runs on the nodes
 
 
@@ -95,7 +95,7 @@ class Alert:
     cleared_s: float | None = None  # set in the history
     units: tuple[Unit, ...] = ()  # (node, part) of all that it folds
     is_known: bool = True  # False: nothing can be seen of any of them just now
-    could_not_ask: bool = False  # not a fault that was seen but something that could not be read
+    could_not_ask: bool = False  # no fault was seen; something could not be read
 
     @property
     def key(self) -> tuple[str, str]:

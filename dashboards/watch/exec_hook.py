@@ -1,7 +1,8 @@
-"""A program of the user's that is run for each alert, beside the watch and never in its way."""
+"""A program of the user that runs for each alert, and never delays the watch."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -16,11 +17,11 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 
-WAITING = 100  # alerts that wait for a slow hook; more are dropped, and that is told
+WAITING = 100  # alerts that wait for a slow hook; more are dropped, with a message
 
 
 def parse_command(text: str) -> list[str]:
-    """Words of the command; no shell ever reads them. Raises `UsageError`."""
+    """Words of the command, for no shell. Raises `UsageError`."""
     try:
         argv = shlex.split(text)
     except ValueError as error:
@@ -38,8 +39,8 @@ def parse_command(text: str) -> list[str]:
 class Hook:
     """Runs `argv` once for each document, one after the other, with the document as JSON on stdin.
 
-    Each has `timeout_s`; then it is killed with its process group. What went wrong is collected for
-    `problems()`. Its own output goes to stderr, so that stdout stays data.
+    After `timeout_s` it is killed with its process group. `problems()` has the failures. Its output
+    goes to stderr, because stdout is data.
     """
 
     def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
@@ -52,7 +53,7 @@ class Hook:
         self._thread.start()
 
     def put(self, document: Mapping[str, Any]) -> None:
-        """Have it run; never waits."""
+        """Run the program for it; never waits."""
         try:
             self._queue.put_nowait(document)
         except queue.Full:
@@ -62,15 +63,10 @@ class Hook:
 
     def problems(self) -> list[str]:
         """Sentences about failures since the last call."""
-        found = []
-        while True:
-            try:
-                found.append(self._problems.get_nowait())
-            except queue.Empty:
-                return found
+        return [self._problems.get_nowait() for _ in range(self._problems.qsize())]
 
     def close(self) -> None:
-        """Let what waits run for `timeout_s` in all, then end it."""
+        """Run what waits for `timeout_s` in all, then end it."""
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
             try:
@@ -98,39 +94,28 @@ class Hook:
                 self._argv,
                 stdin=subprocess.PIPE,
                 stdout=2,  # stderr: our stdout is data
-                start_new_session=True,  # Ctrl-C is for the watch; its group can be ended
+                start_new_session=True,  # Ctrl-C is for the watch; the group can be killed
             )
         except OSError as error:
             return f"cannot be started: {error}"
         deadline = time.monotonic() + self._timeout_s
-        feeder = threading.Thread(target=_feed, args=(child, data), daemon=True)
-        feeder.start()  # one that does not read its stdin must not hold us
-        try:
-            while child.poll() is None:
+        to_send: bytes | None = data
+        while True:
+            try:
+                child.communicate(to_send, timeout=0.05)
+                break
+            except subprocess.TimeoutExpired:
+                to_send = None
                 if self._over.is_set() or time.monotonic() > deadline:
                     _kill(child)
                     return f"was killed after {self._timeout_s:g} s"
-                time.sleep(0.02)
-        finally:
-            feeder.join(1.0)
         code = child.returncode
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}" if code else ""
 
 
-def _feed(child: subprocess.Popen[bytes], data: bytes) -> None:
-    assert child.stdin is not None
-    try:
-        child.stdin.write(data)
-        child.stdin.close()
-    except OSError:
-        pass  # it does not want to read it
-
-
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import sys
 import time
@@ -18,9 +19,9 @@ from dashboards import select_feed as sources
 from dashboards.alerts.engine import HURRY_TICKS, RULES, Change, after, changes, rules_of
 from dashboards.lifecycle import Ending, ended_by_signals
 from dashboards.model import units
-from dashboards.model.alert_book import FAIL, SEVERITIES, Alert, AlertBook
+from dashboards.model.alert_book import FAIL, SEVERITIES, Alert, AlertBook, Rule
 from dashboards.model.fleet import fresh
-from dashboards.model.samples import Restored, Tick
+from dashboards.model.samples import Restored, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording.writer import Recording
 from dashboards.reduce import fold
@@ -52,41 +53,67 @@ def watch(
     `HostfileError` when there is neither a hostfile nor a run.
     """
     if record and (replay or once):
-        raise UsageError(
-            "--record writes down what comes: it goes neither with --replay nor with --once"
-        )
+        raise UsageError("--record is for a live watch: not with --replay or --once")
     if once and for_s is not None:
-        raise UsageError("--once is one look; --for would be longer")
+        raise UsageError("--for cannot be used with --once")
     book = replace(AlertBook(), rules=chosen(wanted, skipped), hurry=once and replay is None)
     runner = Hook(parse_command(hook), hook_timeout) if hook else None
-    teller = Teller(output, severity, runner)
+    lines = Lines(output, severity, runner)
+    replayed: sources.Replayed | None = None
+    recording: Recording | None = None
     with ended_by_signals() as ending:
         try:
-            state = _begin(
-                settings,
-                output,
-                book,
-                ending,
-                teller,
-                run_dir=run_dir,
-                replay=replay,
-                record=record,
-                demo=demo,
-                interval_s=interval,
-                for_s=for_s,
-                once=once,
-            )
+            if replay is not None:
+                replayed = sources.replayed(replay)
+                batches = replayed.batches
+                state = initial_state(replayed.nodes, now_s=0.0, source="replay")
+            else:
+                feed = sources.live_feed(
+                    settings, output, run_dir=run_dir, demo=demo, interval_s=interval
+                )
+                if record is not None:
+                    feed = recording = Recording(feed, record, interval_s=interval)
+                limits = settings.limits
+                patience_s = limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0
+                batches = sources.live_batches(
+                    feed,
+                    interval_s=interval,
+                    is_over=ending.is_set,
+                    for_s=for_s,
+                    rounds_once_settled=HURRY_TICKS + 1 if once else None,
+                    patience_s=limits.run_s or patience_s,
+                )
+                state = initial_state(
+                    feed.nodes, now_s=feed.now(), interval_s=interval, source=feed.source
+                )
+                what = f"{len(feed.nodes)} nodes" if feed.nodes else "the run"
+                if not once:
+                    rules = len(rules_of(book))
+                    output.note(f"watching {what} for {rules} kinds of alerts; Ctrl-C ends", "dim")
+            state = replace(state, alerts=book)
+            begin_s: float | None = None
+            note = ""
+            for batch in batches:
+                if recording is not None and recording.note != note:
+                    note = recording.note
+                    output.warn(note, "warn")
+                if ending.is_set():
+                    break
+                state = _fold(state, batch, lines)
+                begin_s = state.now_s if begin_s is None else begin_s
+                if replayed and for_s is not None and state.now_s - begin_s >= for_s:
+                    break
         finally:
             if runner is not None:
                 runner.close()
-                teller.tell_problems()
-        return teller.end(state, ending)
+                lines.show_problems()
+        return lines.end(state, ending, damage=replayed.damage() if replayed else "")
 
 
-def chosen(wanted: str | None, skipped: str | None) -> tuple[Any, ...]:
-    """Rules by ids or subjects, `gpu,clock.step`. Raises `UsageError` for one that is not there."""
+def chosen(wanted: str | None, skipped: str | None) -> tuple[Rule, ...]:
+    """Rules by ids or subjects, `gpu,clock.step`. Raises `UsageError` for an unknown one."""
     yes, no = _ids(wanted), _ids(skipped)
-    known = {rule.id for rule in RULES} | {rule.id.partition(".")[0] for rule in RULES}
+    known = {id for rule in RULES for id in _names(rule)}
     for word in (*yes, *no):
         if word not in known:
             near = difflib.get_close_matches(word, sorted(known), 1)
@@ -94,121 +121,56 @@ def chosen(wanted: str | None, skipped: str | None) -> tuple[Any, ...]:
                 f"no alert is called {word!r}",
                 hint=f"did you mean {near[0]}?" if near else "clusterctl watch --list shows all",
             )
-
-    def fits(id: str, words: Iterable[str]) -> bool:
-        return id in words or id.partition(".")[0] in words
-
-    rules = tuple(r for r in RULES if (not yes or fits(r.id, yes)) and not fits(r.id, no))
+    rules = [rule for rule in RULES if (not yes or _names(rule) & yes) and not _names(rule) & no]
     if not rules:
         raise UsageError("no alert is left to watch for")
-    return rules
+    return tuple(rules)
 
 
-def _ids(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
+def _ids(text: str | None) -> set[str]:
+    return {word.strip() for word in (text or "").split(",") if word.strip()}
 
 
-def _begin(
-    settings: Settings,
-    output: Output,
-    book: AlertBook,
-    ending: Ending,
-    teller: Teller,
-    *,
-    run_dir: Path | None,
-    replay: Path | None,
-    record: Path | None,
-    demo: bool,
-    interval_s: float,
-    for_s: float | None,
-    once: bool,
-) -> State:
-    recording: Recording | None = None
-    replayed: sources.Replayed | None = None
-    if replay is not None:
-        replayed = sources.replayed(replay)
-        batches = replayed.batches
-        state = initial_state(replayed.nodes, now_s=0.0, source="replay")
-    else:
-        feed = sources.live_feed(
-            settings, output, run_dir=run_dir, demo=demo, interval_s=interval_s
-        )
-        if record is not None:
-            feed = recording = Recording(feed, record, interval_s=interval_s)
-        limits = settings.limits
-        batches = sources.live_batches(
-            feed,
-            interval_s=interval_s,
-            is_over=ending.is_set,
-            for_s=for_s,
-            rounds_once_settled=HURRY_TICKS + 1 if once else None,
-            patience_s=limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0,
-        )
-        state = initial_state(
-            feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
-        )
-        what = f"{len(feed.nodes)} nodes" if feed.nodes else "the run"
-        if not once:
-            output.note(
-                f"watching {what} for {len(rules_of(book))} kinds of alerts; Ctrl-C ends", "dim"
-            )
-    state = replace(state, alerts=book)
-    begun_s: float | None = None
-    note = ""
-    for batch in batches:
-        if recording is not None and recording.note != note:
-            note = recording.note
-            output.warn(note, "warn")
-        if ending.is_set():
-            break
-        for part in _by_tick(batch):
-            before = state.alerts
-            state = fold(state, part)
-            if any(isinstance(sample, Restored) for sample in part):
-                # What was told when it was recorded is not what this watch is asked for.
-                state = replace(state, alerts=after(before, state))
-            teller.tell(changes(before, state.alerts, state), state)
-        begun_s = state.now_s if begun_s is None else begun_s
-        if replay is not None and for_s is not None and state.now_s - begun_s >= for_s:
-            break
-    if replayed is not None:
-        teller.tell_damage(replayed.damage())
+def _names(rule: Rule) -> set[str]:
+    return {rule.id, rule.id.partition(".")[0]}
+
+
+def _fold(state: State, batch: Sequence[Sample], lines: Lines) -> State:
+    """The state after a batch; its alerts are shown tick by tick.
+
+    The first batch may hold minutes: an alert may begin and end within them.
+    """
+    ends = [place for place, sample in enumerate(batch, 1) if isinstance(sample, Tick)]
+    for begin, end in itertools.pairwise([0, *ends, len(batch)]):
+        before, part = state.alerts, batch[begin:end]
+        state = fold(state, part)
+        if any(isinstance(sample, Restored) for sample in part):
+            # The alerts of the recording are not those that this watch is asked for.
+            state = replace(state, alerts=after(before, state))
+        lines.show(changes(before, state.alerts, state), state)
     return state
 
 
-def _by_tick(batch: Sequence[Any]) -> Iterable[list[Any]]:
-    """A first drain may hold minutes, tick by tick: an alert may begin and end within them."""
-    part: list[Any] = []
-    for sample in batch:
-        part.append(sample)
-        if isinstance(sample, Tick):
-            yield part
-            part = []
-    if part:
-        yield part
-
-
-class Teller:
-    """Writes changes as lines or JSON, gives them to the hook, and knows the exit code."""
+class Lines:
+    """Writes changes as lines or JSON, gives them to the hook, and computes the exit code."""
 
     def __init__(self, output: Output, severity: str, hook: Hook | None) -> None:
         self._output, self._hook = output, hook
         self._least = SEVERITIES.index(severity)
         self._fired = 0
-        self._worst = 0  # 1 a fault was seen, 3 only that something could not be asked
-        self._damage = ""  # of what is replayed
+        self._worst = 0  # 1 a fault was seen, 3 only that something could not be read
 
-    def tell(self, found: Iterable[Change], state: State) -> None:
+    def show(self, found: Iterable[Change], state: State) -> None:
         for change in found:
             kind, alert = change.kind, change.alert
             if SEVERITIES.index(alert.severity) < self._least:
                 continue
             if kind == "worse" and self._least == SEVERITIES.index(FAIL):
-                kind = "fire"  # as a warning it was none of ours
+                kind = "fire"  # the warning before was left out
             if kind != "clear":
                 self._fired += kind == "fire"
                 code = 3 if alert.could_not_ask else 1
-                self._worst = code if self._worst == 0 else min(code, self._worst)
+                self._worst = min(code, self._worst or code)
             document = {"type": kind, "time_s": state.now_s, "alert": as_json(alert)}
             if self._output.json:
                 self._output.document("watch", **document)
@@ -216,60 +178,55 @@ class Teller:
                 self._line(kind, alert, state)
             if self._hook is not None:
                 self._hook.put({"schema": 1, "command": "watch", **document})
-        self.tell_problems()
+        self.show_problems()
 
     def _line(self, kind: str, alert: Alert, state: State) -> None:
+        output, head = self._output, f"{alert.id}  {alert.subject}"
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.now_s))
         if kind == "clear":
-            span = units.span(state.now_s - alert.first_s)
-            text = f"{at} clear {alert.id}  {alert.subject}  after {span}"
-            self._output.line(text, STYLES["clear"])
+            lasted = units.span(state.now_s - alert.first_s)
+            output.line(f"{at} clear {head}  after {lasted}", STYLES["clear"])
         else:
-            word = alert.severity.upper()
-            self._output.line(
-                f"{at} {word:5} {alert.id}  {alert.subject}  {alert.text}", STYLES[alert.severity]
-            )
-            if self._output.verbose:
+            severity, style = alert.severity.upper(), STYLES[alert.severity]
+            output.line(f"{at} {severity:5} {head}  {alert.text}", style)
+            if output.verbose:
                 meaning = next(rule.meaning for rule in RULES if rule.id == alert.id)
-                self._output.line(f"{' ' * 20}{meaning}", "dim")
-            self._output.line(f"{' ' * 20}try: {alert.command}", "dim")
+                output.line(f"{' ' * 20}{meaning}", "dim")
+            output.line(f"{' ' * 20}try: {alert.command}", "dim")
         sys.stdout.flush()  # a log is read while it grows
 
-    def tell_problems(self) -> None:
+    def show_problems(self) -> None:
         for problem in self._hook.problems() if self._hook is not None else ():
             if self._output.json:
                 self._output.document("watch", type="hook-failed", text=problem)
             else:
                 self._output.warn(problem, "warn")
 
-    def tell_damage(self, damage: str) -> None:
-        """What of a recording could not be read: what was wrong then is unknown."""
-        self._damage = damage
-        if damage and not self._output.json:
-            self._output.warn(damage, "warn")
-
-    def end(self, state: State, ending: Ending) -> int:
-        """The verdict; returns the exit code."""
+    def end(self, state: State, ending: Ending, damage: str) -> int:
+        """Print the verdict; returns the exit code. `damage` of a recording makes it unknown."""
+        output = self._output
+        if damage and not output.json:
+            output.warn(damage, "warn")
         active = [a for a in state.alerts.active if SEVERITIES.index(a.severity) >= self._least]
         silent = len(state.nodes) - len(fresh(state.nodes.values(), state)) if state.watches else 0
-        code = self._worst or (3 if silent or self._damage else ending.exit_code)
-        words = f"{self._fired} alert{'s' * (self._fired != 1)}, {len(active)} still there"
-        words += f"; {silent} of {len(state.nodes)} nodes give no readings" if silent else ""
-        if self._output.json:
-            self._output.document(
+        code = self._worst or (3 if silent or damage else ending.exit_code)
+        text = f"{self._fired} alert{'s' * (self._fired != 1)}, {len(active)} still there"
+        text += f"; {silent} of {len(state.nodes)} nodes give no readings" if silent else ""
+        if output.json:
+            output.document(
                 "watch",
                 type="end",
                 time_s=state.now_s,
                 fired=self._fired,
                 active=[as_json(alert) for alert in active],
                 silent_nodes=silent,
-                damage=self._damage,
+                damage=damage,
                 exit_code=code,
             )
-        elif self._output.quiet:
-            self._output.line(words)
+        elif output.quiet:
+            output.line(text)
         else:
-            self._output.note(words, "bad" if code in (1, 3) else None)
+            output.note(text, "bad" if code in (1, 3) else None)
         return code
 
 

@@ -1,7 +1,7 @@
 """What rules are given: the state of now, and helpers to read it. Pure.
 
-A rule keeps nothing and waits for nothing: it has fields for how long something must last, and the
-book (`dashboards.alerts.engine`) applies them.
+A rule keeps nothing and waits for nothing: it has fields for how long something must last, which
+`dashboards.alerts.engine` applies.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Literal
 
+from checks.idle import working_power_w
 from dashboards.model.alert_book import Rule, RuleMemory, Unit
 from dashboards.model.fleet import fresh
-from dashboards.model.samples import Disk, Gpu, Link, NodeSample
-from dashboards.model.state import RunState, State
+from dashboards.model.samples import Gpu, NodeSample
+from dashboards.model.state import State
 from dashboards.model.thresholds import Limits
 
-Drawing = list[tuple[str, Gpu, float]]
-"""(node, GPU, watts)."""
+Powers = list[tuple[Unit, Gpu, float]]
+"""(unit, GPU, watts)."""
 
 
 class RuleContext:
@@ -25,44 +29,49 @@ class RuleContext:
 
     def __init__(self, state: State, limits: Limits, memory: RuleMemory) -> None:
         self.state, self.limits, self.memory = state, limits, memory
-        self.now_s = state.now_s
+        self.now_s, self.run = state.now_s, state.run
         self.live: dict[str, NodeSample] = {
             sample.node: sample for sample in fresh(state.nodes.values(), state)
         }
-        self._gpus: list[tuple[str, Gpu]] | None = None
-        self.in_use: tuple[Drawing, float] | None = None  # kept by the rules of GPUs
 
-    @property
-    def run(self) -> RunState | None:
-        return self.state.run
+    @cached_property
+    def gpus(self) -> list[tuple[Unit, Gpu]]:
+        """All GPUs that have a reading now."""
+        live = self.live.items()
+        return [
+            ((name, gpu_part(gpu.index)), gpu) for name, node in live for gpu in node.gpus or ()
+        ]
 
-    @property
-    def gpus(self) -> list[tuple[str, Gpu]]:
-        """(node, GPU) of all readings of now."""
-        if self._gpus is None:
-            self._gpus = [
-                (name, gpu) for name, node in self.live.items() for gpu in node.gpus or ()
-            ]
-        return self._gpus
+    @cached_property
+    def in_use(self) -> tuple[Powers, float]:
+        """GPUs with a process on them, and the median power; NaN while they are not busy.
 
-    def gpu(self, unit: Unit) -> Gpu | None:
-        """The reading of a GPU; None when there is none now."""
-        node = self.live.get(unit[0])
-        return next(
-            (g for g in (node.gpus if node else None) or () if gpu_part(g.index) == unit[1]), None
+        A GPU without memory in use is rightly idle; a rank that hangs keeps its memory.
+        """
+        limits, run = self.limits, self.run
+        part = [
+            (unit, gpu, gpu.power_w)
+            for unit, gpu in self.gpus
+            if gpu.power_w is not None
+            and not gpu.error
+            and (gpu.memory_used_bytes is None or gpu.memory_used_bytes > limits.used_bytes)
+        ]
+        if run is not None and run.planned and not run.ended:
+            planned = frozenset(run.planned)
+            part = [one for one in part if one[0][0] in planned]
+        middle = working_power_w(
+            [power for _, _, power in part],
+            part[0][1].power_limit_w if part else None,
+            fewest=limits.idle_peers,
+            share=limits.busy_share,
+            else_w=limits.busy_w,
         )
+        return part, read(middle)
 
-    def link(self, unit: Unit) -> Link | None:
-        node = self.live.get(unit[0])
-        return next(
-            (link for link in (node.links if node else None) or () if link.name == unit[1]), None
-        )
-
-    def disk(self, unit: Unit) -> Disk | None:
-        node = self.live.get(unit[0])
-        return next(
-            (disk for disk in (node.disks if node else None) or () if disk.path == unit[1]), None
-        )
+    def part(self, unit: Unit, parts: Parts) -> Any:
+        """The reading of a GPU, link or disk; None when there is none now."""
+        found = getattr(self.live.get(unit[0]), parts, None) or ()
+        return next((one for one in found if NAMES[parts](one) == unit[1]), None)
 
 
 _PARTS = tuple(f"GPU {index}" for index in range(64))
@@ -72,19 +81,32 @@ def gpu_part(index: int) -> str:
     return _PARTS[index] if 0 <= index < len(_PARTS) else f"GPU {index}"
 
 
+Parts = Literal["gpus", "links", "disks"]
+NAMES: dict[Parts, Callable[[Any], str]] = {
+    "gpus": lambda gpu: gpu_part(gpu.index),
+    "links": attrgetter("name"),
+    "disks": attrgetter("path"),
+}
+Known = Callable[[RuleContext, Unit], bool]
+
+
+def always_known(context: RuleContext, unit: Unit) -> bool:
+    return True
+
+
 def node_known(context: RuleContext, unit: Unit) -> bool:
     """Whether the node gives readings now."""
     return unit[0] in context.live
 
 
-def gpu_known(field_name: str) -> Callable[[RuleContext, Unit], bool]:
-    """Whether this figure of the GPU could be read now."""
+def node_has(field: str) -> Known:
+    """Whether the node has this figure now."""
+    return lambda context, unit: getattr(context.live.get(unit[0]), field, None) is not None
 
-    def known(context: RuleContext, unit: Unit) -> bool:
-        gpu = context.gpu(unit)
-        return gpu is not None and not gpu.error and getattr(gpu, field_name) is not None
 
-    return known
+def part_has(parts: Parts, field: str) -> Known:
+    """Whether the GPU, link or disk has this figure now."""
+    return lambda context, unit: getattr(context.part(unit, parts), field, None) is not None
 
 
 def read(value: float | None) -> float:
@@ -106,4 +128,4 @@ def command_line(rule: Rule, source: str, nodes: str, part: str, run: str) -> st
 def hostfile_of(source: str) -> str:
     """The hostfile in a feed's description of itself; "" for a demo or a replay."""
     first = source.split(" + ")[0]
-    return "" if first in ("", "demo", "replay") or first.startswith("replay") else first
+    return "" if first == "demo" or first.startswith("replay") else first

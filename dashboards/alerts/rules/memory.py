@@ -1,24 +1,22 @@
-"""What rules must know of earlier ticks, one tick further. Pure."""
+"""What rules must know of earlier ticks, updated once a tick. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from dashboards.alerts.rules.base import RuleContext
-from dashboards.alerts.rules.gpus import newly_busy, newly_free
 from dashboards.alerts.rules.nodes import is_up
 from dashboards.model.alert_book import RuleMemory, Unit
 
-# So far apart that 20 minutes of every file system of 1,000 nodes are some ten thousand numbers.
+# 20 minutes of every file system of 1,000 nodes are some ten thousand numbers.
 DISK_EVERY_S = 60.0
 
 
 def keep(context: RuleContext) -> RuleMemory:
-    """What the next looks must know of this one; the same object when nothing has changed."""
+    """The memory for the next tick; the same object when nothing has changed."""
     earlier = context.memory
     links: dict[Unit, int] = {}
     ups: set[Unit] = set()
-    busy, free = newly_busy(context), newly_free(context)
     disks: dict[Unit, tuple[tuple[float, float], ...]] = {}
     for name, node in context.live.items():
         for link in node.links or ():
@@ -32,10 +30,9 @@ def keep(context: RuleContext) -> RuleMemory:
                 continue
             past = earlier.disks.get((name, one.path), ())
             if not past or context.now_s - past[-1][0] >= DISK_EVERY_S:
-                disks[name, one.path] = _longer(
-                    past, (context.now_s, one.used_bytes), context.limits.disk_looks_s
-                )
-    were_busy = (earlier.were_busy | busy) - free if busy or free else earlier.were_busy
+                new = (context.now_s, one.used_bytes)
+                disks[name, one.path] = _longer(past, new, context.limits.disk_looks_s)
+    were_busy = _busy(context)
     if not (links or ups or disks) and were_busy is earlier.were_busy:
         return earlier
     return RuleMemory(
@@ -46,9 +43,23 @@ def keep(context: RuleContext) -> RuleMemory:
     )
 
 
+def _busy(context: RuleContext) -> frozenset[Unit]:
+    """GPUs that computed with the others and are still in use; the same object if unchanged."""
+    known, limits = context.memory.were_busy, context.limits
+    part, middle = context.in_use
+    limit_w, least = limits.idle_share * middle, limits.used_bytes
+    busy = {unit for unit, _, power in part if power >= limit_w and unit not in known}
+    free = {
+        unit
+        for unit, gpu in context.gpus
+        if gpu.memory_used_bytes is not None and gpu.memory_used_bytes <= least and unit in known
+    }
+    return (known | busy) - free if busy or free else known
+
+
 def _longer(
     past: Sequence[tuple[float, float]], now: tuple[float, float], window_s: float
 ) -> tuple[tuple[float, float], ...]:
-    # Someone has cleaned up: the pace before that says nothing about the time to come.
+    # Files were deleted: the pace before that says nothing about the time to come.
     recent = [] if past and now[1] < 0.98 * past[-1][1] else past
     return (*(one for one in recent if now[0] - one[0] <= window_s), now)

@@ -1,4 +1,4 @@
-"""Rules about the run: does it move, does it learn, does it wait, is it told."""
+"""Rules about the run: steps, loss, waiting for data or a rank, W&B."""
 
 from __future__ import annotations
 
@@ -7,44 +7,37 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from dashboards.alerts.rules.base import RuleContext, gpu_part
+from dashboards.alerts.rules.base import RuleContext, always_known, gpu_part
 from dashboards.model import units
-from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
+from dashboards.model.alert_book import FAIL, WARN, Breach, Rule
 from dashboards.model.thresholds import Limits
 from trainer.runlog.telemetry import StepRecord
-
-if TYPE_CHECKING:
-    pass
 
 FEW_STEPS = 5  # below this many the usual time of a step is not known
 
 
 def stalled(context: RuleContext) -> Iterable[Breach]:
     """No step for much longer than steps take, pauses for saving included."""
-    run = context.run
+    run, limits = context.run, context.limits
     if run is None or run.ended:
         return
-    limits, unit = context.limits, ("", run.name)
     if run.last is None or run.last_s is None:
-        began_s = max((sample.at_s for sample in run.events), default=None)
-        if began_s is not None and context.now_s - began_s > limits.first_step_s:
-            age_s = context.now_s - began_s
-            yield Breach(
-                unit, f"no first step for {units.span(age_s)}", starts=age_s < limits.forgotten_s
-            )
-        return
-    if run.last.steps_total and run.last.step >= run.last.steps_total:
+        since_s = max((sample.at_s for sample in run.events), default=math.inf)
+        limit_s, text, usual = limits.first_step_s, "no first step for", ""
+    elif run.last.steps_total and run.last.step >= run.last.steps_total:
         return  # the last step is done; what comes now is saving and evaluation
-    age_s = context.now_s - run.last_s
-    if age_s <= limits.stalled_s:
+    elif context.now_s - run.last_s <= limits.stalled_s:
         return
-    usual_s, limit_s = longest_pause_s(run.recent, limits)
+    else:
+        since_s, text = run.last_s, "no step for"
+        usual_s, limit_s = longest_pause_s(run.recent, limits)
+        usual = f" after step {run.last.step:,}"
+        usual += f", usual {units.seconds(usual_s)}" if usual_s else ""
+    age_s = context.now_s - since_s
     if age_s > limit_s:
-        text = f"no step for {units.span(age_s)} after step {run.last.step:,}"
-        text += f", usual {units.seconds(usual_s)}" if usual_s else ""
-        yield Breach(unit, text, starts=age_s < limits.forgotten_s)
+        text = f"{text} {units.span(age_s)}{usual}"
+        yield Breach(("", run.name), text, starts=age_s < limits.forgotten_s)
 
 
 def longest_pause_s(records: Sequence[StepRecord], limits: Limits) -> tuple[float | None, float]:
@@ -52,7 +45,7 @@ def longest_pause_s(records: Sequence[StepRecord], limits: Limits) -> tuple[floa
     if len(records) < FEW_STEPS:
         return None, max(limits.first_step_s / 3, 10 * max((r.step_s for r in records), default=0))
     usual_s = statistics.median(record.step_s for record in records)
-    # From step to step, because saving and sampling stand between them.
+    # From step to step, with saving and sampling between them.
     pauses = sorted(
         max(after.step_s, after.time_s - before.time_s if before.time_s > 0 else 0.0)
         for before, after in itertools.pairwise(records)
@@ -76,11 +69,6 @@ def failed(context: RuleContext) -> Iterable[Breach]:
     yield Breach(("", run.name), text, starts=not old)
 
 
-def _at_its_end(context: RuleContext, unit: Unit) -> bool:
-    """A run's files are always there to be read; what is not seen in them is not there."""
-    return True
-
-
 def bad_loss(context: RuleContext) -> Iterable[Breach]:
     run = context.run
     if run is None or run.ended:
@@ -88,8 +76,7 @@ def bad_loss(context: RuleContext) -> Iterable[Breach]:
     for record in reversed(run.recent[-context.limits.window_steps :]):
         for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
             if not math.isfinite(value):
-                text = f"{name} is {value:g} at step {record.step:,}"
-                yield Breach(("", run.name), text)
+                yield Breach(("", run.name), f"{name} is {value:g} at step {record.step:,}")
                 return
 
 
@@ -99,10 +86,7 @@ def spike(context: RuleContext) -> Iterable[Breach]:
     if run is None or run.ended:
         return
     losses = [record.loss for record in run.recent if math.isfinite(record.loss)]
-    before, now = (
-        losses[-200 - limits.spike_steps : -limits.spike_steps],
-        losses[-limits.spike_steps :],
-    )
+    before, now = losses[: -limits.spike_steps][-200:], losses[-limits.spike_steps :]
     if len(before) < limits.spike_known:
         return
     middle = statistics.median(before)
@@ -112,14 +96,8 @@ def spike(context: RuleContext) -> Iterable[Breach]:
     spread = 1.4826 * statistics.median(abs(value - middle) for value in before)
     mean = statistics.fmean(now)
     if mean > middle + limits.spike_sigmas * spread:
-        text = (
-            f"mean {units.number(mean)} over {len(now)} steps, before that {units.number(middle)}"
-        )
-        yield Breach(("", run.name), text)
-
-
-def spike_past(limits: Limits) -> int:
-    return 200 + limits.spike_steps
+        text = f"mean {units.number(mean)} over {len(now)} steps"
+        yield Breach(("", run.name), f"{text}, before that {units.number(middle)}")
 
 
 def data_wait(context: RuleContext) -> Iterable[Breach]:
@@ -144,75 +122,52 @@ def straggler(context: RuleContext) -> Iterable[Breach]:
     if len(idle) < limits.window_steps or statistics.fmean(idle) < limits.straggler_share:
         return
     ranks = Counter(record.slowest_rank for record in window if record.slowest_rank is not None)
-    if not ranks:
+    rank, times = ranks.most_common(1)[0] if ranks else (0, 0)
+    if times < max(1, limits.straggler_steps * len(window)):
         return
-    rank, times = ranks.most_common(1)[0]
-    if times < limits.straggler_steps * len(window):
-        return
-    text = (
-        f"rank {rank} is the slowest in {times} of {len(window)} steps,"
-        f" the others wait {100 * statistics.fmean(idle):.0f} % of them"
-    )
+    text = f"rank {rank} is the slowest in {times} of {len(window)} steps"
+    text += f", the others wait {100 * statistics.fmean(idle):.0f} % of them"
     place = run.place_of(rank)
     yield Breach((place[0], gpu_part(place[1])) if place else ("", run.name), text)
 
 
 def unsent(context: RuleContext) -> Iterable[Breach]:
-    """The run told that W&B does not take its figures; telemetry.jsonl has them all."""
+    """W&B does not take the figures, as the run reports; telemetry.jsonl has them all."""
     run = context.run
-    if run is None:
-        return
-    for sample in reversed(run.events):
-        if sample.event.name in ("start", "plan", "resume"):
-            return  # what was told before is another attempt's
-        if sample.event.name == "tracking":
-            count = sample.event.data.get("unsent")
-            text = sample.event.text or "W&B does not take the figures"
+    for sample in reversed(run.events if run else ()):
+        event = sample.event
+        if event.name in ("start", "plan", "resume"):
+            return  # earlier events are of another attempt
+        if run and event.name == "tracking":
+            count = event.data.get("unsent")
+            text = event.text or "W&B does not take the figures"
             if isinstance(count, int) and str(count) not in text:
                 text += f", {count:,} unsent"
-            old = context.now_s - sample.at_s > context.limits.forgotten_s
-            if not old:
+            if context.now_s - sample.at_s <= context.limits.forgotten_s:
                 yield Breach(("", run.name), text)
             return
 
 
 RULES = (
-    Rule(
-        "run.failed", FAIL, "The run ended badly.",
-        failed, _at_its_end, 0, 0, "tail -n 30 {run}/ranks/*.log",
-        "any other end than done or stopped, within the last day",
-    ),
-    Rule(
-        "run.stalled", FAIL, "No step for far longer than steps take: hangs cost more than crashes, as nobody is told.",
-        # 3 s: when this machine itself stood still, steps are heard of late.
-        stalled, _at_its_end, 3, 5, "clusterctl dump-stacks {hosts}",
-        "60 s, 6 x the median step, 3 x the 99th percentile from step to step: the largest; the first step 15 min",
-        suppressed_by=("run.failed",),
-    ),
-    Rule(
-        "loss.nan", FAIL, "What is trained from here on is lost: go back to the checkpoint before it.",
-        bad_loss, _at_its_end, 0, 60, "grep -nm1 NaN {run}/telemetry.jsonl",
-        "loss or gradient norm not a number in the last 20 steps",
-    ),
-    Rule(
-        "loss.spike", WARN, "Divergence, or clips of another kind.",
-        spike, _at_its_end, 0, 60, "clusterctl top --run {run}",
-        "the last 5 steps 1.4 times and 8 sigmas above the 200 before them", suppressed_by=("loss.nan",),
-    ),
-    Rule(
-        "run.data_wait", WARN, "GPUs wait for clips: more workers, a faster disk, or a clip that decodes slowly.",
-        data_wait, _at_its_end, 30, 120, "clusterctl dump-stacks {hosts}",
-        "25 % of the last 20 steps",
-    ),
-    Rule(
-        "run.straggler", WARN, "All ranks wait for the same one.",
-        straggler, _at_its_end, 30, 120, "clusterctl dump-stacks {hosts} --samples 5",
-        "ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
-        suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot"),
-    ),
-    Rule(
-        "wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state of a run that goes on.",
-        unsent, _at_its_end, 0, 0, "wandb sync {run}/wandb/latest-run",
-        "the run told so since it started",
-    ),
+    Rule("run.failed", FAIL, "The run ended badly.",
+         failed, always_known, 0, 0, "tail -n 30 {run}/ranks/*.log", "any other end than done or stopped, within the last day"),
+    # 3 s: when this machine itself stood still, steps arrive late.
+    Rule("run.stalled", FAIL, "No step for far longer than steps take: hangs cost more than crashes, because nothing reports them.",
+         stalled, always_known, 3, 5, "clusterctl dump-stacks {hosts}",
+         "60 s, 6 x the median step, 3 x the 99th percentile from step to step: the largest; the first step 15 min",
+         suppressed_by=("run.failed",)),
+    Rule("loss.nan", FAIL, "What is trained from here on is lost: go back to the checkpoint before it.",
+         bad_loss, always_known, 0, 60, "grep -nm1 NaN {run}/telemetry.jsonl", "loss or gradient norm not a number in the last 20 steps"),
+    Rule("loss.spike", WARN, "Divergence, or clips of another kind.",
+         spike, always_known, 0, 60, "clusterctl top --run {run}",
+         "the last 5 steps 1.4 times and 8 sigmas above the 200 before them", suppressed_by=("loss.nan",)),
+    Rule("run.data_wait", WARN, "GPUs wait for clips: more workers, a faster disk, or a clip that decodes slowly.",
+         data_wait, always_known, 30, 120, "clusterctl dump-stacks {hosts}", "25 % of the last 20 steps"),
+    Rule("run.straggler", WARN, "All ranks wait for the same one.",
+         straggler, always_known, 30, 120, "clusterctl dump-stacks {hosts} --samples 5",
+         "ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
+         suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot")),
+    Rule("wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state of a run that goes on.",
+         unsent, always_known, 0, 0, "wandb sync {run}/wandb/latest-run", "reported by the run since it started"),
 )  # fmt: skip
+"""The files of a run can always be read: what they do not show is not there."""

@@ -106,7 +106,7 @@ OVER: list[tuple[str, Callable[[], State], Unit, str, str]] = [
     ("disk.full", lambda: cluster(disks=(Disk("/data", 920 * GIB, 1000 * GIB),)), ("n1", "/data"), "92 % full, 80 GiB left", "warn"),
     ("disk.full", lambda: cluster(disks=(Disk("/data", 995 * GIB, 1000 * GIB),)), ("n1", "/data"), "5.0 GiB left", "fail"),
     ("disk.full", lambda: cluster(disks=(Disk("/data"),)), ("n1", "/data"), "does not answer", "fail"),
-    ("disk.full", lambda: cluster(disks=(Disk("/data", error="Stale file handle"),)), ("n1", "/data"), "could not be asked: Stale file handle", "warn"),
+    ("disk.full", lambda: cluster(disks=(Disk("/data", error="Stale file handle"),)), ("n1", "/data"), "could not be read: Stale file handle", "warn"),
     ("gpu.log_unread", lambda: cluster(xids=None, log_error="/dev/kmsg: no"), ("n1", ""), "/dev/kmsg: no", "warn"),
 ]  # fmt: skip
 

@@ -127,7 +127,7 @@ def test_what_counts(
     [
         (["--check", "gpu.idel"], "did you mean gpu.idle?"),
         (["--demo", "--replay", "x"], "exclude each other"),
-        (["--demo", "--once", "--for", "5"], "--once is one look"),
+        (["--demo", "--once", "--for", "5"], "--for cannot be used with --once"),
         (["--for", "soon"], "is not a valid duration"),
         (["--demo", "--exec", "no-such-program-here x"], "no program is called"),
         (["--demo", "--exec", "'"], "--exec"),
