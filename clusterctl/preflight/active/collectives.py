@@ -1,4 +1,4 @@
-"""All-reduce over groups of nodes: runs the rounds of `search`, which find who is to blame."""
+"""All-reduce over groups of nodes: runs the rounds of `search`, which name bad nodes and links."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from checks.facts import NOT_ASKED, BadLink, Collectives
+from checks.rules.active import rate
 from clusterctl.nodes import counted
 from clusterctl.preflight.active.fault_isolation import Diagnosis, Group, Outcome, search
 from clusterctl.preflight.active.plan import Plan
@@ -13,7 +14,6 @@ from clusterctl.preflight.active.ranks import start_ranks
 from clusterctl.remote.session_pool import Answer, SessionPool
 
 SLACK_S = 4.0  # a rank ends by itself when its group's time is up; then its process is killed
-Say = Callable[[str], None]
 
 
 def try_links(
@@ -22,38 +22,35 @@ def try_links(
     addresses: Mapping[str, str],
     unable: Mapping[str, str],
     share: float,
-    say: Say,
+    say: Callable[[str], None],
 ) -> Collectives:
     """Collectives over the nodes whose ranks have started; `unable` says why the others have none.
 
     A group counts as bad when it fails, or when its bandwidth is under `share` of the middle of all
     pairs so far. `addresses` is where each node's store is reached by the others.
     """
-    names = [name for name in plan.nodes if name not in unable and name not in pool.lost]
-    rounds = Rounds(pool, plan, addresses, share)
-    unknown = {
-        name: pool.lost.get(name, unable.get(name, "")) for name in plan.nodes if name not in names
-    }
+    without = {**unable, **pool.lost}
+    unknown = {name: without[name] for name in plan.nodes if name in without}
+    names = [name for name in plan.nodes if name not in without]
     if len(names) < 2:
         return Collectives(tuple(plan.nodes), unknown=unknown)
-    looker = search(names)
+    rounds = Rounds(pool, plan, addresses, share)
+    tests = search(names)
     outcome: Outcome | None = None
     while True:
         try:
-            groups = next(looker) if outcome is None else looker.send(outcome)
+            groups = next(tests) if outcome is None else tests.send(outcome)
         except StopIteration as end:
             return rounds.collect(end.value, unknown)
-        many = (
-            counted(len(groups), "pair")
-            if len(groups[0]) == 2
-            else f"{len(groups[0])} nodes together"
-        )
-        say(f"all-reduce: round {rounds.count + 1}, {many}")
+        what = f"{len(groups[0])} nodes together"
+        if len(groups[0]) == 2:
+            what = counted(len(groups), "pair")
+        say(f"all-reduce: round {rounds.count + 1}, {what}")
         outcome = rounds.play(groups)
 
 
 class Rounds:
-    """Plays rounds and remembers how fast pairs were and why groups were bad."""
+    """Runs rounds; keeps the bandwidth of pairs and the reasons of bad groups."""
 
     def __init__(
         self, pool: SessionPool, plan: Plan, addresses: Mapping[str, str], share: float
@@ -62,43 +59,47 @@ class Rounds:
         self.count = 0
         self._pairs: dict[Group, float] = {}  # bandwidth of each pair when last tried, bytes/s
         self._why: dict[Group, str] = {}
-        self._idle: set[str] = set()  # nodes whose ranks are known to be usable
+        self._usable: set[str] = set()  # nodes whose ranks are known to be usable
+        self._named: dict[str, str] = {}  # nodes that this round proves bad, and why
 
     def play(self, groups: list[Group]) -> Outcome:
         """One round: all groups at once, each with a store on its first node."""
         self.count += 1
+        self._named = {}
         members = [name for group in groups for name in group]
-        broken = [name for name in members if name not in self._idle]
-        failed = start_ranks(self._pool, self._plan, broken, self._addresses) if broken else {}
-        self._idle.update(set(broken) - set(failed))
-        lost = {name: why for name, why in {**self._pool.lost, **failed}.items() if name in members}
-        named: dict[str, str] = {}
-        whole = [group for group in groups if not set(group) & set(lost)]
-        ports = self._open_stores(whole, named)
+        unusable = [name for name in members if name not in self._usable]
+        failed: dict[str, str] = {}
+        if unusable:
+            failed = start_ranks(self._pool, self._plan, unusable, self._addresses)
+        self._usable.update(set(unusable) - set(failed))
+        lost = {**failed, **self._lost(members)}
+        ports = self._open_stores([group for group in groups if not lost.keys() & set(group)])
         orders = {}
         for group, port in ports.items():
             orders.update(self._orders(group, port))
-        limit_s = max((self._limit_s(group) for group in groups), default=0.0)
-        answers = self._pool.ask(orders, limit_s + SLACK_S) if orders else {}
-        lost |= {name: self._pool.lost[name] for name in members if name in self._pool.lost}
+        limit_s = max(map(self._limit_s, groups), default=0.0)
+        answers = self._pool.ask(orders, limit_s + SLACK_S)
+        lost.update(self._lost(members))
         whys: dict[Group, str] = {}
-        speeds: dict[Group, float] = {}
         for group in groups:
-            if set(group) & set(lost):
+            if lost.keys() & set(group):
                 continue
-            if group not in ports:
-                whys[group] = "no store could be opened"
-                continue
-            self._judge(group, {name: answers[name] for name in group}, named, whys, speeds)
-        self._pairs.update({group: speed for group, speed in speeds.items() if len(group) == 2})
+            why = "no store could be opened"
+            if group in ports:
+                why = self._judge(group, {name: answers[name] for name in group})
+            if why:
+                whys[group] = why
         middle = self._middle()
         # Pairs of earlier rounds, too: what is slow shows only when others have been measured.
         # Larger groups are not: how much slower they may be depends on the switches between them.
         for group, speed in self._pairs.items():
             if middle is not None and speed < self._share * middle:
-                whys[group] = f"{_rate(speed)}, the middle pair has {_rate(middle)}"
+                whys[group] = f"{rate(speed)}, the middle pair has {rate(middle)}"
         self._why.update(whys)
-        return Outcome(frozenset(whys), named, lost)
+        return Outcome(frozenset(whys), self._named, lost)
+
+    def _lost(self, names: list[str]) -> dict[str, str]:
+        return {name: why for name, why in self._pool.lost.items() if name in names}
 
     def _middle(self) -> float | None:
         """The middle node's best pair: a bad node has many slow pairs, but is only one node."""
@@ -114,78 +115,68 @@ class Rounds:
     def _ranks(self, group: Group) -> int:
         return sum(self._plan.devices[name] for name in group)
 
-    def _open_stores(self, groups: list[Group], named: dict[str, str]) -> dict[Group, int]:
+    def _open_stores(self, groups: list[Group]) -> dict[Group, int]:
         orders = {}
         for group in groups:
             host = {"do": "host", "timeout_s": self._limit_s(group)}
             orders[group[0]] = {"op": "work", "orders": [host]}
-        answers = self._pool.ask(orders, 5.0) if orders else {}
+        answers = self._pool.ask(orders, 5.0)
         ports = {}
         for group in groups:
             first = (answers.get(group[0], {}).get("answers") or [{}])[0]
             if isinstance(first.get("port"), int):
                 ports[group] = first["port"]
             else:
-                self._idle.discard(group[0])
+                self._usable.discard(group[0])
                 if first.get("own"):
-                    named[group[0]] = f"{first['error']}, while it was to open a store"
+                    self._named[group[0]] = f"{first['error']}, while it was to open a store"
         return ports
 
     def _orders(self, group: Group, port: int) -> dict[str, dict[str, Any]]:
-        world, rank, orders = self._ranks(group), 0, {}
+        common = {
+            "do": "group",
+            "world": self._ranks(group),
+            "port": port,
+            "address": self._addresses[group[0]],
+            "bytes": self._plan.bytes,
+            "timeout_s": self._limit_s(group),
+        }
+        orders, first = {}, 0
         for name in group:
-            mine = []
-            for _ in range(self._plan.devices[name]):
-                mine.append(
-                    {
-                        "do": "group",
-                        "rank": rank,
-                        "world": world,
-                        "port": port,
-                        "address": self._addresses[group[0]],
-                        "bytes": self._plan.bytes,
-                        "timeout_s": self._limit_s(group),
-                    }
-                )
-                rank += 1
+            count = self._plan.devices[name]
+            mine = [{**common, "rank": first + at} for at in range(count)]
             orders[name] = {"op": "work", "orders": mine}
+            first += count
         return orders
 
-    def _judge(
-        self,
-        group: Group,
-        answers: Mapping[str, Answer],
-        named: dict[str, str],
-        whys: dict[Group, str],
-        speeds: dict[Group, float],
-    ) -> None:
+    def _judge(self, group: Group, answers: Mapping[str, Answer]) -> str:
+        """Why the group is bad; "" for a good one, whose speed is kept if it is a pair."""
         slowest_s, errors = 0.0, []
         for name, answer in answers.items():
-            told = answer.get("answers") or [{"error": answer.get("error", "no answer")}]
-            for one in told:
+            for one in answer.get("answers") or [{"error": answer.get("error", "no answer")}]:
                 if not one.get("error"):
                     slowest_s = max(slowest_s, one["reduce_s"])
                     continue
                 errors.append(_words(name, one, self._limit_s(group)))
                 if not one.get("seconds"):
-                    self._idle.discard(
-                        name
-                    )  # its process was killed: a new one before the next round
+                    # Its process was killed: a new one before the next round.
+                    self._usable.discard(name)
                 if one.get("own"):
-                    named[name] = f"{one['error']}, while it was to {one.get('phase', 'begin')}"
+                    doing = one.get("phase", "begin")
+                    self._named[name] = f"{one['error']}, while it was to {doing}"
         if errors:
-            whys[group] = errors[0]
-        elif slowest_s > 0:
+            return errors[0]
+        if slowest_s > 0 and len(group) == 2:
             world = self._ranks(group)
             # Bus bandwidth: what each rank's link carries in a ring.
-            speeds[group] = 2 * (world - 1) / world * self._plan.bytes / slowest_s
+            self._pairs[group] = 2 * (world - 1) / world * self._plan.bytes / slowest_s
+        return ""
 
     def collect(self, found: Diagnosis, unknown: Mapping[str, str]) -> Collectives:
         """The diagnosis with the words of the tests behind it."""
         middle = self._middle()
         links = tuple(
-            BadLink(first, second, f"{self._reason(first, second)}; {why}")
-            for (first, second), why in found.bad_links.items()
+            BadLink(*ends, f"{self._reason(*ends)}; {why}") for ends, why in found.bad_links.items()
         )
         bad_nodes = {
             name: why if "work with others" not in why else f"{why}: {self._reason(name)}"
@@ -205,21 +196,14 @@ class Rounds:
 
     def _reason(self, *names: str) -> str:
         """Why a group with these nodes was bad, the smallest such group first."""
-        fitting = [
-            group for group in self._why if set(names) <= set(group) or set(group) <= set(names)
-        ]
+        wanted = set(names)
+        fitting = [group for group in self._why if wanted <= set(group) or set(group) <= wanted]
         return self._why[min(fitting, key=len)] if fitting else "no reason was given"
 
 
-def _words(name: str, told: Mapping[str, Any], limit_s: float) -> str:
-    """What a rank says; time-outs of torch name a key of its store, which tells nobody anything."""
-    error = str(told["error"])
-    if told.get("phase") and any(word in error.lower() for word in ("timeout", "timed out")):
-        return f"{name} waited {limit_s:.0f} s in vain to {told['phase']}"
+def _words(name: str, answer: Mapping[str, Any], limit_s: float) -> str:
+    """A rank's error; of torch's time-outs, which name only a key of its store, the phase."""
+    error = str(answer["error"])
+    if answer.get("phase") and any(word in error.lower() for word in ("timeout", "timed out")):
+        return f"{name} waited {limit_s:.0f} s in vain to {answer['phase']}"
     return f"{name}: {error}"
-
-
-def _rate(bytes_s: float) -> str:
-    from checks.rules.active import rate
-
-    return rate(bytes_s)

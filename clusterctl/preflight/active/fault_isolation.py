@@ -1,7 +1,7 @@
 """Which groups of nodes to test together, round by round, to name a bad node or a bad link. Pure.
 
-A search is a generator: it yields a round, that is groups without a node in common, is sent what
-came of them, and returns a `Diagnosis`. Three steps:
+A search is a generator: it yields a round, that is groups without a node in common, receives the
+`Outcome`, and returns a `Diagnosis`. Three steps:
 
 1. Pairs along the ring of the hostfile's order, which is also the ring that a collective takes: two
    rounds (three for an odd number of nodes) test every node twice. A node all of whose pairs are
@@ -24,30 +24,28 @@ from dataclasses import dataclass, field
 
 Group = tuple[str, ...]
 Link = tuple[str, str]
-TWICE = 2  # more is asked before anybody is blamed: a machine under load has hiccups
+TWICE = 2  # more tests before a node or link is named: a machine under load fails now and then
 RESTARTS = 3  # of the test of all together, when a node is lost or named on the way
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a round."""
+    """The result of a round."""
 
-    bad: frozenset[Group] = (
-        frozenset()
-    )  # failed, hung or far too slow; also earlier pairs, now seen to be slow
+    bad: frozenset[Group]  # failed, hung or far too slow; also earlier pairs, now seen to be slow
     named: Mapping[str, str] = field(default_factory=dict)  # nodes known to be the reason, and why
     lost: Mapping[str, str] = field(default_factory=dict)  # nodes that cannot be asked any more
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Diagnosis:
-    """What the search can say. A node or link that stands nowhere was found good."""
+    """What the search can say. A node or link that is not in it was found good."""
 
-    bad_nodes: Mapping[str, str]
-    bad_links: Mapping[Link, str]
-    lost: Mapping[str, str]
-    unclear: tuple[tuple[Group, str], ...]
-    rounds: int
+    bad_nodes: dict[str, str] = field(default_factory=dict)
+    bad_links: dict[Link, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    unclear: list[tuple[Group, str]] = field(default_factory=list)
+    rounds: int = 0
 
 
 Rounds = Generator[list[Group], Outcome, None]
@@ -66,38 +64,27 @@ def ring_rounds(nodes: Sequence[str]) -> list[list[Group]]:
     pairs: list[Group] = [(nodes[at], nodes[(at + 1) % count]) for at in range(count)]
     if count == 2:
         return [pairs[:1]]
-    last = [pairs[-1]] if count % 2 else []
-    even = pairs[: count - 1 : 2] if count % 2 else pairs[::2]
-    odd = pairs[1 : count - 1 : 2] if count % 2 else pairs[1::2]
-    return [one for one in (even, odd, last) if one]
+    last = [pairs.pop()] if count % 2 else []
+    return [one for one in (pairs[::2], pairs[1::2], last) if one]
 
 
 def search(nodes: Sequence[str]) -> Generator[list[Group], Outcome, Diagnosis]:
     """See the head of this file. Names must be different."""
-    looker = _Search(list(nodes))
-    yield from looker.ring()
-    yield from looker.ask_nodes_again()
-    yield from looker.ask_links_again()
-    yield from looker.everybody()
-    return looker.diagnosis()
+    found = _Search(nodes=list(nodes))
+    for groups in ring_rounds(nodes):
+        yield from found.try_groups(groups)
+    yield from found.ask_nodes_again()
+    yield from found.ask_links_again()
+    yield from found.all_together()
+    return found
 
 
-class _Search:
-    def __init__(self, nodes: list[str]) -> None:
-        self.nodes = nodes
-        self.bad_nodes: dict[str, str] = {}
-        self.bad_links: dict[Link, str] = {}
-        self.lost: dict[str, str] = {}
-        self.unclear: list[tuple[Group, str]] = []
-        self.good_pairs: set[Group] = set()
-        self.bad_pairs: list[Group] = []
-        self.rounds = 0
-        self.void = False  # a node was named or lost in the last round
-
-    def diagnosis(self) -> Diagnosis:
-        return Diagnosis(
-            self.bad_nodes, self.bad_links, self.lost, tuple(self.unclear), self.rounds
-        )
+@dataclass
+class _Search(Diagnosis):
+    nodes: list[str] = field(default_factory=list)
+    good_pairs: set[Group] = field(default_factory=set)
+    bad_pairs: list[Group] = field(default_factory=list)
+    void: bool = False  # a node was named or lost in the last round
 
     @property
     def left(self) -> list[str]:
@@ -107,7 +94,7 @@ class _Search:
     def _is_left(self, node: str) -> bool:
         return node not in self.bad_nodes and node not in self.lost
 
-    def _try(self, groups: list[Group]) -> Generator[list[Group], Outcome, set[Group]]:
+    def try_groups(self, groups: list[Group]) -> Generator[list[Group], Outcome, set[Group]]:
         """Test groups of nodes that are left; returns the bad ones with no node named or lost."""
         groups = [group for group in groups if all(map(self._is_left, group)) and len(group) > 1]
         self.void = False
@@ -120,32 +107,20 @@ class _Search:
         sound = {group for group in groups if all(map(self._is_left, group))}
         self.void = len(sound) < len(groups)
         bad = sound & outcome.bad
-        late = {pair for pair in self.good_pairs & outcome.bad if pair not in sound}
-        self.good_pairs -= late
-        self.bad_pairs += sorted(late)
-        for group in sorted(sound):
-            if len(group) == 2 and group in bad:
-                self.bad_pairs.append(group)
-            elif len(group) == 2:
-                self.good_pairs.add(group)
+        pairs = {group for group in sound if len(group) == 2}
+        late = (self.good_pairs & outcome.bad) - sound
+        self.good_pairs = (self.good_pairs - late) | (pairs - bad)
+        self.bad_pairs += [*sorted(late), *sorted(pairs & bad)]
         return bad
-
-    def ring(self) -> Rounds:
-        for groups in ring_rounds(self.nodes):
-            yield from self._try(groups)
 
     def _works(self, node: str) -> bool:
         """Whether it was good with at least one other."""
         return self._is_left(node) and any(node in pair for pair in self.good_pairs)
 
     def ask_nodes_again(self) -> Rounds:
-        """Nodes that were good with nobody, each with one that works: bad again is a bad node."""
-        doubtful = [
-            node
-            for node in self.left
-            if any(node in pair for pair in self.bad_pairs) and not self._works(node)
-        ]
+        """Nodes that were good with no other, each with one that works: bad again is a bad node."""
         helpers = [node for node in self.left if self._works(node)]
+        doubtful = [node for node in self.left if self._partners(node) and node not in helpers]
         if doubtful and not helpers:
             why = "no pair of nodes works: a common reason, or two nodes that cannot be told apart"
             self.unclear.append((tuple(doubtful), why))
@@ -157,7 +132,7 @@ class _Search:
                 still = [node for node in batch if self._is_left(node) and not self._works(node)]
                 helpers = [node for node in helpers if self._is_left(node)]
                 if helpers:
-                    yield from self._try(self._with_helpers(still[: len(helpers)], helpers))
+                    yield from self.try_groups(self._with_helpers(still[: len(helpers)], helpers))
             for node in batch:
                 if self._is_left(node) and not self._works(node):
                     others = " and ".join(sorted(self._partners(node)))
@@ -165,7 +140,7 @@ class _Search:
             helpers = [node for node in self.left if self._works(node)]
 
     def _with_helpers(self, batch: list[str], helpers: list[str]) -> list[Group]:
-        """Each with a helper of its own, a new acquaintance where there is one."""
+        """Each with another helper, one that it has not been tested with where there is one."""
         pairs: list[Group] = []
         free = list(helpers)
         for node in batch:
@@ -176,17 +151,13 @@ class _Search:
         return pairs
 
     def _partners(self, node: str) -> set[str]:
-        return {one for pair in self.bad_pairs if node in pair for one in pair if one != node}
+        """The nodes that it was bad with."""
+        return {one for pair in self.bad_pairs if node in pair for one in pair} - {node}
 
     def ask_links_again(self) -> Rounds:
         """Bad pairs of nodes that work with others, once more: bad again is a bad link."""
-        todo = list(
-            dict.fromkeys(
-                pair
-                for pair in self.bad_pairs
-                if all(map(self._is_left, pair)) and pair not in self.good_pairs
-            )
-        )
+        found = [pair for pair in self.bad_pairs if all(map(self._is_left, pair))]
+        todo = [pair for pair in dict.fromkeys(found) if pair not in self.good_pairs]
         while todo:
             batch: list[Group] = []
             taken: set[str] = set()
@@ -196,22 +167,22 @@ class _Search:
                     taken.update(pair)
             todo = [pair for pair in todo if pair not in batch]
             for _ in range(TWICE):
-                batch = sorted((yield from self._try(batch)))
+                batch = sorted((yield from self.try_groups(batch)))
             for first, second in batch:
                 self.bad_links[first, second] = "both work with others"
 
-    def everybody(self) -> Rounds:
+    def all_together(self) -> Rounds:
         """All that are left together, without the later end of a bad link; then halving."""
         if self.unclear:
-            return  # nothing works: it has been said
+            return  # nothing works
         for _ in range(RESTARTS):
             later = {second for _, second in self.bad_links}
             group = tuple(node for node in self.left if node not in later)
             if len(group) < 3:
                 return
-            bad = yield from self._try([group])
+            bad = yield from self.try_groups([group])
             if bad:
-                bad = yield from self._try([group])  # once is a hiccup
+                bad = yield from self.try_groups([group])
             if bad:
                 yield from self._within(group)
             if not self.void:
@@ -223,7 +194,7 @@ class _Search:
             yield from self._name_link(group)
             return
         first, second = group[: len(group) // 2], group[len(group) // 2 :]
-        bad = yield from self._try([first, second])
+        bad = yield from self.try_groups([first, second])
         if self.void:
             return
         if not bad:
@@ -240,19 +211,19 @@ class _Search:
             yield from self._name_link(first + second)
             return
         for combination in _combinations(first, second):
-            bad = yield from self._try([one + other for one, other in combination])
+            bad = yield from self.try_groups([one + other for one, other in combination])
             if self.void:
                 return
             for one, other in combination:
                 if one + other in bad:
                     yield from self._between(one, other)
                     return
-        everyone = first + second
-        why = f"{len(everyone)} nodes fail together, and no smaller part of them does"
-        self.unclear.append((everyone, why))
+        group = first + second
+        why = f"{len(group)} nodes fail together, and no smaller part of them does"
+        self.unclear.append((group, why))
 
     def _name_link(self, pair: Group) -> Rounds:
-        if (yield from self._try([pair])):
+        if (yield from self.try_groups([pair])):
             why = "found by halving; every node works with its neighbours"
             self.bad_links[pair[0], pair[1]] = why
         elif not self.void:
@@ -263,7 +234,5 @@ def _combinations(first: Group, second: Group) -> list[list[tuple[Group, Group]]
     """Rounds of (part of the first, part of the second): every link between them is in one."""
     one, two = first[: (len(first) + 1) // 2], first[(len(first) + 1) // 2 :]
     three, four = second[: (len(second) + 1) // 2], second[(len(second) + 1) // 2 :]
-    straight = [(one, three), (two, four)]
-    crossed = [(one, four), (two, three)]
-    rounds = [[(a, b) for a, b in pairs if a and b] for pairs in (straight, crossed)]
-    return [pairs for pairs in rounds if pairs]
+    rounds = [[(one, three), (two, four)], [(one, four), (two, three)]]
+    return [[pair for pair in pairs if all(pair)] for pairs in rounds if any(map(all, pairs))]

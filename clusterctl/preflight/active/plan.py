@@ -47,6 +47,11 @@ class Plan:
         """Of the big all-reduce."""
         return 256 << 20 if self.device == "cuda" else 1 << 20
 
+    def device_names(self, node: str) -> list[str]:
+        """A device for each rank of a node."""
+        count = self.devices[node]
+        return [f"cuda:{at}" for at in range(count)] if self.device == "cuda" else ["cpu"] * count
+
     def group_limit_s(self, ranks: int) -> float:
         """NCCL takes about a second for each few dozen ranks to meet."""
         return self.group_s + 0.05 * ranks
