@@ -9,18 +9,9 @@ from typing import Protocol
 
 from clusterctl.nodes import Node
 
-PHASES = (
-    "resolve",  # host name to address
-    "tcp",
-    "banner",  # the server's ssh version line
-    "kex",
-    "hostkey",
-    "auth",
-    "channel",
-    "start",  # the remote interpreter has not yet printed its marker
-    "command",
-    "parse",  # its answer cannot be read
-)
+# resolve: host name to address; banner: the server's ssh version line; start: until the remote
+# interpreter prints its marker; parse: its answer cannot be read.
+PHASES = "resolve tcp banner kex hostkey auth channel start command parse".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +26,7 @@ class Limits:
 
     @property
     def total_s(self) -> float:
-        """Deadline for all nodes together."""
+        """For all nodes together."""
         return self.run_s or self.tcp_s + self.handshake_s + self.channel_s + self.command_s
 
 
@@ -52,7 +43,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A node that did not answer: in which phase, after how long, and why."""
+    """A node that did not answer: in which phase, after how many seconds in it, and why."""
 
     phase: str
     seconds: float
@@ -79,7 +70,7 @@ class Progress:
         self.phase, self.since = phase, now
 
     def phases(self) -> tuple[tuple[str, float], ...]:
-        """(phase, seconds) from the first to the one it is in, for -vv."""
+        """(phase, seconds) from the first to the current one, for -vv."""
         return (*self.passed, (self.phase, time.monotonic() - self.since))
 
 
@@ -134,6 +125,3 @@ class Transport(Protocol):
 
     def connect(self, node: Node, limits: Limits, progress: Progress) -> Connection:
         """Raises `TransportError`; never waits longer than the limits of its phases."""
-
-
-Work = Callable[[Node, Progress], object]

@@ -5,16 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-
-from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
-
-# isort: split
-import paramiko
-from paramiko.ssh_exception import ChannelException, SSHException
+from typing import TypeVar
 
 from clusterctl.errors import TransportError
 from clusterctl.transport.base import Completed, Limits, Progress
+from clusterctl.transport.paramiko_import import BROKEN, paramiko
 from clusterctl.transport.patched_transport import PatchedTransport, SafeChannel
 from clusterctl.transport.process import Process, lost
 
@@ -24,6 +19,7 @@ WRITE_TIMEOUT_S = 10.0
 # sshd keeps the channel open while a background process of an ended command holds its stdout.
 # This much silence after the exit status is the end.
 AFTERLIFE_S = 1.0
+P = TypeVar("P", bound=Process)
 
 
 class ParamikoConnection:
@@ -42,8 +38,7 @@ class ParamikoConnection:
         Raises `TransportError` with phase channel or command. A command that is late is sent
         SIGTERM, and its channel is closed.
         """
-        process = self._start(command)
-        self._progress.enter("command")
+        process = self._start(Process, command)
         try:
             return _run(process, stdin, timeout_s, max_bytes)
         finally:
@@ -54,9 +49,7 @@ class ParamikoConnection:
 
         Raises `TransportError` with phase channel or command.
         """
-        process = self._start(command)
-        self._progress.enter("command")
-        stream = ParamikoStream(process)
+        stream = self._start(ParamikoStream, command)
         try:
             stream.write(stdin)
         except BaseException:
@@ -64,29 +57,28 @@ class ParamikoConnection:
             raise
         return stream
 
-    def _start(self, command: str) -> Process:
+    def _start(self, kind: type[P], command: str) -> P:
         self._progress.enter("channel")
-        deadline = time.monotonic() + self._limits.channel_s
+        limit_s = self._limits.channel_s
+        deadline = time.monotonic() + limit_s
         try:
-            channel = self.transport.open_session(timeout=self._limits.channel_s)
-        except ChannelException as error:
+            channel = self.transport.open_session(timeout=limit_s)
+        except paramiko.ChannelException as error:
+            message = f"the node opens no session: {error.text}"
             hint = "sshd's MaxSessions limits the commands on one connection"
-            raise TransportError(
-                "channel", f"the node opens no session: {error.text}", hint=hint
-            ) from None
-        except (SSHException, EOFError, OSError) as error:
-            if self.transport.is_active():
-                raise TransportError(
-                    "channel", f"no session within {self._limits.channel_s:g} s"
-                ) from None
-            raise TransportError("channel", lost(error)) from None
+            raise TransportError("channel", message, hint=hint) from None
+        except BROKEN as error:
+            message = f"no session within {limit_s:g} s"
+            message = message if self.transport.is_active() else lost(error)
+            raise TransportError("channel", message) from None
         assert isinstance(channel, SafeChannel)
-        process = Process(self.transport, channel)
+        process = kind(self.transport, channel)
         try:
             process.exec(command, deadline)
         except BaseException:
             process.close()
             raise
+        self._progress.enter("command")
         return process
 
     def close(self) -> None:
@@ -95,32 +87,26 @@ class ParamikoConnection:
     def __enter__(self) -> ParamikoConnection:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _run(process: Process, stdin: bytes, timeout_s: float, max_bytes: int) -> Completed:
-    started = process.started
+    started = quiet_since = process.started
     out, err = bytearray(), bytearray()
     truncated, stdin_open = False, True
     rest = memoryview(stdin)
-    quiet_since = started
     while True:
         process.wake.rearm()
         now = time.monotonic()
-        chunk, chunk_err = process.read(), process.read_stderr()
+        chunk, chunk_err = process.read()
         if chunk or chunk_err:
             quiet_since = now
         for buffer, data in ((out, chunk), (err, chunk_err)):
             capacity = max_bytes - len(buffer)
             buffer += data[:capacity]
             truncated = truncated or capacity < len(data)
-        sent = process.write(rest) if rest else 0
+        sent = process.send(rest) if rest else 0
         rest = rest[sent:]
         if stdin_open and not rest:
             process.close_stdin()
@@ -130,22 +116,20 @@ def _run(process: Process, stdin: bytes, timeout_s: float, max_bytes: int) -> Co
         ):
             rc = process.status()
             assert rc is not None
-            seconds = time.monotonic() - started
-            return Completed(rc, bytes(out), bytes(err), seconds, truncated)
-        if now - started >= timeout_s:
+            return Completed(rc, bytes(out), bytes(err), time.monotonic() - started, truncated)
+        left_s = timeout_s - (now - started)
+        if left_s <= 0:
             process.kill()
             raise TransportError("command", f"still running after {timeout_s:g} s")
-        if chunk or chunk_err or sent:
-            continue
-        left = timeout_s - (now - started)
-        process.wake.wait(min(left, AFTERLIFE_S) if process.status_known() else left)
+        if not (chunk or chunk_err or sent):
+            process.wake.wait(min(left_s, AFTERLIFE_S) if process.status_known() else left_s)
 
 
-class ParamikoStream:
+class ParamikoStream(Process):
     """A command that keeps running. One thread may read while another writes."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, transport: PatchedTransport, channel: SafeChannel) -> None:
+        super().__init__(transport, channel)
         self._buffer = bytearray()
         self._scanned = 0
         self._stderr = bytearray()
@@ -158,120 +142,93 @@ class ParamikoStream:
         with self._writing:
             moved = time.monotonic()
             while rest:
-                sent = self._process.write(rest)
+                sent = self.send(rest)
                 rest = rest[sent:]
                 if sent:
                     moved = time.monotonic()
                 elif time.monotonic() - moved > WRITE_TIMEOUT_S:
                     raise TransportError("command", "the command does not read its stdin")
                 else:
-                    # `wake` belongs to the reader.
-                    with self._process.channel.lock:
-                        self._process.channel.out_buffer_cv.wait(0.2)
+                    with self.channel.lock:  # `wake` belongs to the reader
+                        self.channel.out_buffer_cv.wait(0.2)
 
     def read_line(self, timeout_s: float) -> bytes | None:
         """See `base.Stream`. A line over 16 MiB raises `TransportError("parse")`."""
         deadline = time.monotonic() + timeout_s
         with self._reading:
             while True:
-                self._process.wake.rearm()
-                line = self._cut_line()
-                if line is not None:
+                self.wake.rearm()
+                end = self._buffer.find(b"\n", self._scanned)
+                if end >= 0:
+                    line = self._cut(end)
+                    del self._buffer[:1]
                     return line
+                self._scanned = len(self._buffer)
+                if self._scanned > MAX_LINE_BYTES:
+                    raise TransportError("parse", f"a line of over {MAX_LINE_BYTES >> 20} MiB")
                 if self._pump():
                     continue
-                if self._process.at_end():
-                    return self._last_line()
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if self.at_end():
+                    if not self._buffer:
+                        raise self._end()
+                    return self._cut(len(self._buffer))
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
                     return None
-                self._process.wake.wait(left)
+                self.wake.wait(left_s)
 
     def read_some(self, limit: int) -> bytes:
         """See `base.Stream`. The rest stays on the node once its window is full."""
         with self._reading:
-            if not self._buffer and not self._pump() and self._process.at_end():
-                if self._process.is_lost():
-                    raise self._process.loss()
-                raise EOFError
-            some = bytes(self._buffer[:limit])
-            del self._buffer[:limit]
-            self._scanned = 0
-            return some
+            if not self._buffer and not self._pump() and self.at_end():
+                raise self._end()
+            return self._cut(limit)
 
     def on_readable(self, call: Callable[[], None]) -> None:
         """See `base.Stream`. `call` runs in the connection's thread: it must be quick."""
-        self._process.wake.call = call
+        self.wake.call = call
         call()
 
-    def _cut_line(self) -> bytes | None:
-        end = self._buffer.find(b"\n", self._scanned)
-        if end < 0:
-            self._scanned = len(self._buffer)
-            if self._scanned > MAX_LINE_BYTES:
-                raise TransportError("parse", f"a line of over {MAX_LINE_BYTES >> 20} MiB")
-            return None
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
+    def _cut(self, size: int) -> bytes:
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
         self._scanned = 0
-        return line
+        return data
 
-    def _last_line(self) -> bytes:
-        if not self._buffer:
-            if self._process.is_lost():
-                raise self._process.loss()
-            raise EOFError
-        line, self._buffer, self._scanned = bytes(self._buffer), bytearray(), 0
-        return line
+    def _end(self) -> Exception:
+        return self.loss() if self.is_lost() else EOFError()
 
     def _pump(self) -> bool:
         """Move what has arrived into the buffers; True when there was anything."""
-        chunk, chunk_err = self._process.read(), self._process.read_stderr()
+        chunk, chunk_err = self.read()
         self._buffer += chunk
         if chunk_err:
             self._stderr += chunk_err
             del self._stderr[:-STDERR_TAIL_BYTES]
         return bool(chunk or chunk_err)
 
-    def close_stdin(self) -> None:
-        self._process.close_stdin()
-
     def wait(self, timeout_s: float) -> int | None:
         """See `base.Stream`. Unread output over 16 MiB stays with the node, which then waits."""
         deadline = time.monotonic() + timeout_s
         with self._reading:
-            while not self._process.status_known():
-                self._process.wake.rearm()
+            while not self.status_known():
+                self.wake.rearm()
                 if len(self._buffer) < MAX_LINE_BYTES and self._pump():
                     continue
-                left = deadline - time.monotonic()
-                if left <= 0 or self._process.status_known():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or self.status_known():
                     break
-                self._process.wake.wait(left)
-        return self._process.status()
+                self.wake.wait(left_s)
+        return self.status()
 
     def stderr_tail(self) -> str:
         """What has arrived of the last 16 KiB of stderr."""
         if self._reading.acquire(blocking=False):  # else the reader does it
             try:
-                if self._process.channel.recv_stderr_ready():
+                if self.channel.recv_stderr_ready():
                     self._pump()
             except TransportError:
-                pass  # the reader raises it; what has arrived so far is the answer here
+                pass  # the reader raises it; the answer is what has arrived so far
             finally:
                 self._reading.release()
         return bytes(self._stderr).decode(errors="replace")
-
-    def close(self) -> None:
-        self._process.close()
-
-
-def sftp(connection: ParamikoConnection) -> paramiko.SFTPClient:
-    """An sftp session on the connection. Raises `TransportError("channel")`."""
-    try:
-        client = connection.transport.open_sftp_client()
-    except (SSHException, EOFError, OSError) as error:
-        raise TransportError("channel", f"no sftp on the node: {error}") from None
-    if client is None:
-        raise TransportError("channel", "no sftp on the node")
-    return client

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import fabric
-import paramiko
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.transport.channels import ParamikoConnection
+from clusterctl.transport.paramiko_import import BROKEN, paramiko
 
 
-class _Handed(fabric.Connection):  # type: ignore[misc,unused-ignore]
+class _Given(fabric.Connection):  # type: ignore[misc,unused-ignore]
     """Uses the transport it was given and never opens another."""
 
     def open(self) -> None:
@@ -30,20 +30,12 @@ def over(connection: ParamikoConnection, node: Node, stall_s: float) -> fabric.C
     The caller closes `connection`. Raises `TransportError("channel")` when the node has no sftp.
     """
     config = fabric.Config(lazy=True)  # reads no ~/.fabric.yaml and no ssh_config
-    handed = _Handed(host=node.name, user=connection.transport.get_username(), config=config)
+    given = _Given(host=node.name, user=connection.transport.get_username(), config=config)
     client: Any = paramiko.SSHClient()
     client._transport = connection.transport
-    handed.client, handed.transport = client, connection.transport
-    channel = sftp_channel(handed)
-    channel.settimeout(stall_s)
-    return handed
-
-
-def sftp_channel(handed: fabric.Connection) -> paramiko.Channel:
-    """Open its sftp session; returns the channel. Raises `TransportError("channel")`."""
+    given.client, given.transport = client, connection.transport
     try:
-        channel: paramiko.Channel | None = handed.sftp().get_channel()
-    except (paramiko.SSHException, EOFError, OSError) as error:
+        given.sftp().get_channel().settimeout(stall_s)
+    except BROKEN as error:
         raise TransportError("channel", f"no sftp on the node: {error}") from None
-    assert channel is not None
-    return channel
+    return given

@@ -10,13 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
-
-# isort: split
-from paramiko.agent import AgentKey, AgentSSH
-from paramiko.pkey import PKey, PublicBlob, UnknownKeyType
-from paramiko.ssh_exception import PasswordRequiredException, SSHException
-
+from clusterctl.transport.paramiko_import import BROKEN, paramiko
 from clusterctl.transport.public_keys import CERTIFICATE, certified_blob, key_type, public_blob
 from clusterctl.transport.ssh_config.host import LEAST_RSA_BITS, HostConfig
 
@@ -31,7 +25,7 @@ class Identity:
     """A key and its name in messages."""
 
     name: str
-    key: PKey
+    key: paramiko.PKey
 
 
 @dataclass(slots=True)
@@ -42,10 +36,10 @@ class Offer:
     problems: list[str] = field(default_factory=list)
 
 
-_AgentSSH: Any = AgentSSH  # its type stubs leave out the names used here
+_AgentSSH: Any = paramiko.agent.AgentSSH  # its type stubs leave out the names used here
 
 
-class _LockedAgent(AgentSSH):
+class _LockedAgent(paramiko.agent.AgentSSH):
     """paramiko's agent uses its socket without a lock; here many threads sign at once."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -63,7 +57,7 @@ class Identities:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: dict[Path, PKey | str] = {}
+        self._files: dict[Path, paramiko.PKey | str] = {}
         self._publics: dict[Path, bytes | None] = {}
         self._agents: dict[str, tuple[list[Identity], str | None]] = {}
 
@@ -96,10 +90,11 @@ class Identities:
             else:
                 last.append(Identity(str(path), loaded))
         others = [] if config.identities_only else list(in_agent.values())
-        certified = self._certified(config, files, [*first, *others, *last], offer.problems)
-        offer.identities = [*certified, *first, *others, *last]
-        if len(offer.identities) > MAX_KEYS:
-            left_out = len(offer.identities) - MAX_KEYS
+        plain = [*first, *others, *last]
+        certified = self._certified(config, files, plain, offer.problems)
+        offer.identities = [*certified, *plain]
+        left_out = len(offer.identities) - MAX_KEYS
+        if left_out > 0:
             offer.problems.append(f"{left_out} more keys not tried: sshd allows {MAX_KEYS}")
             # Files that were named come before agent keys that were not.
             offer.identities = [*certified, *first, *last, *others][:MAX_KEYS]
@@ -130,8 +125,8 @@ class Identities:
                 self._publics[path] = public_blob(path)
             return self._publics[path]
 
-    def _file(self, path: Path) -> PKey | str:
-        """The key in a file, or the sentence that says why there is none."""
+    def _file(self, path: Path) -> paramiko.PKey | str:
+        """The key in a file, or the sentence why there is none."""
         with self._lock:
             if path not in self._files:
                 self._files[path] = _load(path)
@@ -139,10 +134,8 @@ class Identities:
 
     def _agent(self, wanted: str | None) -> tuple[list[Identity], str | None]:
         """Keys of the agent at `wanted` (IdentityAgent) or $SSH_AUTH_SOCK, and what went wrong."""
-        socket_path = wanted
-        if socket_path is None or socket_path == "SSH_AUTH_SOCK":
-            socket_path = os.environ.get("SSH_AUTH_SOCK", "")
-        elif socket_path.startswith("$"):
+        socket_path = "$SSH_AUTH_SOCK" if wanted in (None, "SSH_AUTH_SOCK") else wanted or ""
+        if socket_path.startswith("$"):
             socket_path = os.environ.get(socket_path[1:], "")
         if socket_path in ("", "none"):
             return [], None
@@ -152,17 +145,17 @@ class Identities:
             return self._agents[socket_path]
 
 
-def _load(path: Path) -> PKey | str:
+def _load(path: Path) -> paramiko.PKey | str:
     try:
-        key = PKey.from_path(path)
+        key = paramiko.PKey.from_path(path)
     except FileNotFoundError:
         return f"{path} does not exist"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
-    except (TypeError, PasswordRequiredException):
+    except (TypeError, paramiko.PasswordRequiredException):
         # cryptography raises TypeError for a key that is encrypted when no passphrase is given
         return f"{path} needs a passphrase and is not in an agent: ssh-add {path}"
-    except (ValueError, SSHException, UnknownKeyType) as error:
+    except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
         if path.suffix == ".pub":
             return f"{path} is a public key, and no agent holds its private half"
         return f"{path} is not a usable private key: {error}"
@@ -170,18 +163,18 @@ def _load(path: Path) -> PKey | str:
     return key
 
 
-def _blob(key: PKey) -> bytes:
-    """The public key; for what an agent holds, perhaps a certificate."""
-    return key.blob if isinstance(key, AgentKey) else key.asbytes()
+def _blob(key: paramiko.PKey) -> bytes:
+    """The public key; of an agent's key, perhaps its certificate."""
+    return key.blob if isinstance(key, paramiko.AgentKey) else key.asbytes()
 
 
-def _with_certificate(key: PKey, certificate: bytes) -> PKey:
+def _with_certificate(key: paramiko.PKey, certificate: bytes) -> paramiko.PKey:
     """A copy of the key that shows a certificate; keys are shared between threads."""
-    if isinstance(key, AgentKey):
-        shown: Any = AgentKey(key.agent, key.blob, key.comment)
+    if isinstance(key, paramiko.AgentKey):
+        shown: Any = paramiko.AgentKey(key.agent, key.blob, key.comment)
     else:
         shown = copy.copy(key)
-    shown.public_blob = PublicBlob(key_type(certificate), certificate)
+    shown.public_blob = paramiko.pkey.PublicBlob(key_type(certificate), certificate)
     return shown  # type: ignore[no-any-return]
 
 
@@ -191,11 +184,11 @@ def _query_agent(socket_path: str) -> tuple[list[Identity], str | None]:
     try:
         connection.connect(socket_path)
         keys = _LockedAgent(connection).get_keys()
-    except (OSError, SSHException, EOFError) as error:
+    except BROKEN as error:
         connection.close()
         return [], f"the ssh agent at {socket_path} does not answer: {error}"
     for key in keys:
         if key.get_name().endswith(CERTIFICATE):  # paramiko alone would show the plain key instead
             shown: Any = key
-            shown.public_blob = PublicBlob(key.get_name(), _blob(key))
+            shown.public_blob = paramiko.pkey.PublicBlob(key.get_name(), _blob(key))
     return [Identity(f"agent:{key.comment or key.get_name()}", key) for key in keys], None

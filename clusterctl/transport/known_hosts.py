@@ -7,7 +7,6 @@ By hand because paramiko's `HostKeys` costs 0.3 ms a line to load and 46 ms for 
 from __future__ import annotations
 
 import base64
-import binascii
 import fcntl
 import hashlib
 import hmac
@@ -16,13 +15,14 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from clusterctl.transport.public_keys import is_key_of
 from clusterctl.transport.ssh_config.host import DEFAULT_PORT
 from clusterctl.transport.ssh_config.patterns import host_matches
 
-# In a host's name these would make a line that means other hosts too: not written, as by OpenSSH.
+# In a host's name these would make the line match other hosts: not written, as by OpenSSH.
 _NEVER_WRITTEN = frozenset("@?*#[]|'\"\\")
 _SALT_BYTES = 20
 
@@ -64,15 +64,14 @@ def fingerprint(key: str) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-class _File:
+class File:
     """The index of one file. Plain names are a dict; a hashed line is found by the key it holds."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.plain: dict[str, list[Entry]] = {}
         self.patterns: list[Entry] = []  # wildcards and negations
-        self.hashed: list[Entry] = []
-        self.hashed_by_key: dict[str, list[Entry]] = {}
+        self.hashed: dict[str, list[Entry]] = {}  # by key
         self._hashed_names: dict[str, list[Entry]] = {}
         try:
             text = path.read_bytes().decode(errors="surrogateescape")
@@ -80,19 +79,15 @@ class _File:
             text = ""
         for number, line in enumerate(text.split("\n"), 1):
             entry = parse_line(line, path, number)
-            if entry is not None:
-                self.add(entry)
-
-    def add(self, entry: Entry) -> None:
-        if entry.names.startswith("|"):
-            self.hashed.append(entry)
-            self.hashed_by_key.setdefault(entry.key, []).append(entry)
-            self._hashed_names.clear()
-        elif any(mark in entry.names for mark in "*?!"):
-            self.patterns.append(entry)
-        else:
-            for name in entry.names.lower().split(","):
-                self.plain.setdefault(name, []).append(entry)
+            if entry is None:
+                continue
+            if entry.names.startswith("|"):
+                self.hashed.setdefault(entry.key, []).append(entry)
+            elif any(mark in entry.names for mark in "*?!"):
+                self.patterns.append(entry)
+            else:
+                for name in entry.names.lower().split(","):
+                    self.plain.setdefault(name, []).append(entry)
 
     def find_plain(self, name: str) -> list[Entry]:
         """Entries for a name, without those whose names are hashed."""
@@ -103,18 +98,17 @@ class _File:
         """Entries for a name. With `key`, hashed lines are tried only where they hold that key."""
         found = self.find_plain(name)
         if key is not None:
-            candidates = self.hashed_by_key.get(key, ())
-            return found + [entry for entry in candidates if _hash_matches(entry.names, name)]
+            return found + [e for e in self.hashed.get(key, ()) if _hash_matches(e.names, name)]
         if name not in self._hashed_names:
-            self._hashed_names[name] = [
-                entry for entry in self.hashed if _hash_matches(entry.names, name)
-            ]
+            every = chain.from_iterable(self.hashed.values())
+            matching = [entry for entry in every if _hash_matches(entry.names, name)]
+            self._hashed_names[name] = sorted(matching, key=lambda entry: entry.line)
         return found + self._hashed_names[name]
 
 
 def parse_line(line: str, path: Path, number: int) -> Entry | None:
     """One line of a known_hosts file; None for a comment and for what OpenSSH skips."""
-    words = re.split("[ \t]+", line.rstrip("\r").strip(" \t"))  # form feeds do not separate
+    words = re.split("[ \t]+", line.rstrip("\r").strip(" \t"))  # not at form feeds
     marker = ""
     if words[0].startswith("@"):
         marker = words.pop(0)[1:]
@@ -122,26 +116,20 @@ def parse_line(line: str, path: Path, number: int) -> Entry | None:
             return None
     if len(words) < 3 or words[0].startswith("#"):
         return None
-    key = _canonical_key(words[1], words[2])
-    return None if key is None else Entry(path, number, words[0], words[1], key, marker)
-
-
-def _canonical_key(key_type: str, text: str) -> str | None:
-    """The key in canonical base64; None where it is not a key of its type."""
+    names, key_type, text, *_ = words
     try:
         blob = base64.b64decode(text.rstrip("\r"), validate=True)
-    except (ValueError, binascii.Error):
+    except ValueError:
         return None
-    if not is_key_of(key_type, blob):
-        return None
-    return base64.b64encode(blob).decode()
+    key = base64.b64encode(blob).decode()  # the canonical form
+    return Entry(path, number, names, key_type, key, marker) if is_key_of(key_type, blob) else None
 
 
 def _hash_matches(names: str, name: str) -> bool:
     try:
         _, version, salt_text, digest = names.split("|")
         salt = base64.b64decode(salt_text)
-    except (ValueError, binascii.Error):
+    except ValueError:
         return False
     if version != "1" or len(salt) != _SALT_BYTES:
         return False
@@ -152,18 +140,16 @@ def _hash_matches(names: str, name: str) -> bool:
 class KnownHosts:
     """Several files as one. Safe to use from many threads; files are read on the first lookup."""
 
-    _files: dict[Path, _File]
-
-    def __init__(self, paths: Iterable[Path], files: dict[Path, _File] | None = None) -> None:
+    def __init__(self, paths: Iterable[Path], files: dict[Path, File] | None = None) -> None:
+        """Overlapping sets of paths share their parsed `files`."""
         self.paths = tuple(dict.fromkeys(paths))
-        # A parameter, so that overlapping sets of paths share what is parsed.
         self._files = {} if files is None else files
         self._lock = threading.Lock()
 
-    def _all(self) -> list[_File]:
+    def _all(self) -> list[File]:
         for path in self.paths:
             if path not in self._files:
-                self._files[path] = _File(path)
+                self._files[path] = File(path)
         return [self._files[path] for path in self.paths]
 
     def types(self, host: str, port: int) -> tuple[str, ...]:
@@ -173,40 +159,39 @@ class KnownHosts:
             return _types([entry for file in self._all() for entry in file.find_plain(name)])
 
     def check(self, host: str, port: int, key_type: str, key: str) -> Verdict:
-        """Whether `key` (base64) is on record. A revoked key is refused whatever else is recorded.
+        """Whether `key` (base64) is on record; a revoked one counts as revoked in any case.
 
         A host without a line for its port is looked up again without the port, as by OpenSSH; only
         a line with the same key counts there.
         """
         with self._lock:
             verdict = self._check(lookup_name(host, port), key_type, key)
-            if verdict.state == "unknown" and port != DEFAULT_PORT:
-                without_port = self._check(lookup_name(host, DEFAULT_PORT), key_type, key)
-                if without_port.state in ("known", "revoked"):
-                    return without_port
-            return verdict
+            if verdict.state != "unknown" or port == DEFAULT_PORT:
+                return verdict
+            without_port = self._check(lookup_name(host, DEFAULT_PORT), key_type, key)
+            return without_port if without_port.state in ("known", "revoked") else verdict
 
     def _check(self, name: str, key_type: str, key: str) -> Verdict:
         files = self._all()
         same = [entry for file in files for entry in file.find(name, key) if entry.key == key]
         for marker, state in (("revoked", "revoked"), ("", "known")):
-            for entry in same:
-                if entry.marker == marker:
-                    return Verdict(state, entry)
+            found = next((entry for entry in same if entry.marker == marker), None)
+            if found:
+                return Verdict(state, found)
         # Only now are all hashed lines searched, to tell changed from unknown.
         others = [entry for file in files for entry in file.find(name, None)]
         authority = next((e for e in others if e.marker == "cert-authority"), None)
         plain = [entry for entry in others if not entry.marker]
         if not plain:
             return Verdict("unknown", authority=authority)
-        entry = next((entry for entry in plain if entry.key_type == key_type), plain[0])
+        entry = min(plain, key=lambda entry: entry.key_type != key_type)
         return Verdict("changed", entry, _types(others), authority)
 
     def accept(self, path: Path, host: str, port: int, key_type: str, key: str) -> Verdict:
-        """Append a new host to `path` (0600, locked) and to the index.
+        """Append a new host to `path` (0600, locked) and read it again. Raises `OSError`.
 
-        Another process may have written this host meanwhile: the file is read again under the lock
-        and its answer counts. A host whose name would be a pattern stays unknown. Raises `OSError`.
+        Another process may have written this host meanwhile: the answer of the file under the lock
+        counts. A host whose name would be a pattern stays unknown.
         """
         if set(host) & _NEVER_WRITTEN:
             return Verdict("unknown")
@@ -219,8 +204,8 @@ class KnownHosts:
             verdict = fresh.check(host, port, key_type, key)
             if verdict.state == "unknown":
                 size = os.fstat(descriptor).st_size
-                cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                os.write(descriptor, f"{chr(10) if cut else ''}{name} {key_type} {key}\n".encode())
+                newline = "\n" if size > 0 and os.pread(descriptor, 1, size - 1) != b"\n" else ""
+                os.write(descriptor, f"{newline}{name} {key_type} {key}\n".encode())
                 fresh = KnownHosts([path])
                 verdict = fresh.check(host, port, key_type, key)
         finally:
@@ -233,9 +218,8 @@ class KnownHosts:
 def _types(entries: list[Entry]) -> tuple[str, ...]:
     """Types of the keys that are trusted among `entries`."""
     revoked = {entry.key for entry in entries if entry.marker == "revoked"}
-    return tuple(
-        dict.fromkeys(e.key_type for e in entries if not e.marker and e.key not in revoked)
-    )
+    trusted = [entry for entry in entries if not entry.marker and entry.key not in revoked]
+    return tuple(dict.fromkeys(entry.key_type for entry in trusted))
 
 
 def split_paths(words: Sequence[str]) -> list[Path]:

@@ -1,7 +1,7 @@
-"""Import paramiko without invoke. To be imported before anything else imports paramiko.
+"""paramiko without invoke. Other modules import paramiko from here, so that none loads it first.
 
 paramiko needs invoke only for `Match exec` of its own ssh_config reader, which is not used here;
-importing it takes longer than paramiko itself (95 of 145 ms). fabric imports it where it is wanted.
+importing it takes longer than paramiko itself (95 of 145 ms). fabric imports it where it is needed.
 """
 
 import logging
@@ -11,10 +11,13 @@ _HIDE = "invoke" not in sys.modules
 if _HIDE:
     sys.modules["invoke"] = None  # type: ignore[assignment]
 try:
-    import paramiko  # noqa: F401 - the import is the purpose
+    import paramiko as paramiko
 finally:
     if _HIDE:
         del sys.modules["invoke"]
+
+# Raised by calls on a connection or channel that is closed or breaks.
+BROKEN = (paramiko.SSHException, EOFError, OSError)
 
 # Errors reach callers as exceptions: paramiko's own log would print them once more.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)

@@ -7,21 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
-
-# isort: split
-import paramiko
-from paramiko import common
-from paramiko.channel import Channel
-from paramiko.message import Message
-from paramiko.packet import Packetizer
-from paramiko.ssh_exception import SSHException
-
 from clusterctl.errors import TransportError
+from clusterctl.transport.paramiko_import import BROKEN, paramiko
 from clusterctl.transport.public_keys import CERTIFICATE
-from clusterctl.transport.ssh_config.algorithms import limited
+from clusterctl.transport.ssh_config.patterns import limited
 
 # How often an idle connection's thread wakes up; `close` does not wait for it.
 IDLE_POLL_S = 5.0
@@ -38,14 +30,7 @@ _CIPHERS = (
     "aes192-ctr",
     "aes256-ctr",
 )
-_MACS = (
-    "hmac-sha2-256-etm@openssh.com",
-    "hmac-sha2-512-etm@openssh.com",
-    "hmac-sha2-256",
-    "hmac-sha2-512",
-)
-
-
+_MACS = tuple(f"hmac-sha2-{bits}{etm}" for etm in ("-etm@openssh.com", "") for bits in (256, 512))
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # signatures of keys of the type ssh-rsa
 # Keyword of ssh_config: paramiko's names for what is preferred, and for what there is.
 _LISTS = {
@@ -57,8 +42,13 @@ _LISTS = {
 }
 
 
-class _Packets(Packetizer):
-    """Packets whose deadlines are ours: paramiko's timer thread costs 9 % of a connection's CPU."""
+# paramiko's inner names, which its type stubs leave out.
+_Channel: Any = paramiko.Channel
+_Transport: Any = paramiko.Transport
+
+
+class _Packets(paramiko.packet.Packetizer):
+    """Packets without paramiko's timer thread, which costs 9 % of a connection's CPU."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -93,18 +83,8 @@ class _Packets(Packetizer):
                 view = view[sent:]
 
 
-# paramiko's inner names, which its type stubs leave out.
-_Channel: Any = Channel
-_Transport: Any = paramiko.Transport
-
-
-def _key_type(algorithm: str) -> str:
-    """The type of key that a signature algorithm uses."""
-    return "ssh-rsa" if algorithm in _RSA else algorithm
-
-
-class SafeChannel(Channel):
-    """A channel that sends nothing after its own end, and reports what paramiko keeps to itself.
+class SafeChannel(paramiko.Channel):
+    """A channel that sends nothing after its end, and reports exit signals and the node's close.
 
     paramiko reserves window under a lock and sends after it; when another thread closes meanwhile,
     or answers the node's close, data follow the end. sshd then closes the whole connection ("data
@@ -128,7 +108,7 @@ class SafeChannel(Channel):
         self.before_end(lambda: _Channel.shutdown(self, how))
 
     def before_end(self, action: Callable[[], object]) -> None:
-        """Run an action that sends on this channel; nothing at all when it is closed."""
+        """Run an action that sends on this channel, unless it is closed."""
         with self.lock:
             if self.closed:
                 return
@@ -138,9 +118,8 @@ class SafeChannel(Channel):
         finally:
             with self.lock:
                 self._sends -= 1
-                end: tuple[Any, ...] = ()
-                if not self._sends:
-                    end, self._end = self._end, ()
+                end = () if self._sends else self._end
+                self._end = self._end if self._sends else ()
             transport: Any = self.transport
             for message in end:
                 transport._send_user_message(message)
@@ -153,7 +132,7 @@ class SafeChannel(Channel):
             return None, None
         return messages  # type: ignore[no-any-return]
 
-    def _handle_request(self, m: Message) -> None:
+    def _handle_request(self, m: paramiko.Message) -> None:
         """paramiko drops exit-signal, which is how a killed command ends."""
         start = m.packet.tell()
         if m.get_text() == "exit-signal":
@@ -166,11 +145,11 @@ class SafeChannel(Channel):
             _Channel._handle_request(self, m)
         self._wake()
 
-    def _window_adjust(self, m: Message) -> None:
+    def _window_adjust(self, m: paramiko.Message) -> None:
         _Channel._window_adjust(self, m)
         self._wake()
 
-    def _handle_close(self, m: Message) -> None:
+    def _handle_close(self, m: paramiko.Message) -> None:
         self.closed_by_peer = True
         _Channel._handle_close(self, m)
 
@@ -193,9 +172,9 @@ class PatchedTransport(paramiko.Transport):
     _preferred_macs = tuple(m for m in _MACS if m in _Transport._mac_info)
     _channel_handler_table = {  # noqa: RUF012 - paramiko's own shape
         **_Transport._channel_handler_table,
-        common.MSG_CHANNEL_REQUEST: SafeChannel._handle_request,
-        common.MSG_CHANNEL_WINDOW_ADJUST: SafeChannel._window_adjust,
-        common.MSG_CHANNEL_CLOSE: SafeChannel._handle_close,
+        paramiko.common.MSG_CHANNEL_REQUEST: SafeChannel._handle_request,
+        paramiko.common.MSG_CHANNEL_WINDOW_ADJUST: SafeChannel._window_adjust,
+        paramiko.common.MSG_CHANNEL_CLOSE: SafeChannel._handle_close,
     }
 
     def __init__(self, sock: Any, on_banner: Callable[[], None]) -> None:
@@ -207,14 +186,12 @@ class PatchedTransport(paramiko.Transport):
         self._close_lock = threading.Lock()
         self._is_limited = False
 
-    def _parse_global_request(self, m: Message) -> None:
+    def _parse_global_request(self, m: paramiko.Message) -> None:
         # sshd announces its host keys after login, and Nagle's algorithm holds back its next answer
         # until the kernel's delayed acknowledgement: 40 ms for the first command.
         if isinstance(self.sock, socket.socket) and self.sock.family != socket.AF_UNIX:
-            try:
+            with suppress(OSError):  # closed meanwhile
                 self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-            except OSError:
-                pass  # closed meanwhile
         _Transport._parse_global_request(self, m)
 
     def _check_banner(self) -> None:
@@ -255,11 +232,11 @@ class PatchedTransport(paramiko.Transport):
     def prefer_host_keys(self, types: tuple[str, ...]) -> None:
         """Prefer the host key types on record, so that a known host shows a known key.
 
-        Among these our own order counts, not the file's, as in OpenSSH: a host must show the key
-        that it shows to ssh, not an old one of a lesser type.
+        They keep our own order, not the file's, as in OpenSSH: a host must show the key that it
+        shows to ssh, not an old one of a weaker type.
         """
         supported: tuple[str, ...] = self._preferred_keys
-        known = [name for name in supported if _key_type(name) in types]
+        known = [one for one in supported if ("ssh-rsa" if one in _RSA else one) in types]
         self._preferred_keys = tuple(dict.fromkeys([*known, *supported]))
 
     def at_close(self, callback: Callable[[], None]) -> None:
@@ -270,18 +247,14 @@ class PatchedTransport(paramiko.Transport):
         """Idempotent, and immediate: paramiko alone would wait for its thread's idle poll."""
         with self._close_lock:
             callbacks, self._on_close = self._on_close, []
-        try:
+        with suppress(*BROKEN):  # not connected any more
             self.sock.shutdown(socket.SHUT_RDWR)
-        except (OSError, EOFError, SSHException):
-            pass  # not connected any more
         # The shutdown wakes the thread. Closing the file before it ends could leave it waiting on
         # another connection's socket with the same number.
         if self.is_alive() and self is not threading.current_thread():
             self.join(CLOSE_WAIT_S)
         super().close()
-        try:
+        with suppress(*BROKEN):
             self.sock.close()
-        except (OSError, EOFError, SSHException):
-            pass
         for callback in callbacks:
             callback()

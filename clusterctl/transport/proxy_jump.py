@@ -9,6 +9,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from clusterctl.errors import TransportError
 from clusterctl.transport.patched_transport import PatchedTransport
@@ -19,10 +21,10 @@ FAILURE_HOLDS_S = 10.0
 
 
 class JumpPool:
-    """Open connections to jump hosts, each shared by all nodes behind it.
+    """Open connections to jump hosts, each shared by all nodes behind it; the last user closes it.
 
     One connection carries any number of direct-tcpip channels (sshd's MaxSessions does not count
-    them), so a thousand nodes cost the gateway one login. The last user closes it.
+    them), so a thousand nodes cost the gateway one login.
     """
 
     def __init__(self) -> None:
@@ -44,11 +46,10 @@ class JumpPool:
             with slot.lock:  # the first one connects, the others wait for it
                 if slot.transport is None or not slot.transport.is_active():
                     slot.transport = self._connect(key, connect)
-                transport = slot.transport
+                return slot.transport, lambda: self._release(key, slot)
         except BaseException:
             self._release(key, slot)
             raise
-        return transport, lambda: self._release(key, slot)
 
     def _connect(self, key: object, connect: Callable[[], PatchedTransport]) -> PatchedTransport:
         with self._lock:
@@ -72,15 +73,15 @@ class JumpPool:
             slot.transport.close()
 
 
+@dataclass(slots=True)
 class _Slot:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.transport: PatchedTransport | None = None
-        self.users = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    transport: PatchedTransport | None = None
+    users: int = 0
 
 
 def proxy_command(command: str) -> tuple[socket.socket, Callable[[], None]]:
-    """Start a ProxyCommand on one end of a socket pair; returns our end and what ends the command.
+    """Start a ProxyCommand on a socket pair; returns our end and a function to end the command.
 
     Raises `TransportError("tcp")` when the shell cannot be started.
     """
@@ -102,10 +103,8 @@ def proxy_command(command: str) -> tuple[socket.socket, Callable[[], None]]:
         theirs.close()
 
     def end() -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
         try:
             process.wait(1.0)
         except subprocess.TimeoutExpired:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from pathlib import Path
 
 CERTIFICATE = "-cert-v01@openssh.com"
@@ -21,15 +20,20 @@ PARTS = {
 _MAGIC = b"openssh-key-v1\0"
 
 
-def strings(blob: bytes) -> list[bytes]:
-    """The strings that a blob is made of, each behind its length. Raises ValueError."""
-    found = []
-    while blob:
-        length = int.from_bytes(blob[:4], "big")
-        if len(blob) < 4 + length:
-            raise ValueError("cut off")
-        found.append(blob[4 : 4 + length])
-        blob = blob[4 + length :]
+def take(blob: bytes) -> tuple[bytes, bytes]:
+    """The string at the start of a blob, after its length, and the rest. Raises `ValueError`."""
+    end = 4 + int.from_bytes(blob[:4], "big")
+    if len(blob) < max(4, end):
+        raise ValueError("cut off")
+    return blob[4:end], blob[end:]
+
+
+def strings(blob: bytes, most: int | None = None) -> list[bytes]:
+    """The strings of a blob, the first `most` of them. Raises `ValueError`."""
+    found: list[bytes] = []
+    while blob and len(found) != most:
+        string, blob = take(blob)
+        found.append(string)
     return found
 
 
@@ -39,7 +43,7 @@ def pack(parts: list[bytes]) -> bytes:
 
 
 def key_type(blob: bytes) -> str:
-    """The type that a public key or a certificate begins with."""
+    """The type at the start of a public key or a certificate."""
     return blob[4 : 4 + int.from_bytes(blob[:4], "big")].decode(errors="replace")
 
 
@@ -57,8 +61,8 @@ def is_key_of(name: str, blob: bytes) -> bool:
 def public_blob(path: Path) -> bytes | None:
     """The public half of the key at `path`, to find it in an agent; None where it is not found.
 
-    Looked for as OpenSSH does: in the file itself, in PATH.pub, in the part of a private key that
-    is never encrypted.
+    As OpenSSH, it reads the file itself, PATH.pub, and the part of a private key that is never
+    encrypted.
     """
     for file in (path, Path(f"{path}.pub")):
         try:
@@ -74,23 +78,21 @@ def public_blob(path: Path) -> bytes | None:
             return None
         rest = base64.b64decode("".join(lines[1:-1])).removeprefix(_MAGIC)
         for _ in ("cipher", "derivation", "its options"):
-            rest = rest[4 + int.from_bytes(rest[:4], "big") :]
-        rest = rest[4:]  # how many keys; there is never more than one
-        return rest[4 : 4 + int.from_bytes(rest[:4], "big")] or None
-    except (OSError, ValueError, IndexError, binascii.Error):
+            _, rest = take(rest)
+        # After the number of keys, of which there is never more than one.
+        return take(rest[4:])[0] or None
+    except (OSError, ValueError, IndexError):
         return None
 
 
 def certified_blob(certificate: bytes) -> bytes | None:
     """The public key that a certificate certifies; None where it is not a certificate."""
-    parts: list[bytes] = []
-    rest = certificate
-    while len(rest) >= 4 and len(parts) < 6:  # type, nonce and the key come first
-        length = int.from_bytes(rest[:4], "big")
-        parts.append(rest[4 : 4 + length])
-        rest = rest[4 + length :]
     name = key_type(certificate)
     plain = name.removesuffix(CERTIFICATE)
     if plain == name or plain not in PARTS:
         return None
-    return pack([plain.encode(), *parts[2 : 2 + PARTS[plain]]])
+    try:
+        _, _, *key = strings(certificate, 2 + PARTS[plain])  # type and nonce come first
+    except ValueError:
+        return None
+    return pack([plain.encode(), *key])

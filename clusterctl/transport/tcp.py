@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import threading
 import time
+from contextlib import suppress
 
 from clusterctl.errors import TransportError
 from clusterctl.transport.base import Limits
@@ -21,36 +22,29 @@ def addresses(
 
     Raises `TransportError("resolve")`.
     """
-    try:
-        literal = ipaddress.ip_address(host)
-    except ValueError:
-        pass
-    else:
-        if literal.version == 4 and family != socket.AF_INET6:
-            return [(socket.AF_INET, (host, port))]
-    found: list[Address] = []
-    failure: list[OSError] = []
+    if family != socket.AF_INET6:
+        with suppress(ValueError):
+            return [(socket.AF_INET, (str(ipaddress.IPv4Address(host)), port))]
+    outcome: list[list[Address] | str] = []
 
     def look_up() -> None:
         try:
-            for kind, _, _, _, address in socket.getaddrinfo(
-                host, port, family, socket.SOCK_STREAM
-            ):
-                found.append((kind, address))
+            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+            outcome.append([(kind, address) for kind, _, _, _, address in found])
         except OSError as error:
-            failure.append(error)
+            outcome.append(str(error.strerror))
         except UnicodeError as error:  # a label that is empty or too long
-            failure.append(OSError(None, str(error)))
+            outcome.append(str(error))
 
     thread = threading.Thread(target=look_up, name=f"resolve-{host}", daemon=True)
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))
-    if thread.is_alive():
+    if not outcome:
         raise TransportError("resolve", f"name {host} not resolved within {limits.tcp_s:g} s")
-    if failure:
+    if isinstance(outcome[0], str):
         hint = "add its address to the hostfile: name host=ADDRESS"
-        raise TransportError("resolve", f"{host}: {failure[0].strerror}", hint=hint)
-    return found
+        raise TransportError("resolve", f"{host}: {outcome[0]}", hint=hint)
+    return outcome[0]
 
 
 def connect(candidates: list[Address], port: int, deadline: float, limits: Limits) -> socket.socket:
@@ -58,26 +52,20 @@ def connect(candidates: list[Address], port: int, deadline: float, limits: Limit
 
     Raises `TransportError("tcp")`.
     """
-    failure = TransportError("tcp", "no address")
+    message, hint = "no address", None
     for position, (family, address) in enumerate(candidates):
         share = (deadline - time.monotonic()) / (len(candidates) - position)
         try:
             return _connect_one(family, address, max(0.05, share))
         except TimeoutError:
-            failure = TransportError(
-                "tcp",
-                f"no answer on port {port} within {limits.tcp_s:g} s",
-                hint="the machine is off, or a firewall drops the packets",
-            )
+            message = f"no answer on port {port} within {limits.tcp_s:g} s"
+            hint = "the machine is off, or a firewall drops the packets"
         except ConnectionRefusedError:
-            failure = TransportError(
-                "tcp",
-                f"connection refused on port {port}",
-                hint="the machine is up, its sshd is not",
-            )
+            message = f"connection refused on port {port}"
+            hint = "the machine is up, its sshd is not"
         except OSError as error:
-            failure = TransportError("tcp", f"{error.strerror or error} (port {port})")
-    raise failure
+            message, hint = f"{error.strerror or error} (port {port})", None
+    raise TransportError("tcp", message, hint=hint)
 
 
 def _connect_one(family: int, address: tuple[object, ...], timeout_s: float) -> socket.socket:

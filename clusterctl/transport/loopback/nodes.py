@@ -1,7 +1,7 @@
 """Nodes without machines: real ssh servers on 127.0.0.1, as this user, with temporary keys.
 
-`clusterctl demo` and the tests run on them. Each node is a process of its own; they share this
-machine's file system, processes and GPUs.
+`clusterctl demo` and the tests run on them. Each node is one process; they share this machine's
+file system, processes and GPUs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from clusterctl.errors import ClusterctlError
 
@@ -58,12 +58,7 @@ class LoopbackCluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self) -> None:
@@ -134,10 +129,9 @@ class LoopbackCluster:
         return [ports[index] for index in range(len(self.names))]
 
     def _why_not_started(self, index: int) -> str:
-        log = self._file(self.names[index], "log").read_text(errors="replace").strip()
-        return (
-            f"loopback node {self.names[index]} does not start: {log[-500:] or 'no reason given'}"
-        )
+        name = self.names[index]
+        log = self._file(name, "log").read_text(errors="replace").strip()
+        return f"loopback node {name} does not start: {log[-500:] or 'no reason given'}"
 
     def stop(self, timeout_s: float = 5) -> None:
         """End the nodes and everything that runs on them; remove the keys. Idempotent.
@@ -170,10 +164,8 @@ class LoopbackCluster:
         deadline = time.monotonic() + 2.0
         while found := _marked(self._token):
             for pid in found:
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             if time.monotonic() > deadline:
                 return [f"process {pid}" for pid in found]
             time.sleep(0.02)
@@ -184,10 +176,8 @@ class LoopbackCluster:
         paths += [self._file(n, s) for n in self.names for s in ("hostkey", "json", "log")]
         for path in paths:
             path.unlink(missing_ok=True)
-        try:
+        with suppress(OSError):  # it holds other files, or is gone already
             self.directory.rmdir()
-        except OSError:
-            pass  # it holds other things, or is gone already
 
 
 def make_key(path: Path) -> str:
@@ -195,12 +185,8 @@ def make_key(path: Path) -> str:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    key = Ed25519PrivateKey.generate()
-    data = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
+    key, openssh = Ed25519PrivateKey.generate(), serialization.PrivateFormat.OpenSSH
+    data = key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

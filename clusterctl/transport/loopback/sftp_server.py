@@ -7,22 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import paramiko
-from paramiko.sftp import SFTP_OK
-from paramiko.sftp_attr import SFTPAttributes
+from clusterctl.transport.paramiko_import import paramiko
+
+SFTPAttributes = paramiko.SFTPAttributes
 
 
-def _code(error: OSError) -> int:
-    return paramiko.SFTPServer.convert_errno(error.errno or 0)
-
-
-def _do(action: Callable[[], object]) -> int:
-    """Run an action on the file system; the answer is an sftp status code."""
+def _try(action: Callable[[], Any]) -> Any:
+    """What an action on the file system returns, SFTP_OK for None, or the code of its error."""
     try:
-        action()
+        found = action()
     except OSError as error:
-        return _code(error)
-    return SFTP_OK
+        return paramiko.SFTPServer.convert_errno(error.errno or 0)
+    return paramiko.sftp.SFTP_OK if found is None else found
 
 
 class _OpenFile(paramiko.SFTPHandle):
@@ -33,78 +29,67 @@ class _OpenFile(paramiko.SFTPHandle):
     def stat(self) -> SFTPAttributes:
         return SFTPAttributes.from_stat(os.fstat(self.readfile.fileno()))
 
-    def chattr(self, attr: SFTPAttributes) -> int:
-        return _do(lambda: paramiko.SFTPServer.set_file_attr(self.readfile.name, attr))
+    def chattr(self, attr: SFTPAttributes) -> Any:
+        return _try(lambda: paramiko.SFTPServer.set_file_attr(self.readfile.name, attr))
 
 
 class HomeFiles(paramiko.SFTPServerInterface):
     """What an sftp client may do; everything this user may."""
 
     def _path(self, path: str) -> Path:
-        return Path.home() / path  # an absolute path stays what it is
+        return Path.home() / path  # an absolute path stays as it is
 
     def canonicalize(self, path: str) -> str:
         return os.path.normpath(self._path(path))
 
-    def open(self, path: str, flags: int, attr: SFTPAttributes) -> paramiko.SFTPHandle | int:
+    def open(self, path: str, flags: int, attr: SFTPAttributes) -> Any:
         mode = attr.st_mode if attr.st_mode is not None else 0o666
-        try:
-            fd = os.open(self._path(path), flags | os.O_CLOEXEC, mode)
-        except OSError as error:
-            return _code(error)
         access = flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
         kind = {os.O_RDONLY: "rb", os.O_WRONLY: "wb"}.get(access, "r+b")
-        file = os.fdopen(fd, kind, buffering=0)
-        return _OpenFile(file, flags)
 
-    def list_folder(self, path: str) -> list[SFTPAttributes] | int:
-        try:
+        def open_file() -> _OpenFile:
+            fd = os.open(self._path(path), flags | os.O_CLOEXEC, mode)
+            return _OpenFile(os.fdopen(fd, kind, buffering=0), flags)
+
+        return _try(open_file)
+
+    def list_folder(self, path: str) -> Any:
+        def attributes() -> list[SFTPAttributes]:
             with os.scandir(self._path(path)) as entries:
-                return [
-                    SFTPAttributes.from_stat(entry.stat(follow_symlinks=False), entry.name)
-                    for entry in entries
-                ]
-        except OSError as error:
-            return _code(error)
+                found = [(one.stat(follow_symlinks=False), one.name) for one in entries]
+            return [SFTPAttributes.from_stat(status, name) for status, name in found]
 
-    def _stat(self, path: str, follow: bool) -> SFTPAttributes | int:
-        try:
-            return SFTPAttributes.from_stat(self._path(path).stat(follow_symlinks=follow))
-        except OSError as error:
-            return _code(error)
+        return _try(attributes)
 
-    def stat(self, path: str) -> SFTPAttributes | int:
-        return self._stat(path, follow=True)
+    def stat(self, path: str) -> Any:
+        return _try(lambda: SFTPAttributes.from_stat(self._path(path).stat()))
 
-    def lstat(self, path: str) -> SFTPAttributes | int:
-        return self._stat(path, follow=False)
+    def lstat(self, path: str) -> Any:
+        return _try(lambda: SFTPAttributes.from_stat(self._path(path).lstat()))
 
-    def remove(self, path: str) -> int:
-        return _do(lambda: self._path(path).unlink())
+    def remove(self, path: str) -> Any:
+        return _try(lambda: self._path(path).unlink())
 
-    def rename(self, oldpath: str, newpath: str) -> int:
+    def rename(self, oldpath: str, newpath: str) -> Any:
         if os.path.lexists(self._path(newpath)):
             return paramiko.sftp.SFTP_FAILURE  # plain sftp rename never overwrites
         return self.posix_rename(oldpath, newpath)
 
-    def posix_rename(self, oldpath: str, newpath: str) -> int:
-        return _do(lambda: self._path(oldpath).replace(self._path(newpath)))
+    def posix_rename(self, oldpath: str, newpath: str) -> Any:
+        return _try(lambda: os.replace(self._path(oldpath), self._path(newpath)))  # noqa: PTH105
 
-    def mkdir(self, path: str, attr: SFTPAttributes) -> int:
+    def mkdir(self, path: str, attr: SFTPAttributes) -> Any:
         mode = attr.st_mode if attr.st_mode is not None else 0o777
-        return _do(lambda: self._path(path).mkdir(mode))
+        return _try(lambda: self._path(path).mkdir(mode))
 
-    def rmdir(self, path: str) -> int:
-        return _do(lambda: self._path(path).rmdir())
+    def rmdir(self, path: str) -> Any:
+        return _try(lambda: self._path(path).rmdir())
 
-    def chattr(self, path: str, attr: SFTPAttributes) -> int:
-        return _do(lambda: paramiko.SFTPServer.set_file_attr(str(self._path(path)), attr))
+    def chattr(self, path: str, attr: SFTPAttributes) -> Any:
+        return _try(lambda: paramiko.SFTPServer.set_file_attr(str(self._path(path)), attr))
 
-    def symlink(self, target_path: str, path: str) -> int:
-        return _do(lambda: self._path(path).symlink_to(target_path))
+    def symlink(self, target_path: str, path: str) -> Any:
+        return _try(lambda: self._path(path).symlink_to(target_path))
 
-    def readlink(self, path: str) -> str | int:
-        try:
-            return str(self._path(path).readlink())
-        except OSError as error:
-            return _code(error)
+    def readlink(self, path: str) -> Any:
+        return _try(lambda: str(self._path(path).readlink()))

@@ -13,19 +13,12 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from clusterctl.transport import paramiko_import  # noqa: F401 - before paramiko
-
-# isort: split
-import paramiko
-from paramiko import common
-from paramiko.channel import Channel
-from paramiko.message import Message
-from paramiko.ssh_exception import SSHException
-
 from clusterctl.transport.loopback.sftp_server import HomeFiles
+from clusterctl.transport.paramiko_import import BROKEN, paramiko
 
 # After the client has gone: end of stdin, which ends a payload (its lease); then signals.
 LEASE_GRACE_S = 3.0
@@ -35,22 +28,26 @@ STOP_GRACE_S = 1.0
 PIPE_BYTES = 64 << 10
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_Channel: Any = Channel
+_Channel: Any = paramiko.Channel
 _Transport: Any = paramiko.Transport
 
 
-def _handle_request(channel: Channel, message: Message) -> None:
+def _handle_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
     """`signal`, which paramiko drops, and `exec`, whose end it may send before its start."""
     start = message.packet.tell()
     kind = message.get_text()
     if kind == "exec":
         wants_reply, text = message.get_boolean(), message.get_string()
         session: Any = channel.get_transport()
-        command = _start(session.server_object.node, channel, text)
+        command, answer = None, paramiko.common.cMSG_CHANNEL_SUCCESS
+        try:
+            command = Command(session.server_object.node, channel, text)
+        except OSError as error:
+            answer = paramiko.common.cMSG_CHANNEL_FAILURE
+            print(f"cannot run {text!r}: {error}", file=sys.stderr, flush=True)
         if wants_reply:
-            reply = Message()
-            good = command is not None
-            reply.add_byte(common.cMSG_CHANNEL_SUCCESS if good else common.cMSG_CHANNEL_FAILURE)
+            reply = paramiko.Message()
+            reply.add_byte(answer)
             reply.add_int(channel.remote_chanid)
             session._send_user_message(reply)
         if command is not None:
@@ -66,25 +63,17 @@ def _handle_request(channel: Channel, message: Message) -> None:
         _Channel._handle_request(channel, message)
 
 
-def _start(node: Node, channel: Channel, text: bytes) -> Command | None:
-    try:
-        return Command(node, channel, text)
-    except OSError as error:
-        print(f"cannot run {text!r}: {error}", file=sys.stderr, flush=True)
-        return None
-
-
 class _Session(paramiko.Transport):
     """One client's connection."""
 
     _channel_handler_table = {  # noqa: RUF012 - paramiko's own shape
         **_Transport._channel_handler_table,
-        common.MSG_CHANNEL_REQUEST: _handle_request,
+        paramiko.common.MSG_CHANNEL_REQUEST: _handle_request,
     }
 
 
 class Node:
-    """Everything that runs on one loopback node: sessions, commands, and who waits for them."""
+    """Everything that runs on one loopback node: sessions and commands."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.user = pwd.getpwuid(os.getuid()).pw_name
@@ -105,35 +94,31 @@ class Node:
 
     def reap(self) -> None:
         """Collect ended commands and their orphans, which are ours as a subreaper."""
-        with self.lock:
-            while True:
-                try:
-                    pid, status = os.waitpid(-1, os.WNOHANG)
-                except ChildProcessError:
-                    return
-                if pid == 0:
-                    return
-                command = self.commands.pop(pid, None)
+        with self.lock, suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                command = self.commands.pop(ended[0], None)
                 if command is not None:
-                    command.status = os.waitstatus_to_exitcode(status)
+                    command.status = os.waitstatus_to_exitcode(ended[1])
                     command.exited.set()
 
     def stop(self) -> None:
         """End every session and every process below us; returns when none is left."""
+        import psutil
+
         for session in self.sessions:
             session.close()
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
+        for number in (0, signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + STOP_GRACE_S
             while time.monotonic() < deadline:
                 self.reap()
-                children = _descendants()
+                children = psutil.Process().children(recursive=True)
                 if not children:
                     return
-                if number is not None:
-                    for pid in children:
-                        _kill(pid, number)
-                    if number == signal.SIGTERM:
-                        number = None  # once; repeating it could cut a handler short
+                for child in children if number else ():
+                    with suppress(ProcessLookupError):
+                        os.kill(child.pid, number)
+                if number == signal.SIGTERM:
+                    number = 0  # once; repeating it could cut a handler short
                 time.sleep(0.02)
 
 
@@ -148,21 +133,23 @@ class _Login(paramiko.ServerInterface):
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         fits = username == self.node.user and key.get_base64() == self.node.authorized
-        return common.AUTH_SUCCESSFUL if fits else common.AUTH_FAILED
+        return paramiko.common.AUTH_SUCCESSFUL if fits else paramiko.common.AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         if kind == "session":
-            return common.OPEN_SUCCEEDED
-        return common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+            return paramiko.common.OPEN_SUCCEEDED
+        return paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
-    def check_channel_env_request(self, channel: Channel, name: bytes, value: bytes) -> bool:
+    def check_channel_env_request(
+        self, channel: paramiko.Channel, name: bytes, value: bytes
+    ) -> bool:
         return False  # as sshd without AcceptEnv
 
 
 class Command:
     """One exec: `/bin/sh -c` in its own session, three pipes, and an end that is always sent."""
 
-    def __init__(self, node: Node, channel: Channel, command: bytes) -> None:
+    def __init__(self, node: Node, channel: paramiko.Channel, command: bytes) -> None:
         self.channel = channel
         self.status = 0
         self.exited = threading.Event()
@@ -196,25 +183,21 @@ class Command:
 
     def go(self) -> None:
         """Move data; call it after the client has the reply that the command runs."""
-        channel = self.channel
-        self._pumps = [
-            self._thread(self._pump, self._stdout, channel.sendall),
-            self._thread(self._pump, self._stderr, channel.sendall_stderr),
-        ]
-        self._thread(self._feed)
-        self._thread(self._finish)
-
-    def _thread(self, function: Any, *args: Any) -> threading.Thread:
-        thread = threading.Thread(target=function, args=args, daemon=True)
-        thread.start()
-        return thread
+        out = (self._stdout, self.channel.sendall)
+        err = (self._stderr, self.channel.sendall_stderr)
+        work: list[tuple[Any, Any]] = [(self._pump, out), (self._pump, err)]
+        work += [(self._feed, ()), (self._finish, ())]
+        threads = [threading.Thread(target=one, args=args, daemon=True) for one, args in work]
+        self._pumps = threads[:2]
+        for thread in threads:
+            thread.start()
 
     def _pump(self, fd: int, send: Any) -> None:
         """Pipe to channel; blocks while the client's window is full, and so does the command."""
         try:
             while data := os.read(fd, PIPE_BYTES):
                 send(data)
-        except (OSError, SSHException, EOFError):
+        except BROKEN:
             pass  # the client has gone; the closed pipe ends the command
         finally:
             os.close(fd)
@@ -224,17 +207,14 @@ class Command:
         try:
             while data := self.channel.recv(PIPE_BYTES):
                 self._write(data)
-        except (OSError, SSHException):
+        except BROKEN:
             pass  # the command does not read, or the connection broke: both end its stdin
         os.close(self._stdin)
         self.channel.status_event.wait()  # set when the channel closes, from either side
         if self.exited.wait(LEASE_GRACE_S):
             return  # what it left in the background stays, as with sshd
-        for number, grace_s in (
-            (signal.SIGHUP, 0.0),
-            (signal.SIGTERM, TERM_GRACE_S),
-            (signal.SIGKILL, TERM_GRACE_S),
-        ):
+        graces_s = {signal.SIGHUP: 0.0, signal.SIGTERM: TERM_GRACE_S, signal.SIGKILL: TERM_GRACE_S}
+        for number, grace_s in graces_s.items():
             self.kill(number)
             if self.exited.wait(grace_s):
                 return
@@ -253,7 +233,7 @@ class Command:
 
     def _finish(self) -> None:
         self.exited.wait()
-        try:
+        with suppress(*BROKEN):  # the client has gone
             if self.status >= 0:
                 self.channel.send_exit_status(self.status)
             else:
@@ -261,12 +241,10 @@ class Command:
             for pump in self._pumps:
                 pump.join()
             self.channel.close()
-        except (OSError, SSHException, EOFError):
-            pass  # the client has gone
 
     def _send_exit_signal(self) -> None:
-        message = Message()
-        message.add_byte(common.cMSG_CHANNEL_REQUEST)
+        message = paramiko.Message()
+        message.add_byte(paramiko.common.cMSG_CHANNEL_REQUEST)
         message.add_int(self.channel.remote_chanid)
         message.add_string("exit-signal")
         message.add_boolean(False)
@@ -280,10 +258,8 @@ class Command:
     def kill(self, number: int) -> None:
         """Signal the whole process group, as long as its leader lives."""
         if not self.exited.is_set():
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
-            except ProcessLookupError:
-                pass
 
 
 def _environment(extra: dict[str, str]) -> dict[str, str]:
@@ -297,19 +273,6 @@ def _environment(extra: dict[str, str]) -> dict[str, str]:
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         **extra,
     }
-
-
-def _descendants() -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process().children(recursive=True)]
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def serve(config_path: Path) -> None:

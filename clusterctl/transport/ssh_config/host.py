@@ -1,4 +1,4 @@
-"""One host while ssh_config is resolved for it, and what comes out of that."""
+"""One host while ssh_config is resolved for it, and the result."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import hashlib
 import os
 import pwd
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.ssh_config.hops import Hop
-from clusterctl.transport.ssh_config.keywords import HARMLESS
-from clusterctl.transport.ssh_config.values import BadValue, expand, expand_path
+from clusterctl.transport.ssh_config.keywords import ALGORITHMS, HARMLESS
+from clusterctl.transport.ssh_config.values import BadValue, Hop, expand, expand_path
 
 DEFAULT_PORT = 22
-LEAST_RSA_BITS = 1024  # OpenSSH's own least, where RequiredRSASize says nothing
+LEAST_RSA_BITS = 1024  # OpenSSH's own, without RequiredRSASize
 FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """What ssh_config says about one host; None or () where it says nothing."""
+    """The settings of one host; None or () where ssh_config sets nothing."""
 
     hostname: str
     port: int | None = None
@@ -46,14 +45,13 @@ class HostConfig:
 
 
 def problem(where: object, why: object) -> TransportError:
-    return TransportError(
-        "resolve", f"{where}: {why}", hint="ssh -G NODE shows how ssh itself reads the file"
-    )
+    hint = "ssh -G NODE shows how ssh itself reads the file"
+    return TransportError("resolve", f"{where}: {why}", hint=hint)
 
 
 @cache
 def local_user() -> str:
-    """Who runs this program, by the password database as for ssh. Raises `TransportError`."""
+    """This program's user, by the password database as for ssh. Raises `TransportError`."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -67,12 +65,11 @@ class Query:
         self.original = original
         self.matched_name = original  # by Host lines; in the second pass the resolved name
         self.final = False
-        self.values: dict[str, Any] = {}
+        given = {"user": user, "port": port}
+        self.values: dict[str, Any] = {
+            key: value for key, value in given.items() if value is not None
+        }
         self.where: dict[str, str] = {}
-        if user is not None:
-            self.values["user"] = user
-        if port is not None:
-            self.values["port"] = port
 
     @property
     def hostname(self) -> str:
@@ -88,13 +85,12 @@ class Query:
     def tokens(self) -> dict[str, str]:
         """Values of the %-tokens. No %C where ProxyJump is set: versions of ssh differ about it."""
         here, port = socket.gethostname(), str(self.values.get("port", DEFAULT_PORT))
-        alias = self.values.get("hostkeyalias", "").lower() or self.original
         tokens = {
             "L": here.partition(".")[0],
             "d": str(Path.home()),
             "h": self.hostname,
             "i": str(os.getuid()),
-            "k": alias,
+            "k": self.values.get("hostkeyalias", "").lower() or self.original,
             "l": here,
             "n": self.original,
             "p": port,
@@ -102,9 +98,8 @@ class Query:
             "u": local_user(),
         }
         if not self.values.get("proxyjump"):
-            connection = (here + self.hostname + port + self.remote_user).encode(
-                errors="surrogateescape"
-            )
+            text = here + self.hostname + port + self.remote_user
+            connection = text.encode(errors="surrogateescape")
             tokens["C"] = hashlib.sha1(connection, usedforsecurity=False).hexdigest()
         return tokens
 
@@ -140,75 +135,64 @@ def canonical_name(query: Query) -> str:
     is_direct = "proxyjump" not in values and values.get("proxycommand", "none").lower() == "none"
     if mode == "no" or (not is_direct and mode != "always"):
         return name
-    suffixes = [word for word in values.get("canonicaldomains", ["none"]) if word.lower() != "none"]
+    suffixes = _without_none(values.get("canonicaldomains", ()))
+    aliases = _without_none(values.get("canonicalizepermittedcnames", ()))
     is_short = name.count(".") <= values.get("canonicalizemaxdots", 1)
-    aliases = [
-        word for word in values.get("canonicalizepermittedcnames", []) if word.lower() != "none"
-    ]
     if name.endswith(".") or aliases or (is_short and suffixes):
-        raise problem(
-            query.where["canonicalizehostname"],
-            f"CanonicalizeHostname asks the DNS about {name}, which this backend does not do",
-        )
+        why = f"CanonicalizeHostname asks the DNS about {name}, which this backend does not do"
+        raise problem(query.where["canonicalizehostname"], why)
     if is_short and values.get("canonicalizefallbacklocal", "yes") == "no":
         raise problem(query.where["canonicalizefallbacklocal"], f"{name} is in no canonical domain")
     return name
 
 
 def build(query: Query, name: str) -> HostConfig:
+    """The settings of a host with its canonical name. Raises `TransportError`."""
     values = query.values
     for keyword, is_harmless in HARMLESS.items():
         if keyword in values and not is_harmless(values[keyword]):
-            raise problem(
-                query.where[keyword],
-                f"{keyword} {values[keyword]} is not supported by this backend",
-            )
+            why = f"{keyword} {values[keyword]} is not supported by this backend"
+            raise problem(query.where[keyword], why)
     query.values["hostname"], query.final = name, True
     tokens = query.tokens()
+    proxy_tokens = {token: tokens[token] for token in "hknpr"}
 
-    def paths(keyword: str) -> tuple[str, ...]:
-        return tuple(
-            query.expanded(keyword, word, tokens, path=True) for word in values.get(keyword, ())
-        )
+    def path(keyword: str, word: str) -> str:
+        return query.expanded(keyword, word, tokens, path=True)
 
-    on_the_way = {token: tokens[token] for token in "hknpr"}
-    command = values.get("proxycommand", "none")
+    def paths(keyword: str) -> tuple[str, ...] | None:
+        words = values.get(keyword)
+        return None if words is None else tuple(path(keyword, word) for word in words)
+
+    identities, system_hosts = paths("identityfile"), values.get("globalknownhostsfile")
+    agent, command = values.get("identityagent"), values.get("proxycommand", "none")
+    alias = values.get("hostkeyalias")
+    if command.lower() == "none":
+        command = None
     try:
-        hops = tuple(hop.expanded(on_the_way) for hop in values.get("proxyjump", ()))
+        hops = tuple(hop.expanded(proxy_tokens) for hop in values.get("proxyjump", ()))
     except BadValue as error:
         raise problem(query.where["proxyjump"], error) from None
-    agent = values.get("identityagent")
-    algorithms = (
-        "ciphers",
-        "hostkeyalgorithms",
-        "kexalgorithms",
-        "macs",
-        "pubkeyacceptedalgorithms",
-    )
     return HostConfig(
         hostname=name,
         port=values.get("port"),
         user=values.get("user"),
         address_family=values.get("addressfamily"),
-        identity_files=_without_none(paths("identityfile")) if "identityfile" in values else None,
-        certificate_files=_without_none(paths("certificatefile")),
+        identity_files=None if identities is None else _without_none(identities),
+        certificate_files=_without_none(paths("certificatefile") or ()),
         identities_only=values.get("identitiesonly") == "yes",
-        identity_agent=agent and query.expanded("identityagent", agent, tokens, path=True),
+        identity_agent=agent and path("identityagent", agent),
         proxy_jump=hops,
-        proxy_command=None
-        if command.lower() == "none"
-        else query.expanded("proxycommand", command, on_the_way),
-        host_key_alias=values["hostkeyalias"].lower() if "hostkeyalias" in values else None,
-        user_known_hosts=paths("userknownhostsfile") if "userknownhostsfile" in values else None,
-        global_known_hosts=tuple(values["globalknownhostsfile"])
-        if "globalknownhostsfile" in values
-        else None,
+        proxy_command=command and query.expanded("proxycommand", command, proxy_tokens),
+        host_key_alias=alias and alias.lower(),
+        user_known_hosts=paths("userknownhostsfile"),
+        global_known_hosts=None if system_hosts is None else tuple(system_hosts),
         strict_host_keys=values.get("stricthostkeychecking"),
         keepalive_s=values.get("serveraliveinterval"),
         required_rsa_bits=values.get("requiredrsasize"),
-        algorithms=tuple((keyword, values[keyword]) for keyword in algorithms if keyword in values),
+        algorithms=tuple((keyword, values[keyword]) for keyword in ALGORITHMS if keyword in values),
     )
 
 
-def _without_none(words: tuple[str, ...]) -> tuple[str, ...]:
+def _without_none(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(word for word in words if word.lower() != "none")

@@ -1,7 +1,7 @@
 """Every keyword of ssh_config: how its value is read, and which are ignored or refused.
 
 A keyword that could make ssh stricter than this backend is refused where it is set; an ignored one
-concerns only what this backend never does (forwarding, terminals, passwords, its own time limits).
+is about what this backend does not have (forwarding, terminals, passwords) or limits by itself.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from clusterctl.transport.ssh_config.hops import Hop, parse_jump
 from clusterctl.transport.ssh_config.values import (
     BadValue,
+    Hop,
     one_of,
+    parse_jump,
     port_number,
     seconds,
     whole_number,
@@ -88,57 +89,42 @@ def _choice(*choices: str) -> Reader:
 
 _flag = _choice("yes", "no")
 
+ALGORITHMS = ("ciphers", "hostkeyalgorithms", "kexalgorithms", "macs", "pubkeyacceptedalgorithms")
+_NAMES = ("certificatefile", "hostkeyalias", "hostname", "identityagent", "identityfile")
+_LISTS = ("canonicalizepermittedcnames", "globalknownhostsfile", "userknownhostsfile")
+
 READERS: dict[str, Reader] = {
+    **dict.fromkeys((*ALGORITHMS, *_NAMES, "ignoreunknown"), _word),
+    **dict.fromkeys(_LISTS, _words),
+    **dict.fromkeys(("canonicalizefallbacklocal", "identitiesonly"), _flag),
+    **dict.fromkeys(("canonicalizemaxdots", "requiredrsasize"), _number),
     "addressfamily": _choice("any", "inet", "inet6"),
     "canonicaldomains": _domains,
-    "canonicalizefallbacklocal": _flag,
     "canonicalizehostname": _choice("yes", "no", "always"),
-    "canonicalizemaxdots": _number,
-    "canonicalizepermittedcnames": _words,
-    "certificatefile": _word,
-    "ciphers": _word,
-    "globalknownhostsfile": _words,
-    "hostkeyalgorithms": _word,
-    "hostkeyalias": _word,
-    "hostname": _word,
-    "identitiesonly": _flag,
-    "identityagent": _word,
-    "identityfile": _word,
-    "ignoreunknown": _word,
-    "kexalgorithms": _word,
-    "macs": _word,
     "port": _port,
     "proxycommand": _rest,
     "proxyjump": _jump,
-    "pubkeyacceptedalgorithms": _word,
-    "requiredrsasize": _number,
     "serveraliveinterval": _time,
     "stricthostkeychecking": _choice("yes", "no", "ask", "off", "accept-new"),
     "user": _user,
-    "userknownhostsfile": _words,
     # Refused below, where their value asks for what this backend does not do.
-    "bindaddress": _word,
-    "bindinterface": _word,
-    "checkhostip": _flag,
-    "knownhostscommand": _rest,
-    "preferredauthentications": _word,
-    "proxyusefdpass": _flag,
+    **dict.fromkeys(
+        ("bindaddress", "bindinterface", "preferredauthentications", "revokedhostkeys"), _word
+    ),
+    **dict.fromkeys(("checkhostip", "proxyusefdpass"), _flag),
+    **dict.fromkeys(("knownhostscommand", "refuseconnection"), _rest),
     "pubkeyauthentication": _choice("yes", "no", "unbound", "host-bound"),
-    "refuseconnection": _rest,
-    "revokedhostkeys": _word,
 }
 
 # Values that change nothing here. Any other value is refused.
 HARMLESS: dict[str, Callable[[str], bool]] = {
-    "bindaddress": lambda value: False,
-    "bindinterface": lambda value: False,
-    "checkhostip": lambda value: value == "no",
-    "knownhostscommand": lambda value: value.lower() == "none",
+    **dict.fromkeys(("bindaddress", "bindinterface", "refuseconnection"), lambda value: False),
+    **dict.fromkeys(("checkhostip", "proxyusefdpass"), lambda value: value == "no"),
+    **dict.fromkeys(
+        ("knownhostscommand", "revokedhostkeys"), lambda value: value.lower() == "none"
+    ),
     "preferredauthentications": lambda value: "publickey" in value.split(","),
-    "proxyusefdpass": lambda value: value == "no",
     "pubkeyauthentication": lambda value: value != "no",
-    "refuseconnection": lambda value: False,
-    "revokedhostkeys": lambda value: value.lower() == "none",
 }
 
 IGNORED = frozenset(

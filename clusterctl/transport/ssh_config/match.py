@@ -25,6 +25,10 @@ _CRITERION = re.compile(
 )
 ALONE = ("all", "canonical", "final")  # criteria without a value
 _ALONE = re.compile(rf"[ \t]*(?P<negated>!?)(?P<name>{'|'.join(ALONE)})(?=[ \t]|$)", re.IGNORECASE)
+_DIFFERENT = (
+    "versions of ssh read this differently; write each criterion as name value or name "
+    '"value", without backslashes before quotes'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,7 @@ def parse_match(text: str) -> tuple[Criterion, ...]:
         value = found and (found.groupdict().get("quoted") or found.groupdict().get("plain") or "")
         is_alone = found is not None and found["name"].lower() in ALONE
         if found is None or (not value and not is_alone and text[found.end() :].strip(" \t")):
-            raise BadValue(
-                f"Match {text.strip()}: versions of ssh read this differently; write each "
-                'criterion as name value or name "value", without backslashes before quotes'
-            )
+            raise BadValue(f"Match {text.strip()}: {_DIFFERENT}")
         name = found["name"].lower()
         if name not in _DECIDE and name not in UNSUPPORTED:
             raise BadValue(f"Match {name}: unknown criterion")

@@ -105,16 +105,13 @@ class SshConfig:
     def _parse(self, path: Path, outer: tuple[_Condition, ...], depth: int) -> None:
         if depth > MAX_INCLUDE_DEPTH:
             raise problem(path, f"Include is nested more than {MAX_INCLUDE_DEPTH} deep")
-        section = _Section(outer)
-        self._sections.append(section)
+        section = self._section(outer)
         for number, raw in enumerate(_read(path, included=depth > 0).split("\n"), 1):
             line = _LINE.fullmatch(raw.rstrip(" \t\r\f"))
             where = f"{path} line {number}"
-            if line is None:
-                if raw.strip(" \t\r\f"):
-                    raise problem(where, f"{raw.strip()!r} is not a keyword with a value")
-                continue
-            if line[1].startswith("#"):
+            if line is None and raw.strip(" \t\r\f"):
+                raise problem(where, f"{raw.strip()!r} is not a keyword with a value")
+            if line is None or line[1].startswith("#"):
                 continue
             keyword = ALIASES.get(line[1].lower(), line[1].lower())
             try:
@@ -122,13 +119,13 @@ class SshConfig:
                     raise BadValue("missing value")
                 words = split_words(line[2])
                 if keyword in ("host", "match"):
-                    section = self._begin(keyword, words, line[2], where, outer)
+                    condition = self._condition(keyword, words, line[2], where)
+                    section = self._section((*outer, condition))
                 elif keyword == "include":
                     for pattern in words:
                         for included in _include_paths(pattern, path):
                             self._parse(included, section.conditions, depth + 1)
-                    section = _Section(section.conditions)  # keeps the order of lines
-                    self._sections.append(section)
+                    section = self._section(section.conditions)  # keeps the order of lines
                 elif keyword in READERS:
                     value = READERS[keyword](words, line[2])
                     if keyword == "ignoreunknown":
@@ -140,22 +137,21 @@ class SshConfig:
             except BadValue as error:
                 raise problem(where, f"{line[1]}: {error}") from None
 
-    def _begin(
-        self, keyword: str, words: list[str], rest: str, where: str, outer: tuple[_Condition, ...]
-    ) -> _Section:
+    def _section(self, conditions: tuple[_Condition, ...]) -> _Section:
+        self._sections.append(_Section(conditions))
+        return self._sections[-1]
+
+    def _condition(self, keyword: str, words: list[str], rest: str, where: str) -> _Condition:
         if keyword == "host":
             if not all(words):
                 raise BadValue("a name is empty")
-            condition = _Condition(where, patterns=tuple(words))
-        else:
-            condition = _Condition(where, criteria=parse_match(rest))
-            for criterion in condition.criteria:
-                if criterion.name == "final" and criterion.negated:
-                    self._negated_final = where
-                self._has_final |= criterion.name == "final" and not criterion.negated
-        section = _Section((*outer, condition))
-        self._sections.append(section)
-        return section
+            return _Condition(where, patterns=tuple(words))
+        criteria = parse_match(rest)
+        for criterion in criteria:
+            if criterion.name == "final" and criterion.negated:
+                self._negated_final = where
+            self._has_final |= criterion.name == "final" and not criterion.negated
+        return _Condition(where, criteria=criteria)
 
     def _index(self) -> None:
         for number, section in enumerate(self._sections):
@@ -164,9 +160,8 @@ class SshConfig:
             literals = next((c.literals for c in section.conditions if c.literals), None)
             if literals is None:
                 self._general.append(number)
-            else:
-                for name in dict.fromkeys(literals):
-                    self._by_name.setdefault(name, []).append(number)
+            for name in dict.fromkeys(literals or ()):
+                self._by_name.setdefault(name, []).append(number)
 
     def _resolve(self, host: str, user: str | None, port: int | None) -> HostConfig:
         for why in (why_no_host_name(host), why_no_user_name(user or "")):
@@ -175,17 +170,13 @@ class SshConfig:
         query = Query(host, user, port)
         self._apply(query)
         name = canonical_name(query)
-        is_canonicalized = query.values.get("canonicalizehostname", "no") != "no"
-        if self._negated_final and not (self._has_final or is_canonicalized):
-            raise problem(
-                self._negated_final,
-                "versions of ssh differ about a Match !final without any Match final",
-            )
-        if self._has_final or is_canonicalized:
+        if self._has_final or query.values.get("canonicalizehostname", "no") != "no":
             query.final = True
-            query.matched_name = name
-            query.values["hostname"] = name
+            query.matched_name = query.values["hostname"] = name
             self._apply(query)
+        elif self._negated_final:
+            why = "versions of ssh differ about a Match !final without any Match final"
+            raise problem(self._negated_final, why)
         return build(query, name)
 
     def _apply(self, query: Query) -> None:
@@ -197,7 +188,8 @@ class SshConfig:
             for keyword, value, where in section.settings:
                 if keyword in GROWING:
                     known = values.setdefault(keyword, [])
-                    known.extend([value] if value not in known else [])
+                    if value not in known:
+                        known.append(value)
                 elif keyword in ("proxyjump", "proxycommand"):
                     _set_proxy(values, keyword, value, where)
                 else:
@@ -210,11 +202,8 @@ def _set_proxy(values: dict[str, Any], keyword: str, value: Any, where: str) -> 
     if "proxycommand" in values or values.get("proxyjump"):
         return
     if "proxyjump" in values and keyword == "proxycommand" and value.lower() != "none":
-        raise problem(
-            where,
-            "versions of ssh differ about a ProxyCommand after `ProxyJump none`; to disable it, "
-            "add ProxyCommand none",
-        )
+        why = "versions of ssh differ about a ProxyCommand after `ProxyJump none`"
+        raise problem(where, f"{why}; to disable it, add ProxyCommand none")
     values.setdefault(keyword, value)
 
 
@@ -223,16 +212,13 @@ def _read(path: Path, included: bool) -> str:
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            foreign = found.st_uid not in (0, os.getuid()) or found.st_mode & (
-                stat.S_IWGRP | stat.S_IWOTH
-            )
+            is_open = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            foreign = is_open or found.st_uid not in (0, os.getuid())
             if foreign and not path.is_relative_to(SYSTEM_FOLDER):
                 raise problem(path, f"other users can write to it: chmod go-w {path}")
             data = file.read()
-    except (FileNotFoundError, IsADirectoryError):
-        return ""
     except OSError as error:
-        if included:
+        if included and not isinstance(error, FileNotFoundError | IsADirectoryError):
             raise problem(path, f"cannot be read: {error.strerror}") from None
         return ""
     if b"\0" in data:

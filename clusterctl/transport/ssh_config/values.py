@@ -1,4 +1,4 @@
-"""Values in ssh_config, read as OpenSSH reads them: words, times, ports, flags, %-tokens."""
+"""Values in ssh_config, read as OpenSSH reads them: words, times, ports, jump hosts, %-tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 MAX_DIGITS = 12  # Python itself refuses to read numbers of thousands of digits
@@ -13,6 +14,9 @@ _DIGITS = re.compile(r"\+?\d+", re.ASCII)
 _TIME = re.compile(r"(\+?\d+)([smhdw]?)", re.IGNORECASE | re.ASCII)
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _MOST_SECONDS = 2**31 - 1
+_HOP = re.compile(
+    r"(?P<scheme>ssh://)?(?:(?P<user>.+)@)?(?P<host>\[[^\]\s]+\]|[^:/@\[\]\s]+)(?::(?P<port>\w+))?/?"
+)
 _TOKEN = re.compile(r"%(.?)|\$\{([^}]*)(\}?)", re.DOTALL)
 
 
@@ -26,32 +30,26 @@ def split_words(text: str) -> list[str]:
     Raises `BadValue` for a quote that is not closed.
     """
     words: list[str] = []
-    position = 0
-    while position < len(text):
-        if text[position] in " \t":
-            position += 1
-            continue
-        if text[position] == "#":
+    word: str | None = None  # None between words
+    quote = ""
+    chars = iter(range(len(text)))
+    for position in chars:
+        char, after = text[position], text[position + 1 : position + 2]
+        if not quote and char in " \t":
+            words += [] if word is None else [word]
+            word = None
+        elif word is None and char == "#":
             break
-        word, quote = "", ""
-        while position < len(text):
-            char, after = text[position], text[position + 1 : position + 2]
-            if char == "\\" and after and (after in "'\"\\" or (after == " " and not quote)):
-                word += after
-                position += 1
-            elif not quote and char in " \t":
-                break
-            elif not quote and char in "'\"":
-                quote = char
-            elif char == quote:
-                quote = ""
-            else:
-                word += char
-            position += 1
-        if quote:
-            raise BadValue("a quote is not closed")
-        words.append(word)
-    return words
+        elif char == "\\" and after and (after in "'\"\\" or (after == " " and not quote)):
+            word = (word or "") + after
+            next(chars)
+        elif char in (quote or "'\""):
+            word, quote = word or "", "" if quote else char
+        else:
+            word = (word or "") + char
+    if quote:
+        raise BadValue("a quote is not closed")
+    return words if word is None else [*words, word]
 
 
 def seconds(text: str) -> int:
@@ -86,6 +84,37 @@ def port_number(text: str) -> int:
     return number
 
 
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One jump host."""
+
+    host: str
+    port: int | None
+    user: str | None
+
+    def expanded(self, tokens: Mapping[str, str]) -> Hop:
+        """With its %-tokens replaced. Raises `BadValue`."""
+        user = None if self.user is None else expand(self.user, tokens)
+        return Hop(expand(self.host, tokens), self.port, user)
+
+
+def parse_jump(text: str) -> tuple[Hop, ...]:
+    """`user@gate:2222,inner` as hops from here to the node; none for `none`. Raises `BadValue`."""
+    if text.lower() == "none":
+        return ()
+    hops = []
+    for part in text.split(","):
+        if " " in part or "\t" in part:
+            raise BadValue(f"{part!r} has a space in it, which only some versions of ssh accept")
+        match = _HOP.fullmatch(part)
+        # In a URI a user is percent-encoded and may have parameters.
+        if not match or (match["scheme"] and set(match["user"] or "") & set("@%;")):
+            raise BadValue(f"{part!r} is not [user@]host[:port]")
+        port = port_number(match["port"]) if match["port"] else None
+        hops.append(Hop(match["host"].strip("[]"), port, match["user"]))
+    return tuple(hops)
+
+
 def one_of(text: str, *choices: str) -> str:
     """The choice that `text` names in any case; `true` and `false` mean yes and no."""
     word = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
@@ -99,17 +128,15 @@ def expand(text: str, tokens: Mapping[str, str], environment: bool = False) -> s
 
     def put(found: re.Match[str]) -> str:
         if found[2] is None:
-            if found[1] == "%":
-                return "%"
-            try:
-                return tokens[found[1]]
-            except KeyError:
-                raise BadValue(f"%{found[1]} in {text!r} has no meaning here") from None
-        if not environment:
+            value = "%" if found[1] == "%" else tokens.get(found[1])
+            wrong = f"%{found[1]} in {text!r} has no meaning here"
+        elif not environment:
             return found[0]
-        value = os.environ.get(found[2]) if found[3] and found[2] else None
+        else:
+            value = os.environ.get(found[2]) if found[3] and found[2] else None
+            wrong = f"{found[0]} in {text!r} is not set in the environment"
         if value is None:
-            raise BadValue(f"{found[0]} in {text!r} is not set in the environment")
+            raise BadValue(wrong)
         return value
 
     return _TOKEN.sub(put, text)

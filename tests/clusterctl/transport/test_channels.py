@@ -154,7 +154,7 @@ def test_flood_that_nobody_reads_stays_on_the_node(connection: ParamikoConnectio
     assert stream.read_line(5) == b"first"
     for _ in range(20000):
         assert stream.read_line(5) == b"y"
-    buffered = len(stream._process.channel.in_buffer) + len(stream._buffer)
+    buffered = len(stream.channel.in_buffer) + len(stream._buffer)
     assert buffered <= 2 * WINDOW_BYTES
     stream.close()
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -187,7 +187,7 @@ def test_write_to_a_command_that_does_not_read_ends(
 def test_write_after_the_command_has_ended_goes_nowhere(connection: ParamikoConnection) -> None:
     stream = connection.stream("exit 0", b"")
     assert stream.wait(5) == 0
-    wait_for(lambda: stream._process.channel.closed)
+    wait_for(lambda: stream.channel.closed)
     stream.write(b"too late\n")
     stream.close()
 

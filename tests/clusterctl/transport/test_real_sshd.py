@@ -17,7 +17,6 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
 from clusterctl.remote.fanout import Fanout, NodeResult
 from clusterctl.transport.base import Completed, Limits, Progress
-from clusterctl.transport.channels import sftp
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.lab import Lab, LabNode
 from tests.lab.cluster import WORKER
@@ -293,6 +292,9 @@ def test_sftp_of_openssh(lab, tmp_path: Path) -> None:
     nodes = lab(1)
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     node = read_hostfile(nodes.hostfile)[0]
-    with ParamikoTransport().connect(node, LIMITS, Progress()) as one, sftp(one) as files:
+    with (
+        ParamikoTransport().connect(node, LIMITS, Progress()) as one,
+        one.transport.open_sftp_client() as files,
+    ):
         files.put(str(tmp_path / "file"), "/tmp/arrived")
         assert nodes.nodes[0].exec(["wc", "-c", "/tmp/arrived"]).stdout.split()[0] == "100000"

@@ -17,7 +17,7 @@ import pytest
 from clusterctl.errors import ClusterctlError
 from clusterctl.nodes import read_hostfile
 from clusterctl.transport.base import Limits, Progress
-from clusterctl.transport.channels import ParamikoConnection, sftp
+from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.loopback.nodes import MARK, LoopbackCluster
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 
@@ -181,7 +181,7 @@ def test_files_go_there_and_back_by_sftp(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
     source = tmp_path / "source"
     source.write_bytes(os.urandom(300_000))
-    with connect(cluster) as connection, sftp(connection) as files:
+    with connect(cluster) as connection, connection.transport.open_sftp_client() as files:
         there = str(tmp_path / "there")
         files.mkdir(there)
         files.put(str(source), f"{there}/a")

@@ -11,7 +11,7 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.paramiko_backend import ParamikoTransport
-from clusterctl.transport.ssh_config.algorithms import limited
+from clusterctl.transport.ssh_config.patterns import limited
 from clusterctl.transport.ssh_config.read import SshConfig
 
 OURS = ("aes128-gcm@openssh.com", "aes128-ctr", "aes256-ctr")

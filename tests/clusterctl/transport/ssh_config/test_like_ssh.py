@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.ssh_config.hops import Hop, parse_jump
 from clusterctl.transport.ssh_config.host import HostConfig
 from clusterctl.transport.ssh_config.keywords import ALIASES, IGNORED, READERS
 from clusterctl.transport.ssh_config.read import SshConfig
+from clusterctl.transport.ssh_config.values import Hop, parse_jump
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh"), reason="no ssh to compare with")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.ssh_config.hops import Hop
 from clusterctl.transport.ssh_config.read import SshConfig
+from clusterctl.transport.ssh_config.values import Hop
 
 
 @pytest.fixture
