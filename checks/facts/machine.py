@@ -18,10 +18,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Tells two machines apart: `boot_id` is new with every boot, machine-id survives cloning."""
+    """Tells two machines apart: `boot_id` is new with every boot; a machine-id survives cloning."""
 
     boot_id: Maybe[str]
-    machine_id: Maybe[str]
     kernel: Maybe[str]
     cpus: Maybe[int]
     namespaces: str  # differs between containers of one machine
@@ -57,10 +56,8 @@ class ShellLimits:
     """Limits of a session without a terminal, which is what ranks get; None: unlimited."""
 
     open_files: int | None
-    processes: int | None
     memlock_bytes: int | None
     shm_bytes: Maybe[int] = NOT_ASKED  # size of /dev/shm
-    shm_free_bytes: Maybe[int] = NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)

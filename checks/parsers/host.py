@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from checks.facts import (
     NOT_ASKED,
@@ -23,36 +23,41 @@ from checks.facts import (
     Section,
     Unknown,
 )
-from checks.parsers.gpu_health import bus_key, parse_details, parse_nvlinks, parse_topology
+from checks.parsers.gpu_health import bus_key, parse_details, read_nvlinks, read_topology
 from checks.parsers.infiniband import parse_fabric
 from checks.parsers.kernel_log import parse_kernel_log
 from checks.parsers.machine import (
     parse_clock,
-    parse_files,
     parse_git,
-    parse_limits,
-    parse_mounts,
     parse_network,
-    parse_processes,
-    parse_system,
-    parse_token,
-    parse_wandb,
     read_disk,
+    read_files,
+    read_limits,
+    read_mounts,
+    read_processes,
+    read_system,
+    read_wandb,
 )
 from checks.parsers.nvidia_smi import count_on_pci, parse_gpus, parse_quantity
 from checks.parsers.nvml import parse_nvml
-from checks.parsers.section import read_sections, text_of, unreadable
+from checks.parsers.section import Sections, parsed, read_sections, unreadable
+
+T = TypeVar("T")
 
 
 def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = False) -> NodeFacts:
-    """Everything the census of one node tells."""
+    """All facts of the census of one node."""
     sections = read_sections(envelope)
-    node = envelope.get("node")
+    node, head = envelope.get("node"), envelope.get("head")
     who: Mapping[str, Any] = node if isinstance(node, dict) else {}
-    head = envelope.get("head")
     ours: Mapping[str, Any] = head if isinstance(head, dict) else {}
     clock = parse_clock(sections, who, ours.get("samples"))
-    connect_s = ours.get("connect_s")
+    times = (clock, clock) if isinstance(clock, Unknown) else (clock.boottime_s, clock.time_s)
+    connect_s, boot_id = ours.get("connect_s"), _said(who, "boot_id")
+
+    def of(key: str, read: Callable[[str], Maybe[T]]) -> Maybe[T]:
+        return parsed(sections.get(key), read)
+
     return NodeFacts(
         name=name,
         loopback=loopback,
@@ -61,85 +66,76 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
         user=_said(who, "user"),
         python=_said(who, "python"),
         gpus=parse_all_gpus(sections),
-        machine=parse_machine(sections.get("machine"), _said(who, "boot_id")),
-        memory=parse_memory(sections.get("meminfo")),
-        load_1min=parse_load(sections.get("loadavg")),
-        software=parse_python(sections.get("python")),
-        interpreter=parse_interpreter(sections.get("python")),
+        machine=of("machine", lambda text: _machine(text, boot_id)),
+        memory=of("meminfo", _memory),
+        load_1min=of("loadavg", lambda text: parse_quantity(text.split()[0])),
+        software=of("python", _python),
+        interpreter=_interpreter(sections.get("python")),
         disks={
-            key.split(":", 1)[1]: parse_disk(section)
+            key.removeprefix("disk:"): parsed(section, _disk)
             for key, section in sections.items()
             if key.startswith("disk:")
         },
         ports={
-            int(key.split(":", 1)[1]): parse_port(section)
+            int(key.removeprefix("port:")): parsed(section, _port)
             for key, section in sections.items()
             if key.startswith("port:") and key[5:].isdecimal()
         },
         connect_s=connect_s if isinstance(connect_s, float) else NOT_ASKED,
         fabric=parse_fabric(sections.get("ib"), sections.get("ib_again")),
         clock=clock,
-        kernel_log=parse_kernel_log(
-            sections.get("kernel_log"),
-            clock if isinstance(clock, Unknown) else clock.boottime_s,
-            clock if isinstance(clock, Unknown) else clock.time_s,
-        ),
-        shell_limits=parse_limits(sections.get("limits")),
-        mounts=parse_mounts(sections.get("mounts")),
+        kernel_log=parse_kernel_log(sections.get("kernel_log"), *times),
+        shell_limits=of("limits", read_limits),
+        mounts=of("mounts", read_mounts),
         network=parse_network(sections),
-        processes=parse_processes(sections.get("processes")),
-        system=parse_system(sections.get("system")),
+        processes=of("processes", read_processes),
+        system=of("system", read_system),
         git=parse_git(sections),
-        files=parse_files(sections.get("files")),
-        token=parse_token(sections.get("token")),
+        files=of("files", read_files),
+        token=of("token", str.strip),
         token_s=sections["token"].seconds if "token" in sections else NOT_ASKED,
-        wandb=parse_wandb(sections.get("wandb")),
+        wandb=of("wandb", read_wandb),
     )
 
 
-def parse_all_gpus(sections: Mapping[str, Section]) -> GpuFacts:
+def parse_all_gpus(sections: Sections) -> GpuFacts:
     """GPUs from NVML where it answered, else from nvidia-smi, with processes, links and health."""
-    nvml = sections.get("nvml")
-    gpus = parse_nvml(nvml, sections.get("gpu_owners"))
+    get, nvml = sections.get, sections.get("nvml")
+    gpus = parse_nvml(nvml, get("gpu_owners"))
     if gpus is None and nvml is not None and "gpus" not in sections:
         gpus = GpuFacts("unreadable", f"NVML: {nvml.why_not}")
     elif gpus is None:
-        gpus = parse_gpus(
-            sections.get("gpus"), sections.get("gpu_processes"), sections.get("gpu_owners")
-        )
-        details = parse_details(sections.get("gpu_details"))
+        gpus = parse_gpus(get("gpus"), get("gpu_processes"), get("gpu_owners"))
+        details = parse_details(get("gpu_details"))
         gpus = dataclasses.replace(
             gpus,
             gpus=tuple(_with_health(gpu, details) for gpu in gpus.gpus),
-            nvlinks=parse_nvlinks(sections.get("nvlink")),
-            pairs=parse_topology(sections.get("topology")),
+            nvlinks=parsed(get("nvlink"), read_nvlinks, any_exit=True),
+            pairs=parsed(get("topology"), read_topology),
         )
-    manager = sections.get("fabric_manager")
     return dataclasses.replace(
         gpus,
-        on_pci=count_on_pci(sections.get("pci")),
-        nvswitches=count_on_pci(sections.get("nvswitch")),
-        fabric_manager=NOT_ASKED if manager is None else _word_of(manager),
+        on_pci=count_on_pci(get("pci")),
+        nvswitches=count_on_pci(get("nvswitch")),
+        # systemctl is-active exits 3 for every word but active.
+        fabric_manager=parsed(get("fabric_manager"), _unit_state, any_exit=True),
     )
 
 
 def _with_health(gpu: Gpu, details: Maybe[Mapping[str, GpuHealth]]) -> Gpu:
-    if isinstance(details, Unknown):
-        return dataclasses.replace(gpu, health=details)
-    bus = gpu.bus_id
     missing = Unknown("nvidia-smi -q does not show this GPU")
-    health = missing if isinstance(bus, Unknown) else details.get(bus_key(bus), missing)
+    if isinstance(details, Unknown):
+        health: Maybe[GpuHealth] = details
+    else:
+        bus = gpu.bus_id
+        health = missing if isinstance(bus, Unknown) else details.get(bus_key(bus), missing)
     return dataclasses.replace(gpu, health=health)
 
 
-def _word_of(section: Section) -> Maybe[str]:
-    """What `systemctl is-active` says; it exits 3 for every word but active."""
-    text = text_of(section, any_exit=True)
-    if isinstance(text, Unknown):
-        return text
+def _unit_state(text: str) -> Maybe[str]:
     word = text.strip()
-    known = word in ("active", "inactive", "failed", "activating", "deactivating")
-    return word if known else unreadable(text)
+    known = ("active", "inactive", "failed", "activating", "deactivating")
+    return word if word in known else unreadable(text)
 
 
 def _said(who: Mapping[str, Any], key: str) -> Maybe[str]:
@@ -147,81 +143,57 @@ def _said(who: Mapping[str, Any], key: str) -> Maybe[str]:
     return value if isinstance(value, str) and value else Unknown(f"the node did not say its {key}")
 
 
-def _object(section: Section | None) -> Maybe[dict[str, Any]]:
-    """The JSON object in the last line of a section's text."""
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
-    lines = [line for line in text.splitlines() if line.strip()]
+def _object(text: str) -> Maybe[dict[str, Any]]:
+    """The JSON object in the last line of a text."""
     try:
-        data = json.loads(lines[-1])
-    except (IndexError, ValueError, RecursionError):
-        return Unknown(f"cannot read {text[-80:]!r}")
+        data = json.loads(text.rstrip().splitlines()[-1])
+    except (ValueError, RecursionError):
+        data = None
     return data if isinstance(data, dict) else Unknown(f"cannot read {text[-80:]!r}")
 
 
-def parse_memory(section: Section | None) -> Maybe[Memory]:
+def _memory(text: str) -> Maybe[Memory]:
     """/proc/meminfo."""
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
     found = {}
     for line in text.splitlines():
         words = line.split()
         if len(words) == 3 and words[2] == "kB" and words[1].isdecimal():
             found[words[0].rstrip(":")] = int(words[1]) * 1024
+    names = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     try:
-        return Memory(
-            found["MemTotal"], found["MemAvailable"], found["SwapTotal"], found["SwapFree"]
-        )
+        return Memory(*(found[name] for name in names))
     except KeyError as missing:
         return Unknown(f"/proc/meminfo has no {missing.args[0]}")
 
 
-def parse_load(section: Section | None) -> Maybe[float]:
-    """/proc/loadavg: the mean number of runnable processes over a minute."""
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
-    words = text.split()
-    return parse_quantity(words[0]) if words else Unknown("empty")
-
-
-def parse_machine(section: Section | None, boot_id: Maybe[str]) -> Maybe[Machine]:
+def _machine(text: str, boot_id: Maybe[str]) -> Machine:
     """`key=value` lines of the census."""
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     cpus = found.get("cpus", "")
     return Machine(
         boot_id=boot_id,
-        machine_id=found.get("machine_id") or Unknown("no /etc/machine-id"),
         kernel=found.get("kernel") or Unknown("no kernel release"),
         cpus=int(cpus) if cpus.isdecimal() and len(cpus) < 9 else Unknown("no number of CPUs"),
         namespaces=" ".join(found.get(f"ns_{name}", "") for name in ("net", "pid", "uts")),
     )
 
 
-def parse_disk(section: Section | None) -> Maybe[Disk]:
-    """statfs of a folder, as the census's child prints it."""
-    data = _object(section)
+def _disk(text: str) -> Maybe[Disk]:
+    data = _object(text)
     return data if isinstance(data, Unknown) else read_disk(data)
 
 
-def parse_python(section: Section | None) -> Maybe[PythonEnv]:
+def _python(text: str) -> Maybe[PythonEnv]:
     """Versions of an interpreter's environment, as the census's question prints them."""
-    data = _object(section)
+    data = _object(text)
     if isinstance(data, Unknown):
         return data
-    packages = data.get("packages")
-    cuda, every, version = data.get("torch_cuda"), data.get("installed"), data.get("python")
-    if (
-        not isinstance(packages, dict)
-        or not isinstance(every, dict)
-        or not isinstance(version, str)
-    ):
-        return Unknown(f"cannot read {str(data)[:80]!r}")
+    packages, every = data.get("packages"), data.get("installed")
+    cuda, version = data.get("torch_cuda"), data.get("python")
+    if not isinstance(packages, dict) or not isinstance(every, dict):
+        return unreadable(str(data))
+    if not isinstance(version, str):
+        return unreadable(str(data))
     return PythonEnv(
         executable=str(data.get("executable")),
         prefix=str(data.get("prefix")),
@@ -232,7 +204,7 @@ def parse_python(section: Section | None) -> Maybe[PythonEnv]:
     )
 
 
-def parse_interpreter(section: Section | None) -> Interpreter:
+def _interpreter(section: Section | None) -> Interpreter:
     """Whether the interpreter is there: known absence is no lack of knowledge."""
     if section is None or section.state == "timeout":
         return "unknown"
@@ -241,15 +213,10 @@ def parse_interpreter(section: Section | None) -> Interpreter:
     return "works" if section.state == "ended" and section.rc == 0 else "broken"
 
 
-def parse_port(section: Section | None) -> Maybe[Port]:
+def _port(text: str) -> Maybe[Port]:
     """`free`, or the error of the attempt to listen and who holds the port."""
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
     if text.strip() == "free":
         return Port(True)
     if "Permission denied" in text:
         return Port(False, "this user may not listen there")
-    if "in use" in text:
-        return Port(False, text.strip())
-    return Unknown(text.strip() or "no answer")
+    return Port(False, text.strip()) if "in use" in text else Unknown(text.strip())

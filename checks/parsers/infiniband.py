@@ -7,10 +7,10 @@ InfiniBand host print (Down) (imbue-ai/cluster-health #4).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from checks.facts import NOT_ASKED, Fabric, Gid, IbPort, Maybe, Section, Unknown
-from checks.parsers.section import text_of
+from checks.parsers.section import text_of, unreadable
 
 ERROR_COUNTERS = (
     "link_downed",
@@ -48,32 +48,26 @@ def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[F
     """Ports of a node from one or two reads of sysfs; growth comes from the second."""
     if first is not None and first.state == "missing":
         return Fabric()
-    text = text_of(first)
+    text, later = text_of(first), text_of(again)
     if isinstance(text, Unknown):
         return text
-    later = text_of(again)
     ports = parse_sysfs(text, later)
-    said = re.search(r"^#devices\t(\d{1,4})$", text, re.MULTILINE)
-    if said is None:
-        return Unknown(f"cannot read {text.strip()[:80]!r}")
-    if (seen := len({port.device for port in ports})) != int(said[1]):
-        return Unknown(f"{said[1]} cards, and {seen} of them with a port that can be read")
-    return Fabric(ports, _peermem(text), _growth_s(later))
+    count = re.search(r"^#devices\t(\d{1,4})$", text, re.MULTILINE)
+    if count is None:
+        return unreadable(text)
+    if (seen := len({port.device for port in ports})) != int(count[1]):
+        return Unknown(f"{count[1]} cards, and {seen} of them with a port that can be read")
+    peermem = re.search(r"^#peermem\t(yes|no)$", text, re.MULTILINE)
+    return Fabric(
+        ports,
+        Unknown("/proc/modules cannot be read") if peermem is None else peermem[1] == "yes",
+        later if isinstance(later, Unknown) else _growth_s(later),
+    )
 
 
-def _peermem(text: str) -> Maybe[bool]:
-    match = re.search(r"^#peermem\t(yes|no)$", text, re.MULTILINE)
-    return Unknown("/proc/modules cannot be read") if match is None else match[1] == "yes"
-
-
-def _growth_s(again: Maybe[str]) -> Maybe[float]:
-    if isinstance(again, Unknown):
-        return again
-    match = re.search(r"^#seconds\t([\d.]+)$", again, re.MULTILINE)
-    try:
-        return Unknown("no time between the reads") if match is None else float(match[1])
-    except ValueError:
-        return Unknown("no time between the reads")
+def _growth_s(again: str) -> Maybe[float]:
+    match = re.search(r"^#seconds\t(\d+(?:\.\d+)?)$", again, re.MULTILINE)
+    return Unknown("no time between the reads") if match is None else float(match[1])
 
 
 def parse_sysfs(text: str, later: Maybe[str] = NOT_ASKED) -> tuple[IbPort, ...]:
@@ -81,14 +75,15 @@ def parse_sysfs(text: str, later: Maybe[str] = NOT_ASKED) -> tuple[IbPort, ...]:
 
     `later` is a second read of the counters: what grew in between.
     """
-    tree = _tree(text)
     after = later if isinstance(later, Unknown) else _tree(later)
     ports = []
-    for device, files in tree.items():
+    for device, files in _tree(text).items():
         numbers = {key.split("/")[1] for key in files if key.startswith("ports/")}
-        for number in sorted((one for one in numbers if one.isdecimal()), key=int):
-            if len(number) < 4:
-                ports.append(_port(device, files, int(number), after))
+        ports += [
+            _port(device, files, int(number), after)
+            for number in numbers
+            if number.isdecimal() and len(number) < 4
+        ]
     return tuple(sorted(ports, key=lambda port: (_natural(port.device), port.port)))
 
 
@@ -100,11 +95,10 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _tree(text: str) -> dict[str, dict[str, str]]:
+    """Contents by device and path of file."""
     tree: dict[str, dict[str, str]] = {}
-    for line in text.splitlines():
-        match = _LINE.match(line)
-        if match:
-            tree.setdefault(match[1], {})[match[2]] = match[3].strip()
+    for match in filter(None, map(_LINE.match, text.splitlines())):
+        tree.setdefault(match[1], {})[match[2]] = match[3].strip()
     return tree
 
 
@@ -115,27 +109,24 @@ def _port(
     after: Maybe[Mapping[str, Mapping[str, str]]],
 ) -> IbPort:
     top = f"ports/{number}/"
+    counters = _counters(files, top)
 
     def get(name: str) -> Maybe[str]:
         return files.get(top + name) or Unknown(f"no {name} in sysfs")
 
-    def whole(name: str) -> Maybe[int]:
-        return parse_number(files.get(top + name, ""))
-
     def about(name: str) -> Maybe[str]:
         return files.get(name) or Unknown(f"no {name} in sysfs", is_absence=True)
 
-    counters = _counters(files, top)
     return IbPort(
         device=device,
         port=number,
-        state=_state(get("state")),
-        phys_state=_physical(get("phys_state")),
+        state=_word(get("state"), _STATES, str.upper),
+        phys_state=_word(get("phys_state"), _PHYSICAL),
         rate_gbps=parse_rate(files.get(top + "rate", "")),
         link_layer=get("link_layer"),
         netdev=files.get("netdev") or Unknown("no network interface"),
-        lid=whole("lid"),
-        sm_lid=whole("sm_lid"),
+        lid=parse_number(files.get(top + "lid", "")),
+        sm_lid=parse_number(files.get(top + "sm_lid", "")),
         counters=counters,
         growth=_growth(counters, device, top, after),
         firmware=about("fw_ver"),
@@ -149,12 +140,11 @@ def _port(
 
 def _counters(files: Mapping[str, str], top: str) -> dict[str, int]:
     found = {}
-    for folder in ("counters/", "hw_counters/"):
+    for folder in (top + "counters/", top + "hw_counters/"):
         for key, text in files.items():
-            if key.startswith(top + folder):
-                value = parse_number(text)
-                if isinstance(value, int):
-                    found[key[len(top + folder) :]] = value
+            value = parse_number(text)
+            if key.startswith(folder) and isinstance(value, int):
+                found[key.removeprefix(folder)] = value
     return found
 
 
@@ -164,67 +154,46 @@ def _growth(
     if isinstance(after, Unknown):
         return after
     now = _counters(after.get(device, {}), top)
-    lost = [name for name in ERROR_COUNTERS if name in before and name not in now]
-    if lost:
+    counted = [name for name in ERROR_COUNTERS if name in before]
+    if lost := [name for name in counted if name not in now]:
         return Unknown(f"{lost[0]} was gone at the second look")
     # A counter that went down was reset between the looks: nothing is known about it.
-    return {
-        name: now[name] - before[name]
-        for name in ERROR_COUNTERS
-        if name in now and name in before and now[name] >= before[name]
-    }
+    return {name: now[name] - before[name] for name in counted if now[name] >= before[name]}
 
 
 def _gids(files: Mapping[str, str], top: str) -> tuple[Gid, ...]:
     found = []
     for key, gid in files.items():
-        number = key[len(top + "gids/") :] if key.startswith(top + "gids/") else ""
-        if number.isdecimal() and len(number) < 6 and gid.strip("0:"):
-            kind = files.get(f"{top}gid_attrs/types/{number}")
-            netdev = files.get(f"{top}gid_attrs/ndevs/{number}")
-            found.append(
-                Gid(
-                    int(number),
-                    gid,
-                    kind or Unknown("no type in sysfs"),
-                    netdev or Unknown("no interface"),
-                )
-            )
+        number = key.removeprefix(top + "gids/")
+        if key != number and number.isdecimal() and len(number) < 6 and gid.strip("0:"):
+            kind = files.get(f"{top}gid_attrs/types/{number}") or Unknown("no type in sysfs")
+            netdev = files.get(f"{top}gid_attrs/ndevs/{number}") or Unknown("no interface")
+            found.append(Gid(int(number), gid, kind, netdev))
     return tuple(sorted(found, key=lambda one: one.index))
 
 
 def parse_number(text: str) -> Maybe[int]:
     """`48`, `0x30`, `0x30 (…)`."""
-    word = text.strip().split(" ")[0][:20] if text.strip() else ""
+    word = text.strip().split(" ")[0][:20]
     try:
         return int(word, 16 if word.lower().startswith("0x") else 10)
     except ValueError:
-        return Unknown(f"cannot read {text[:40]!r}" if text.strip() else "empty")
+        return Unknown(f"cannot read {text[:40]!r}" if word else "empty")
 
 
 def parse_rate(text: str) -> Maybe[float]:
-    """Gb/s of `400 Gb/sec (4X NDR)` or the bare `400` of ibstat."""
+    """Gb/s of `400 Gb/sec (4X NDR)`."""
     match = _RATE.match(text.strip())
     if match is None:
         return Unknown(f"cannot read {text[:40]!r}" if text.strip() else "empty")
     return float(match[1][:12]) / (1000 if match[2] == "Mb" else 1)
 
 
-def _state(text: Maybe[str]) -> Maybe[str]:
-    """`4: ACTIVE`, `Active`, `PORT_ACTIVE (4)`, `ACTIVE` are one."""
+def _word(
+    text: Maybe[str], names: Mapping[str, str], other: Callable[[str], str] = str
+) -> Maybe[str]:
+    """`4: ACTIVE` and `ACTIVE`, `5: Link Up` and `LinkUp` are one."""
     if isinstance(text, Unknown):
         return text
     word = re.sub(r"^\d+:\s*|^PORT_|\s*\(\d+\)$", "", text.strip())
-    return _STATES.get(word.lower(), word.upper()) if word else Unknown("empty")
-
-
-def _physical(text: Maybe[str]) -> Maybe[str]:
-    if isinstance(text, Unknown):
-        return text
-    word = re.sub(r"^\d+:\s*|\s*\(\d+\)$", "", text.strip())
-    return _PHYSICAL.get(word.lower().replace(" ", ""), word) if word else Unknown("empty")
-
-
-def active(ports: Iterable[IbPort], link_layer: str | None = None) -> list[IbPort]:
-    """Ports that carry data, of one link layer if named."""
-    return [one for one in ports if one.is_active and link_layer in (None, one.link_layer)]
+    return names.get(word.lower().replace(" ", ""), other(word)) if word else Unknown("empty")

@@ -8,7 +8,6 @@ Known forms of one line: `[ 1843.308145] …` (dmesg), `6,3973,227996636,-;…` 
 from __future__ import annotations
 
 import calendar
-import dataclasses
 import datetime
 import re
 import time
@@ -74,7 +73,7 @@ def parse_kernel_log(
         return Unknown(f"the kernel's log cannot be read: {section.why_not}")
     match = re.match(r"#lines\t(\d{1,9})\n#first\t(.*)\n", section.out)
     if match is None or int(match[1]) == 0:
-        return Unknown(f"the kernel's log cannot be read: {unreadable(section.out).reason}")
+        return Unknown(f"the kernel's log cannot be read: {unreadable(section.out)}")
     events = read_events(section.out[match.end() :], uptime_s, now_s)
     age_s = _age(match[2], uptime_s, now_s)
     whole = not section.truncated and _is_start(match[2], age_s, uptime_s)
@@ -83,10 +82,9 @@ def parse_kernel_log(
 
 def _is_start(line: str, age_s: Maybe[float], uptime_s: Maybe[float]) -> bool:
     """Whether a line is one that the kernel prints as it starts."""
-    if "Linux version" in line:
-        return True
-    known = not isinstance(age_s, Unknown) and not isinstance(uptime_s, Unknown)
-    return known and uptime_s - age_s < START_S  # type: ignore[operator]
+    if isinstance(age_s, Unknown) or isinstance(uptime_s, Unknown):
+        return "Linux version" in line
+    return "Linux version" in line or uptime_s - age_s < START_S
 
 
 def read_events(text: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> tuple[KernelEvent, ...]:
@@ -98,24 +96,25 @@ def read_events(text: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> tuple
         # the words (NVSentinel #155).
         if match := re.search(r"NVRM: The NVIDIA GPU ([0-9A-Fa-f:.]+)", line):
             address = match[1].lower()
-        event = _event(line, _age(line, uptime_s, now_s))
-        if event is not None and event.kind == "fell-off-bus":
-            event = dataclasses.replace(event, subject=address)
-        if event is not None:
-            found.append(event)
+        if classified := _classify(line, address):
+            kind, subject, xid = classified
+            plain = line[_prefix(line).end() :].strip()[:300]
+            age_s = _age(line, uptime_s, now_s)
+            found.append(KernelEvent(kind, plain, age_s, subject, xid))
     return tuple(found)
 
 
-def _event(line: str, age_s: Maybe[float]) -> KernelEvent | None:
-    said = _without_prefix(line)
+def _classify(line: str, address: str) -> tuple[str, str, int | None] | None:
+    """Kind, subject and Xid of a line that matters; `address` is that of a GPU named before."""
     if match := _XID.search(line):
-        return KernelEvent("xid", said, age_s, match[1].lower(), int(match[2]))
+        return "xid", match[1].lower(), int(match[2])
     if match := _SXID.search(line):
         fatal = "fatal" in line.lower() and "non-fatal" not in line.lower()
-        return KernelEvent("sxid-fatal" if fatal else "sxid", said, age_s, match[1], int(match[2]))
+        return "sxid-fatal" if fatal else "sxid", match[1], int(match[2])
     for kind, pattern, group in _KINDS:
         if match := pattern.search(line):
-            return KernelEvent(kind, said, age_s, match[group].lower() if group else "")
+            subject = match[group].lower() if group else ""
+            return kind, address if kind == "fell-off-bus" else subject, None
     return None
 
 
@@ -128,16 +127,16 @@ _PREFIX = re.compile(
 )
 
 
-def _without_prefix(line: str) -> str:
+def _prefix(line: str) -> re.Match[str]:
+    """What comes before the message; the pattern matches the empty text, too."""
     match = _PREFIX.match(line)
-    return line[match.end() :].strip()[:300] if match else line.strip()[:300]
+    assert match is not None
+    return match
 
 
 def _age(line: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> Maybe[float]:
     """Seconds since a line was logged, as far as its prefix and the node's clocks tell."""
-    match = _PREFIX.match(line)
-    if match is None or not match[0].strip():
-        return Unknown("the line has no time")
+    match = _prefix(line)
     since_boot = match["s"] or match["mono"] or (match["us"] and str(int(match["us"][:18]) / 1e6))
     if since_boot:
         return uptime_s if isinstance(uptime_s, Unknown) else uptime_s - float(since_boot)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from checks.facts import Exchange, Maybe, Section, TimeSource, Unknown
-from checks.parsers.section import text_of
+from checks.parsers.section import first_line, text_of, unreadable
 
 _TALLY = {
     "*": "selected",
@@ -19,6 +19,7 @@ _TALLY = {
     "x": "falseticker",
     " ": "unreachable",
 }
+_NO_DAEMON = r"Request timed out|Connection refused|No association|command not found"
 STA_UNSYNC = 0x40
 
 
@@ -33,40 +34,37 @@ def parse_peers(section: Section | None) -> Maybe[tuple[TimeSource, ...]]:
 def read_peers(text: str) -> Maybe[tuple[TimeSource, ...]]:
     """Rows behind the line of equal signs; times are seconds, ntpq prints milliseconds."""
     for line in text.splitlines():
-        if re.search(
-            r"Request timed out|Connection refused|No association|command not found", line
-        ):
+        if re.search(_NO_DAEMON, line):
             return Unknown("no ntpd answers: " + line.strip(" *"))
     head, ruler, body = text.partition("\n====")
     if not ruler or "remote" not in head:
-        said = next((line.strip() for line in text.splitlines() if line.strip()), "empty")
-        return Unknown(f"ntpq: cannot read {said[:80]!r}")
+        return Unknown(f"ntpq: {unreadable(first_line(text))}")
     found = []
     for line in body.splitlines()[1:]:
         cells = line[1:].split()
-        if len(cells) < 10 or line[0] not in _TALLY:
-            continue
-        try:
-            reach = int(cells[6], 8)
-            offset_s, jitter_s = float(cells[8]) / 1000, float(cells[9]) / 1000
-            heard = reach > 0 and math.isfinite(offset_s + jitter_s)
-            silent = Unknown("it does not answer")
-            found.append(
-                TimeSource(
-                    address=cells[0],
-                    state=_TALLY[line[0]] if reach else "unreachable",
-                    stratum=int(cells[2]),
-                    poll_s=float(cells[5]),
-                    reach=reach,
-                    last_rx_s=_when(cells[4]) if heard else silent,
-                    # ntpq: plus means the server is ahead of us.
-                    offset_s=-offset_s if heard else silent,
-                    error_s=jitter_s if heard else silent,
-                )
-            )
-        except (ValueError, OverflowError):
-            continue
+        if len(cells) >= 10 and line[0] in _TALLY:
+            try:
+                found.append(_peer(line[0], cells))
+            except (ValueError, OverflowError):
+                continue
     return tuple(found)
+
+
+def _peer(tally: str, cells: list[str]) -> TimeSource:
+    reach, offset_s, jitter_s = int(cells[6], 8), float(cells[8]) / 1000, float(cells[9]) / 1000
+    has_answered = reach > 0 and math.isfinite(offset_s + jitter_s)
+    silent = Unknown("it does not answer")
+    return TimeSource(
+        address=cells[0],
+        state=_TALLY[tally] if reach else "unreachable",
+        stratum=int(cells[2]),
+        poll_s=float(cells[5]),
+        reach=reach,
+        last_rx_s=_when(cells[4]) if has_answered else silent,
+        # ntpq: plus means the server is ahead of us.
+        offset_s=-offset_s if has_answered else silent,
+        error_s=jitter_s if has_answered else silent,
+    )
 
 
 def _when(text: str) -> Maybe[float]:
@@ -76,20 +74,14 @@ def _when(text: str) -> Maybe[float]:
     return float(text[:-1]) * units[text[-1]] if text[-1] in units else float(text)
 
 
-def parse_timedatectl(section: Section | None) -> Maybe[bool]:
+def read_timedatectl(text: str) -> Maybe[bool]:
     """`timedatectl show -p NTPSynchronized`; anything but yes and no is unknown."""
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
     match = re.search(r"^NTPSynchronized=(yes|no)\s*$", text, re.MULTILINE)
     return Unknown("timedatectl says nothing about it") if match is None else match[1] == "yes"
 
 
-def parse_adjtimex(section: Section | None) -> Maybe[bool]:
+def read_adjtimex(text: str) -> Maybe[bool]:
     """`status=N maxerror=N esterror=N` of the census: whether the kernel's clock is steered."""
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
     match = re.search(r"\bstatus=(\d{1,9})\b", text)
     return Unknown("no status") if match is None else not int(match[1]) & STA_UNSYNC
 
@@ -99,15 +91,13 @@ def best_exchange(samples: Iterable[tuple[float, float, float]]) -> Maybe[Exchan
 
     A single sample is wrong by up to 10 to 20 ms on a busy machine; the shortest of eight is not.
     """
-    best: tuple[float, float] | None = None
-    count = 0
-    for sent, there, received in samples:
-        trip = received - sent
-        if trip < 0 or not all(map(math.isfinite, (sent, there, received))):
-            continue  # the head's own clock was stepped
-        count += 1
-        if best is None or trip < best[0]:
-            best = (trip, there - (sent + received) / 2)
-    if best is None:
+    trips = [
+        (received - sent, there - (sent + received) / 2)
+        for sent, there, received in samples
+        # Received before it was sent: the head's own clock was stepped.
+        if received >= sent and all(map(math.isfinite, (sent, there, received)))
+    ]
+    if not trips:
         return Unknown("no round trip")
-    return Exchange(best[1], best[0] / 2, count)
+    shortest_s, offset_s = min(trips, key=lambda trip: trip[0])
+    return Exchange(offset_s, shortest_s / 2, len(trips))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from checks.facts import NOT_ASKED, Gpu, GpuFacts, GpuProcess, GpuState, Maybe, Section, Unknown
-from checks.parsers.section import text_of, unreadable
+from checks.parsers.section import parsed, text_of, unreadable
 
 # Cells that stand for no value; the reason is kept as it is written.
 _NO_VALUE = re.compile(
@@ -17,8 +17,9 @@ _NO_VALUE = re.compile(
     re.IGNORECASE,
 )
 _HAS_NONE = re.compile(r"^\[?(N/A|Not Supported|Requested functionality .*)\]?$", re.IGNORECASE)
-_NUMBER = re.compile(r"^([+-]?\d+(?:[.,]\d+)?)\s*(W|mW|MiB|KiB|GiB|B|%|C|MHz)?$")
+_NUMBER = re.compile(r"^([+-]?\d+(?:[.,]\d+)?)\s*(W|mW|MiB|KiB|GiB|B|%|C|MHz|x)?$")
 _SCALE = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1, "mW": 1e-3}
+_FLAGS = {"enabled": True, "yes": True, "1": True, "disabled": False, "no": False, "0": False}
 _NO_PROCESSES = re.compile(r"no running (compute )?processes found", re.IGNORECASE)
 _NO_DEVICES = re.compile(r"no devices (were )?found", re.IGNORECASE)
 
@@ -35,12 +36,12 @@ def parse_gpus(
         return GpuFacts("unreadable", "not asked", on_pci=on_pci)
     if query.state == "missing":
         return GpuFacts("no-tool", "no nvidia-smi", on_pci=on_pci)
-    if query.state == "timeout":
-        return GpuFacts("hung", f"nvidia-smi: {query.why_not}", on_pci=on_pci)
     killed = query.rc is None or query.rc < 0
     if query.state != "ended" or query.truncated or killed:
-        return GpuFacts("unreadable", f"nvidia-smi: {query.why_not}", on_pci=on_pci)
-    gpus, strange = _read_rows(query.out)
+        failed: GpuState = "hung" if query.state == "timeout" else "unreadable"
+        return GpuFacts(failed, f"nvidia-smi: {query.why_not}", on_pci=on_pci)
+    rows, strange = _table(query.out, "index")
+    gpus = tuple(_gpu(Values(row, "no such column")) for row in rows)
     message = "\n".join([*strange, *_lines(query.err)])
     state: GpuState
     if gpus:
@@ -57,6 +58,22 @@ def parse_gpus(
     if state in ("failed", "partial") and not message:
         message = f"nvidia-smi exit {query.rc} without a word"
     return GpuFacts(state, message, gpus, parse_processes(processes, owners), on_pci)
+
+
+def _gpu(get: Values) -> Gpu:
+    return Gpu(
+        index=get.whole("index"),
+        uuid=get.text("uuid"),
+        name=get.text("name"),
+        driver=get.text("driver_version"),
+        bus_id=get.text("pci.bus_id"),
+        power_w=get.number("power.draw"),
+        power_limit_w=get.number("power.limit"),
+        memory_used_bytes=get.whole("memory.used"),
+        memory_total_bytes=get.whole("memory.total"),
+        utilization_percent=get.number("utilization.gpu"),
+        temperature_c=get.number("temperature.gpu"),
+    )
 
 
 def _lines(text: str) -> list[str]:
@@ -86,12 +103,11 @@ def _table(
     strange: list[str] = []
     for line in _lines(text):
         cells = _split(line)
+        if names and open_end:
+            last = len(names) - 1
+            cells = [*cells[:last], ", ".join(cells[last:])] if len(cells) > last else cells
         if not names and cells[0] == first:
             names = [cell.split(" [")[0] for cell in cells]
-        elif names and open_end and len(cells) > len(names):
-            last = len(names) - 1
-            cells = [*cells[:last], ", ".join(cells[last:])]
-            rows.append(dict(zip(names, cells, strict=True)))
         elif names and len(cells) == len(names):
             rows.append(dict(zip(names, cells, strict=True)))
         else:
@@ -99,45 +115,50 @@ def _table(
     return rows, strange
 
 
-def _read_rows(text: str) -> tuple[tuple[Gpu, ...], list[str]]:
-    rows, strange = _table(text, "index")
-    gpus = []
-    for row in rows:
-        get = _Cells(row)
-        gpus.append(
-            Gpu(
-                index=get.whole("index"),
-                uuid=get.text("uuid"),
-                name=get.text("name"),
-                driver=get.text("driver_version"),
-                bus_id=get.text("pci.bus_id"),
-                power_w=get.number("power.draw"),
-                power_limit_w=get.number("power.limit"),
-                memory_used_bytes=get.whole("memory.used"),
-                memory_total_bytes=get.whole("memory.total"),
-                utilization_percent=get.number("utilization.gpu"),
-                temperature_c=get.number("temperature.gpu"),
-            )
-        )
-    return tuple(gpus), strange
+class Values:
+    """Values of one GPU by name, as nvidia-smi prints them or NVML returns them.
 
+    `failed` says why one may be missing; without it this card or driver does not have it.
+    """
 
-class _Cells:
-    """Values of one row by column name."""
+    def __init__(self, values: Mapping[str, Any], failed: str = "") -> None:
+        self._values, self._failed = values, failed
 
-    def __init__(self, row: Mapping[str, str]) -> None:
-        self._row = row
+    def text(self, *names: str) -> Maybe[str]:
+        """The value of the first name that there is."""
+        for name in names:
+            value = self._values.get(name)
+            if isinstance(value, Unknown):
+                return value
+            if value is not None:
+                word = str(value)
+                return word if word and not is_no_value(word) else no_value(word, name)
+        return self.missing(names[0])
 
-    def text(self, name: str) -> Maybe[str]:
-        cell = self._row.get(name, "")
-        return no_value(cell, name) if not cell or is_no_value(cell) else cell
+    def missing(self, name: str) -> Unknown:
+        return Unknown(self._failed or f"no {name}", is_absence=not self._failed)
 
-    def number(self, name: str) -> Maybe[float]:
-        return parse_quantity(self._row.get(name, ""))
+    def number(self, *names: str, scale: float = 1) -> Maybe[float]:
+        value = self.text(*names)
+        number = value if isinstance(value, Unknown) else parse_quantity(value)
+        return number if isinstance(number, Unknown) else number * scale
 
-    def whole(self, name: str) -> Maybe[int]:
-        value = self.number(name)
+    def whole(self, *names: str) -> Maybe[int]:
+        value = self.number(*names)
         return value if isinstance(value, Unknown) else int(value)
+
+    def flag(self, *names: str) -> Maybe[bool]:
+        value = self.text(*names)
+        if isinstance(value, Unknown):
+            return value
+        return _FLAGS.get(value.lower(), Unknown(f"cannot read {value[:40]!r}"))
+
+    def total(self, *names: str) -> Maybe[int]:
+        """Sum of the counters that the card has; unknown without any, or if one is unreadable."""
+        values = [self.whole(name) for name in names]
+        known = [value for value in values if isinstance(value, int)]
+        unread = [value for value in values if isinstance(value, Unknown) and not value.is_absence]
+        return unread[0] if unread else sum(known) if known else values[0]
 
 
 def is_no_value(cell: str) -> bool:
@@ -151,16 +172,14 @@ def no_value(cell: str, name: str = "value") -> Unknown:
 
 
 def parse_quantity(cell: str) -> Maybe[float]:
-    """`100.89 W`, `81559 MiB` (in bytes), `0 %`, `30`; `[N/A]` and the like are Unknown."""
+    """`100.89 W`, `81559 MiB` (in bytes), `0 %`, `16x`, `30`; `[N/A]` and the like are Unknown."""
     cell = cell.strip()
     if not cell:
         return Unknown("empty")
     if is_no_value(cell):
         return no_value(cell)
     match = _NUMBER.match(cell)
-    if match is None:
-        return Unknown(f"cannot read {cell[:40]!r}")
-    value = float(match[1].replace(",", ".")) * _SCALE.get(match[2], 1)
+    value = float(match[1].replace(",", ".")) * _SCALE.get(match[2], 1) if match else math.nan
     return value if math.isfinite(value) else Unknown(f"cannot read {cell[:40]!r}")
 
 
@@ -177,32 +196,25 @@ def parse_processes(
         return Unknown(f"exit {query.rc}: {output[0][:200]}" if output else f"exit {query.rc}")
     if not rows and not text.lstrip().startswith("gpu_uuid, "):
         return () if _NO_PROCESSES.search(text) else unreadable(text)
-    owners_text = text_of(owners)
-    known = parse_owners("" if isinstance(owners_text, Unknown) else owners_text)
+    known = parse_owners(owners)
     found = []
     for row in rows:
         pid = parse_quantity(row.get("pid", ""))
         if isinstance(pid, Unknown):
-            return Unknown(f"a process without a number: {pid.reason}")
+            return Unknown(f"a process without a number: {pid}")
         used = parse_quantity(row.get("used_gpu_memory", row.get("used_memory", "")))
-        owner = known.get(int(pid), Owner())
-        found.append(
-            GpuProcess(
-                int(pid),
-                row.get("gpu_uuid", ""),
-                used if isinstance(used, Unknown) else int(used),
-                row.get("process_name", ""),
-                *owner,
-            )
-        )
+        used_bytes = used if isinstance(used, Unknown) else int(used)
+        owner, name = known.get(int(pid), Owner()), row.get("process_name", "")
+        found.append(GpuProcess(int(pid), row.get("gpu_uuid", ""), used_bytes, name, *owner))
     return tuple(found)
 
 
 UNSEEN = Unknown("no such process in /proc: another container, or it has ended")
+HIDDEN = Unknown("its environment cannot be read")
 
 
 class Owner(NamedTuple):
-    """What /proc says of a process: the last fields of `GpuProcess`, in their order."""
+    """What /proc has about a process: the last fields of `GpuProcess`, in their order."""
 
     user: Maybe[str] = UNSEEN
     age_s: Maybe[float] = UNSEEN
@@ -211,10 +223,11 @@ class Owner(NamedTuple):
     rank: Maybe[int | None] = UNSEEN
 
 
-def parse_owners(text: str) -> dict[int, Owner]:
-    """`pid, uid, user, age, command, run, rank` lines of the census; the last two are newer."""
+def parse_owners(section: Section | None) -> dict[int, Owner]:
+    """`pid, uid, user, age, command, run, rank` lines of the census; empty without any."""
     known = {}
-    for line in text.splitlines():
+    text = text_of(section)
+    for line in () if isinstance(text, Unknown) else text.splitlines():
         cells = line.split("\t")
         if len(cells) not in (5, 7) or not cells[0].isdecimal() or len(cells[0]) > 10:
             continue
@@ -222,14 +235,13 @@ def parse_owners(text: str) -> dict[int, Owner]:
         if isinstance(age_s, Unknown):
             continue
         run, rank = cells[5:] or ("?", "?")
-        hidden = Unknown("its environment cannot be read")
         number = int(rank) if rank.isdecimal() and len(rank) < 9 else None
         known[int(cells[0])] = Owner(
-            cells[2],
-            age_s,
-            cells[4],
-            hidden if run == "?" else None if run == "-" else run,
-            hidden if rank == "?" else number,
+            user=cells[2],
+            age_s=age_s,
+            command=cells[4],
+            run=HIDDEN if run == "?" else None if run == "-" else run,
+            rank=HIDDEN if rank == "?" else number,
         )
     return known
 
@@ -238,9 +250,10 @@ def count_on_pci(section: Section | None) -> Maybe[int]:
     """NVIDIA display devices of the census's list of PCI addresses."""
     if section is not None and section.state == "missing":
         return Unknown("no PCI bus", is_absence=True)
-    text = text_of(section)
-    if isinstance(text, Unknown):
-        return text
+    return parsed(section, _count_lines)
+
+
+def _count_lines(text: str) -> Maybe[int]:
     first, *rest = text.splitlines()
     lines = rest if re.match(r"#devices\t\d+$", first) else [first, *rest]
     strange = [line for line in lines if not re.match(r"[0-9a-f]{4,8}:", line)]

@@ -1,18 +1,19 @@
 """Sections of an envelope, and the one way to their text.
 
-A parser that reads `Section.out` itself can take half an answer for all. `text_of` gives the
-text only where all of it is there; whoever can use part of an answer says so.
+A parser that reads `Section.out` itself can take half an answer for all. `text_of` gives the text
+only where all of it is there; a parser that can use part of an answer says so.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from checks.facts import NOT_ASKED, Maybe, Section, Unknown
 
 Sections = Mapping[str, Section]
+T = TypeVar("T")
 
 
 def text_of(section: Section | None, *, any_exit: bool = False) -> Maybe[str]:
@@ -29,9 +30,22 @@ def text_of(section: Section | None, *, any_exit: bool = False) -> Maybe[str]:
     return section.out
 
 
+def parsed(
+    section: Section | None, read: Callable[[str], Maybe[T]], *, any_exit: bool = False
+) -> Maybe[T]:
+    """What `read` makes of the text of a section, see `text_of`."""
+    text = text_of(section, any_exit=any_exit)
+    return text if isinstance(text, Unknown) else read(text)
+
+
 def rows_of(text: str) -> list[list[str]]:
     """Cells of the lines of a text, cut at tabs."""
     return [line.split("\t") for line in text.splitlines() if line.strip()]
+
+
+def first_line(text: str) -> str:
+    """The first line that is not blank."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "empty")
 
 
 def unreadable(line: str) -> Unknown:
@@ -42,36 +56,17 @@ def unreadable(line: str) -> Unknown:
 def read_sections(envelope: Mapping[str, Any]) -> dict[str, Section]:
     """The sections of an envelope; what is no section becomes one with state "error"."""
     raw = envelope.get("sections")
-    found = {}
-    for key, data in (raw if isinstance(raw, dict) else {}).items():
-        try:
-            found[str(key)] = Section(
-                state=_state(data["state"]),
-                rc=_exit_status(data["rc"]),
-                out=str(data["out"]),
-                err=str(data["err"]),
-                seconds=_seconds(data["seconds"]),
-                truncated=data.get("truncated") is True,
-            )
-        except (TypeError, KeyError, ValueError, AttributeError):
-            found[str(key)] = Section("error", None, "", "not a section", 0.0)
-    return found
+    return {str(key): _section(data) for key, data in raw.items()} if isinstance(raw, dict) else {}
 
 
-def _state(word: Any) -> Literal["ended", "missing", "timeout", "error"]:
-    if word not in ("ended", "missing", "timeout", "error"):
-        raise ValueError("no state")
-    return word  # type: ignore[no-any-return]
-
-
-def _exit_status(value: Any) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ValueError("no exit status")
-    return value
-
-
-def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if not math.isfinite(seconds):
-        raise ValueError("no number of seconds")
-    return seconds
+def _section(data: Any) -> Section:
+    try:
+        state, rc, seconds = data["state"], data["rc"], float(data["seconds"])
+        is_exit_status = rc is None or (isinstance(rc, int) and not isinstance(rc, bool))
+        is_state = state in ("ended", "missing", "timeout", "error")
+        if is_state and is_exit_status and math.isfinite(seconds):
+            truncated = data.get("truncated") is True
+            return Section(state, rc, str(data["out"]), str(data["err"]), seconds, truncated)
+    except (TypeError, KeyError, ValueError, AttributeError):
+        pass
+    return Section("error", None, "", "not a section", 0.0)

@@ -124,7 +124,7 @@ def read_clocks(
 
 def _machine(boot_id: Any) -> Machine:
     boot = boot_id if isinstance(boot_id, str) else Unknown("the node did not say its boot id")
-    return Machine(boot, NOT_ASKED, NOT_ASKED, NOT_ASKED, "")
+    return Machine(boot, NOT_ASKED, NOT_ASKED, "")
 
 
 def judge(

@@ -103,9 +103,9 @@ CASES: dict[str, list[Case]] = {
     "shell.noise": [bad("greeting", WARN, noise="Welcome")],
     "host.python": [bad("not said", UNKNOWN, python=Unknown("not said"))],
     "host.same_machine": [bad("two names", FAIL, machine=machine("boot-n4"))],
-    "host.limits": [bad("few files", WARN, shell_limits=ShellLimits(1024, None, None, 1 << 40, 1 << 40))],
-    "host.memlock": [bad("64 KiB", FAIL, shell_limits=ShellLimits(1 << 20, None, 65536, 1 << 40, 1 << 40))],
-    "host.shm": [bad("64 MiB", WARN, shell_limits=ShellLimits(1 << 20, None, None, 64 << 20, 64 << 20))],
+    "host.limits": [bad("few files", WARN, shell_limits=ShellLimits(1024, None, 1 << 40))],
+    "host.memlock": [bad("64 KiB", FAIL, shell_limits=ShellLimits(1 << 20, 65536, 1 << 40))],
+    "host.shm": [bad("64 MiB", WARN, shell_limits=ShellLimits(1 << 20, None, 64 << 20))],
     "host.swap": [bad("8 GiB", WARN, memory=Memory(1 << 41, 1 << 40, 16 << 30, 8 << 30))],
     "host.memory_equal": [bad("half", WARN, memory=Memory(1 << 40, 1 << 39, 0, 0))],
     "host.blocked": [

@@ -146,7 +146,7 @@ def full(name: str, **fields: Any) -> NodeFacts:
         software=dataclasses.replace(environment(), installed={"torch": "2.9.0", "nvidia-nccl-cu12": "2.27.5"}),
         interpreter="works", disks={"/data": disk(path="/data")}, ports={29500: Port(True)}, connect_s=0.2,
         fabric=fabric(), clock=clock(), kernel_log=KernelLog((), 800),
-        shell_limits=ShellLimits(1048576, None, None, 1 << 40, 1 << 40), mounts=(ROOT, SHARED),
+        shell_limits=ShellLimits(1048576, None, 1 << 40), mounts=(ROOT, SHARED),
         network=network(), processes=ProcessTable((), (), 400), system=System("Ubuntu 22.04", ("performance",)),
         git=GitState(COMMIT, ()), files={"/data/clips.csv": FileSeen(True, False, 1000)}, token="word",
         token_s=0.01, wandb=True, previous=Unknown("no look before"),

@@ -43,7 +43,7 @@ def environment(version: str = "3.11.7", **packages: str | None) -> PythonEnv:
 
 
 def machine(boot_id: str | Unknown, namespaces: str = "net:[1] pid:[1] uts:[1]") -> Machine:
-    return Machine(boot_id, "id", "6.8", 64, namespaces)
+    return Machine(boot_id, "6.8", 64, namespaces)
 
 
 def node(name: str, **facts: Any) -> NodeFacts:

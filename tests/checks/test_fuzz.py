@@ -22,7 +22,7 @@ from tests.checks.sections import ended
 Parser = Callable[[str], Any]
 PARSERS: dict[str, list[Parser]] = {
     "chrony": [chrony.read_tracking, chrony.read_sources],
-    "ntp": [ntp.read_peers, lambda text: ntp.parse_timedatectl(ended(text)), lambda text: ntp.parse_adjtimex(ended(text))],
+    "ntp": [ntp.read_peers, ntp.read_timedatectl, ntp.read_adjtimex],
     "infiniband": [lambda text: infiniband.parse_sysfs(text, text)],
     "nvlink": [gpu_health.read_nvlinks],
     "topo": [gpu_health.read_topology],
@@ -123,7 +123,7 @@ def test_machine_parsers_take_any_line() -> None:
     for _ in range(300):
         text = "".join(random_.choice('abc\t\n=:{}"0159-./ ') for _ in range(80))
         for parser in (
-            machine.parse_processes, machine.parse_limits, machine.parse_mounts, machine.parse_system,
-            machine.parse_token, machine.parse_wandb, machine.parse_files,
+            machine.read_processes, machine.read_limits, machine.read_mounts, machine.read_system,
+            machine.read_wandb, machine.read_files,
         ):  # fmt: skip
-            json.dumps(to_json(parser(ended(text))))
+            json.dumps(to_json(parser(text)))

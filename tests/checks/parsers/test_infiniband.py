@@ -23,7 +23,7 @@ def test_sysfs_of_an_h100_node() -> None:
     assert all(port.is_active for port in band)
     bond = [port for port in ports if "bond" in port.device]
     assert [port.link_layer for port in bond] == ["Ethernet"]
-    assert [port.device for port in ib.active(ports, "Ethernet")] == ["mlx5_bond_0"]
+    assert [port.device for port in bond if port.is_active] == ["mlx5_bond_0"]
 
 
 def test_ports_stand_in_the_order_of_their_numbers() -> None:

@@ -8,6 +8,7 @@ import sys
 from checks.facts import Blocked, Disk, FileSeen, GitState, Unknown
 from checks.parsers import machine as parse
 from checks.parsers.host import parse_census
+from checks.parsers.section import parsed
 from clusterctl.remote import payload as ship
 from tests.checks.sections import ended, lacking
 from tests.clusterctl.payload.local import LocalConnection
@@ -43,12 +44,10 @@ def test_real_look_at_this_machine_is_understood(tmp_path) -> None:
 
 
 def test_limits_minus_one_is_unlimited() -> None:
-    found = parse.parse_limits(
-        ended("nofile=1048576\nnproc=-1\nmemlock=-1\nshm=1024\nshm_free=512\n")
-    )
+    found = parse.read_limits("nofile=1048576\nnproc=-1\nmemlock=-1\nshm=1024\nshm_free=512\n")
     assert not isinstance(found, Unknown)
     assert (found.open_files, found.memlock_bytes, found.shm_bytes) == (1048576, None, 1024)
-    assert isinstance(parse.parse_limits(ended("nofile=5\n")), Unknown)
+    assert isinstance(parse.read_limits("nofile=5\n"), Unknown)
 
 
 def test_dead_mount_is_named_beside_the_living_ones() -> None:
@@ -65,13 +64,13 @@ def test_dead_mount_is_named_beside_the_living_ones() -> None:
         json.dumps({"path": "/", "kind": "ext4", "source": "/dev/sda", "read_only": False, **room}),
         json.dumps({"path": "/data", "kind": "nfs4", "source": "fs:/d", "read_only": False, "error": "no answer in 4 s"}),
     ]  # fmt: skip
-    found = parse.parse_mounts(ended("\n".join(lines)))
+    found = parse.read_mounts("\n".join(lines))
     assert not isinstance(found, Unknown)
     assert [one.path for one in found] == ["/", "/data"]
     assert found[1].room == Unknown("no answer in 4 s")
     assert found[1].is_network
-    assert isinstance(parse.parse_mounts(lacking("timeout", "no end")), Unknown)
-    assert isinstance(parse.parse_mounts(ended("\n".join([*lines, "half of a li"]))), Unknown)
+    assert isinstance(parsed(lacking("timeout", "no end"), parse.read_mounts), Unknown)
+    assert isinstance(parse.read_mounts("\n".join([*lines, "half of a li"])), Unknown)
 
 
 def test_interfaces_with_addresses_and_names() -> None:
@@ -92,12 +91,12 @@ def test_interfaces_with_addresses_and_names() -> None:
 
 def test_processes() -> None:
     text = "count\t99\ndaemon\tchronyd\t7\nzombie\tsh\nblocked\t12\tcp\t400\tnfs_wait\nblocked\t13\tx\t?\t?\n"
-    found = parse.parse_processes(ended(text))
+    found = parse.read_processes(text)
     assert not isinstance(found, Unknown)
     assert found.zombies == ("sh",)
     assert found.blocked[0] == Blocked(12, "cp", "nfs_wait", 400.0)
     assert isinstance(found.blocked[1].since_s, Unknown)
-    assert isinstance(parse.parse_processes(ended("")), Unknown)
+    assert isinstance(parse.read_processes(""), Unknown)
 
 
 def test_git_state() -> None:

@@ -29,7 +29,7 @@ def node(name: str, offset_s: float = 0.0, error_s: float = 0.0001, **more) -> N
         "exchange": Exchange(offset_s, error_s, 12),
     }  # fmt: skip
     clock |= more.pop("clock", {})
-    machine = Machine(f"boot-{name}", Unknown(""), Unknown(""), Unknown(""), "")
+    machine = Machine(f"boot-{name}", Unknown(""), Unknown(""), "")
     return NodeFacts(name, machine=machine, clock=Clock(**clock), **more)
 
 
