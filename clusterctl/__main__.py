@@ -15,7 +15,7 @@ def main() -> None:
             print("interrupted", file=sys.stderr)
         sys.exit(130)
     finally:
-        # The interpreter's own end is nothing that could be interrupted in order.
+        # The interpreter's end cannot be interrupted in order.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

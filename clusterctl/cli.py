@@ -1,6 +1,6 @@
-"""The command group: loads a command's module when it is asked for, turns errors into sentences.
+"""The command group: imports a command's module when it is run, turns errors into sentences.
 
-`clusterctl --help` imports click and this file, nothing else: a test holds that.
+`clusterctl --help` imports click and this file, nothing else; a test checks that.
 """
 
 from __future__ import annotations
@@ -16,46 +16,17 @@ import click
 
 from clusterctl.errors import ClusterctlError, OutputLost, UsageError
 
-# In the order of a working day; a test compares this list with commands/.
-COMMANDS = (
-    "demo",
-    "nodes",
-    "run",
-    "gpus",
-    "clock",
-    "fabric",
-    "env",
-    "push",
-    "data",
-    "preflight",
-    "launch",
-    "top",
-    "watch",
-    "export",
-    "dump-stacks",
-    "stop",
-    "kill",
-)
-
-
-# A package registers a command with a file `commands/NAME.py`. Entry points would cost `--help`
-# 20 ms and be missing in a checkout until it is installed again.
-PACKAGES = ("clusterctl", "dashboards")
+# In the order of a working day. Entry points instead of this list would cost `--help` 20 ms and be
+# missing in a checkout until it is installed again.
+COMMANDS = ["demo", "nodes", "run", "gpus", "clock", "fabric", "env", "push", "data", "preflight"]
+COMMANDS += ["launch", "top", "watch", "export", "dump-stacks", "stop", "kill"]
+OF_DASHBOARDS = ("top", "watch", "export")
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 
-def _file_of(package: str, command: str) -> str:
-    return os.path.join(  # noqa: PTH118
-        HOME, package, "commands", command.replace("-", "_") + ".py"
-    )
-
-
-def _package_of(command: str) -> str:
-    return next(p for p in PACKAGES if os.path.exists(_file_of(p, command)))  # noqa: PTH110
-
-
 def _module_name(command: str) -> str:
-    return f"{_package_of(command)}.commands.{command.replace('-', '_')}"
+    package = "dashboards" if command in OF_DASHBOARDS else "clusterctl"
+    return f"{package}.commands.{command.replace('-', '_')}"
 
 
 class LazyGroup(click.Group):
@@ -90,16 +61,9 @@ class LazyGroup(click.Group):
 
 def _summary(command: str) -> str:
     """The first line of the module's docstring."""
-    with open(_file_of(_package_of(command), command), encoding="utf-8") as file:  # noqa: PTH123
+    path = os.path.join(HOME, *_module_name(command).split("."))  # noqa: PTH118
+    with open(f"{path}.py", encoding="utf-8") as file:  # noqa: PTH123
         return file.readline().strip().strip('"').rstrip(".")
-
-
-def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if value:
-        from importlib.metadata import version
-
-        click.echo(f"clusterctl {version('clusterctl')}")
-        ctx.exit()
 
 
 @click.group(
@@ -116,13 +80,8 @@ Examples:
   clusterctl demo
   clusterctl gpus nodes.txt""",
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_print_version,
-    help="Print the version and exit.",
+@click.version_option(
+    package_name="clusterctl", message="%(prog)s %(version)s", help="Print the version and exit."
 )
 def group() -> None:
     """Operate GPU machines and train on them over plain ssh: a hostfile is all it needs."""
@@ -139,7 +98,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:
-        # Told already. The interpreter flushes again at its end and would complain.
+        # Reported already. The interpreter flushes again at its end and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -172,7 +131,7 @@ def run(args: list[str]) -> int:
         return error.exit_code
 
 
-READER_GONE = 141  # as a shell has it for SIGPIPE: head, less; nothing to say to it
+READER_GONE = 141  # as a shell has it for SIGPIPE, which `head` and `less` cause
 
 
 def _say(text: str) -> None:
@@ -193,22 +152,17 @@ def _flush() -> None:
 def _prepare_streams() -> None:
     """Standard streams that are closed, or whose encoding lacks characters, must not end a command.
 
-    A closed stdout is opened so that writing fails: its lines are data, else lost in silence.
+    A closed stdout is opened so that writing fails: its lines are data and must not be lost.
     """
-    for descriptor, name, flags in (
-        (0, "stdin", os.O_RDONLY),
-        (1, "stdout", os.O_RDONLY),
-        (2, "stderr", os.O_WRONLY),
-    ):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            os.open(os.devnull, flags)  # takes the lowest free number: this one
-            setattr(
-                sys,
-                name,
-                open(descriptor, "w" if descriptor else "r", closefd=False),  # noqa: SIM115
-            )
-        if descriptor and isinstance(getattr(sys, name), io.TextIOWrapper):
-            getattr(sys, name).reconfigure(errors="backslashreplace")
+            # Takes the lowest free number: this one.
+            os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            mode = "w" if descriptor else "r"
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if descriptor and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _refuse_strangers() -> None:
@@ -219,9 +173,9 @@ def _refuse_strangers() -> None:
     home = Path(__file__).resolve().parent.parent
     for name in ("checks", "trainer", "dashboards"):
         spec = find_spec(name)
-        if spec is None or spec.origin is None or Path(spec.origin).resolve().parent.parent != home:
+        if spec is None or spec.origin is None or Path(spec.origin).resolve().parents[1] != home:
             where = spec.origin if spec else "nowhere"
             raise UsageError(
                 f"the package {name!r} comes from {where}, not from beside clusterctl in {home}",
-                hint="another distribution owns that name here; use an environment of its own",
+                hint="another distribution owns that name here; use a separate environment",
             )

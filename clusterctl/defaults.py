@@ -1,6 +1,6 @@
 """clusterctl.toml: the defaults of options, for all commands or for one.
 
-The user's own file holds for all their work, the one of the current folder stands over it. That one
+The user's file applies everywhere, the one of the current folder takes precedence over it. That one
 may have come with somebody's project: it chooses nodes, limits and looks, and nothing that runs
 programs, lowers guards, opens ports or writes files.
 """
@@ -28,10 +28,10 @@ PERSONAL = frozenset(
         "accept_new", "sudo", "yes", "force", "skip_preflight",  # guards
         "listen", "host", "port", "web", "share",  # who may look
         "out", "record", "write_good", "junit", "speedscope", "once",  # files that are written
-        "match", "user", "gpus", "all_runs", "all", "signal",  # whose processes are dealt with
+        "match", "user", "gpus", "all_runs", "all", "signal",  # whose processes are ended or read
     )
 )  # fmt: skip
-"""Options that only the user's own file may set; a test sees to it that each new one is judged."""
+"""Options that only the user's own file may set; a test fails for a new one that is not judged."""
 
 
 def load_defaults(
@@ -50,8 +50,8 @@ def load_defaults(
     for path in (own, FILE):
         data = _read_toml(path)
         tables = {key for key, value in data.items() if isinstance(value, dict)}
-        if tables - set(commands):
-            raise UsageError(f"{path}: no command is called {_listed(tables - set(commands))}")
+        if strange := ", ".join(sorted(tables - set(commands))):
+            raise UsageError(f"{path}: no command is called {strange}")
         common = {_plain(key): data[key] for key in data if key not in tables}
         given = {_plain(key): value for key, value in data.get(name, {}).items()}
         if set(common) - set(known):
@@ -60,12 +60,10 @@ def load_defaults(
             _refuse_unknown(path, "", common, everything)
         _refuse_unknown(path, f" of [{name}]", given, known)
         given = {**common, **given}
-        refused = PERSONAL & set(given)
-        if path is FILE and refused:
+        if path is FILE and (refused := ", ".join(sorted(PERSONAL & set(given)))):
+            why = "it may have come with a project"
             raise UsageError(
-                f"{path.absolute()} may not set {_listed(refused)}: "
-                "it may have come with a project",
-                hint=f"your own {own} may",
+                f"{path.absolute()} may not set {refused}: {why}", hint=f"your own {own} may"
             )
         for key in set(given) & set(known):
             is_one = known[key].multiple and not isinstance(given[key], list)
@@ -88,20 +86,12 @@ def _plain(key: str) -> str:
     return key.replace("-", "_")
 
 
-def _listed(keys: Iterable[str]) -> str:
-    return ", ".join(sorted(keys))
-
-
 def _refuse_unknown(path: Path, where: str, keys: Iterable[str], known: Iterable[str]) -> None:
-    known = list(known)
     for key in sorted(set(keys) - set(known)):
-        near = difflib.get_close_matches(key, known, 1)
-        raise UsageError(
-            f"{path}: no option --{key.replace('_', '-')}{where}",
-            hint=f"did you mean --{near[0].replace('_', '-')}?"
-            if near
-            else "keys are long options",
-        )
+        hint = "keys are long options"
+        if near := difflib.get_close_matches(key, list(known), 1):
+            hint = f"did you mean --{near[0].replace('_', '-')}?"
+        raise UsageError(f"{path}: no option --{key.replace('_', '-')}{where}", hint=hint)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -118,8 +108,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             return {}
-        why = changed_by_others(found)
-        if why:
+        if why := changed_by_others(found):
             raise UsageError(
                 f"{path.absolute()} {why}, and it sets how clusterctl works",
                 hint="make it yours alone (chown, chmod go-w), or work in another folder",

@@ -12,7 +12,7 @@ from pathlib import Path
 from clusterctl.errors import HostfileError
 from clusterctl.host_names import why_no_host_name, why_no_user_name
 
-MAX_NODES = 100_000  # a slip of the finger in n[1-1000000000] must not eat the memory
+MAX_NODES = 100_000  # n[1-1000000000] must not fill the memory
 MAX_DIGITS = 18
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"(\d+)\s*-\s*(\d+)(?:\s*/\s*(\d+))?")
@@ -23,7 +23,7 @@ KNOWN_HOSTS = "known_hosts"  # a label that the transport reads
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine. What is None here is filled in from ssh_config by the transport."""
+    """One machine. The transport takes from ssh_config what is None here."""
 
     name: str
     host: str | None = None
@@ -35,16 +35,16 @@ class Node:
 
     @property
     def address(self) -> str:
-        """What ssh is asked to connect to before ssh_config has its say."""
+        """The host for ssh to connect to, which ssh_config may change."""
         return self.host or self.name
 
 
 def read_hostfile(path: Path) -> list[Node]:
     """Nodes of a hostfile in its order.
 
-    Raises `HostfileError` for a missing or empty file, a bad line, a bad range or a name that
-    stands twice, always with the line number; and for known_hosts= in a file that another user
-    could have written: it decides which machines are trusted.
+    Raises `HostfileError` for a missing or empty file, a bad line, a bad range or a name defined
+    twice, always with the line number; and for known_hosts= in a file that another user could have
+    written: it decides which machines are trusted.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -64,24 +64,24 @@ def read_hostfile(path: Path) -> list[Node]:
 
 
 def _check_foreign_hand(hostfile: Path, known_hosts: Path) -> None:
-    """Raise `HostfileError` when somebody else could have said which host keys are good."""
+    """Raise `HostfileError` when another user could have written which host keys are good."""
     from clusterctl.payload.files.ownership import foreign_hand
 
     for path in (hostfile, known_hosts):
         try:
             why = foreign_hand(str(path))
         except OSError:
-            continue  # a known_hosts file that is not there yet trusts nobody
+            continue  # a known_hosts file that does not exist yet trusts no host
         if why:
+            action = "leave it out, or close the file to others"
             raise HostfileError(
                 f"hostfile {hostfile}: known_hosts={known_hosts} is not taken: {why}",
-                hint="it replaces the user's own known_hosts; "
-                "leave it out, or close the file to others",
+                hint=f"it replaces the user's own known_hosts; {action}",
             )
 
 
 def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
-    """As `read_hostfile`, over text that is already at hand; `source` names it in messages."""
+    """As `read_hostfile`, for its text; `source` names it in messages."""
     nodes: list[Node] = []
     first_line: dict[str, int] = {}
     for number, raw in enumerate(text.splitlines(), 1):
@@ -95,10 +95,8 @@ def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
         fields = _parse_fields(words[1:], where)
         names = expand(words[0], where)
         if len(names) > 1 and "host" in fields:
-            raise HostfileError(
-                f"{where}: host={fields['host']} cannot stand for {len(names)} nodes",
-                hint="give each of them its own line",
-            )
+            many = f"host={fields['host']} cannot stand for {len(names)} nodes"
+            raise HostfileError(f"{where}: {many}", hint="give each of them its own line")
         for name in names:
             node = _make_node(name, fields, where)
             if node.name in first_line:
@@ -138,12 +136,8 @@ def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
         raise HostfileError(f"{where}: {name!r} is not a node name")
     if at and "user" in fields and fields["user"] != user:
         raise HostfileError(f"{where}: two users, {user} and {fields['user']}")
-    problems = [
-        why_no_host_name(rest),
-        why_no_host_name(fields.get("host", "")),
-        why_no_user_name(fields.get("user") or user),
-    ]
-    for problem in filter(None, problems):
+    hosts = [why_no_host_name(host) for host in (rest, fields.get("host", ""))]
+    for problem in filter(None, [*hosts, why_no_user_name(fields.get("user") or user)]):
         raise HostfileError(f"{where}: {problem}", hint="ssh refuses such names as well")
     return Node(
         name=rest,
@@ -174,9 +168,7 @@ def _number(fields: dict[str, str], key: str, low: int, high: int, where: str) -
 
 def expand(text: str, where: str = "node set") -> list[str]:
     """`n[1-3],m` as names in the order written. A plain name costs no import."""
-    if not any(mark in text for mark in "[],@"):
-        return [text]
-    if "@" in text and not any(mark in text for mark in "[],") and not text.startswith("@"):
+    if not any(mark in text for mark in "[],") and not text.startswith("@"):
         return [text]
     from ClusterShell.NodeSet import NodeSet, NodeSetException  # 60 ms, only where a set is written
     from ClusterShell.NodeUtils import GroupResolverError, GroupSourceError
@@ -215,16 +207,15 @@ def _split_parts(text: str) -> list[str]:
 
 def _count(part: str) -> int:
     """Number of names in a part, by its text: the product of its brackets, summed over `a!b`."""
-    return sum(
-        prod(
-            sum(_width(piece) for piece in group.split(",")) for group in _BRACKETS.findall(operand)
-        )
-        for operand in _OPERATORS.split(part)
-    )
+    total = 0
+    for operand in _OPERATORS.split(part):
+        brackets = [group.split(",") for group in _BRACKETS.findall(operand)]
+        total += prod(sum(map(_width, pieces)) for pieces in brackets)
+    return total
 
 
 def _width(piece: str) -> int:
-    """Numbers in `7`, `1-20` or `1-20/5`. What is no range is left to NodeSet to refuse."""
+    """Numbers in `7`, `1-20` or `1-20/5`; 1 for text that NodeSet will refuse."""
     found = _RANGE.search(piece)
     if found is None:
         return 1
@@ -267,18 +258,16 @@ def select(
     Raises `HostfileError` for a name that the hostfile does not have, or when nothing is left.
     """
     known = {node.name for node in nodes}
-    chosen = [
-        (flag, set(expand(text, flag))) for flag, text in (("-w", only), ("-x", without)) if text
-    ]
-    for flag, names in chosen:
-        strangers = names - known
-        if strangers:
-            raise HostfileError(
-                f"{flag}: {fold(sorted(strangers))} is not in the hostfile",
-                hint="clusterctl nodes lists what is",
-            )
     kept = list(nodes)
-    for flag, names in chosen:
+    for flag, text in (("-w", only), ("-x", without)):
+        if not text:
+            continue
+        names = set(expand(text, flag))
+        if strangers := names - known:
+            hint = "clusterctl nodes lists what is"
+            raise HostfileError(
+                f"{flag}: {fold(sorted(strangers))} is not in the hostfile", hint=hint
+            )
         kept = [node for node in kept if (node.name in names) == (flag == "-w")]
     if not kept:
         raise HostfileError("-w and -x leave no node")
