@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import signal
 import sys
+from collections.abc import Sequence
 
-from trainer.environment import MissingPackages, missing_packages
-from trainer.errors import TrainerError
+from trainer.environment import command
 
 # verb -> (module with add_arguments(parser) and run(args) -> exit code, what it does). Modules are
 # imported for their own verb only: some need PyAV's processes, pyarrow, matplotlib or torch.
@@ -43,9 +42,10 @@ VERBS = {
 GO_ON = {"probe", "check", "clean-captions", "encode"}  # where an interrupted one stopped
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when rows had to be left out; 2 for wrong usage or an unusable file."""
-    given = sys.argv[1:] if argv is None else argv
+    given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m trainer.data",
         description=__doc__,
@@ -60,12 +60,7 @@ def main(argv: list[str] | None = None) -> int:
             name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if name == wanted:
-            try:
-                with missing_packages():
-                    modules[name] = importlib.import_module(f"trainer.data.{module}")
-            except MissingPackages as error:
-                print(error.told(), file=sys.stderr)
-                return error.exit_code
+            modules[name] = importlib.import_module(f"trainer.data.{module}")
             verb.description = modules[name].__doc__
             modules[name].add_arguments(verb)
             if getattr(modules[name], "OVERRIDES", False):
@@ -73,24 +68,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(given)
     args.overrides = overrides
     try:
-        with missing_packages():
-            return int(modules[args.verb].run(args))
-    except TrainerError as error:
-        if error.on_all_ranks and os.environ.get("RANK", "0") != "0":
-            return error.exit_code  # rank 0 says it
-        print(error.told(), file=sys.stderr)
-        return error.exit_code
+        return int(modules[args.verb].run(args))
     except KeyboardInterrupt:
         what = "run the same command again to continue"
         print(
             f"interrupted; {what if args.verb in GO_ON else 'nothing was written'}", file=sys.stderr
         )
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has gone
-        return 141
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None:  # a closed pipe, too
             raise
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
