@@ -1,10 +1,9 @@
-"""Samples and states as JSON and back, and what differs between two of them. Pure.
+"""Samples and states as JSON and back, and the difference between two of them. Pure.
 
-Every JSON list begins with a word that says what it was: a dataclass's name, "" a tuple, "{}" a
-mapping, "set" a frozenset, "b" bytes. So an object is a difference and nothing else: {"3": …}
-changes the fourth place. Only the classes named here are ever made, and only with what their fields
-may hold (`fields.py`): a file from elsewhere can bring neither code nor a text where a number is
-wanted.
+Every JSON list begins with a word for its type: a dataclass's name, "" a tuple, "{}" a mapping,
+"set" a frozenset, "b" bytes. So a JSON object is always a difference: {"3": …} changes the fourth
+place. Only the classes named here are ever made, and only with what their fields may hold
+(`fields.py`): a file from elsewhere can bring neither code nor a text in place of a number.
 """
 
 from __future__ import annotations
@@ -12,40 +11,47 @@ from __future__ import annotations
 import base64
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dashboards.model import alert_book, downsample, ring_buffer, samples, state
-from dashboards.recording import fields
+from dashboards.model.thresholds import Limits
+from dashboards.recording.fields import is_sound, tests
 from trainer.runlog import telemetry
 
 MODULES = (samples, state, alert_book, ring_buffer, downsample, telemetry)
-# Not data but how this program works: a state gets its own anew.
+NOT_DATA = (alert_book.Rule, Limits)
+# Not data but how this program works: a state that is read gets its own.
 LEFT_OUT = {"AlertBook": ("limits", "rules", "hurry")}
 
 
 class PlainError(ValueError):
-    """What stands in the file is none of what is known here."""
+    """The file holds something that is not known here."""
 
 
-def _classes() -> dict[str, type[Any]]:
-    found: dict[str, type[Any]] = {}
-    for module in MODULES:
-        for name, value in vars(module).items():
-            if isinstance(value, type) and dataclasses.is_dataclass(value):
-                found[name] = value
-    del found["Rule"], found["Limits"]  # of no state's data
-    return found
-
-
-CLASSES = _classes()
+CLASSES: dict[str, type[Any]] = {
+    name: value
+    for module in MODULES
+    for name, value in vars(module).items()
+    if isinstance(value, type) and dataclasses.is_dataclass(value) and value not in NOT_DATA
+}
 FIELDS: dict[str, tuple[str, ...]] = {
-    name: tuple(
-        item.name for item in dataclasses.fields(kind) if item.name not in LEFT_OUT.get(name, ())
-    )
+    name: tuple(f.name for f in dataclasses.fields(kind) if f.name not in LEFT_OUT.get(name, ()))
     for name, kind in CLASSES.items()
 }
-_NAMES = {kind: name for name, kind in CLASSES.items()}
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
+    if len(names) == 1:
+        return lambda value: (getattr(value, names[0]),)
+    return operator.attrgetter(*names)
+
+
+# What is written as a list of parts: the word for it, and how to get them.
+_WORDS: dict[type[Any], str] = {tuple: "", list: ""}
+_PARTS: dict[type[Any], Callable[[Any], Sequence[Any]]] = {tuple: tuple, list: tuple}
+for _name, _kind in CLASSES.items():
+    _WORDS[_kind], _PARTS[_kind] = _name, _getter(FIELDS[_name])
 
 
 def encode(value: Any) -> Any:
@@ -53,11 +59,9 @@ def encode(value: Any) -> Any:
     kind = type(value)
     if value is None or kind in (str, int, float, bool):
         return value
-    name = _NAMES.get(kind)
-    if name is not None:
-        return [name, *(encode(getattr(value, field)) for field in FIELDS[name])]
-    if kind in (tuple, list):
-        return ["", *map(encode, value)]
+    parts = _PARTS.get(kind)
+    if parts is not None:
+        return [_WORDS[kind], *map(encode, parts(value))]
     if isinstance(value, Mapping):
         return ["{}", *(encode(part) for pair in value.items() for part in pair)]
     if kind in (frozenset, set):
@@ -68,72 +72,42 @@ def encode(value: Any) -> Any:
 
 
 def decode(plain: Any, names_of: Mapping[str, Sequence[str]] = FIELDS) -> Any:
-    """The value; `names_of` are the classes' fields as the file has them, those of now are taken.
+    """The value; `names_of` are the fields of classes in the file, those of now are taken.
 
-    Raises `PlainError` for what is none.
+    Raises `PlainError` for anything else.
     """
     if type(plain) is not list:
         if isinstance(plain, Mapping):
-            raise PlainError("a difference where a value is wanted")
+            raise PlainError("a difference in place of a value")
         return plain
     if not plain or type(plain[0]) is not str:
-        raise PlainError("a list without a word for its kind")
+        raise PlainError("a list without a word for its type")
     word = plain[0]
-    if word == "":
-        return tuple([decode(part, names_of) for part in plain[1:]])
-    kind = CLASSES.get(word)
-    if kind is not None:
-        names = names_of.get(word)
-        if names is None or len(names) != len(plain) - 1:
-            raise PlainError(f"{word} has other fields than the file says")
-        values = [decode(part, names_of) for part in plain[1:]]
-        if names == FIELDS[word] and word not in LEFT_OUT:
-            return _made(kind, values)
-        given = dict(zip(names, values, strict=True))
-        return _checked(kind(**{name: given[name] for name in FIELDS[word] if name in given}))
-    if word == "{}":
-        parts = [decode(part, names_of) for part in plain[1:]]
-        return dict(zip(parts[::2], parts[1::2], strict=True))
-    if word == "set":
-        return frozenset(decode(part, names_of) for part in plain[1:])
     if word == "b" and len(plain) == 2:
         return base64.b85decode(plain[1])
-    raise PlainError(f"no such thing: {word!r}")
-
-
-_TESTS = {
-    kind: tuple(fields.tests(kind)[name] for name in FIELDS[word]) for word, kind in CLASSES.items()
-}
-
-
-def _made(kind: type[Any], values: Sequence[Any]) -> Any:
-    """An object of all of its fields. Raises `PlainError` where one cannot be that."""
-    for test, value in zip(_TESTS[kind], values, strict=True):
-        if not test(value):
-            raise PlainError(f"a {kind.__name__} cannot hold {value!r:.60}")
-    made = kind(*values)
-    if not fields.agrees(made):
-        raise PlainError(f"a {kind.__name__} that does not fit together")
+    parts = [decode(part, names_of) for part in plain[1:]]
+    if word == "":
+        return tuple(parts)
+    if word == "{}":
+        return dict(zip(parts[::2], parts[1::2], strict=True))
+    if word == "set":
+        return frozenset(parts)
+    kind, names = CLASSES.get(word), names_of.get(word)
+    if kind is None:
+        raise PlainError(f"unknown type: {word!r}")
+    if names is None or len(names) != len(parts):
+        raise PlainError(f"{word} has other fields than the file declares")
+    given = dict(zip(names, parts, strict=True))
+    made = kind(**{name: given[name] for name in FIELDS[word] if name in given})
+    if not is_sound(made):
+        raise PlainError(f"a {word} that cannot be")
     return made
-
-
-def _checked(made: Any) -> Any:
-    if not fields.is_sound(made):
-        raise PlainError(f"a {type(made).__name__} that cannot be")
-    return made
-
-
-_READ = {
-    kind: operator.attrgetter(*FIELDS[name])
-    for name, kind in CLASSES.items()
-    if len(FIELDS[name]) > 1
-}
 
 
 def encode_like(value: Any, before: Any, before_plain: Any) -> Any:
     """As `encode`, with floats cut to what a reading can tell; shares what `before` has the same.
 
-    Most of a node stands still from second to second, so this costs a fifth.
+    Most of a node does not change from second to second, so this costs a fifth.
     """
     if value is before:
         return before_plain
@@ -141,38 +115,32 @@ def encode_like(value: Any, before: Any, before_plain: Any) -> Any:
     if kind is float:
         size = abs(value)  # shares and clocks, readings, times
         return round(value, 5 if size < 1.0 else 2 if size < 1e6 else 3)
-    if kind is type(before) and type(before_plain) is list:
-        if kind is tuple and len(value) == len(before):
-            return ["", *map(encode_like, value, before, before_plain[1:])]
-        read = _READ.get(kind)
-        if read is not None:
-            return [_NAMES[kind], *map(encode_like, read(value), read(before), before_plain[1:])]
-    if kind is tuple:
-        return ["", *(encode_like(part, None, None) for part in value)]
-    read = _READ.get(kind)
-    if read is not None:
-        return [_NAMES[kind], *(encode_like(part, None, None) for part in read(value))]
-    return encode(value)
+    parts = _PARTS.get(kind)
+    if parts is None:
+        return encode(value)
+    new = parts(value)
+    if kind is type(before) and type(before_plain) is list and len(before_plain) == len(new) + 1:
+        return [_WORDS[kind], *map(encode_like, new, parts(before), before_plain[1:])]
+    return [_WORDS[kind], *(encode_like(part, None, None) for part in new)]
 
 
 def decode_like(change: Any, before: Any, plain: Any) -> Any:
     """`decode(plain)`, which `change` made of `before`'s; unchanged parts stay the same objects."""
-    if type(change) is not dict:
-        return decode(plain)
     kind = type(before)
-    read = None if kind is tuple else _READ.get(kind)
-    if kind is not tuple and read is None:
+    parts = _PARTS.get(kind)
+    if type(change) is not dict or parts is None:
         return decode(plain)
-    values = list(before if read is None else read(before))
-    tests = None if read is None else _TESTS[kind]
+    values = list(parts(before))
+    fits = None if kind is tuple else _TESTS[kind]
     for key, part in change.items():
         index = int(key)
         value = values[index - 1] = decode_like(part, values[index - 1], plain[index])
-        if tests is not None and not tests[index - 1](value):
+        if fits is not None and not fits[index - 1](value):
             raise PlainError(f"a {kind.__name__} cannot hold {value!r:.60}")
-    return tuple(values) if read is None else kind(*values)
+    return tuple(values) if fits is None else kind(*values)
 
 
+_TESTS = {kind: [tests(kind)[name] for name in FIELDS[word]] for word, kind in CLASSES.items()}
 SAME = object()
 
 

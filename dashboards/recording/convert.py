@@ -1,7 +1,7 @@
 """Convert a recording of clusterctl 0.1: `python -m dashboards.recording.convert OLD NEW`.
 
-The old file is blocks one behind the other: a header, then three sections (zlib). Where `OLD.1`
-exists, which holds the first half of a long recording, it is converted too.
+The old file is a list of blocks: a header, then three sections (zlib). `OLD.1`, which holds the
+first half of a long recording, is converted too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dashboards.recording.file_format import (
 
 MARK = b"\xc7BLK"
 HEAD = struct.Struct("<4scIIIIdd")  # mark, kind, checksum, lengths of three sections, times
-OLD_KEY, OLD_DEEP, OLD_ROUNDS = b"k", b"K", b"r"
+OLD_KEY, OLD_DEEP = b"k", b"K"  # other blocks hold rounds
 
 # Classes and fields that have other names now.
 CLASSES = {"Sign": "Breach", "Kept": "RuleMemory"}
@@ -88,11 +88,8 @@ def _rows(kind: bytes, at_s: float, texts: Sequence[bytes]) -> list[Row]:
     head = json.loads(texts[0])
     if kind in (OLD_KEY, OLD_DEEP):
         new = BEGIN if head.get("begins") else DEEP if kind == OLD_DEEP else KEY
-        return [
-            (at_s, new, _json(_renamed(head))),
-            (at_s, NODES, texts[1]),
-            (at_s, HISTORY, texts[2]),
-        ]
+        key = [(new, _json(_renamed(head))), (NODES, texts[1]), (HISTORY, texts[2])]
+        return [(at_s, name, text) for name, text in key]
     rows: list[Row] = []
     for (now_s, of_run), of_nodes in zip(head, json.loads(texts[1]), strict=True):
         if of_run:

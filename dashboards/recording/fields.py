@@ -1,7 +1,7 @@
-"""What a value read from a file may be: its type by the dataclass's annotation, and its size. Pure.
+"""What a field read from a file may hold: its type by the dataclass's annotation, its size. Pure.
 
-A file from elsewhere may hold anything where a number is wanted. What is refused here never reaches
-a rule or a screen, which may then trust their dataclasses as those that a feed made.
+A file from elsewhere may hold anything in place of a number. What is refused here never reaches a
+rule or a screen, so that these may trust a dataclass as one that a feed made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dashboards.model.alert_book import SEVERITIES
 from dashboards.model.downsample import Thin
 from dashboards.model.ring_buffer import CHUNK, LARGEST, Ring
 
-MOST_GPUS = 64  # as watch_line believes of a node
+MOST_GPUS = 64  # as in watch_decoder
 MOST_RANKS = 1 << 20
 MOST_COLUMNS = 4096  # of a row of history
 SECONDS = 1e11  # year 5138: neither a date nor a duration is more
@@ -24,9 +24,9 @@ LARGEST_INT = 1 << 53
 
 Test = Callable[[Any], bool]
 
-# A loss may be NaN or infinite, and so may curves; a reading is known or None.
+# A loss or a curve may be NaN or infinite; a reading is known or None.
 _NOT_FINITE = frozenset(["StepRecord", "Event", "RunState", "Thin"])
-# What is counted up to or reserved: (least, most).
+# What is used as a count or a size: (least, most).
 _RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("Gpu", "index"): (0, MOST_GPUS - 1),
     ("NodeState", "gpus_seen"): (0, MOST_GPUS),
@@ -39,21 +39,16 @@ _RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("State", "interval_s"): (0.1, SECONDS),
 }
 
-_TESTS: dict[type[Any], Mapping[str, Test]] = {}  # as they are asked for
-
-
-def fits(kind: type[Any], name: str, value: Any) -> bool:
-    """Whether a field of that dataclass may hold the value."""
-    return tests(kind)[name](value)
+_TESTS: dict[type[Any], Mapping[str, Test]] = {}
 
 
 def is_sound(value: Any) -> bool:
     """Whether all fields of a dataclass hold what they may; its parts are not checked."""
-    kind = type(value)
-    return all(test(getattr(value, name)) for name, test in tests(kind).items()) and agrees(value)
+    fits = tests(type(value)).items()
+    return all(test(getattr(value, name)) for name, test in fits) and _agrees(value)
 
 
-def agrees(value: Any) -> bool:
+def _agrees(value: Any) -> bool:
     """Whether the fields of a dataclass fit together."""
     if type(value) is Ring:
         return _is_whole(value)
@@ -65,13 +60,14 @@ def agrees(value: Any) -> bool:
 
 
 def tests(kind: type[Any]) -> Mapping[str, Test]:
-    """A test for each field, in order."""
-    found = _TESTS.get(kind)
-    if found is None:
-        hints = get_type_hints(kind)
-        names = kind.__dataclass_fields__
-        found = _TESTS[kind] = {name: _of_field(kind.__name__, name, hints[name]) for name in names}
-    return found
+    """For each field of a dataclass, in order: whether it may hold a value."""
+    if kind not in _TESTS:
+        _TESTS[kind] = {
+            name: _of_field(kind.__name__, name, hint)
+            for name, hint in get_type_hints(kind).items()
+            if name in kind.__dataclass_fields__
+        }
+    return _TESTS[kind]
 
 
 def _of_field(kind: str, name: str, hint: Any) -> Test:
@@ -87,35 +83,26 @@ def _of_hint(hint: Any, limits: tuple[float, float]) -> Test:
     if hint is Any:
         return lambda value: True
     origin, parts = get_origin(hint), get_args(hint)
+    each = [_of_hint(part, limits) for part in parts if part not in (type(None), ...)]
+    one = each[0] if each else None
     if origin in (Union, types.UnionType):
-        return _one_of([part for part in parts if part is not type(None)], limits)
-    if origin is tuple and len(parts) == 2 and parts[1] is ...:
-        one = _of_hint(parts[0], limits)
-        return lambda value: type(value) is tuple and all(map(one, value))
+        if one is not None and len(each) == 1:
+            return lambda value: value is None or one(value)
+        return lambda value: value is None or any(test(value) for test in each)
+    if one is not None and (origin is frozenset or (origin is tuple and parts[1:] == (...,))):
+        return lambda value: type(value) is origin and all(map(one, value))
     if origin is tuple:
-        each = [_of_hint(part, limits) for part in parts]
         return lambda value: (
             type(value) is tuple
             and len(value) == len(each)
             and all(test(part) for test, part in zip(each, value, strict=True))
         )
-    if origin is frozenset:
-        one = _of_hint(parts[0], limits)
-        return lambda value: type(value) is frozenset and all(map(one, value))
     if origin in (Mapping, dict):
-        key, item = (_of_hint(part, limits) for part in parts)
+        key, item = each
         return lambda value: (
             type(value) is dict and all(map(key, value)) and all(map(item, value.values()))
         )
     return _of_type(hint, limits)
-
-
-def _one_of(parts: list[Any], limits: tuple[float, float]) -> Test:
-    each = [_of_hint(part, limits) for part in parts]
-    if len(each) == 1:
-        one = each[0]
-        return lambda value: value is None or one(value)
-    return lambda value: value is None or any(test(value) for test in each)
 
 
 def _of_type(hint: Any, limits: tuple[float, float]) -> Test:

@@ -1,9 +1,9 @@
 """The file of a recording: an SQLite database with one table of samples.
 
-Rows are only appended, one transaction a round. A key is three rows: one of `KEYS` with what is
-known then, `NODES`, `HISTORY`. Each round after it is one row `ROUND` with what changed on the
+Rows are only appended, one transaction a round. A key is three rows: one of `KEYS` with the state
+at that time, `NODES`, `HISTORY`. Each round after it is one row `ROUND` with what changed on the
 nodes, behind a row `RUN` where the run reported something. The payload is a CRC-32 of the text and
-a piece of a zlib stream, which begins anew at each key: a round is packed with those before it as
+a piece of a zlib stream, which restarts at each key: a round is packed with those before it as
 context.
 """
 
@@ -107,11 +107,7 @@ def list_rows(db: sqlite3.Connection, size: int) -> tuple[list[Row], int]:
     except sqlite3.Error:
         damaged += 1
     found.sort()
-    rows = [
-        row
-        for row, before in zip(found, [None, *found], strict=False)
-        if not before or row.id != before.id
-    ]
+    rows = list({row.id: row for row in reversed(found)}.values())[::-1]
     if rows:
         damaged += rows[-1].id - rows[0].id + 1 != len(rows)
     return rows, damaged
@@ -146,7 +142,7 @@ class Appender:
         self.path, self._limit = path, limit_bytes
         self._packers: defaultdict[str, Any] = defaultdict(lambda: zlib.compressobj(LEVEL))
         os.close(open_own(str(path), os.O_RDWR | os.O_CREAT))
-        for ending in ("-wal", "-shm", "-journal"):  # SQLite would write into those of anybody
+        for ending in ("-wal", "-shm", "-journal"):  # SQLite would write into those of other users
             if os.path.lexists(f"{path}{ending}"):
                 os.close(open_own(f"{path}{ending}", os.O_RDWR))
         if path.stat().st_size:
@@ -154,28 +150,29 @@ class Appender:
         self._db = _connect(path, "rw")
         try:
             self._open()
-        except (sqlite3.Error, UsageError) as error:
+        except UsageError:
             self._db.close()
-            if isinstance(error, UsageError):
-                raise
-            if "locked" in str(error):
-                raise UsageError(f"{path} is already being recorded into") from None
-            raise UsageError(f"{path} cannot be written: {error}") from None
+            raise
+        except sqlite3.Error as error:
+            self._db.close()
+            is_locked = "locked" in str(error)
+            why = "is already being recorded into" if is_locked else f"cannot be written: {error}"
+            raise UsageError(f"{path} {why}") from None
 
     def _open(self) -> None:
-        self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        self._db.execute("BEGIN IMMEDIATE")
-        if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        execute = self._db.execute
+        execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        execute("BEGIN IMMEDIATE")
+        if not execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            execute(f"PRAGMA application_id = {APPLICATION_ID}")
             for statement in SCHEMA.values():
-                self._db.execute(statement)
-        self._db.execute("COMMIT")
+                execute(statement)
+        execute("COMMIT")
         _check_schema(self._db, self.path)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `sync` does it
-        # A transaction is open all the time: nobody else can write.
-        self._db.execute("BEGIN IMMEDIATE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        execute("PRAGMA wal_autocheckpoint = 0")  # `sync` does it
+        execute("BEGIN IMMEDIATE")  # a transaction is always open: no other process can write
 
     def append(self, time_s: float, kind: str, text: bytes) -> None:
         """One row. Raises `ValueError` for a text that no reader would take, `sqlite3.Error`."""
@@ -193,22 +190,19 @@ class Appender:
         )
 
     def commit(self) -> None:
-        """Whoever kills this process now takes nothing of what was written."""
+        """What is written survives the end of this process."""
         self._db.execute("COMMIT")
         self._db.execute("BEGIN IMMEDIATE")
 
     def sync(self) -> None:
-        """Nor does a loss of power. Raises `sqlite3.Error`: the disk is full."""
+        """And a loss of power. Raises `sqlite3.Error`: the disk is full."""
         self._db.execute("COMMIT")
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._db.execute("BEGIN IMMEDIATE")
 
     def is_full(self) -> bool:
-        pages = [
-            self._db.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count")
-        ]
-        return bool((pages[0] - pages[1]) * PAGE_BYTES > self._limit)
+        query = "SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count"
+        return bool(self._db.execute(query).fetchone()[0] * PAGE_BYTES > self._limit)
 
     def delete_older_half(self) -> None:
         """Up to a key that holds everything."""
@@ -219,8 +213,8 @@ class Appender:
         )
 
     def close(self) -> None:
-        """Leave one plain file, which a folder without write access can hold too."""
+        """Leave one plain file, which can be read in a folder without write access."""
         self._db.execute("COMMIT")
-        with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it
+        with contextlib.suppress(sqlite3.OperationalError):  # another process reads it
             self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()

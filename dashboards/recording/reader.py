@@ -1,8 +1,8 @@
-"""A recording that is read: the state at any time, and what was reported from there on.
+"""Reads a recording: the state at any time, and the rounds after it.
 
 Opening reads the index only. A state is made of the last key before its time, of the rows of
 history in the keys of the hour before, and of the rounds since that key. The file may come from
-anywhere: a row that holds something else than ours counts as damaged, and `damage` reports it.
+anywhere: a row with unexpected content counts as damaged, and `damage` reports it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import sqlite3
 import struct
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ HALF_BYTES = 2
 CACHED_HISTORIES = 160  # of an hour and a bit, unpacked
 MAX_PARTS = 4 << 20  # lists and objects of one text; each costs 60 bytes of memory and more
 
-# What reading a text that is none of ours may raise.
+# What reading an unexpected text may raise.
 _BROKEN = (
     ValueError,
     KeyError,
@@ -65,6 +65,7 @@ _BROKEN = (
 )
 
 Round = tuple[float, list[Sample]]
+Fields = Mapping[str, Sequence[str]]
 
 
 @dataclass(slots=True)
@@ -75,7 +76,9 @@ class Place:
     known: dict[str, tuple[NodeSample, Any]] = field(default_factory=dict)
     unpacker: Unpacker = field(default_factory=Unpacker)
     next_round: Round | None = None
-    fields: Mapping[str, Sequence[str]] | None = None  # the file's, where they are not ours
+    fields: Fields = field(
+        default_factory=lambda: codec.FIELDS
+    )  # the file's, where they are not ours
     broken: bool = False  # a damaged row: nothing can be known before the next key
 
 
@@ -113,10 +116,8 @@ class Recorded:
         """What of the file could not be read so far, as a sentence; "" nothing."""
         if not self._damaged and not self._gaps:
             return ""
-        return (
-            f"{self.path}: parts of this recording are damaged and left out;"
-            " what they held is not known"
-        )
+        lost = "parts of this recording are damaged and left out; what they held is not known"
+        return f"{self.path}: {lost}"
 
     def _text(self, id_: int, kind: str) -> bytes:
         """Of the first row of its kind after its key. Raises `ValueError`, `sqlite3.Error`."""
@@ -174,16 +175,14 @@ class Recorded:
     def _at_key(self, number: int) -> tuple[State, Place]:
         key = self._keys[number]
         about, parts_of = self._read(key.id, key.kind), self._read(key.id + 1, NODES)
-        names_of = {name: tuple(names) for name, names in about["fields"].items()}
+        names_of = _fields(about)
         nodes, known = {}, {}
-        state = State(now_s=_time(about["now_s"]))
-        values = {}
+        values: dict[str, Any] = {"now_s": _time(about["now_s"])}
         for name, value in about["state"].items():
-            if name in State.__dataclass_fields__:
-                # A part of another version is left out rather than the whole.
-                with contextlib.suppress(*_BROKEN):
-                    values[name] = _part(State, name, codec.decode(value, names_of))
-        state = replace(state, **values)
+            # A part of another version is left out rather than the whole.
+            with contextlib.suppress(*_BROKEN):
+                values[name] = _part(State, name, codec.decode(value, names_of))
+        state = State(**values)
         limit = -(-int(HISTORY_S) // max(1, int(state.history_step_s)))
         rings = self._rings(number, limit)
         for name, parts in parts_of.items():
@@ -199,8 +198,8 @@ class Recorded:
                 known[name] = (sample, parts["sample"])
         run = self._run_at(number, about, names_of)
         fleet = rings.get("", Ring(len(FLEET_COLUMNS), limit))
-        ours = codec.FIELDS.items() <= names_of.items()
-        place = Place(key.id + 3, known, fields=None if ours else names_of)
+        is_ours = codec.FIELDS.items() <= names_of.items()
+        place = Place(key.id + 3, known, fields=codec.FIELDS if is_ours else names_of)
         return replace(state, nodes=nodes, run=run, fleet=fleet), place
 
     def _run_at(self, number: int, about: dict[str, Any], names_of: Any) -> RunState | None:
@@ -211,8 +210,7 @@ class Recorded:
         key = self._keys[first]
         try:
             deep = about if first == number else self._read(key.id, key.kind)
-            deep_names = {name: tuple(names) for name, names in deep["fields"].items()}
-            run = _part(State, "run", codec.decode(deep["run"], deep_names))
+            run = _part(State, "run", codec.decode(deep["run"], _fields(deep)))
         except _BROKEN:
             if first == number:
                 raise
@@ -220,9 +218,8 @@ class Recorded:
             return None
         state, unpacker = State(now_s=0.0, run=run), Unpacker()
         query = "SELECT id, kind, payload FROM samples WHERE id > ? AND id < ? AND kind IN (?, ?)"
-        for id_, kind, payload in self._db.execute(
-            query, (key.id, self._keys[number].id, RUN, KEY)
-        ):
+        rows = self._db.execute(query, (key.id, self._keys[number].id, RUN, KEY))
+        for id_, kind, payload in rows:
             try:
                 text = unpacker.unpack(kind, payload)
                 if kind == RUN:
@@ -246,10 +243,9 @@ class Recorded:
                 break
             if rows is None:
                 break
-            pieces.append(rows)
+            pieces.insert(0, rows)
             if is_whole:
                 break
-        pieces.reverse()
         names = pieces[-1] if pieces else {}
         return {
             name: Ring.from_bytes([p[name] for p in pieces if name in p], limit, names[name][0])
@@ -312,8 +308,7 @@ class Recorded:
                 return None
             text = place.unpacker.unpack(kind, payload)
             if kind == RUN:
-                names_of = codec.FIELDS if place.fields is None else place.fields
-                samples += [_of_run(codec.decode(one, names_of)) for one in _json(text)]
+                samples += [_of_run(codec.decode(one, place.fields)) for one in _json(text)]
             elif kind == ROUND:
                 samples += self._of_nodes(place, _json(text))
                 place.row += 1
@@ -321,25 +316,22 @@ class Recorded:
             place.row += 1
         return None
 
-    def _of_nodes(self, place: Place, reported: Any) -> list[Sample]:
-        samples: list[Sample] = []
-        names_of = codec.FIELDS if place.fields is None else place.fields
+    def _of_nodes(self, place: Place, reported: Any) -> Iterator[Sample]:
         for name, new in reported:
             if type(new) is not dict:
-                plain, sample = new, codec.decode(new, names_of)
+                plain, sample = new, codec.decode(new, place.fields)
             else:
                 before, old = place.known[name]
                 plain = codec.changed(old, new)
-                if place.fields is None:
+                if place.fields is codec.FIELDS:
                     sample = codec.decode_like(new, before, plain)
                 else:
-                    sample = codec.decode(plain, names_of)
+                    sample = codec.decode(plain, place.fields)
             if not isinstance(sample, NodeSample | NodeDown) or sample.node != name:
                 raise ValueError("no reading of that node")
             if isinstance(sample, NodeSample):
                 place.known[name] = (sample, plain)
-            samples.append(sample)
-        return samples
+            yield sample
 
 
 def _stretches(rows: Sequence[Row]) -> list[tuple[int, float]]:
@@ -364,8 +356,12 @@ def _json(text: bytes) -> Any:
     return json.loads(text)
 
 
+def _fields(about: dict[str, Any]) -> Fields:
+    return {name: tuple(names) for name, names in about["fields"].items()}
+
+
 def _part(kind: type[Any], name: str, value: Any) -> Any:
-    if not fields.fits(kind, name, value):
+    if not fields.tests(kind)[name](value):
         raise ValueError(f"{name} cannot be that")
     return value
 

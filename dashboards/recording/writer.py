@@ -1,9 +1,8 @@
-"""A feed that writes down what another one says: `clusterctl top --record FILE`.
+"""A feed that records another one: `clusterctl top --record FILE`.
 
 A thread behind a bounded queue writes, so that a slow disk stops the recording and never the view.
-It folds the samples into a state of its own: every half minute a key holds all that is known then,
-with the rows of history since the last one, so that any time can be shown without reading what lies
-before its hour.
+It folds the samples into its own state. Every half minute a key holds that state, with the rows of
+history since the last one, so that any time can be shown without reading more than its hour.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ APART = ("nodes", "fleet", "run")  # of the state, written in their own way
 
 
 class Recording:
-    """A Feed around a Feed; `note` says what became of the recording, "" while all is well."""
+    """A Feed around a Feed; `note` says why the recording stopped, "" while it goes on."""
 
     def __init__(
         self, feed: Feed, path: Path, *, interval_s: float = 1.0, limit_bytes: int = LIMIT_BYTES
@@ -141,14 +140,10 @@ class Writer:
             self._file.delete_older_half()
 
     def _changes(self, sample: NodeSample) -> list[Any]:
-        before = self._known.get(sample.node)
-        if before is None:
-            new = codec.encode_like(sample, None, None)
-            self._known[sample.node] = (sample, new)
-            return [sample.node, new]
-        new = codec.encode_like(sample, *before)
+        before, plain = self._known.get(sample.node, (None, None))
+        new = codec.encode_like(sample, before, plain)
         self._known[sample.node] = (sample, new)
-        difference = codec.difference(before[1], new)
+        difference = codec.difference(plain, new)
         return [sample.node, {} if difference is codec.SAME else difference]
 
     def _key(self, now_s: float, *, begins: bool) -> None:
@@ -162,7 +157,7 @@ class Writer:
                 try:
                     about["state"][item.name] = codec.encode(getattr(state, item.name))
                 except codec.PlainError:
-                    continue  # it begins anew where it is read
+                    continue  # a state that is read has its default
         if deep:
             about["run"] = codec.encode(state.run)
         nodes: dict[str, Any] = {}
@@ -174,13 +169,11 @@ class Writer:
                 if item.name not in ("name", "history", "sample")
             }
             if node.sample is not None:
-                # Where it was written the same way before: one text, one object.
-                before = self._known.get(name)
-                same = before is not None and before[0] is node.sample
-                parts["sample"] = (
-                    before[1] if same and before else codec.encode_like(node.sample, None, None)
-                )
-                known[name] = (node.sample, parts["sample"])
+                before, plain = self._known.get(name, (None, None))
+                if before is not node.sample:
+                    plain = codec.encode_like(node.sample, None, None)
+                parts["sample"] = plain
+                known[name] = (node.sample, plain)
             nodes[name] = parts
         self._known = known
         history = self._history(state, whole=begins)
