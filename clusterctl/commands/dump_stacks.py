@@ -65,8 +65,7 @@ def command(
     Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told.
     docs/guide/stacks.md says how to read a verdict.
     """
-    from clusterctl.stacks.collect import DumpOptions
-    from clusterctl.stacks.diagnose import diagnose
+    from clusterctl.stacks.diagnose import DumpOptions, diagnose
     from clusterctl.stacks.wait_sites import Sites, read_sites
 
     if diff:
@@ -125,7 +124,7 @@ def _native(
     settings: Settings, output: Output, seen: Diagnosis, py_spy: str | None, sudo: bool
 ) -> dict[str, str]:
     """C and Python stacks of one process of each class of suspects, by `node pid`."""
-    from clusterctl.stacks.collect import collect_native
+    from clusterctl.stacks.diagnose import collect_native
     from clusterctl.stacks.files import native_text
 
     chosen: dict[tuple[object, ...], Any] = {}

@@ -13,8 +13,7 @@ from clusterctl.jobs.processes import Pick
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.launch.run_dir import next_place
 from clusterctl.remote.fanout import WIDTH
-from clusterctl.stacks.collect import DumpOptions
-from clusterctl.stacks.diagnose import Diagnosis, diagnose
+from clusterctl.stacks.diagnose import Diagnosis, DumpOptions, diagnose
 from clusterctl.stacks.verdict import VerdictKind
 from clusterctl.transport.base import Limits, Transport
 from trainer.runlog import telemetry

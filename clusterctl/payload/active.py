@@ -16,7 +16,7 @@ import time
 
 from clusterctl.payload.active_files import run_files
 from clusterctl.payload.collect.ports import try_port
-from clusterctl.payload.files.ownership import NotPrivate, planted
+from clusterctl.payload.files.ownership import refuse_planted
 from clusterctl.payload.launch.rendezvous import (
     RendezvousListener,
     interface_towards,
@@ -24,12 +24,15 @@ from clusterctl.payload.launch.rendezvous import (
     probe_port,
 )
 from clusterctl.payload.prelude import (
-    _live,
-    _live_lock,
-    _out_lock,
+    _write,
+    error_text,
+    forget_tool,
     hold_lease,
+    in_thread,
     kill_tools,
-    read_text,
+    on_signals,
+    read_stat,
+    start_tool,
     together,
     tool_env,
 )
@@ -38,14 +41,14 @@ SILENT_S = 6.0  # a rank says twice a second that it lives, unless it is starved
 BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'active_rank','exec'))"
 
 ranks = []  # type: list  # of Rank
-doors = []  # type: list
+listeners = []  # type: list
 folders = []  # type: list  # of ours in a shared folder
 leaving = threading.Lock()
 starts = queue.SimpleQueue()  # type: Any  # orders to start ranks
 
 
 class Rank:
-    """A process of active_rank.py: its newest sign of life, and what it has still to answer."""
+    """A process of active_rank.py: its last message, and the orders that it has to answer."""
 
     def __init__(self, python, text, device, env):
         self.device = device
@@ -54,36 +57,32 @@ class Rank:
         self.beat_s = time.monotonic()
         self.phase = "start"
         self.answers = {}  # type: dict  # id -> (event, box)
-        self.child = subprocess.Popen(
-            [python, "-B", "-c", BOOT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=dict(tool_env(), **env),
-            cwd="/",
-        )
-        with _live_lock:
-            _live[self.child.pid] = self.child  # so that the end of the lease ends it too
-        self.said = b""
-        threading.Thread(target=self._read, daemon=True).start()
-        threading.Thread(target=self._hear, daemon=True).start()
+        env = dict(tool_env(), **env)
+        argv = [python, "-B", "-c", BOOT]
+        self.child = start_tool(argv, stdin=subprocess.PIPE, env=env, cwd="/")  # type: Any
+        self.stderr = b""
+        in_thread(self._read)
+        in_thread(self._read_stderr)
         body = text.encode()
         self.write(b"%d\n" % len(body) + body + json.dumps({"device": device}).encode() + b"\n")
 
     def write(self, data):
         try:
-            self.child.stdin.write(data)  # type: ignore[union-attr]
-            self.child.stdin.flush()  # type: ignore[union-attr]
+            self.child.stdin.write(data)
+            self.child.stdin.flush()
         except OSError:
-            pass  # it has ended: whoever waits for its answer sees that
+            pass  # it has ended: what waits for its answer sees that
 
-    def _hear(self):
-        for line in self.child.stderr:  # type: ignore[union-attr]
-            self.said = (self.said + line)[-2000:]
+    def _read_stderr(self):
+        for line in self.child.stderr:
+            self.stderr = (self.stderr + line)[-2000:]
+
+    def last_line(self):
+        lines = self.stderr.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1][:300] if lines else "no output"
 
     def _read(self):
-        for line in self.child.stdout:  # type: ignore[union-attr]
+        for line in self.child.stdout:
             try:
                 message = json.loads(line)
                 kind = message.pop("type")
@@ -101,8 +100,7 @@ class Rank:
                 event.set()
         self.child.wait()
         if not self.ready:
-            words = self.said.decode("utf-8", "replace").strip().splitlines()
-            self.ready = {"error": "ended: %s" % (words[-1][:300] if words else "no output")}
+            self.ready = {"error": "ended: %s" % self.last_line()}
         self.is_ready.set()
         for event, _ in list(self.answers.values()):
             event.set()
@@ -120,11 +118,7 @@ class Rank:
         if box:
             return box[0]
         if self.child.poll() is not None:
-            words = self.said.decode("utf-8", "replace").strip().splitlines()
-            why = "its process ended (%s): %s" % (
-                self.child.returncode,
-                words[-1][:200] if words else "no output",
-            )
+            why = "its process ended (%s): %s" % (self.child.returncode, self.last_line())
             return {"error": why, "own": early, "phase": self.phase}
         silent_s = time.monotonic() - self.beat_s
         state = state_of(self.child.pid)
@@ -134,87 +128,72 @@ class Rank:
         return {"error": "no end in %g s: %s" % (timeout_s, self.phase), "phase": self.phase}
 
     def is_usable(self):
-        return (
-            self.child.poll() is None
-            and self.is_ready.is_set()
-            and "error" not in self.ready
-            and self.phase == "idle"
-            and time.monotonic() - self.beat_s <= SILENT_S
-        )
+        has_started = self.is_ready.is_set() and "error" not in self.ready
+        is_alive = self.child.poll() is None and time.monotonic() - self.beat_s <= SILENT_S
+        return has_started and is_alive and self.phase == "idle"
 
     def kill(self):
         try:
             os.killpg(self.child.pid, signal.SIGKILL)
         except OSError:
             pass  # gone
-        with _live_lock:
-            _live.pop(self.child.pid, None)
+        forget_tool(self.child)
 
 
 def state_of(pid):
     """The letter of its state: T is stopped, D sleeps in the kernel."""
-    try:
-        return read_text("/proc/%d/stat" % pid).rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return "?"
+    found = read_stat(pid)
+    return found[1][0] if found else "?"
 
 
 def main():
     woken, wake = os.pipe()
-    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-        # No lock may be taken in a handler: a thread is woken instead.
-        signal.signal(getattr(signal, name), lambda *_: os.write(wake, b"x"))
-    threading.Thread(target=lambda: (os.read(woken, 1), leave()), daemon=True).start()
+    # No lock may be taken in a handler: a thread is woken instead.
+    on_signals(lambda *_: os.write(wake, b"x"))
+    in_thread(lambda: (os.read(woken, 1), leave()))
     # One thread starts all ranks and lives as long as this process: the kernel's death signal
     # follows the thread that forked, and a start from a dead mount must not block the lease.
-    threading.Thread(target=start_forever, daemon=True).start()
-    hold_lease(on_message=obey, on_close=leave)
+    in_thread(start_forever)
+    hold_lease(on_message=take_order, on_close=leave)
     threading.Event().wait()
 
 
-def obey(order):
-    # Each in a thread of its own: a test that hangs keeps no other waiting.
+def take_order(order):
+    # Each in its own thread: a test that hangs delays no other.
     if order["op"] == "start":
         starts.put(order)
     else:
-        threading.Thread(target=answer, args=(order,), daemon=True).start()
+        in_thread(answer, order)
 
 
 def start_forever():
     while True:
-        begin_ranks(starts.get())
+        start_ranks(starts.get())
 
 
 def answer(order):
     try:
-        told = OPS[order["op"]](order)
+        found = OPS[order["op"]](order)
     except Exception as error:  # noqa: BLE001 - order boundary: it becomes the answer
-        told = {"error": "%s: %s" % (type(error).__name__, error)}
-    tell(dict(told, id=order["id"]))
+        found = {"error": error_text(error)}
+    send(dict(found, id=order["id"]))
 
 
-def tell(message):
+def send(message):
     """As `emit`; but a head that has gone leaves us something to remove."""
-    data = (json.dumps(message) + "\n").encode()
-    try:
-        with _out_lock:
-            while data:
-                data = data[os.write(1, data) :]
-    except OSError:
-        leave()
+    _write((json.dumps(message) + "\n").encode(), leave)
 
 
-def begin_ranks(order):
+def start_ranks(order):
     """One for each device; those that still work stay."""
     wanted = order["devices"]
     for rank in list(ranks):
         if rank.device not in wanted or not rank.is_usable():
             rank.kill()
             ranks.remove(rank)
-    env = dict(order.get("env") or {})
     # A collective that is not joined in time shall raise in its rank, not end the process.
-    env.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    env.update(order.get("env") or {})
     peer = order.get("peer")
     # "auto" is launch's word for: the interface towards the others.
     interface = interface_towards(peer) if peer else None
@@ -223,27 +202,21 @@ def begin_ranks(order):
             env.pop(name, None)
             env.update({name: interface} if interface else {})
     try:
-        why = planted(order["python"])
-        if why:
-            raise NotPrivate(why)
+        refuse_planted(order["python"])
         for device in wanted:
             if device not in [rank.device for rank in ranks]:
                 ranks.append(Rank(order["python"], order["text"], device, env))
     except OSError as error:
-        tell(
-            {
-                "id": order["id"],
-                "error": "%s cannot be started: %s" % (order["python"], error.strerror or error),
-            }
-        )
+        why = "%s cannot be started: %s" % (order["python"], error.strerror or error)
+        send({"id": order["id"], "error": why})
         return
     ranks.sort(key=lambda rank: wanted.index(rank.device))
-    threading.Thread(target=await_ranks, args=(order,), daemon=True).start()
+    in_thread(await_ranks, order)
 
 
 def await_ranks(order):
     deadline = time.monotonic() + order["timeout_s"]
-    told = []
+    answers = []
     for rank in list(ranks):
         stopped = 0
         while not rank.is_ready.wait(0.5) and time.monotonic() < deadline and stopped < 4:
@@ -251,8 +224,19 @@ def await_ranks(order):
         late = {"error": "no start in %g s: %s" % (order["timeout_s"], rank.phase)}
         if stopped:
             late = {"error": "its process was stopped (state T) while it was to %s" % rank.phase}
-        told.append(dict(rank.ready or late, device=rank.device))
-    tell({"id": order["id"], "ranks": told})
+        answers.append(dict(rank.ready or late, device=rank.device))
+    send({"id": order["id"], "ranks": answers})
+
+
+def at_once(function, items):
+    """[function(item) for each item], each in a thread."""
+    found = [None] * len(items)  # type: list
+
+    def one(index):
+        found[index] = function(items[index])
+
+    together([lambda index=index: one(index) for index in range(len(items))])
+    return found
 
 
 def work(order):
@@ -260,48 +244,38 @@ def work(order):
     jobs = order["orders"]
     if len(ranks) < len(jobs):
         return {"error": "no process is there to do it"}
-    told = [None] * len(jobs)  # type: list
 
-    def one(at):
-        told[at] = ranks[at].ask(dict(jobs[at], id=order["id"]), order["timeout_s"])
+    def ask(pair):
+        return pair[0].ask(dict(pair[1], id=order["id"]), order["timeout_s"])
 
-    threads = [threading.Thread(target=one, args=(at,), daemon=True) for at in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for at, one_told in enumerate(told):
-        if one_told.get("error") and not one_told.get("seconds"):
-            ranks[at].kill()
-    return {"answers": told}
+    pairs = list(zip(ranks, jobs))
+    answers = at_once(ask, pairs)
+    for (rank, _), found in zip(pairs, answers):
+        if found.get("error") and not found.get("seconds"):
+            rank.kill()
+    return {"answers": answers}
 
 
-def open_door(order):
-    """Listen where ranks will meet, and say the word to whoever knocks."""
-    door = RendezvousListener(order["ports"], order["word"])
+def listen(order):
+    """Listen where ranks will meet; sends the word to each client."""
+    listener = RendezvousListener(order["ports"], order["word"])
     holder = ""
-    if door.port is None:
+    if listener.port is None:
         holder = try_port(order["ports"][0])
     else:
-        doors.append(door)
-    return {"port": door.port, "holder": holder, "addresses": own_addresses()}
+        listeners.append(listener)
+    return {"port": listener.port, "holder": holder, "addresses": own_addresses()}
 
 
-def try_doors(order):
+def probe_ports(order):
     """`where` is a list of (address, port); why each cannot be reached, or null."""
-    told = [None] * len(order["where"])  # type: list
-
-    def one(at):
-        address, port = order["where"][at]
-        told[at] = probe_port(address, port, order["word"])
-
-    together([lambda at=at: one(at) for at in range(len(told))])
-    return {"why": told}
+    word = order["word"]
+    return {"why": at_once(lambda where: probe_port(where[0], where[1], word), order["where"])}
 
 
-def close_doors(_order):
-    while doors:
-        doors.pop().close()
+def stop_listening(_order):
+    while listeners:
+        listeners.pop().close()
     return {}
 
 
@@ -310,25 +284,20 @@ def files(order):
     asked = order["ask"]
     if asked["do"] == "write":
         folders.append(asked["folder"])
-    told = run_files(order["id"], asked, order["timeout_s"])
-    if asked["do"] == "remove" and asked["folder"] in folders and "error" not in told:
+    answer = run_files(order["id"], asked, order["timeout_s"])
+    if asked["do"] == "remove" and asked["folder"] in folders and "error" not in answer:
         folders.remove(asked["folder"])
-    return told
+    return answer
 
 
-OPS = {
-    "work": work,
-    "door": open_door,
-    "knock": try_doors,
-    "close_doors": close_doors,
-    "files": files,
-}
+OPS = {"work": work, "files": files, "door": listen, "close_doors": stop_listening}
+OPS["knock"] = probe_ports
 
 
 def leave():
     """End and remove all that is ours, then this process."""
     if not leaving.acquire(False):
-        threading.Event().wait()  # another thread is at it
+        threading.Event().wait()  # another thread does it
     try:
         for rank in list(ranks):
             rank.kill()

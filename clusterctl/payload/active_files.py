@@ -1,7 +1,4 @@
-"""Is a folder one and the same on all nodes, and how fast is it read?
-
-Each step runs in a process of its own: whoever touches a dead mount may never come back.
-"""
+"""Whether a folder is the same on all nodes, and how fast it is read; each step may hang."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def write():
         os.fsync(file.fileno())
         seconds = time.monotonic() - started
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    # Last, and by a rename: whoever sees it may read all.
+    # Last, and by a rename: a node that sees it may read all.
     with open(token + ".part", "w") as file:
         file.write(asked["word"])
         file.flush()
@@ -62,10 +59,7 @@ def read():
     started = time.monotonic()
     with open(data, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while True:
-            block = file.read(4 << 20)
-            if not block:
-                break
+        for block in iter(lambda: file.read(4 << 20), b""):
             total.update(block)
             count += len(block)
     seconds = time.monotonic() - started

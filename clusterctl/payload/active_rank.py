@@ -133,18 +133,14 @@ class Rank:
             store = dist.TCPStore(order["address"], order["port"], None, False, limit)
         store.set_timeout(limit)
         enter("meet the others")
-        # Ranks meet by the number of groups they have made, and torch does not take back a number
-        # when that fails: the next group would wait for ever.
+        # Ranks meet by the number of groups they have made, and torch keeps the number of one that
+        # failed: the next group would never meet.
         self.dist.distributed_c10d._world.group_count = 0
-        more = {"device_id": self.device} if self.kind == "cuda" else {}
-        dist.init_process_group(
-            "nccl" if self.kind == "cuda" else "gloo",
-            store=store,
-            rank=order["rank"],
-            world_size=order["world"],
-            timeout=limit,
-            **more,
-        )
+        backend, more = "gloo", {}
+        if self.kind == "cuda":
+            backend, more = "nccl", {"device_id": self.device}
+        more.update(rank=order["rank"], world_size=order["world"])
+        dist.init_process_group(backend, store=store, timeout=limit, **more)
         try:
             return self.talk(order)
         except Exception:

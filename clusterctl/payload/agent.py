@@ -15,9 +15,17 @@ import signal
 import subprocess
 import time
 
-from clusterctl.payload.files.ownership import NotPrivate, planted
+from clusterctl.payload.files.ownership import refuse_planted
 from clusterctl.payload.files.private import new_folder, own_folder
-from clusterctl.payload.jobs.processes import end_all, exit_code, members, process, say_exit, send
+from clusterctl.payload.jobs.processes import (
+    end_all,
+    exit_code,
+    members,
+    process,
+    say_exit,
+    send,
+    start_of,
+)
 from clusterctl.payload.launch.async_writer import AsyncWriter, Follower, tail
 from clusterctl.payload.launch.job_lock import leave_job, same_job
 from clusterctl.payload.launch.rendezvous import (
@@ -26,7 +34,7 @@ from clusterctl.payload.launch.rendezvous import (
     own_addresses,
     probe_port,
 )
-from clusterctl.payload.prelude import ARGS, emit, emit_through, hold_lease
+from clusterctl.payload.prelude import ARGS, emit, emit_through, hold_lease, on_signals, read_word
 
 libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -53,7 +61,7 @@ class Ranks:
 
 
 def main():
-    writer = AsyncWriter(lambda: orders.put({"op": "end"}))
+    writer = AsyncWriter(end)
     emit_through(writer.send)
     try:
         supervise(writer)
@@ -62,23 +70,25 @@ def main():
         writer.flush()
 
 
+def end(*_):
+    """The head has gone, or a signal asks this agent to end."""
+    orders.put({"op": "end"})
+
+
 def supervise(writer):
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda *_: orders.put({"op": "end"}))
-    hold_lease(orders.put, lambda: orders.put({"op": "end"}))
+    on_signals(end)
+    hold_lease(orders.put, end)
     # Files of ranks are for their user alone, or for the group that the user has named.
     os.umask(0o027 if ARGS["group"] else 0o077)
+    refused = "no job can be started here"
     try:
         refuse_planted(ARGS["python"], ARGS["workdir"])
         busy = same_job()
-    except OSError as error:
-        emit({"type": "failed", "text": "no job can be started here: %s" % error})
-        return
-    try:
+        refused = "no run directory can be made"
         shared = is_shared()
     except OSError as error:
-        emit({"type": "failed", "text": "no run directory can be made: %s" % error})
+        emit({"type": "failed", "text": "%s: %s" % (refused, error)})
         return
     # On the first node only: elsewhere an address such as 127.0.0.1 would work on every node.
     listener = RendezvousListener(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["word"])
@@ -100,9 +110,13 @@ def supervise(writer):
     try:
         watch(ranks, shared, writer)
     except BaseException:
-        # The ranks must not outlive this program.
-        end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), ARGS["fail_grace_s"])
+        end_members(ARGS["fail_grace_s"])  # the ranks must not outlive this program
         raise
+
+
+def end_members(grace_s):
+    """End all processes of the run on this node; returns what is left."""
+    return end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), grace_s)
 
 
 def next_order(timeout_s):
@@ -121,9 +135,9 @@ def is_shared():
     """
     run_dir = ARGS["run_dir"]
     os.makedirs(run_dir, 0o700, exist_ok=True)
-    owners = {name: owner(run_dir, name) for name in (".run-id", ".run-id-here")}
-    is_heads = owners[".run-id"] == ARGS["run"]
-    strangers = [run for run in owners.values() if run not in (None, ARGS["run"])]
+    owners = [read_word(os.path.join(run_dir, name)) for name in (".run-id", ".run-id-here")]
+    is_heads = owners[0] == ARGS["run"]
+    strangers = [run for run in owners if run not in (None, ARGS["run"])]
     if strangers and not is_heads:
         raise OSError("%s is not the head's and holds run %s" % (run_dir, strangers[0]))
     if ARGS["group"] and not is_heads:
@@ -138,14 +152,6 @@ def is_shared():
     return is_heads
 
 
-def refuse_planted(*paths):
-    """Raise `NotPrivate` for a path that another user of this node may have made."""
-    for path in paths:
-        why = planted(path)
-        if why:
-            raise NotPrivate(why)
-
-
 def open_to_group(folder, name):
     """Let a group read the folder and what is made in there. Raises OSError."""
     import grp
@@ -155,14 +161,6 @@ def open_to_group(folder, name):
     except KeyError:
         raise OSError("there is no group %s on this node" % name) from None
     os.chmod(folder, 0o2750)
-
-
-def owner(run_dir, name):
-    try:
-        with open(os.path.join(run_dir, name)) as file:
-            return file.read().strip()
-    except OSError:
-        return None
 
 
 def hello(shared, listener, busy):
@@ -187,16 +185,14 @@ def start_order():
         if order["op"] == "start":
             return order
         if order["op"] == "knock":
-            errors = {
-                name: probe_port(name, order["port"], ARGS["word"]) for name in order["addresses"]
-            }
+            port, names = order["port"], order["addresses"]
+            errors = {name: probe_port(name, port, ARGS["word"]) for name in names}
             emit({"type": "knocked", "errors": errors})
 
 
 def start(ranks, order):
     ranks.beats = new_folder("beats", (own_folder(),))
-    env = dict(os.environ)
-    env.update(order["env"])
+    env = dict(os.environ, **order["env"])
     python_bin = os.path.dirname(ARGS["python"])
     env["PATH"] = python_bin + ":" + env.get("PATH", "/usr/local/bin:/usr/bin:/bin")
     if env.get("OMP_NUM_THREADS") == "auto":
@@ -206,13 +202,9 @@ def start(ranks, order):
         env.pop("GLOO_SOCKET_IFNAME")
         if name:
             env["GLOO_SOCKET_IFNAME"] = name
-    env.update(
-        CLUSTERCTL_RUN=ARGS["run"],
-        CLUSTERCTL_JOB=ARGS["job"],
-        CLUSTERCTL_NODE=ARGS["node"],
-        CLUSTERCTL_RUN_DIR=ARGS["run_dir"],
-        CLUSTERCTL_HEARTBEATS=ranks.beats,
-    )
+    env["CLUSTERCTL_HEARTBEATS"] = ranks.beats
+    for name in ("run", "job", "node", "run_dir"):
+        env["CLUSTERCTL_" + name.upper()] = ARGS[name]
     with open(starter_log(), "ab") as log:
         ranks.child = subprocess.Popen(
             order["argv"],
@@ -257,15 +249,14 @@ def watch(ranks, shared, writer):
     heard = time.monotonic()
     while ranks.code is None:
         order = turn()
-        if order is not None:
+        op = order["op"] if order is not None else None
+        if op is not None:
             heard = time.monotonic()
-        if order is not None and order["op"] == "stop":
+        if op == "stop":
             stop(ranks, order["grace_s"], turn)
-        elif (order is not None and order["op"] == "end") or (
-            time.monotonic() - heard > ARGS["lease_s"]
-        ):
+        elif op == "end" or time.monotonic() - heard > ARGS["lease_s"]:
             stop(ranks, ARGS["fail_grace_s"], turn)
-    left = end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), 0.5)
+    left = end_members(0.5)
     for rank in list(ranks.vanished):
         say_ended(ranks, rank, code_in_log(ranks.pids[rank][0]))
     tell(telemetry, logs, to_the_end=True)
@@ -283,8 +274,7 @@ def look(ranks):
     for rank in own_ranks():
         pid = None if rank in ranks.pids else first_pid(ranks.beats, rank)
         if pid is not None:
-            facts = process(pid)
-            ranks.pids[rank] = (pid, facts.start if facts else None)
+            ranks.pids[rank] = (pid, start_of(pid))
             emit({"type": "rank", "rank": rank, "pid": pid})
     for rank, (pid, start) in ranks.pids.items():
         if rank in ranks.ended:
@@ -303,7 +293,7 @@ def look(ranks):
 
 
 def first_pid(beats, rank):
-    """The process id that the rank's shell has left, before it became the rank's program."""
+    """The process id that the rank's shell wrote before it became the rank's program."""
     try:
         with open("%s/%d.pid" % (beats, rank)) as file:
             text = file.read()
@@ -351,7 +341,7 @@ def stop(ranks, grace_s, turn):
             order = turn()
             if order is not None and order["op"] == "stop" and order["grace_s"] == 0:
                 break  # the user asked twice
-    end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), min(grace_s, 1.0))
+    end_members(min(grace_s, 1.0))
     deadline = time.monotonic() + 2.0
     while ranks.code is None and time.monotonic() < deadline:
         look(ranks)
@@ -362,12 +352,8 @@ def stop(ranks, grace_s, turn):
 
 def living(ranks):
     """Process ids of ranks that run, unless the kernel has reused them."""
-    found = {
-        pid: (process(pid), start)
-        for rank, (pid, start) in ranks.pids.items()
-        if rank not in ranks.ended
-    }
-    return [pid for pid, (facts, start) in found.items() if facts and facts.start == start]
+    found = [key for rank, key in ranks.pids.items() if rank not in ranks.ended]
+    return [pid for pid, start in found if start_of(pid) == start]
 
 
 def tell(telemetry, logs, to_the_end=False):

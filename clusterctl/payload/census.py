@@ -18,8 +18,8 @@ from functools import partial
 
 from clusterctl.payload.collect.forked_child import collect_child, fork_child
 from clusterctl.payload.collect.gpus import (
-    list_nvidia_pci,
     list_nvidia_proc,
+    list_pci,
     look_at_gpus,
     look_at_switches,
 )
@@ -31,28 +31,29 @@ from clusterctl.payload.prelude import (
     finish,
     hold_lease,
     read_text,
+    read_times,
+    read_word,
     together,
 )
 
 
 def main():
-    began = (time.time(), time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
+    started = read_times()
     timeout_s = ARGS.get("tool_timeout_s", 10.0)
     everything = ARGS.get("everything", False)
+    nvml = None
     if ARGS.get("nvml"):
         import ctypes  # noqa: F401 - once, before there are children that would each import it
 
         from clusterctl.payload.collect.nvml import ask_nvml
 
         nvml = fork_child(ask_nvml)
-    else:
-        nvml = None
     children = fork_children(min(4.0, timeout_s))
     if ARGS.get("pings"):
         hold_lease(on_message=lambda _: emit({"time_s": time.time()}))
     tasks = [
         partial(look_at_gpus, timeout_s, nvml, everything),
-        lambda: call("pci", list_nvidia_pci, 3.0),
+        lambda: call("pci", lambda: list_pci("0x03"), 3.0),
         lambda: call("nvidia_proc", list_nvidia_proc, 3.0),
         lambda: call("meminfo", lambda: read_text("/proc/meminfo", 8192), 3.0),
         lambda: call("loadavg", lambda: read_text("/proc/loadavg"), 3.0),
@@ -60,21 +61,9 @@ def main():
     ]
     tasks += [partial(collect_child, name, child, timeout_s) for name, child in children.items()]
     if everything:
-        tasks += list_everything(timeout_s, began)
+        tasks += list_everything(timeout_s, started)
     elif ARGS.get("launch"):
         tasks += list_launch(timeout_s)
-    tasks += list_asked(timeout_s)
-    together(tasks)
-    cpu_s = sum(os.times()[:4])
-    if not ARGS.get("pings"):
-        finish({"cpu_s": cpu_s})
-    emit(envelope(cpu_s=cpu_s))
-    threading.Event().wait()  # the lease answers, and ends us when stdin closes
-
-
-def list_asked(timeout_s):
-    """What the head has named: ports and an interpreter."""
-    tasks = []
     if ARGS.get("ports"):
         from clusterctl.payload.collect.ports import ask_port
 
@@ -83,11 +72,16 @@ def list_asked(timeout_s):
         from clusterctl.payload.collect.launch import ask_python
 
         tasks.append(partial(ask_python, ARGS["python"], timeout_s))
-    return tasks
+    together(tasks)
+    cpu_s = sum(os.times()[:4])
+    if not ARGS.get("pings"):
+        finish({"cpu_s": cpu_s})
+    emit(envelope(cpu_s=cpu_s))
+    threading.Event().wait()  # the lease answers, and ends us when stdin closes
 
 
 def fork_children(patience_s):
-    """What touches file systems, by section: any of them may hang for ever on a dead mount."""
+    """What touches file systems, by section: on a dead mount any of them may never return."""
     children = {}
     if ARGS.get("paths"):
         from clusterctl.payload.collect.mounts import measure_disk
@@ -107,7 +101,7 @@ def fork_children(patience_s):
     return children
 
 
-def list_everything(timeout_s, began):
+def list_everything(timeout_s, started):
     from clusterctl.payload.collect.clock import look_at_clock
     from clusterctl.payload.collect.fabric import look_at_fabric
     from clusterctl.payload.collect.kernel_log import look_at_kernel_log
@@ -116,7 +110,7 @@ def list_everything(timeout_s, began):
 
     growth_s = ARGS.get("growth_s", 0.7)
     tasks = [
-        lambda: call("began", lambda: "%.6f %.6f" % began, 2.0),
+        lambda: call("began", lambda: "%(time_s).6f %(boottime_s).6f" % started, 2.0),
         partial(look_at_clock, timeout_s),
         partial(look_at_fabric, growth_s),
         partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False)),
@@ -129,13 +123,10 @@ def list_everything(timeout_s, began):
 
 def list_launch(timeout_s):
     """What a launch line is compared with, and no more: a launch waits for it."""
-    from clusterctl.payload.collect.network import look_at_network
-    from clusterctl.payload.collect.system import describe_system
+    from clusterctl.payload.collect.system import describe_system, look_at_network
 
-    tasks = [
-        partial(look_at_network, timeout_s, ARGS.get("names", ())),
-        lambda: call("system", describe_system, 3.0),
-    ]
+    tasks = [partial(look_at_network, timeout_s, ARGS.get("names", ()))]  # type: list
+    tasks.append(lambda: call("system", describe_system, 3.0))
     if not ARGS.get("everything"):
         from clusterctl.payload.collect.fabric import read_infiniband
 
@@ -154,10 +145,9 @@ def list_launch(timeout_s):
 def describe_machine():
     """key=value lines: what tells whether two names are one machine, and what kind it is."""
     facts = {"kernel": os.uname().release, "cpus": str(os.cpu_count())}
-    try:
-        facts["machine_id"] = read_text("/etc/machine-id").strip()
-    except OSError:
-        pass  # containers have none
+    machine_id = read_word("/etc/machine-id")
+    if machine_id is not None:  # containers have none
+        facts["machine_id"] = machine_id
     for name in ("pid", "net", "uts"):
         facts["ns_" + name] = os.readlink("/proc/self/ns/" + name)
     return "\n".join("%s=%s" % item for item in sorted(facts.items()))

@@ -10,27 +10,26 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 
 from clusterctl.payload.collect.clock import look_at_clock
 from clusterctl.payload.collect.processes import list_processes
 from clusterctl.payload.prelude import (
     ARGS,
     SECTIONS,
-    _guard,
     call,
     emit,
     hold_lease,
+    in_thread,
     node_facts,
+    read_times,
     together,
 )
 
-BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-BEGAN = {}  # type: dict
+STARTED = {}  # type: dict
 
 
 def main():
-    BEGAN.update(read_times())
+    STARTED.update(read_times())
     hold_lease(on_message=answer)
     threading.Event().wait()  # the lease answers, and ends the process when stdin closes
 
@@ -42,34 +41,16 @@ def answer(message):
     elif op == "boot":
         emit({"boot_id": node_facts()["boot_id"]})
     elif op == "state":
-        # In a thread: chronyc may hang.
-        threading.Thread(target=_guard, args=(tell_state,), daemon=True).start()
+        in_thread(send_state)  # chronyc may hang
 
 
-def read_times():
-    """Both clocks, read with the shortest gap of three tries."""
-    best = (float("inf"), 0.0, 0.0)
-    for _ in range(3):
-        before = time.clock_gettime(BOOTTIME)
-        wall_s = time.time()
-        after = time.clock_gettime(BOOTTIME)
-        best = min(best, (after - before, wall_s, (before + after) / 2))
-    return {"time_s": best[1], "boottime_s": best[2]}
-
-
-def tell_state():
+def send_state():
     timeout_s = ARGS.get("tool_timeout_s", 5.0)
-    together(
-        [
-            lambda: look_at_clock(timeout_s),
-            lambda: call("processes", lambda: list_processes(0.0), 5.0),
-        ]
-    )
-    call("began", lambda: "%.6f %.6f" % (BEGAN["time_s"], BEGAN["boottime_s"]), 2.0)
-    emit(
-        {
-            "node": dict(node_facts(), **read_times()),
-            "sections": dict(SECTIONS),
-            "cpu_s": sum(os.times()[:4]),
-        }
-    )
+
+    def look_at_processes():
+        call("processes", lambda: list_processes(0.0), 5.0)
+
+    together([lambda: look_at_clock(timeout_s), look_at_processes])
+    call("began", lambda: "%(time_s).6f %(boottime_s).6f" % STARTED, 2.0)
+    node = dict(node_facts(), **read_times())
+    emit({"node": node, "sections": dict(SECTIONS), "cpu_s": sum(os.times()[:4])})

@@ -10,12 +10,20 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import subprocess
-import threading
+import time
 
 from clusterctl.payload.files.ownership import planted
-from clusterctl.payload.prelude import ARGS, emit, hold_lease
+from clusterctl.payload.prelude import (
+    ARGS,
+    as_text,
+    emit,
+    hold_lease,
+    in_thread,
+    leave,
+    on_signals,
+    start_tool,
+)
 
 BEAT_S = 2.0
 STDERR_BYTES = 4000
@@ -34,22 +42,15 @@ def main():
     env = dict(os.environ, OMP_NUM_THREADS="1")
     if os.path.isdir(os.path.join(home, "trainer")):  # a checkout on a shared folder
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))
-    child = subprocess.Popen(  # type: Any
-        [python, "-m", "trainer.data", "examine"]
-        + ["--workers", str(ARGS["workers"]), "--clip-timeout-s", str(ARGS["clip_timeout_s"])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        cwd="/",
-        env=env,
-    )
-    asked = queue.SimpleQueue()  # type: queue.SimpleQueue
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda *_: end(child))
-    hold_lease(lambda order: asked.put(order["questions"]), lambda: end(child))
-    for work in (lambda: carry(child, asked), lambda: hear(child), beat):
-        threading.Thread(target=work, daemon=True).start()
+    argv = [python, "-m", "trainer.data", "examine", "--workers", str(ARGS["workers"])]
+    argv += ["--clip-timeout-s", str(ARGS["clip_timeout_s"])]
+    child = start_tool(argv, stdin=subprocess.PIPE, cwd="/", env=env)  # type: Any
+    requests = queue.SimpleQueue()  # type: queue.SimpleQueue
+    on_signals(leave)
+    hold_lease(lambda order: requests.put(order["questions"]), leave)
+    in_thread(pass_on, child, requests)
+    in_thread(read_stderr, child)
+    in_thread(beat)
     for line in child.stdout:
         message = json.loads(line)
         if "id" in message:
@@ -62,10 +63,10 @@ def main():
     fail("%s -m trainer.data examine ended with code %d" % (python, code))
 
 
-def carry(child, asked):
-    """From here to the environment's python; its own thread, since that may be slow to read."""
+def pass_on(child, requests):
+    """Requests to the environment's python; in a thread, since that may be slow to read."""
     while True:
-        lines = [json.dumps(question) + "\n" for question in asked.get()]
+        lines = [json.dumps(question) + "\n" for question in requests.get()]
         try:
             child.stdin.write("".join(lines).encode())
             child.stdin.flush()
@@ -73,30 +74,20 @@ def carry(child, asked):
             return  # it has ended, which main reports
 
 
-def hear(child):
+def read_stderr(child):
     for line in child.stderr:
-        stderr.append(line.decode("utf-8", "backslashreplace"))
+        stderr.append(as_text(line))
         del stderr[:-40]
 
 
 def beat():
-    import time
-
     while True:
         time.sleep(BEAT_S)
         emit({"alive": True})
 
 
 def fail(text):
-    said = "".join(stderr).strip()[-STDERR_BYTES:]
-    last = said.splitlines()[-1] if said else ""
-    emit({"failed": "%s: %s" % (text, last) if last else text, "said": said})
+    errors = "".join(stderr).strip()[-STDERR_BYTES:]
+    last = errors.splitlines()[-1] if errors else ""
+    emit({"failed": "%s: %s" % (text, last) if last else text, "said": errors})
     os._exit(1)
-
-
-def end(child):
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except OSError:
-        pass  # it has ended
-    os._exit(0)

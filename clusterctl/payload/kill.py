@@ -10,16 +10,8 @@ import os
 import signal
 import time
 
-from clusterctl.payload.jobs.job_processes import (
-    NOTES,
-    Snapshot,
-    chain_above,
-    describe_job,
-    find_job,
-    login_user,
-    machine,
-)
-from clusterctl.payload.jobs.processes import process
+from clusterctl.payload.jobs.job_processes import NOTES, Snapshot, find_job, login_user, look_at_job
+from clusterctl.payload.jobs.processes import chain_above, start_of
 from clusterctl.payload.jobs.terminate import Ending, zombies
 from clusterctl.payload.prelude import ARGS, finish
 
@@ -28,37 +20,27 @@ GPU_FREE_S = 10.0  # for the driver to take the memory back
 
 
 def main():
-    pick = ARGS["pick"]
-    if ARGS["op"] == "look":
-        finish(look(pick))
-    finish(kill(pick))
+    finish({"look": look, "kill": kill}[ARGS["op"]](ARGS["pick"]))
 
 
 def look(pick):
-    shot, pids, strangers = find_job(pick)
-    rows, others = describe_job(shot, pids), describe_job(shot, strangers)
+    _, _, found = look_at_job(pick)
+    rows = found["rows"]
     if rows:
         from clusterctl.payload.jobs.gpu_holders import memory_of
 
         held = memory_of([row["pid"] for row in rows])
         for row in rows:
             row["gpu_bytes"] = held[row["pid"]]
-    return {
-        "rows": rows,
-        "others": others,
-        "machine": machine(),
-        "login": login_user(),
-        "notes": NOTES[:8],
-    }
+    return dict(found, login=login_user(), notes=NOTES[:8])
 
 
 def kill(pick):
     started = time.monotonic()
     approved = [tuple(target) for target in ARGS["targets"]]
     ending = Ending(approved, Sweep(pick, approved).now)
-    forced = ending.run(
-        getattr(signal, ARGS["signal"]), ARGS["grace_s"], ARGS.get("kill_s", KILL_S)
-    )
+    number = getattr(signal, ARGS["signal"])
+    forced = ending.run(number, ARGS["grace_s"], ARGS.get("kill_s", KILL_S))
     left = ending.survivors()
     ended = set(ending.victims) - {(row["pid"], start_of(row["pid"])) for row in left}
     gpu_left, gpu_unknown = [], ""  # type: list, str
@@ -67,22 +49,10 @@ def kill(pick):
 
         pids = {pid for pid, _ in ended}
         gpu_left, gpu_unknown = prove_freed(pids, ARGS.get("gpu_s", GPU_FREE_S))
-    return {
-        "left": left,
-        "zombies": zombies(ended),
-        "gpu_left": gpu_left,
-        "gpu_unknown": gpu_unknown,
-        "asked": ending.first,
-        "missed": ending.missed,
-        "swept": len(ending.victims) - ending.first,
-        "forced": forced,
-        "seconds": round(time.monotonic() - started, 3),
-    }
-
-
-def start_of(pid):
-    found = process(pid)
-    return found.start if found else None
+    answer = {"left": left, "zombies": zombies(ended), "forced": forced, "missed": ending.missed}
+    answer.update(gpu_left=gpu_left, gpu_unknown=gpu_unknown)
+    answer.update(asked=ending.first, swept=len(ending.victims) - ending.first)
+    return dict(answer, seconds=round(time.monotonic() - started, 3))
 
 
 class Sweep:
@@ -97,7 +67,7 @@ class Sweep:
         """{pid: start}: by tag where the pick is a run, else descendants of what is known.
 
         A session or process group has its leader's id, which the kernel does not reuse while a
-        member lives; so members of one that a known process led belong to the job.
+        member lives: members of one that a known process led belong to the job.
         """
         if self.pick.get("runs"):
             self.shot, pids, _ = find_job(self.pick, self.shot)

@@ -13,9 +13,8 @@ class Loader:
 
     def __init__(self, sources):
         self.sources = sources
-        self.packages = {
-            name.rsplit(".", depth)[0] for name in sources for depth in (1, 2, 3)
-        } - set(sources)
+        parents = {name.rsplit(".", depth)[0] for name in sources for depth in (1, 2, 3)}
+        self.packages = parents - set(sources)
 
     def find_spec(self, name, path=None, target=None):
         is_package = name in self.packages

@@ -12,20 +12,11 @@ import re
 HIDDEN = "***"
 
 # A word of a name that is one of these, or ends like one of those: WANDB_API_KEY, apiKey, MY_PAT.
-WORDS = frozenset(
-    "PWD PASS PAT AUTH AUTHORIZATION JWT BEARER SIGNATURE KEYS TOKENS COOKIES".split()
+WORDS = "PWD PASS PAT AUTH AUTHORIZATION JWT BEARER SIGNATURE KEYS TOKENS COOKIES".split()
+_ENDS = (
+    "KEY TOKEN SECRET SECRETS PASSWORD PASSWORDS PASSWD PASSPHRASE CREDENTIAL CREDENTIALS COOKIE"
 )
-ENDS: tuple[str, ...] = (
-    "KEY",
-    "TOKEN",
-    "SECRET",
-    "SECRETS",
-    "PASSWORD",
-    "PASSWD",
-    "PASSPHRASE",
-    "CREDENTIAL",
-)
-ENDS += ("CREDENTIALS", "COOKIE", "PASSWORDS")
+ENDS = tuple(_ENDS.split())
 # Short options that mean a password to one program and something else to others.
 SHORT = {"sshpass": "-p", "curl": "-u", "redis-cli": "-a", "docker": "-p", "podman": "-p"}
 
@@ -35,10 +26,8 @@ _NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\s{0,9}(?::=|[:=])\s{0,9}"
 _OPTION = r"(?<![\w-])(--?[A-Za-z][\w.-]{0,80})\s{1,9}"
 _URL_USER = r"(?<=://)[^\s/\"']+(?=@)"
 # Prefixes of tokens, also for a quick check whether a text may contain one.
-_TOKENS = (
-    "hf_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "sk-", "nvapi-", "xox",
-    "wandb_v1_", "AKIA", "AIza", "eyJ",
-)  # fmt: skip
+_TOKENS = """hf_ ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- sk- nvapi- xox wandb_v1_ AKIA AIza
+eyJ""".split()
 _SHAPE = (
     r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|nvapi-|xox[abeoprs]-|wandb_v1_|AKIA|AIza)"
     r"[\w-]{12,}|\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"  # JSON web token
@@ -49,10 +38,7 @@ _MESSAGES = ("key", "keys", "token", "tokens")  # before a colon: words of many 
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable, option or key of that name is secret.
-
-    WANDB_API_KEY, MY_PAT and accessKeyId are, TOKENIZERS_PARALLELISM is not.
-    """
+    """Whether a name is secret: WANDB_API_KEY, MY_PAT, accessKeyId; not TOKENIZERS_PARALLELISM."""
     upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     return any(word in WORDS or word.endswith(ENDS) for word in re.split(r"[^A-Z0-9]+", upper))
 
@@ -80,9 +66,8 @@ def _hide_values(text: str, names: str) -> str:
     kept, end = [], 0
     for found in re.finditer(names, text):
         name = found.group(1)
-        is_message = ":" in found.group() and (
-            name.lower() in _MESSAGES or name.endswith(("Error", "Exception"))
-        )
+        is_word = name.lower() in _MESSAGES or name.endswith(("Error", "Exception"))
+        is_message = ":" in found.group() and is_word
         if found.start() < end or is_message or not is_secret(name):
             continue
         value = re.compile(_VALUE).match(text, found.end())
@@ -110,7 +95,6 @@ def hide_words(words: list[str]) -> list[str]:
         if os.path.basename(word) in SHORT:
             program = os.path.basename(word)
         hide_next = is_option and not equals and (is_secret(word) or word == SHORT.get(program))
-        hide_rest = hide_rest or (
-            index > 0 and word == "login" and words[index - 1].endswith("wandb")
-        )
+        is_login = word == "login" and index > 0 and words[index - 1].endswith("wandb")
+        hide_rest = hide_rest or is_login
     return shown

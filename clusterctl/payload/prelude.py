@@ -1,7 +1,7 @@
-"""The base of every payload: arguments, tools with deadlines, answers, the lease.
+"""What every payload uses: arguments, tools with deadlines, answers, the lease.
 
-Runs on the node under `python3 -I -S`, 3.8 or newer, with the standard library alone. Each verb is
-a module beside this one that defines `main()`.
+Runs on nodes under `python3 -I -S`, 3.8 or newer, with the standard library alone. Each verb is a
+module beside this one that defines `main()`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 
 # Imports are most of a payload's cost: 48 ms of CPU with traceback, socket, subprocess and
-# importlib.abc, 30 without. What only some need is imported where it is needed.
+# importlib.abc, 30 without. What is needed only sometimes is imported where it is needed.
 
 MARKER = "==clusterctl-payload-1=="  # the first line of every payload, after any shell output
 VERB = ""
@@ -47,70 +47,67 @@ def as_text(data):
     return data.decode("utf-8", "backslashreplace")
 
 
+def error_text(error):
+    return "%s: %s" % (type(error).__name__, error)
+
+
 def section(
-    name,
-    argv,
-    timeout_s,
-    env=None,
-    cwd="/",
-    max_bytes=MAX_BYTES,
-    grace_s=0.0,
-    pack=as_text,
-    newest=False,
+    name, argv, timeout_s, max_bytes=MAX_BYTES, grace_s=0.0, pack=as_text, newest=False, **options
 ):
-    """Run a tool in its own session; returns and keeps {state, rc, out, err, seconds}.
+    """Run a tool: {state, rc, out, err, seconds}, also in SECTIONS under `name`, if it has one.
 
     Keeps `max_bytes` of stdout and a quarter of that of stderr, with `newest` the end of stdout;
-    `truncated` shows that something was cut. `pack` makes text of both.
+    `truncated` shows that something was cut. `pack` makes text of both; `options` are Popen's.
 
     `state` is "ended", "missing" (no such program), "timeout" (its process group was killed) or
     "error"; only "ended" has an `rc`. With `grace_s` the group gets SIGTERM that long before
     SIGKILL. A tool that sleeps in the kernel after SIGKILL is abandoned.
     """
-    box = []  # type: list
-    env = tool_env() if env is None else env
-    work = (box, list(argv), timeout_s, env, cwd, max_bytes, grace_s, pack, newest)
-    started = time.monotonic()
-    thread = threading.Thread(target=_run_tool, args=work, daemon=True)
-    thread.start()
+
+    def work():
+        return _run_tool(list(argv), timeout_s, max_bytes, grace_s, newest, options)
+
     # The start itself can hang, with a program on a dead network mount.
-    _wait_for(thread, timeout_s + grace_s + REAP_S + 1.0)
-    if not box:
-        box.append(_result("timeout", None, b"", b"could not be started", started, pack=pack))
-    SECTIONS[name] = box[0]
-    return box[0]
+    return _keep(name, work, timeout_s + grace_s + REAP_S + 1.0, "could not be started", pack)
 
 
 def call(name, function, timeout_s):
     """As `section` for a function that returns text; only for reading /proc, /sys or memory."""
-    box = []  # type: list
-    started = time.monotonic()
 
     def work():
         try:
-            box.append(_result("ended", 0, function().encode(), "", started))
+            return "ended", 0, function().encode(), ""
         except FileNotFoundError as error:
-            box.append(_result("missing", None, b"", str(error), started))
+            return "missing", None, b"", str(error)
         except Exception as error:  # noqa: BLE001 - section boundary: it becomes the answer
-            box.append(
-                _result("error", None, b"", "%s: %s" % (type(error).__name__, error), started)
-            )
+            return "error", None, b"", error_text(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    return _keep(name, work, timeout_s, "no answer in %g s" % timeout_s)
+
+
+def _keep(name, work, timeout_s, late, pack=as_text):
+    """Keep the result of `work`, which runs in a thread; a time-out when it does not return."""
+    started = time.monotonic()
+    box = []  # type: list
+    thread = in_thread(lambda: box.append(_result(*work(), started=started, pack=pack)))
     _wait_for(thread, timeout_s)
     if not box:
-        box.append(_result("timeout", None, b"", "no answer in %g s" % timeout_s, started))
-    SECTIONS[name] = box[0]
+        box.append(_result("timeout", None, b"", late, started=started, pack=pack))
+    if name:
+        SECTIONS[name] = box[0]
     return box[0]
+
+
+def in_thread(work, *args):
+    """Run a function in a daemon thread; its exception goes to stderr."""
+    thread = threading.Thread(target=_guard, args=(work, *args), daemon=True)
+    thread.start()
+    return thread
 
 
 def together(tasks):
     """Run functions in threads and wait for all; `section` and `call` keep their deadlines."""
-    threads = [threading.Thread(target=_guard, args=(task,), daemon=True) for task in tasks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in [in_thread(task) for task in tasks]:
         _wait_for(thread, float("inf"))
 
 
@@ -121,9 +118,9 @@ def _wait_for(thread, timeout_s):
         thread.join(min(0.5, max(0.0, deadline - time.monotonic())))
 
 
-def _guard(task):
+def _guard(work, *args):
     try:
-        task()
+        work(*args)
     except Exception:  # noqa: BLE001 - one broken section must not end the others
         _print_traceback()
 
@@ -138,17 +135,54 @@ def _print_traceback():
 def read_text(path, limit=MAX_BYTES):
     """Text of a file of /proc or /sys."""
     with open(path, "rb") as file:
-        return file.read(limit).decode("utf-8", "backslashreplace")
+        return as_text(file.read(limit))
 
 
-def _result(state, rc, out, err, started, truncated=False, pack=as_text):
-    result = {
-        "state": state,
-        "rc": rc,
-        "out": pack(out),
-        "err": pack(err if isinstance(err, bytes) else err.encode("utf-8", "backslashreplace")),
-        "seconds": round(time.monotonic() - started, 4),
-    }
+def read_word(path, default=None, limit=MAX_BYTES):
+    """As `read_text`, without white space at the ends; `default` where it cannot be read."""
+    try:
+        return read_text(path, limit).strip()
+    except OSError:
+        return default
+
+
+def read_bytes(path, limit=MAX_BYTES):
+    """Contents of a file; None where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit)
+    except OSError:
+        return None
+
+
+def environ_value(environ, name):
+    """A variable in the bytes of /proc/PID/environ; None where it is not set."""
+    _, found, rest = (b"\0" + environ).partition(b"\0" + name.encode() + b"=")
+    return rest.split(b"\0", 1)[0].decode("utf-8", "replace") if found else None
+
+
+def read_stat(task):
+    """(name, words from the state on) of /proc/TASK/stat; None when the process is gone."""
+    head, _, tail = read_word("/proc/%s/stat" % task, "", 4096).rpartition(")")
+    words = tail.split()
+    return (head.partition("(")[2], words) if words else None
+
+
+def read_times():
+    """Wall clock and seconds since boot, read with the shortest gap of three tries."""
+    best = (float("inf"), 0.0, 0.0)
+    for _ in range(3):
+        before = time.clock_gettime(time.CLOCK_BOOTTIME)
+        wall_s = time.time()
+        after = time.clock_gettime(time.CLOCK_BOOTTIME)
+        best = min(best, (after - before, wall_s, (before + after) / 2))
+    return {"time_s": best[1], "boottime_s": best[2]}
+
+
+def _result(state, rc, out, err, truncated=False, *, started, pack=as_text):
+    err = err if isinstance(err, bytes) else err.encode("utf-8", "backslashreplace")
+    result = {"state": state, "rc": rc, "out": pack(out), "err": pack(err)}
+    result["seconds"] = round(time.monotonic() - started, 4)
     if truncated:
         result["truncated"] = True
     return result
@@ -162,54 +196,47 @@ def is_there(name, env):
     return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders if folder)
 
 
-def _run_tool(box, argv, timeout_s, env, cwd, max_bytes, grace_s, pack, newest):
+def start_tool(argv, **options):
+    """Start a program in its own session; the end of the lease ends it. `options` are Popen's."""
     import subprocess
 
-    started = time.monotonic()
-
-    def end(state, rc, out, err, truncated=False):
-        box.append(_result(state, rc, out, err, started, truncated, pack))
-
-    if not is_there(argv[0], env):
-        end("missing", None, b"", "not found: %s" % argv[0])
-        return
-    try:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=env,
-            cwd=cwd,
-        )
-    except FileNotFoundError as error:
-        end("missing", None, b"", "not found: %s" % error.filename)
-        return
-    except (OSError, ValueError) as error:
-        end("error", None, b"", "%s: %s" % (argv[0], error))
-        return
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    given = dict(pipes, **options)  # type: Any
+    child = subprocess.Popen(argv, start_new_session=True, **given)
     with _live_lock:
         _live[child.pid] = child
+    return child
+
+
+def forget_tool(child):
+    """The end of the lease no longer ends it."""
+    with _live_lock:
+        _live.pop(child.pid, None)
+
+
+def _run_tool(argv, timeout_s, max_bytes, grace_s, newest, options):
+    """(state, rc, out, err, truncated) of a tool."""
+    deadline = time.monotonic() + timeout_s
+    options = dict({"env": tool_env(), "cwd": "/"}, **options)
+    if not is_there(argv[0], options["env"]):
+        return "missing", None, b"", "not found: %s" % argv[0]
     try:
-        kept, truncated, in_time = _collect(child, started + timeout_s, max_bytes, newest)
+        child = start_tool(argv, **options)
+    except FileNotFoundError as error:
+        return "missing", None, b"", "not found: %s" % error.filename
+    except (OSError, ValueError) as error:
+        return "error", None, b"", "%s: %s" % (argv[0], error)
+    try:
+        (out, err), truncated, in_time = _collect(child, deadline, max_bytes, newest)
         if in_time:
-            end("ended", child.returncode, bytes(kept[0]), bytes(kept[1]), truncated)
-            return
-        gone = _kill_group(child, grace_s)
-        why = "no end in %g s, %s" % (
-            timeout_s,
-            "killed" if gone else "and SIGKILL does not end it",
-        )
-        stderr = bytes(kept[1]).strip()
-        err = stderr + b"\n" + why.encode() if stderr else why
-        end("timeout", None, bytes(kept[0]), err, truncated)
+            return "ended", child.returncode, bytes(out), bytes(err), truncated
+        how = "killed" if _kill_group(child, grace_s) else "and SIGKILL does not end it"
+        why = b"no end in %g s, %s" % (timeout_s, how.encode())
+        return "timeout", None, bytes(out), b"\n".join(filter(None, [err.strip(), why])), truncated
     finally:
-        with _live_lock:
-            _live.pop(child.pid, None)
-        for pipe in (child.stdout, child.stderr):
-            if pipe is not None:
-                pipe.close()
+        forget_tool(child)
+        child.stdout.close()
+        child.stderr.close()
 
 
 def _collect(child, deadline, max_bytes, newest):
@@ -291,16 +318,12 @@ def user_name(uid):
 
 def node_facts():
     """Name, boot, interpreter, clock and user of this node."""
-    try:
-        boot_id = read_text("/proc/sys/kernel/random/boot_id").strip()
-    except OSError:
-        boot_id = None
     return {
         "hostname": os.uname().nodename,
-        "boot_id": boot_id,
+        "boot_id": read_word("/proc/sys/kernel/random/boot_id"),
         "python": "%d.%d.%d" % sys.version_info[:3],
         "time_s": time.time(),
-        "boottime_s": time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)),
+        "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
         "user": user_name(os.getuid()),
     }
 
@@ -320,20 +343,25 @@ def _emit(message):
     _write((json.dumps(message) + "\n").encode())
 
 
-def _write(data):
+def _write(data, on_loss=None):
+    """Write to the head; `on_loss()`, else `leave()`, when it has gone."""
     with _out_lock:
         try:
             while data:
                 data = data[os.write(1, data) :]
         except OSError:
-            kill_tools()
-            os._exit(0)
+            (on_loss or leave)()
+
+
+def leave(*_):
+    """End all tools and this process; also a signal handler."""
+    kill_tools()
+    os._exit(0)
 
 
 def envelope(**data):
     """The answer of a one-shot payload, with `data` on top."""
-    base = {"schema": 1, "verb": VERB, "node": node_facts(), "sections": dict(SECTIONS)}
-    return dict(base, **data)
+    return dict(schema=1, verb=VERB, node=node_facts(), sections=dict(SECTIONS), **data)
 
 
 def finish(data=None, rc=0):
@@ -363,9 +391,13 @@ def hold_lease(on_message=None, on_close=None):
             kill_tools(1.0)
             os._exit(0)
 
-    thread = threading.Thread(target=watch, name="lease", daemon=True)
-    thread.start()
-    return thread
+    in_thread(watch)
+
+
+def on_signals(handler):
+    """Call `handler(number, frame)` when something asks this payload to end."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, handler)
 
 
 def _on_signal(number, _frame):
@@ -379,8 +411,7 @@ def run(module):
     given = json.loads(sys.stdin.buffer.readline())
     VERB = given["verb"]
     ARGS.update(given["args"])
-    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-        signal.signal(getattr(signal, name), _on_signal)
+    on_signals(_on_signal)
     _write(("\n" + MARKER + "\n").encode())
     try:
         __import__(module)

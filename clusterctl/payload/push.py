@@ -1,4 +1,4 @@
-"""Make room for pushed data, then put them in their place at once: `clusterctl push`.
+"""Check where pushed data go and their size, then put them in place at once: `clusterctl push`.
 
 The data themselves come by sftp into a file beside the destination. Nothing at the destination
 changes before all of them are there and their checksum fits; then one rename changes it.
@@ -49,17 +49,11 @@ def prepare():
             remove(entry.path)
     part = os.path.join(parent, prefix + ARGS["token"])
     there = os.path.lexists(dest)
-    if (
-        there
-        and not folder
-        and is_own_file(os.lstat(dest))
-        and os.path.getsize(dest) == ARGS["size"]
-        and digest(dest) == ARGS["sha256"]
-    ):
+    if there and not folder and is_same(dest):
         os.chmod(dest, ARGS["mode"])
         return {"part": part, "dest": dest, "there": True, "same": True}
     free = shutil.disk_usage(parent).free
-    needed = ARGS["size"] * (2 if folder else 1)  # a folder stands beside its archive for a moment
+    needed = ARGS["size"] * (2 if folder else 1)  # a folder is beside its archive for a moment
     if needed > free:
         return {"error": "%s has %d bytes free, %d are needed" % (parent, free, needed)}
     # Private from the start: what is pushed may be a secret, and sftp would open it to all.
@@ -72,9 +66,11 @@ def is_stale(found):
     return found.st_uid == os.getuid() and time.time() - found.st_mtime > STALE_S
 
 
-def is_own_file(found):
-    """What belongs to another user holds the same bytes only until they change it."""
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+def is_same(dest):
+    """Whether the data are there already; another user could still change a file of theirs."""
+    found = os.lstat(dest)
+    is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+    return is_own and found.st_size == ARGS["size"] and digest(dest) == ARGS["sha256"]
 
 
 def drop():
@@ -112,10 +108,9 @@ def install():
 
 def exchange(fresh, dest):
     """Swap two folders at once; where the file system cannot, with a moment without either."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    rename = getattr(libc, "renameat2", None)
-    names = (os.fsencode(fresh), os.fsencode(dest))
-    if rename and rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    old, new = os.fsencode(fresh), os.fsencode(dest)
+    if rename and rename(AT_FDCWD, old, AT_FDCWD, new, RENAME_EXCHANGE) == 0:
         return
     aside = fresh + ".old"
     os.rename(dest, aside)

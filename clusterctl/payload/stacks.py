@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import queue
+import re
 import signal
 import threading
 import time
@@ -32,8 +33,8 @@ from clusterctl.payload.dump.py_spy import (
     unpack_py_spy,
 )
 from clusterctl.payload.jobs.heartbeats import clip, handles, heartbeat
-from clusterctl.payload.jobs.job_processes import describe_job, find_job, machine
-from clusterctl.payload.jobs.processes import process
+from clusterctl.payload.jobs.job_processes import look_at_job
+from clusterctl.payload.jobs.processes import start_of
 from clusterctl.payload.prelude import (
     ARGS,
     SECTIONS,
@@ -42,6 +43,7 @@ from clusterctl.payload.prelude import (
     hold_lease,
     kill_tools,
     node_facts,
+    on_signals,
     together,
 )
 
@@ -54,8 +56,7 @@ answers = queue.SimpleQueue()  # type: Any
 def main():
     # The end of stdin ends this payload with all its tools, after its folder is removed.
     hold_lease(answers.put, leave)
-    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-        signal.signal(getattr(signal, name), lambda *_: leave())
+    on_signals(leave)
     try:
         report = native() if ARGS.get("op") == "native" else collect()
     finally:
@@ -64,7 +65,7 @@ def main():
     emit({"type": "report", "packed": packed})
 
 
-def leave():
+def leave(*_):
     kill_tools()
     repair_all()
     remove_py_spy()
@@ -76,37 +77,31 @@ def native():
     path = ARGS.get("given") or ARGS["py_spy"]
     if not path or not is_program(path) or not (path == ARGS.get("given") or is_trusted(path)):
         path = borrow_py_spy(len(ARGS["pids"]))
-    if path is None:
-        return {"native": {str(pid): (None, no_py_spy(), False) for pid in ARGS["pids"]}}
     return {"native": {str(pid): native_dump(path, pid) for pid in ARGS["pids"]}}
 
 
 def native_dump(path, pid):
+    """(threads or None, error, whether a stopped thread was resumed) of one process."""
+    if path is None:
+        return None, no_py_spy(), False
     threads, error, repaired = dump(path, pid, ARGS["limit_s"], native=True)
-    shown = [
-        {
-            "tid": thread.get("os_thread_id"),
-            "name": thread.get("thread_name") or "",
-            "frames": [
-                {
-                    "name": frame["name"],
-                    "where": frame.get("short_filename")
-                    or frame.get("module")
-                    or frame["filename"],
-                    "line": frame.get("line") or 0,
-                }
-                for frame in thread["frames"][:2000]
-            ],
-        }
-        for thread in threads or ()
-    ]
+    shown = []
+    for thread in threads or ():
+        name, tid = thread.get("thread_name") or "", thread.get("os_thread_id")
+        frames = [native_frame(frame) for frame in thread["frames"][:2000]]
+        shown.append({"tid": tid, "name": name, "frames": frames})
     return shown if threads is not None else None, error, repaired
+
+
+def native_frame(frame):
+    where = frame.get("short_filename") or frame.get("module") or frame["filename"]
+    return {"name": frame["name"], "where": where, "line": frame.get("line") or 0}
 
 
 def collect():
     started = time.monotonic()
-    shot, pids, strangers = find_job(ARGS["pick"])
-    rows = describe_job(shot, pids)
+    shot, _, found = look_at_job(ARGS["pick"])
+    rows = found["rows"]
     py_spy = choose_py_spy(rows, shot) if rows else None
     table = Table()
     samples = []
@@ -117,18 +112,9 @@ def collect():
         samples.append(sample(rows, shot, table, py_spy, started))
     for between in samples[1:-1]:
         between["processes"] = {pid: thinned(pid, one) for pid, one in between["processes"].items()}
-    report = {
-        "rows": rows,
-        "others": len(strangers),
-        "machine": machine(),
-        "node": node_facts(),
-        "py_spy": py_spy,
-        "rights": rights(),
-        "samples": samples,
-        "frames": table.frames,
-        "stacks": table.stacks,
-    }
-    report.update(surroundings(rows, shot, table))
+    report = dict(found, others=len(found["others"]), node=node_facts())
+    report.update(py_spy=py_spy, rights=rights(), samples=samples)
+    report.update(frames=table.frames, stacks=table.stacks, **surroundings(rows, shot, table))
     report["seconds"] = round(time.monotonic() - started, 3)
     return report
 
@@ -137,20 +123,18 @@ def thinned(pid, one):
     """What a sample between first and last needs: the stacks of the threads that do the work."""
     short = {name: one[name] for name in ("state", "text", "repaired") if name in one}
     names = {tid: row[4] for tid, row in one.get("tasks", {}).items()}
-    works = [
-        row
-        for row in one.get("threads", ())
-        if str(row[0]) == pid
-        or row[1] == "MainThread"
-        or names.get(str(row[0]), "").startswith("pt_autograd")
-    ]
-    return dict(short, threads=works) if works else short
+
+    def works(tid, name):
+        is_main = tid == pid or name == "MainThread"
+        return is_main or names.get(tid, "").startswith("pt_autograd")
+
+    threads = [row for row in one.get("threads", ()) if works(str(row[0]), row[1])]
+    return dict(short, threads=threads) if threads else short
 
 
 def choose_py_spy(rows, shot):
-    # A job's environment may lie on a mount that hangs.
-    answer = call("py-spy", lambda: find_py_spy(rows, shot, ARGS.get("py_spy")) or "", 3.0)
-    SECTIONS.pop("py-spy", None)
+    # A job's environment may be on a mount that hangs.
+    answer = call("", lambda: find_py_spy(rows, shot, ARGS.get("py_spy")) or "", 3.0)
     path = answer["out"] or None
     return borrow_py_spy(len(rows)) if path is None and ARGS.get("carry") else path
 
@@ -199,17 +183,13 @@ def sample(rows, shot, table, py_spy, started):
     at_s = time.monotonic()
     together([work] * min(width, len(rows)))
     ask_by_signal(rows, shot, found)
-    return {
-        "at_s": round(at_s - started, 3),
-        "seconds": round(time.monotonic() - at_s, 3),
-        "processes": found,
-    }
+    seconds = round(time.monotonic() - at_s, 3)
+    return {"at_s": round(at_s - started, 3), "seconds": seconds, "processes": found}
 
 
 def look_at(row, shot, table, lock, py_spy, started):
     pid = row["pid"]
-    facts = process(pid)
-    if facts is None or facts.start != row["start"]:
+    if start_of(pid) != row["start"]:
         return {"state": None}  # ended meanwhile
     at_s = time.monotonic()
     one = task_facts(pid, deep=row["role"] in ("trainer", "loader")) or {"state": None}
@@ -243,12 +223,10 @@ def ask_by_signal(rows, shot, found):
     """
     for row in rows:
         one = found.get(str(row["pid"]), {})
-        refused = (
-            one.get("how") == "kernel"
-            and one.get("error")
-            and one.get("state") not in (None, "T", "D", "Z")
-        )
-        if not refused or not row["run"] or row["role"] not in ("trainer", "loader"):
+        refused = one.get("how") == "kernel" and one.get("error")
+        if not refused or one.get("state") in (None, "T", "D", "Z"):
+            continue
+        if not row["run"] or row["role"] not in ("trainer", "loader"):
             continue
         if not handles(row["pid"], signal.SIGUSR1) or "python" not in row["program"]:
             continue
@@ -261,7 +239,7 @@ def faulthandler_text(row):
     """What a process appends to its stderr after SIGUSR1; "" for nothing, or for no file."""
     try:
         path = os.readlink("/proc/%d/fd/2" % row["pid"])
-        begun_at = os.stat(path).st_size
+        size = os.stat(path).st_size
         os.kill(row["pid"], signal.SIGUSR1)
     except OSError:
         return ""
@@ -269,70 +247,53 @@ def faulthandler_text(row):
     while time.monotonic() < deadline:
         time.sleep(0.02)
         try:
-            fresh = read_file(path, 1 << 18, begun_at).decode("utf-8", "replace")
+            fresh = read_file(path, 1 << 18, size).decode("utf-8", "replace")
         except OSError:
             return ""  # a pipe or a terminal
         if fresh and fresh == text and fresh.endswith("\n"):
             break  # it has stopped growing
         text = fresh
-    at = min(
-        (
-            text.find(mark)
-            for mark in ("Thread 0x", "Current thread 0x", "Stack (most")
-            if mark in text
-        ),
-        default=-1,
-    )
-    return text[at:] if at >= 0 else ""
+    begin = re.search(r"Thread 0x|Current thread 0x|Stack \(most", text)
+    return text[begin.start() :] if begin else ""
 
 
 def surroundings(rows, shot, table):
     """Logs, flight records, kernel log, open files and source lines, each within its deadline."""
     found = {"kernel": [], "kernel_cut_s": None}  # type: dict
-    found.update(logs={}, flight={}, open={}, source={})
+    parts = {"logs": {}, "flight": {}, "open": {}, "source": {}}  # type: dict
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-
-    def logs():
-        for row in rows:
-            if row["role"] == "trainer":
-                lines = log_lines(row["pid"])
-                if lines:
-                    found["logs"][str(row["pid"])] = lines
-
-    def flight():
-        for row in rows:
-            if row["role"] == "trainer":
-                dumped = flight_dump(shot.seen[row["pid"]], row["rank"])
-                if dumped:
-                    found["flight"][str(row["rank"])] = dumped
 
     def kernel():
         found["kernel"], found["kernel_cut_s"] = kernel_lines(uptime_s)
 
-    def files():
-        for row in rows:
-            if row["role"] == "loader":
-                paths = open_files(row["pid"])
-                if paths:
-                    found["open"][str(row["pid"])] = paths
+    def each(part, role, key, read, timeout_s):
+        """Fill a part by `read(row)` of each process of a role."""
 
-    if rows:
-        together(
-            [
-                lambda: call("logs", lambda: logs() or "", 3.0),
-                lambda: call("flight", lambda: flight() or "", 8.0),
-                lambda: call("open", lambda: files() or "", 3.0),
-                lambda: call(
-                    "source",
-                    lambda: found["source"].update(source_lines(table.leaves())) or "",
-                    2.0,
-                ),
-                kernel,
-            ]
-        )
-    found["late"] = sorted(
-        name for name, answer in SECTIONS.items() if answer["state"] == "timeout"
-    )
+        def work():
+            for row in rows:
+                value = read(row) if row["role"] == role else None
+                if value:
+                    parts[part][str(row[key])] = value
+            return ""
+
+        call(part, work, timeout_s)
+
+    def source():
+        parts["source"].update(source_lines(table.leaves()))
+        return ""
+
+    def flight(row):
+        return flight_dump(shot.seen[row["pid"]], row["rank"])
+
+    tasks = [
+        lambda: each("logs", "trainer", "pid", lambda row: log_lines(row["pid"]), 3.0),
+        lambda: each("flight", "trainer", "rank", flight, 8.0),
+        lambda: each("open", "loader", "pid", lambda row: open_files(row["pid"]), 3.0),
+        lambda: call("source", source, 2.0),
+        kernel,
+    ]
+    together(tasks if rows else [])
+    late = [name for name, answer in SECTIONS.items() if answer["state"] == "timeout"]
     # A late reader may still write into its part: the report gets a copy.
-    parts = {name: dict(found[name]) for name in ("open", "logs", "flight", "source")}
-    return json.loads(json.dumps({**found, **parts}))
+    copies = {name: dict(part) for name, part in parts.items()}
+    return json.loads(json.dumps(dict(found, late=sorted(late), **copies)))

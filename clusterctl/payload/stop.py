@@ -11,13 +11,7 @@ import signal
 import time
 
 from clusterctl.payload.jobs.heartbeats import handles, heartbeat
-from clusterctl.payload.jobs.job_processes import (
-    Seen,
-    describe_job,
-    find_job,
-    machine,
-    read_patiently,
-)
+from clusterctl.payload.jobs.job_processes import Seen, find_job, look_at_job, read_patiently
 from clusterctl.payload.jobs.processes import describe, process
 from clusterctl.payload.jobs.terminate import Victim
 from clusterctl.payload.prelude import ARGS, call, finish
@@ -26,19 +20,16 @@ SAVED = re.compile(r"^epoch\d+-global_step\d+$")
 
 
 def main():
-    if ARGS["op"] == "look":
-        finish(look())
-    finish(stop())
+    finish({"look": look, "stop": stop}[ARGS["op"]]())
 
 
 def look():
-    shot, pids, strangers = find_job(ARGS["pick"])
-    rows = describe_job(shot, pids)
-    for row in rows:
+    shot, _, found = look_at_job(ARGS["pick"])
+    for row in found["rows"]:
         if row["role"] == "trainer":
             row["asks"] = handles(row["pid"], signal.SIGTERM)
             row["beat"] = heartbeat(shot.seen[row["pid"]], row["pid"], row["rank"])
-    return {"rows": rows, "others": describe_job(shot, strangers), "machine": machine()}
+    return found
 
 
 def stop():
@@ -60,8 +51,10 @@ def stop():
     left = []
     for victim in victims:
         if victim.state():
-            row = describe(process(victim.pid))
-            row["beat"] = heartbeat(read_seen(victim.pid), victim.pid, row["rank"])
+            facts = process(victim.pid)
+            row = describe(facts)
+            seen = Seen(facts, *read_patiently([victim.pid]).get(victim.pid, (0, b"", [])))
+            row["beat"] = heartbeat(seen, victim.pid, row["rank"])
             row["why"] = "would die of SIGTERM without saving" if victim.pid in refused else ""
             left.append(row)
     saved = call("saved", lambda: newest_checkpoint(wall_s), 5.0)["out"] or None
@@ -74,10 +67,6 @@ def stop():
         "saved": saved,
         "seconds": round(time.monotonic() - started, 3),
     }
-
-
-def read_seen(pid):
-    return Seen(process(pid), *read_patiently([pid]).get(pid, (0, b"", [])))
 
 
 def newest_checkpoint(since_s):

@@ -9,16 +9,12 @@ changes beyond the resolution below; null means gone. Keys:
   cpus, driver, up: once
   cpu, load1, mem: [used, total] MiB, net: MB/s
   gpus: their number, null where unknown, with gpu_error; csv: nvidia-smi's text
-  gN: GPU N's [W, %, MiB used, degrees, SM MHz, NVML's throttle bits], or an error's text
-  hN: [name, limit W, MiB total, PCI address, uncorrected ECC errors, NVLinks up, NVLinks]
-  links: their number
-  lN: link N's [MB/s in, MB/s out, errors in the last minute]
-  LN: [name, kind, state, Gb/s, losses]
-  disks: [[path, MiB used, MiB total, reason]]: two nulls with "" where a mount hangs
-  procs: [[pid, user, name, GPU, MiB, run, rank, age s]]
+  gN, hN: GPU N's row GPU (or an error's text) and row CARD of watching/rows.py
+  links, lN, LN: the number of links, link N's rows RATES and LINK
+  disks, procs: lists of rows DISK and PROCESS
   xlog: why the kernel's log cannot be read
 Beside them, in the line where they happen: "step" (seconds by which the wall clock jumped against
-the monotonic one), "x" (Xid lines: [seconds ago, PCI address, code, text]).
+the monotonic one), "x" (rows XID).
 {"ping": id} on stdin is answered at once with {"pong": id, "t": wall clock}.
 """
 
@@ -27,23 +23,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 
 from clusterctl.payload.files.locks import lock_path, take_lock
 from clusterctl.payload.jobs.processes import process, send
-from clusterctl.payload.prelude import ARGS, _guard, _write, hold_lease, kill_tools
+from clusterctl.payload.prelude import ARGS, _write, hold_lease, in_thread, leave, read_times
 from clusterctl.payload.watching.gpus import Gpus
 from clusterctl.payload.watching.host import Host
 from clusterctl.payload.watching.kernel_log import KernelLog
 
 # A value is sent again when it differs by more than this from what was sent last.
-RESOLUTION = {
-    "g": (3.0, 2.0, 32.0, 1.0, 15.0, 0.0),  # W, %, MiB, degrees, MHz, bits
-    "cpu": (0.01,),
-    "load1": (0.2,),
-    "mem": (256.0, 0.0),
-}
+RESOLUTION = {"cpu": (0.01,), "load1": (0.2,), "mem": (256.0, 0.0)}
+RESOLUTION["g"] = (3.0, 2.0, 32.0, 1.0, 15.0, 0.0)  # of the columns GPU
 RELATIVE = {"l": 0.03, "net": 0.03}  # of the value, for what spans powers of ten
 SMALLEST = 0.05  # MB/s below which rates do not matter
 SETTLE_S = 0.25  # first difference of counters, so that the first line has a cpu share
@@ -60,12 +51,8 @@ def main():
     take_over(ARGS.get("session"), ARGS.get("node"))
     interval_s = min(60.0, max(0.1, float(ARGS.get("interval_s", 1.0))))
     gpus, host, log = Gpus(interval_s), Host(ARGS.get("paths") or []), KernelLog()
-    for name, work in (
-        ("gpus", gpus.read_forever),
-        ("disks", host.disks.read_forever),
-        ("log", log.read_forever),
-    ):
-        threading.Thread(target=_guard, args=(work,), name=name, daemon=True).start()
+    for reader in (gpus, host.disks, log):
+        in_thread(reader.read_forever)
     time.sleep(min(SETTLE_S, interval_s))
     gpus.first_answer.wait(FIRST_GPUS_S)
     host.disks.first_answer.wait(0.2)
@@ -105,22 +92,21 @@ def answer(message):
 
 
 def end_without_head():
-    """A head that was cut off leaves no end of stdin; what it would keep running ends by itself."""
+    """A head that was cut off never closes stdin: end when it has been silent for too long."""
     ping_s = ARGS.get("ping_s")
     if ping_s and time.monotonic() - HEARD[0] > max(30.0, PINGS_MISSED * ping_s):
-        kill_tools()
-        os._exit(0)
+        leave()
 
 
 def take_over(session, node):
     """End an older watcher of the same head and node, and be the one that a newer one can end.
 
-    The lock's file lies in this user's own folder and says who holds it; it is let go of with its
-    process. Where there can be no such folder two may run: better than none.
+    The lock's file is in this user's own folder and names its holder; the end of the process frees
+    it. Where no such folder can be made two may run: better than none.
     """
     if not session:
         return
-    signal.signal(signal.SIGTERM, give_way)
+    signal.signal(signal.SIGTERM, leave)
     started = time.monotonic()
     sent = {}  # type: dict  # signal -> whom it was sent to
     try:
@@ -139,11 +125,6 @@ def take_over(session, node):
         return
 
 
-def give_way(_number, _frame):
-    kill_tools()
-    os._exit(0)
-
-
 def end_watcher(holder, number):
     """Signal the process that wrote "pid start" into our lock, if it still runs."""
     pid, _, start = holder.partition(" ")
@@ -153,7 +134,7 @@ def end_watcher(holder, number):
 
 
 def changes(sent, now):
-    """What of `now` differs from what was sent; `sent` is brought up to date."""
+    """What of `now` differs from what was sent; updates `sent`."""
     found = {}
     for key, value in now.items():
         if key not in sent or differs(key, sent[key], value):
@@ -175,16 +156,17 @@ def differs(key, old, new):
     news = new if isinstance(new, list) else [new]
     if len(olds) != len(news):
         return True
-    for index, (one, other) in enumerate(zip(olds, news)):  # noqa: B905 - python 3.8
+    for index, (one, other) in enumerate(zip(olds, news)):
+        if one == other:
+            continue
         if not (is_number(one) and is_number(other)):
-            if one != other:
-                return True
-        elif steps is not None:
-            if abs(one - other) > steps[index]:
-                return True
-        elif abs(one - other) > max(SMALLEST, share * abs(one)) or index > 1:
-            if one != other:
-                return True
+            return True
+        if steps is not None:
+            step = steps[index]
+        else:  # the third column is a count of errors
+            step = max(SMALLEST, share * abs(one)) if index < 2 else 0
+        if abs(one - other) > step:
+            return True
     return False
 
 
@@ -193,9 +175,7 @@ def is_number(value):
 
 
 class ClockSteps:
-    """Jumps of the wall clock against the clock that only counts, also while the machine sleeps."""
-
-    BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    """Jumps of the wall clock against the clock since boot, which counts in sleep, too."""
 
     def __init__(self):
         self._apart = self._read()
@@ -207,11 +187,5 @@ class ClockSteps:
         return round(step, 4) if abs(step) > STEP_S else 0
 
     def _read(self):
-        """Wall minus boot time: of three tries the one with the shortest gap."""
-        best = (float("inf"), 0.0)
-        for _ in range(3):
-            started = time.clock_gettime(self.BOOTTIME)
-            wall = time.time()
-            ended = time.clock_gettime(self.BOOTTIME)
-            best = min(best, (ended - started, wall - (started + ended) / 2))
-        return best[1]
+        now = read_times()
+        return now["time_s"] - now["boottime_s"]

@@ -41,24 +41,17 @@ def classes(snapshot: JobSnapshot, verdict: Verdict) -> list[Class]:
     """Suspects first, then trainers, then the others; smaller classes before larger ones."""
     blamed = {id(s.proc) for s in verdict.suspects if s.proc}
     groups: dict[tuple[object, ...], list[Proc]] = {}
-    for proc in snapshot.procs:
-        key = (
-            proc.role,
-            proc.kind,
-            proc.stack.coarse,
-            proc.progress,
-            proc.state in ("T", "D", "Z", None) and proc.state,
-            id(proc) in blamed,
-        )
-        groups.setdefault(key, []).append(proc)
-    found = [
-        Class(tuple(sorted(procs, key=_order)), id(procs[0]) in blamed) for procs in groups.values()
-    ]
+    for p in snapshot.procs:
+        state = p.state in ("T", "D", "Z", None) and p.state
+        key = (id(p) in blamed, state, p.role, p.kind, p.progress, p.stack.coarse)
+        groups.setdefault(key, []).append(p)
+    found = [Class(tuple(sorted(procs, key=_order)), bool(key[0])) for key, procs in groups.items()]
     order = {"trainer": 0, "loader": 1}
-    return sorted(
-        found,
-        key=lambda c: (not c.suspect, order.get(c.first.role, 2), len(c.procs), _order(c.first)),
-    )
+
+    def rank(c: Class) -> tuple[object, ...]:
+        return not c.suspect, order.get(c.first.role, 2), len(c.procs), _order(c.first)
+
+    return sorted(found, key=rank)
 
 
 def _order(proc: Proc) -> tuple[int, int, str, int]:
@@ -67,32 +60,25 @@ def _order(proc: Proc) -> tuple[int, int, str, int]:
 
 def is_dull(one: Class) -> bool:
     """Classes of every healthy job: idle loaders, launchers, trackers."""
-    if one.suspect or one.first.state in ("T", "D"):
+    first = one.first
+    if one.suspect or first.state in ("T", "D") or first.role == "trainer":
         return False
-    if one.first.role == "trainer":
-        return False
-    return one.first.kind in (Kind.IDLE, Kind.PUT, Kind.HELPER) or one.first.role != "loader"
+    return first.role != "loader" or first.kind in (Kind.IDLE, Kind.PUT, Kind.HELPER)
 
 
 def hidden_line(dull: Sequence[Class], snapshot: JobSnapshot) -> str:
     """`3,071 loaders idle, 24 launchers, 6,500 helper threads hidden (--all)`."""
     counts: Counter[str] = Counter()
     for one in dull:
-        word = f"{one.first.role}s idle" if one.first.role == "loader" else f"{one.first.role}s"
-        counts[word] += len(one.procs)
-    threads = sum(hidden_threads(p) for p in snapshot.procs)
+        counts[f"{one.first.role}s{' idle' * (one.first.role == 'loader')}"] += len(one.procs)
+    threads = sum(max(0, len(p.threads) - 1) for p in snapshot.procs)
     parts = [f"{count:,} {word}" for word, count in counts.most_common()]
     if threads:
         parts.append(f"{threads:,} helper threads")
     return f"{', '.join(parts)} hidden (--all)" if parts else ""
 
 
-def hidden_threads(proc: Proc) -> int:
-    return max(0, len(proc.threads) - 1)
-
-
 def shown_threads(proc: Proc) -> Iterable[tuple[str, str]]:
     """(name, stack) of the threads worth a line: not those that wait in every process."""
-    for thread in proc.threads:
-        if not is_hidden(thread.name):
-            yield thread.name, thread.stack.text(limit=6)
+    shown = (thread for thread in proc.threads if not is_hidden(thread.name))
+    return ((thread.name, thread.stack.text(limit=6)) for thread in shown)

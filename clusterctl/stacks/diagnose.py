@@ -1,17 +1,30 @@
-"""Look at a job and judge it in one call: what the command, a supervisor and a dashboard use."""
+"""Collect stacks from every node, one ssh each, and judge them: for command, supervisor, dashboard.
+
+py-spy is sent along where a node has none.
+"""
 
 from __future__ import annotations
 
+import base64
+import functools
+import platform
+import shutil
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.errors import TransportError
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
-from clusterctl.remote.fanout import NodeResult, in_order
-from clusterctl.stacks.collect import DumpOptions, collect
+from clusterctl.remote.fanout import Fanout, NodeResult, in_order
+from clusterctl.remote.messages.stacks import read_report
+from clusterctl.remote.payload import PayloadStream
+from clusterctl.remote.run_payload import converse
 from clusterctl.stacks.evidence import Clue, clues
 from clusterctl.stacks.files import write_folder
 from clusterctl.stacks.judge import judge
@@ -21,6 +34,117 @@ from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Limits, Transport
 
 Sweep = Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]]
+
+# Of one node's report; 136 processes are under 1 MB, with 100 samples under 3.
+REPORT_BYTES = 6 << 20
+NATIVE_S = 20.0  # one --native dump of a torch process takes 7 s and stops it meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class DumpOptions:
+    """How processes are dumped."""
+
+    samples: int = 2
+    interval_s: float = 2.0
+    limit_s: float = 5.0  # one py-spy dump: 0.02 to 0.2 s where nodes are not overloaded
+    width: int = 0  # dumps at a time on one node; 0: half its cores, 2 to 8
+    py_spy: str | None = None  # path on the nodes
+    carry: bool = True
+    blocking: bool = False
+    sudo: bool = False
+
+
+def inflate(packed: str) -> bytes:
+    """The text of a packed report. Raises `TransportError("parse")`, also when it is too long."""
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(base64.b64decode(packed), REPORT_BYTES)
+    except (zlib.error, ValueError) as error:
+        raise TransportError("parse", f"cannot unpack the report of stacks: {error}") from None
+    if not inflater.eof:
+        too_long = f"longer than {REPORT_BYTES >> 20} MiB"
+        why = too_long if len(text) == REPORT_BYTES else "cut off"
+        raise TransportError("parse", f"the report of stacks is {why}")
+    return text
+
+
+_packing = threading.Lock()
+
+
+@functools.cache
+def _packed_py_spy() -> str | None:
+    """The head's own py-spy, for a node that has none; None without one."""
+    beside = Path(sys.executable).with_name("py-spy")
+    path = str(beside) if beside.is_file() else shutil.which("py-spy")
+    return path and base64.b64encode(zlib.compress(Path(path).read_bytes(), 6)).decode()
+
+
+def _py_spy_for(machine: str) -> dict[str, Any]:
+    with _packing:  # once, also when many nodes need it at the same time
+        data = _packed_py_spy() if machine == platform.machine() else None
+    return {"op": "py-spy", "data": data} if data else {"op": "go"}
+
+
+def collect(
+    nodes: Sequence[Node],
+    transport: Transport,
+    pick: Pick,
+    options: DumpOptions,
+    *,
+    limits: Limits,
+    width: int,
+) -> Fanout[dict[str, Any]]:
+    """A fan-out whose values are the unpacked reports of payload stacks.py."""
+    budget_s = limits.command_s + (options.samples - 1) * options.interval_s
+
+    def args(node: Node) -> dict[str, Any]:
+        return {**asdict(options), "pick": pick.to_args(node), "budget_s": budget_s}
+
+    limit_s, sudo = budget_s + 10.0, options.sudo
+    talk = _receive_report(limit_s)
+    return converse(
+        nodes, transport, limits, "stacks", args, talk, timeout_s=limit_s, width=width, sudo=sudo
+    )
+
+
+def collect_native(
+    pids: Mapping[Node, Sequence[int]],
+    transport: Transport,
+    py_spy: Mapping[Node, str | None],
+    *,
+    given: str | None = None,
+    sudo: bool,
+    limits: Limits,
+    width: int,
+) -> Fanout[dict[str, Any]]:
+    """Native stacks of a few processes, each stopped for seconds; `given` is the user's py-spy."""
+
+    def args(node: Node) -> dict[str, Any]:
+        found = {"pids": list(pids[node]), "py_spy": py_spy[node], "given": given}
+        return {"op": "native", "limit_s": NATIVE_S, **found}
+
+    limit_s = max((len(found) for found in pids.values()), default=0) * NATIVE_S + 5.0
+    nodes, talk = list(pids), _receive_report(limit_s)
+    return converse(
+        nodes, transport, limits, "stacks", args, talk, timeout_s=limit_s, width=width, sudo=sudo
+    )
+
+
+def _receive_report(limit_s: float) -> Callable[[PayloadStream, float], dict[str, Any]]:
+    """Sends py-spy to a payload that asks for it; returns its report."""
+
+    def talk(stream: PayloadStream, _connect_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + limit_s
+        while True:
+            message = stream.receive(max(0.0, deadline - time.monotonic()))
+            if message is None:
+                raise TransportError("command", f"no stacks in {limit_s:g} s")
+            if message["type"] == "found":
+                stream.send(_py_spy_for(message["machine"]))
+            elif message["type"] == "report":
+                return read_report(inflate(message["packed"]))
+
+    return talk
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +179,7 @@ def diagnose(
     seconds; at most the command limit, the intervals and the connection limits together.
     """
     options = options or DumpOptions()
-    begun = time.monotonic()
+    started = time.monotonic()
     fanout = collect(nodes, transport, pick, options, limits=limits, width=width)
     results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
     snapshot = read_snapshot(
@@ -63,7 +187,7 @@ def diagnose(
         sites or Sites(),
         interval_s=options.interval_s,
         samples=options.samples,
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - started,
         taken_s=time.time(),
         is_part=is_part,
     )

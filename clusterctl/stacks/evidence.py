@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from checks.facts import Unknown
 from checks.parsers.kernel_log import read_events
@@ -12,7 +13,9 @@ from checks.reference.xid_codes import grade
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold
 from clusterctl.stacks.flight import compare, read_dump
-from clusterctl.stacks.model import JobSnapshot
+from clusterctl.stacks.model import JobSnapshot, NodeView
+
+Logs = Sequence[tuple[int, list[str]]]  # (rank, its lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +28,24 @@ class Clue:
     nodes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "source": self.source,
-            "text": self.text,
-            "ranks": list(self.ranks),
-            "nodes": list(self.nodes),
-        }
+        return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Timeout:
+class Timeout(NamedTuple):
     """A collective that torch's watchdog gave up on."""
 
     rank: int
     sequence: int
     operation: str
     timeout_ms: int
+
+
+class Counters(NamedTuple):
+    """The last collectives of a rank's process group when its watchdog reported."""
+
+    rank: int
+    enqueued: int
+    completed: int
 
 
 _WORK = re.compile(
@@ -56,41 +61,21 @@ _NET = re.compile(r"NCCL WARN (?P<text>.*?NET.*?(?:completion|error).*)")
 
 
 def parse_watchdog(lines: Iterable[str]) -> list[Timeout]:
-    """Timeouts in a log, of every generation of torch's text; other lines are ignored."""
-    return [
-        Timeout(int(work["rank"]), int(work["seq"]), work["op"], int(work["limit"]))
-        for work in map(_WORK.search, lines)
-        if work
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """How far a rank's process group was when its watchdog reported."""
-
-    rank: int
-    enqueued: int
-    completed: int
+    """Timeouts in a log, of every version of torch's text; other lines are ignored."""
+    found = [work.groups() for work in map(_WORK.search, lines) if work]
+    return [Timeout(int(rank), int(seq), op, int(limit)) for rank, seq, op, limit in found]
 
 
 def parse_counters(lines: Iterable[str]) -> list[Counters]:
     """`last enqueued … last completed …` lines."""
-    return [
-        Counters(int(found["rank"]), int(found["queued"]), int(found["done"]))
-        for found in map(_COUNTERS.search, lines)
-        if found
-    ]
+    return [Counters(*map(int, found.groups())) for found in map(_COUNTERS.search, lines) if found]
 
 
 def clues(snapshot: JobSnapshot) -> list[Clue]:
     """All evidence, the most important first."""
-    return [
-        *_flight(snapshot),
-        *_watchdog(snapshot),
-        *_gloo(snapshot),
-        *_network(snapshot),
-        *_kernel(snapshot),
-    ]
+    logs = [(rank, lines) for node in snapshot.nodes for rank, lines in node.logs.items()]
+    logged = [*_watchdog(logs), *_gloo(logs), *_network(logs)]
+    return [*_flight(snapshot), *logged, *_kernel(snapshot.nodes)]
 
 
 def _flight(snapshot: JobSnapshot) -> list[Clue]:
@@ -99,36 +84,30 @@ def _flight(snapshot: JobSnapshot) -> list[Clue]:
         for rank, packed in node.flight.items():
             dump = read_dump(packed)
             if isinstance(dump, str):
-                unread.append(
-                    Clue("flight recorder", f"rank {rank}: {dump}", (rank,), (node.name,))
-                )
+                text = f"rank {rank}: {dump}"
+                unread.append(Clue("flight recorder", text, (rank,), (node.name,)))
             else:
                 dumps[rank] = dump
     world = snapshot.world or (max(dumps) + 1 if dumps else 0)
-    return [
-        *(Clue("flight recorder", text, tuple(ranks)) for text, ranks in compare(dumps, world)),
-        *unread,
-    ]
+    compared = compare(dumps, world)
+    return [Clue("flight recorder", text, tuple(ranks)) for text, ranks in compared] + unread
 
 
-def _watchdog(snapshot: JobSnapshot) -> list[Clue]:
+def _watchdog(logs: Logs) -> list[Clue]:
     groups: dict[tuple[int, str], list[Timeout]] = {}
     counters: dict[int, Counters] = {}
-    for node in snapshot.nodes:
-        for rank, lines in node.logs.items():
-            for one in parse_watchdog(lines):
-                groups.setdefault((one.sequence, one.operation), []).append(one)
-            for counter in parse_counters(lines):
-                counters[rank] = counter
+    for rank, lines in logs:
+        for one in parse_watchdog(lines):
+            groups.setdefault((one.sequence, one.operation), []).append(one)
+        for counter in parse_counters(lines):
+            counters[rank] = counter
     found = []
     for (sequence, operation), timeouts in sorted(groups.items()):
         ranks = sorted({one.rank for one in timeouts})
         limit_ms = next((one.timeout_ms for one in timeouts if one.timeout_ms), None)
         after = f" after {limit_ms / 1000:g} s" if limit_ms else ""
-        text = (
-            f"NCCL watchdog: {operation} number {sequence} timed out{after} on rank "
-            f"{fold_ranks(ranks)}"
-        )
+        what = f"{operation} number {sequence} timed out{after}"
+        text = f"NCCL watchdog: {what} on rank {fold_ranks(ranks)}"
         found.append(Clue("log", text, tuple(ranks)))
     if counters:
         lowest = min(one.completed for one in counters.values())
@@ -139,55 +118,44 @@ def _watchdog(snapshot: JobSnapshot) -> list[Clue]:
     return found
 
 
-def _gloo(snapshot: JobSnapshot) -> list[Clue]:
-    ranks = sorted(
-        rank
-        for node in snapshot.nodes
-        for rank, lines in node.logs.items()
-        if any(_GLOO.search(line) for line in lines)
-    )
+def _gloo(logs: Logs) -> list[Clue]:
+    ranks = sorted(rank for rank, lines in logs if any(map(_GLOO.search, lines)))
     text = f"gloo lost or waited too long for a peer on rank {fold_ranks(ranks)}"
     return [Clue("log", text, tuple(ranks))] if ranks else []
 
 
-def _network(snapshot: JobSnapshot) -> list[Clue]:
-    found: dict[str, list[int]] = {}
-    for node in snapshot.nodes:
-        for rank, lines in node.logs.items():
-            for line in lines:
-                warned = _NET.search(line)
-                if warned:
-                    found.setdefault(warned["text"][:160], []).append(rank)
+def _network(logs: Logs) -> list[Clue]:
+    found: dict[str, set[int]] = {}
+    for rank, lines in logs:
+        for warning in filter(None, map(_NET.search, lines)):
+            found.setdefault(warning["text"][:160], set()).add(rank)
     return [
-        Clue("log", f"rank {fold_ranks(ranks)}: {text}", tuple(sorted(set(ranks))))
+        Clue("log", f"rank {fold_ranks(ranks)}: {text}", tuple(sorted(ranks)))
         for text, ranks in found.items()
     ]
 
 
-def _kernel(snapshot: JobSnapshot) -> list[Clue]:
+def _kernel(nodes: Sequence[NodeView]) -> list[Clue]:
     """What the nodes' kernels logged in the last hour, equal lines of many nodes as one."""
-    nodes: dict[tuple[str, int | None, str], list[str]] = {}
-    ages: dict[tuple[str, int | None, str], float] = {}
-    for node in snapshot.nodes:
+    names: dict[str, dict[str, bool]] = {}
+    ages: dict[str, float] = {}
+    for node in nodes:
         for age_s, line in node.kernel:
             for event in read_events(line, Unknown("not asked"), Unknown("not asked")):
-                number = event.xid if event.kind == "xid" else None
                 text = f"{event.kind} {event.subject}".strip()
-                if number is not None:
-                    text = f"Xid {number} on {event.subject}: {grade(number, event.line).meaning}"
-                key = (event.kind, number, text)
-                nodes.setdefault(key, []).append(node.name)
-                ages[key] = min(age_s, ages.get(key, age_s))
+                if event.kind == "xid" and event.xid is not None:
+                    meaning = grade(event.xid, event.line).meaning
+                    text = f"Xid {event.xid} on {event.subject}: {meaning}"
+                names.setdefault(text, {})[node.name] = True
+                ages[text] = min(age_s, ages.get(text, age_s))
     found = []
-    for key, names in sorted(nodes.items(), key=lambda item: ages[item[0]]):
-        names = list(dict.fromkeys(names))
-        ago = f"{ages[key] / 60:.0f} min ago" if ages[key] >= 90 else f"{ages[key]:.0f} s ago"
-        found.append(Clue("kernel", f"{fold(names)}: {key[2]} ({ago})", nodes=tuple(names)))
-    for node in snapshot.nodes:
+    for text, age_s in sorted(ages.items(), key=lambda item: item[1]):
+        where = tuple(names[text])
+        ago = f"{age_s / 60:.0f} min ago" if age_s >= 90 else f"{age_s:.0f} s ago"
+        found.append(Clue("kernel", f"{fold(list(where))}: {text} ({ago})", nodes=where))
+    for node in nodes:
         if node.kernel_cut_s is not None:
-            text = (
-                f"{node.name}: its log is longer than 1 MiB, only the last "
-                f"{node.kernel_cut_s / 60:.0f} min of it were read"
-            )
+            read = f"only the last {node.kernel_cut_s / 60:.0f} min of it were read"
+            text = f"{node.name}: its log is longer than 1 MiB, {read}"
             found.append(Clue("kernel", text, nodes=(node.name,)))
     return found

@@ -61,19 +61,15 @@ def _safe(name: str, most: int = 200) -> str:
 
 def process_text(proc: Proc) -> str:
     """A process as py-spy prints it, below its kernel state and progress."""
+    cpu = f"{proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s"
     lines = [
         f"{proc.label}  pid {proc.pid} on {proc.node}: {proc.program}",
-        (
-            f"state {proc.state}  {proc.kind}  {proc.progress}  {proc.cpu_share:.0%} CPU in "
-            f"{proc.seconds:.1f} s  by {proc.how}"
-        ),
+        f"state {proc.state}  {proc.kind}  {proc.progress}  {cpu}  by {proc.how}",
     ]
     if proc.error:
         lines.append(f"error: {proc.error}")
-    if proc.beat:
-        lines.append(
-            f"heartbeat: step {proc.beat['step']}, {proc.beat['phase']}, {proc.beat['age_s']} s old"
-        )
+    if beat := proc.beat:
+        lines.append(f"heartbeat: step {beat['step']}, {beat['phase']}, {beat['age_s']} s old")
     if proc.clip:
         lines.append(f"decodes {proc.clip['path']} for {proc.clip['age_s']} s")
     lines += [f"open: {path}" for path in proc.files]
@@ -110,21 +106,13 @@ def write_speedscope(path: Path, snapshot: JobSnapshot) -> None:
         {"name": name, **({"file": file, "line": line} if file else {})}
         for name, file, line in frames
     ]
+    samples = {"samples": list(weights), "weights": list(weights.values())}
+    scale = {"unit": "none", "startValue": 0, "endValue": weights.total()}
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "name": "clusterctl dump-stacks",
         "shared": {"frames": rows},
-        "profiles": [
-            {
-                "type": "sampled",
-                "name": "processes",
-                "unit": "none",
-                "startValue": 0,
-                "endValue": sum(weights.values()),
-                "samples": [list(stack) for stack in weights],
-                "weights": list(weights.values()),
-            }
-        ],
+        "profiles": [{"type": "sampled", "name": "processes", **scale, **samples}],
     }
     _write(path, json.dumps(document) + "\n")
 
@@ -156,11 +144,11 @@ def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
         else:
             change = ("~", f"{was}  ->  {now}")
         groups.setdefault(change, []).append(key)
-    order = "~+-="
-    found = [
-        {"mark": mark, "who": _short(names), "text": text} for (mark, text), names in groups.items()
-    ]
-    return sorted(found, key=lambda entry: (order.index(entry["mark"]), entry["who"]))
+    found = []
+    for (mark, text), names in groups.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        found.append({"mark": mark, "who": names[0] + more, "text": text})
+    return sorted(found, key=lambda entry: ("~+-=".index(entry["mark"]), entry["who"]))
 
 
 def _places(report: Mapping[str, Any]) -> dict[str, str]:
@@ -169,15 +157,9 @@ def _places(report: Mapping[str, Any]) -> dict[str, str]:
         for proc in node["processes"]:
             rank = "" if proc["rank"] is None else f"rank {proc['rank']} "
             index = "" if proc["index"] is None else f" {proc['index']}"
-            main = next((t for t in proc["threads"] if t["tid"] == proc["pid"]), None)
-            main = main or (proc["threads"][0] if proc["threads"] else None)
-            frames = main["frames"] if main else []
+            mains = [t for t in proc["threads"] if t["tid"] == proc["pid"]] or proc["threads"]
+            frames = mains[0]["frames"] if mains else []
             place = " <- ".join([f"{f[0]} {f[1].rpartition('/')[2]}:{f[2]}" for f in frames[:2]])
-            found[f"{rank}{proc['role']}{index} pid {proc['pid']} ({node['node']})"] = (
-                f"{proc['kind']} {place or '(no stack)'}"
-            )
+            who = f"{rank}{proc['role']}{index} pid {proc['pid']} ({node['node']})"
+            found[who] = f"{proc['kind']} {place or '(no stack)'}"
     return found
-
-
-def _short(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

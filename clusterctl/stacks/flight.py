@@ -1,7 +1,4 @@
-"""torch's flight recorder: which rank is behind, and which one is in another collective.
-
-Nodes read the records (payload/dump/flight.py) and send their newest entries as plain values.
-"""
+"""torch's flight records, which nodes read: which rank is behind or in another collective."""
 
 from __future__ import annotations
 
@@ -35,10 +32,9 @@ class Dump:
 
 def read_dump(sent: Mapping[str, Any]) -> Dump | str:
     """A record as the payload sent it, or why it cannot be read."""
-    if sent.get("error"):
-        return f"{sent.get('path')}: {sent['error']}"
+    why = sent.get("error")
     try:
-        return make_dump(sent)
+        return f"{sent.get('path')}: {why}" if why else make_dump(sent)
     except ValueError as error:
         return f"{sent.get('path')}: {error}"
 
@@ -53,8 +49,7 @@ def make_dump(data: Any) -> Dump:
         try:
             if row.get("is_p2p"):
                 continue
-            name = _group_name(row.get("process_group"))
-            entry = _entry(row)
+            name, entry = _group_name(row.get("process_group")), _entry(row)
         except (AttributeError, TypeError, ValueError, KeyError, OverflowError):
             continue  # of a version that we do not know
         groups.setdefault(name, {})[entry.sequence] = entry
@@ -70,20 +65,15 @@ def _group_name(value: Any) -> str:
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:
-    operation = str(row["profiling_name"]).rpartition(":")[2]
     caller = ""
     for frame in row.get("frames") or ():
         if "/torch/" not in str(frame["filename"]):
             caller = f"{frame['name']} {str(frame['filename']).rpartition('/')[2]}:{frame['line']}"
             break
-    return Entry(
-        sequence=int(row["collective_seq_id"]),
-        operation=operation,
-        sizes=str(row.get("input_sizes")),
-        dtypes=str(row.get("input_dtypes")),
-        done=bool(row.get("retired")) or row.get("state") == "completed",
-        caller=caller,
-    )
+    sequence, operation = int(row["collective_seq_id"]), str(row["profiling_name"])
+    sizes, dtypes = str(row.get("input_sizes")), str(row.get("input_dtypes"))
+    done = bool(row.get("retired")) or row.get("state") == "completed"
+    return Entry(sequence, operation.rpartition(":")[2], sizes, dtypes, done, caller)
 
 
 def compare(dumps: Mapping[int, Dump], world: int) -> list[tuple[str, list[int]]]:
@@ -96,9 +86,8 @@ def compare(dumps: Mapping[int, Dump], world: int) -> list[tuple[str, list[int]]
         found += _compare_group(name, members)
     without = [rank for rank in range(world) if rank not in dumps]
     if without and len(without) < world:
-        found.append(
-            (f"no record of rank {fold_ranks(without)}: it may be the one that hangs", without)
-        )
+        text = f"no record of rank {fold_ranks(without)}: it may be the one that hangs"
+        found.append((text, without))
     return found
 
 
@@ -111,40 +100,28 @@ def _compare_group(name: str, members: Mapping[int, Dump]) -> list[tuple[str, li
         last = members[behind[0]].groups[name][lowest]
         wanted = members[ahead].groups[name].get(lowest + 1)
         what = f"{wanted.operation} at {wanted.caller}" if wanted else "the next collective"
-        text = (
-            f"rank {fold_ranks(behind)} never joined number {lowest + 1} of group {name} ({what}); "
-            f"its last was {last.operation} at {last.caller}"
-        )
+        missed = f"rank {fold_ranks(behind)} never joined number {lowest + 1} of group {name}"
+        text = f"{missed} ({what}); its last was {last.operation} at {last.caller}"
         return [(text, behind)]
     # All are at the same number: is it the same collective?
     first_open = min(dump.completed.get(name, 0) for dump in members.values()) + 1
     recorded = {number for dump in members.values() for number in dump.groups[name]}
     for sequence in sorted(number for number in recorded if number >= first_open - 1):
-        entries = {
-            r: d.groups[name][sequence] for r, d in members.items() if sequence in d.groups[name]
-        }
-        votes = Counter((e.operation, e.sizes, e.dtypes) for e in entries.values())
-        if len(votes) < 2:
-            continue
-        (usual, count), *_ = votes.most_common()
-        odd = sorted(r for r, e in entries.items() if (e.operation, e.sizes, e.dtypes) != usual)
-        one = entries[odd[0]]
-        usual_one = next(e for e in entries.values() if (e.operation, e.sizes, e.dtypes) == usual)
-        text = (
-            f"number {sequence} of group {name} is {one.operation} {one.sizes} at {one.caller} on "
-            f"rank {fold_ranks(odd)}, but {usual_one.operation} {usual_one.sizes} at "
-            f"{usual_one.caller} on {count} others"
-        )
-        return [(text, odd)]
-    open_now = [
-        rank for rank, dump in members.items() if dump.completed.get(name, 0) < newest[rank]
-    ]
-    if len(open_now) == len(members):
+        found = {r: d.groups[name].get(sequence) for r, d in members.items()}
+        entries = {rank: entry for rank, entry in found.items() if entry}
+        calls = {rank: (e.operation, e.sizes, e.dtypes) for rank, e in entries.items()}
+        (usual, count), *others = Counter(calls.values()).most_common()
+        if others:
+            odd = sorted(rank for rank, call in calls.items() if call != usual)
+            one = entries[odd[0]]
+            most = next(entries[rank] for rank, call in calls.items() if call == usual)
+            here = f"{one.operation} {one.sizes} at {one.caller} on rank {fold_ranks(odd)}"
+            there = f"{most.operation} {most.sizes} at {most.caller} on {count} others"
+            return [(f"number {sequence} of group {name} is {here}, but {there}", odd)]
+    if all(dump.completed.get(name, 0) < newest[rank] for rank, dump in members.items()):
         entry = next(iter(members.values())).groups[name][highest]
-        text = (
-            f"all {len(members)} ranks have joined number {highest} of group {name} "
-            f"({entry.operation}), and none has finished it: the cause is the network or a device, "
-            "not a rank"
-        )
+        joined = f"have joined number {highest} of group {name} ({entry.operation})"
+        cause = "the cause is the network or a device, not a rank"
+        text = f"all {len(members)} ranks {joined}, and none has finished it: {cause}"
         return [(text, sorted(members))]
     return []

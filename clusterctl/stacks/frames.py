@@ -10,16 +10,14 @@ from functools import cached_property
 _ROOTS = re.compile(r".*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
 _STANDARD = re.compile(r".*/lib/python3\.\d+/(?!.*(?:site|dist)-packages/)")
 
-# What every thread begins with. Frames outside of these say nothing; a forked worker has its
+# The first frames of every thread. Frames outside of these say nothing; a forked worker has its
 # parent's frames there.
-_CUT = (
-    ("_bootstrap", "multiprocessing/process.py"),
-    ("_bootstrap", "threading.py"),
-    ("_bootstrap_inner", "threading.py"),
-    ("_run_module_as_main", "<frozen runpy>"),
-    ("_run_module_as_main", "runpy.py"),
-    ("<module>", None),
+_FIRST = re.compile(
+    r"_bootstrap (multiprocessing/process\.py|threading\.py)|_bootstrap_inner threading\.py|"
+    r"_run_module_as_main (<frozen runpy>|runpy\.py)|<module> .*",
+    re.DOTALL,
 )
+_RUN = ("run threading.py", "run multiprocessing/process.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +72,13 @@ class Stack:
             return "no Python frame"
         first, outer = self.frames[site], self.frames[site + 1 :]
         own = [frame for frame in outer if not frame.is_library]
-        if not first.is_library:
-            words = [str(first), *(frame.function for frame in own)]
-        elif own:  # where in the library is nobody's question
-            words = [first.function, str(own[0]), *(frame.function for frame in own[1:])]
-        else:  # nothing of the user's: a library's own process
-            words = [str(first), *(frame.function for frame in outer)]
+        words = [str(first), *(frame.function for frame in own)]
+        if first.is_library and own:  # the place in the library does not matter
+            words[:2] = [first.function, str(own[0])]
+        elif first.is_library:  # nothing of the user's: a library's own process
+            words += [frame.function for frame in outer]
         short = [word for i, word in enumerate(words) if i == 0 or word != words[i - 1]]
-        return " <- ".join([*short[:limit], *(["…"] if len(short) > limit else [])])
+        return " <- ".join(short[:limit] + ["…"] * (len(short) > limit))
 
 
 _LIBRARIES = re.compile(
@@ -95,13 +92,11 @@ def trim(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     """Frames from the innermost up to the first that merely started the thread."""
     kept: list[Frame] = []
     for frame in frames:
-        for function, path in _CUT:
-            if frame.function == function and path in (None, frame.path):
-                # A script's own <module> is kept when nothing else would be left.
-                return tuple(kept or [frame])
-        if not (
-            frame.function == "run" and frame.path in ("threading.py", "multiprocessing/process.py")
-        ):
+        name = f"{frame.function} {frame.path}"
+        if _FIRST.fullmatch(name):
+            # A script's own <module> is kept when nothing else would be left.
+            return tuple(kept or [frame])
+        if name not in _RUN:
             kept.append(frame)
     return tuple(kept)
 
@@ -115,14 +110,14 @@ class Book:
 
     def stacks(
         self,
-        frames: Sequence[Sequence[object]],
+        frames: Sequence[tuple[str, str, str, int]],
         stacks: Sequence[Sequence[int]],
         source: dict[str, str],
     ) -> list[Stack]:
         """Stacks of a node's answer (payload/dump/frames.py) in its numbering."""
         made: list[Frame] = []
         for function, filename, short, line in frames:
-            key = (str(function), str(filename), str(short), int(str(line)))
+            key = (function, filename, short, line)
             if key not in self._frames:
                 self._frames[key] = make_frame(*key)
             made.append(self._frames[key])
@@ -132,7 +127,7 @@ class Book:
             for number in stack:
                 _, filename, _, line = frames[number]
                 text = source.get(f"{filename}:{line}", "")
-                if not str(filename).endswith(DISPATCH):
+                if not filename.endswith(DISPATCH):
                     break
             found.append(self.keep(trim(made[number] for number in stack), text))
         return found
@@ -149,10 +144,7 @@ _FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*?)
 
 
 def parse_faulthandler(text: str) -> list[tuple[str, list[Frame]]]:
-    """(thread name or "", frames) of a dump by Python's faulthandler; the main thread is the last.
-
-    Never raises; what is cut off is left out.
-    """
+    """(thread name or "", frames) of faulthandler's text, the main thread last. Never raises."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         found = _FAULT_THREAD.match(line)

@@ -1,7 +1,4 @@
-"""index.html of --out: the verdict, classes that fold, processes that filter.
-
-One file, no network.
-"""
+"""index.html of --out, one file: the verdict, classes that fold, processes that filter."""
 
 from __future__ import annotations
 
@@ -79,6 +76,8 @@ def page(report: Mapping[str, Any]) -> str:
     evidence = [
         *verdict["evidence"],
         *(f"{clue['source']}: {clue['text']}" for clue in report["clues"]),
+        *(f"next: {text}" for text in verdict["next"]),
+        *(f"no answer: {name}" for name in silent),
     ]
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>dump-stacks</title>',
@@ -86,8 +85,6 @@ def page(report: Mapping[str, Any]) -> str:
         f"<h1>{html.escape(verdict['kind'].upper())}: {html.escape(verdict['sentence'])}</h1>",
         f"<p>{html.escape(verdict['confidence'])} confidence</p><ul>",
         *(f"<li>{html.escape(text)}</li>" for text in evidence),
-        *(f"<li>next: {html.escape(text)}</li>" for text in verdict["next"]),
-        *(f"<li>no answer: {html.escape(name)}</li>" for name in silent),
         '</ul><p><input id="filter" placeholder="filter: node, rank, function, file" autofocus> ',
         '<span id="count" class="dim"></span></p><div id="list"></div>',
         f'<script type="application/json" id="report">{data}</script>',

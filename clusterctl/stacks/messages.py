@@ -9,6 +9,8 @@ from clusterctl.stacks.model import Proc
 from clusterctl.stacks.progress import Progress
 from clusterctl.stacks.wait_sites import Kind
 
+UNSHOWN = "and their stacks do not show what they wait for"
+
 
 def halt_reason(proc: Proc) -> str:
     """Why a halted process does not run."""
@@ -19,9 +21,8 @@ def halt_reason(proc: Proc) -> str:
     if proc.state == "t":
         return "is held by a tracer (state t)"
     where = f" in {proc.wchan}" if proc.wchan else ""
-    if proc.in_storage:
-        return f"waits for storage{where} (state D)"
-    return f"sleeps in the kernel{where} (state D)"
+    what = "waits for storage" if proc.in_storage else "sleeps in the kernel"
+    return f"{what}{where} (state D)"
 
 
 def names(procs: Sequence[Proc]) -> str:
@@ -33,6 +34,13 @@ def names(procs: Sequence[Proc]) -> str:
         return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}"
     more = f" (and {len(procs) - 1} more)" if len(procs) > 1 else ""
     return procs[0].label + more
+
+
+def culprit(proc: Proc, name: str) -> str:
+    """`name` of what others wait for; of a loader `rank 3 waits for data; its loader 1`."""
+    if proc.role != "loader":
+        return name
+    return f"rank {proc.rank} waits for data; its {proc.label.split(' ', 2)[-1]}"
 
 
 def waits(waiting: Sequence[Proc]) -> str:
@@ -51,12 +59,9 @@ def doubt(waiting: Sequence[Proc]) -> list[str]:
     crowd = [p for p in waiting if not p.waits_for_peers]
     if not crowd:
         return []
-    return [
-        (
-            f"{names(crowd)} {'is' if len(crowd) == 1 else 'are'} in one place that is not a "
-            "collective; with NCCL a rank runs until its launch queue is full"
-        )
-    ]
+    who = f"{names(crowd)} {'is' if len(crowd) == 1 else 'are'}"
+    why = "with NCCL a rank runs until its launch queue is full"
+    return [f"{who} in one place that is not a collective; {why}"]
 
 
 def places(procs: Sequence[Proc], limit: int = 3) -> str:
@@ -66,8 +71,9 @@ def places(procs: Sequence[Proc], limit: int = 3) -> str:
         groups.setdefault((proc.kind, proc.where(limit=2)), []).append(proc)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     shown = [f"{names(found)} in {place}" for (_, place), found in ordered[:limit]]
-    more = len(ordered) - limit
-    return "; ".join([*shown, *([f"and {more} more places"] if more > 0 else [])])
+    if len(ordered) > limit:
+        shown.append(f"and {len(ordered) - limit} more places")
+    return "; ".join(shown)
 
 
 def where(proc: Proc) -> str:
@@ -111,15 +117,17 @@ def facts(proc: Proc) -> str:
 
 
 def beat_lines(procs: Iterable[Proc]) -> list[str]:
-    lines = []
-    for proc in procs:
-        beat = proc.beat
-        if beat:
-            lines.append(
-                f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, "
-                f"{beat['age_s']:.1f} s old"
-            )
-    return lines[:3]
+    return [
+        f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, "
+        f"{beat['age_s']:.1f} s old"
+        for proc in procs
+        if (beat := proc.beat)
+    ][:3]
+
+
+def evidence(seen: Iterable[Proc], beating: Iterable[Proc]) -> list[str]:
+    """Facts of some processes, then heartbeats of some."""
+    return [*map(facts, seen), *beat_lines(beating)]
 
 
 def next_for(proc: Proc) -> list[str]:
@@ -127,13 +135,8 @@ def next_for(proc: Proc) -> list[str]:
         return ["py-spy top or --native-suspects on it: where the CPU goes"]
     if proc.in_storage:
         return ["check that file's mount and that node's kernel log"]
-    if proc.role == "loader":
-        file = proc.file()
-        return [
-            f"try that file alone: {file}"
-            if file
-            else "--native-suspects: which call in C it waits in"
-        ]
-    if proc.kind == Kind.LOG:
+    if proc.role == "loader" and proc.file():
+        return [f"try that file alone: {proc.file()}"]
+    if proc.role != "loader" and proc.kind == Kind.LOG:
         return ["check the network of that node; a run must not wait for its logger"]
     return ["--native-suspects: which call in C it waits in"]

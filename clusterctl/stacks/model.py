@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.errors import TransportError
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.remote.messages.stacks import read_report
 from clusterctl.stacks.frames import Book, Stack, parse_faulthandler, trim
-from clusterctl.stacks.progress import (
-    AUTOGRAD,
-    TICK_S,
-    Progress,
-    comm,
-    judge_progress,
-    own_threads,
-    ticks,
-)
+from clusterctl.stacks.progress import AUTOGRAD, TICK_S, Progress, comm, grown, judge_progress
 from clusterctl.stacks.wait_sites import WAITS_FOR_PEERS, Kind, Sites
 
 _STORAGE = re.compile(
@@ -39,6 +27,9 @@ class Thread:
     stack: Stack
     kind: Kind
     owns_gil: bool
+
+
+ROW = ("pid", "ppid", "rank", "role", "index", "user", "program")  # of a node's rows
 
 
 @dataclass(slots=True)
@@ -176,29 +167,6 @@ class JobSnapshot:
         return own or [p for p in mine if trainer.rank is not None and p.rank == trainer.rank]
 
 
-# Of one node's report; 136 processes are under 1 MB, with 100 samples under 3.
-REPORT_BYTES = 6 << 20
-
-
-def inflate(packed: str) -> bytes:
-    """The text of a packed report. Raises `TransportError("parse")`, also when it is too long."""
-    inflater = zlib.decompressobj()
-    try:
-        text = inflater.decompress(base64.b64decode(packed), REPORT_BYTES)
-    except (zlib.error, ValueError) as error:
-        raise TransportError("parse", f"cannot unpack the report of stacks: {error}") from None
-    if not inflater.eof:
-        too_long = f"longer than {REPORT_BYTES >> 20} MiB"
-        why = too_long if len(text) == REPORT_BYTES else "cut off"
-        raise TransportError("parse", f"the report of stacks is {why}")
-    return text
-
-
-def unpack(packed: str) -> dict[str, Any]:
-    """The report that payload stacks.py sent in one packed line. Raises as `inflate`."""
-    return read_report(inflate(packed))
-
-
 def read_snapshot(
     results: Sequence[NodeResult[dict[str, Any]]],
     sites: Sites,
@@ -234,36 +202,17 @@ def read_snapshot(
                     runs[row["run"]] = True
         nodes.append(_read_node(name, report, rows, book, sites))
     world = None if is_part else world
-    for view in nodes:
-        _one_trainer_per_rank(view)
     return JobSnapshot(nodes, world, tuple(runs), interval_s, samples, seconds, sites, taken_s)
-
-
-def _one_trainer_per_rank(view: NodeView) -> None:
-    """Keep the first started; a daemon that a trainer started has the rank's number, too."""
-    seen: set[int] = set()
-    for proc in view.procs:
-        if proc.role == "trainer" and proc.rank is not None:
-            if proc.rank in seen:
-                proc.role = "helper"
-            seen.add(proc.rank)
 
 
 def _read_node(
     name: str, report: dict[str, Any], rows: Sequence[dict[str, Any]], book: Book, sites: Sites
 ) -> NodeView:
     stacks = book.stacks(report["frames"], report["stacks"], report.get("source", {}))
-    view = NodeView(
-        name,
-        py_spy=report.get("py_spy"),
-        rights=report.get("rights", {}),
-        kernel=[(age, line) for age, line in report.get("kernel", ())],
-        kernel_cut_s=report.get("kernel_cut_s"),
-        flight={int(rank): dump for rank, dump in report.get("flight", {}).items()},
-        seconds=report.get("seconds", 0.0),
-        late=report.get("late", []),
-        others=report.get("others", 0),
-    )
+    same = ("py_spy", "rights", "kernel", "kernel_cut_s", "seconds", "late", "others")
+    view = NodeView(name, **{key: report[key] for key in same if key in report})
+    view.flight = {int(rank): dump for rank, dump in report.get("flight", {}).items()}
+    trainers: set[int] = set()  # ranks
     for row in rows:
         key = str(row["pid"])
         looks = [sample["processes"].get(key) for sample in report["samples"]]
@@ -271,9 +220,13 @@ def _read_node(
         files = report.get("open", {}).get(key, ())
         proc = _read_proc(name, row, looks, files, stacks, book, sites)
         view.procs.append(proc)
-        lines = report.get("logs", {}).get(key)
-        if lines and proc.rank is not None:
-            view.logs[proc.rank] = lines
+        if proc.rank is not None:
+            if proc.role == "trainer":
+                # The first started: a daemon that a trainer started has the rank's number, too.
+                proc.role = "helper" if proc.rank in trainers else "trainer"
+                trainers.add(proc.rank)
+            if lines := report.get("logs", {}).get(key):
+                view.logs[proc.rank] = lines
     return view
 
 
@@ -296,18 +249,12 @@ def _read_proc(
     seconds = last.get("at_s", 0.0) - looks[0].get("at_s", 0.0) if len(looks) > 1 else 0.0
     proc = Proc(
         node=node,
-        pid=pid,
-        ppid=row["ppid"],
-        rank=row["rank"],
-        role=row["role"],
-        index=row["index"],
-        user=row["user"],
-        program=row["program"],
+        **{name: row[name] for name in ROW},
         state=last.get("state"),
         kind=main.kind if main else Kind.UNKNOWN,
         stack=stack,
         progress=Progress.UNSURE,
-        cpu_share=ticks(looks) * TICK_S / seconds if seconds > 0 else 0.0,
+        cpu_share=grown(looks, None, 1) * TICK_S / seconds if seconds > 0 else 0.0,
         seconds=seconds,
         how=last.get("how", "kernel"),
         error=last.get("error", ""),
@@ -325,7 +272,7 @@ def _read_proc(
     )
     _correct_role(proc)
     proc.operation, proc.caller = sites.call(stack)
-    proc.progress = judge_progress(looks, proc.samples, own_threads(looks, pid), seconds)
+    proc.progress = judge_progress(looks, proc.samples, pid, seconds)
     if proc.kind == Kind.BACKWARD and proc.progress == Progress.STUCK:
         proc.kind = Kind.BACKWARD_WAIT  # in C++, and nobody computes
     return proc
@@ -334,22 +281,17 @@ def _read_proc(
 def _threads(
     look: dict[str, Any], pid: int, stacks: Sequence[Stack], book: Book, sites: Sites
 ) -> tuple[Thread, ...]:
-    if look.get("threads"):
-        found = []
-        for tid, name, number, _active, gil in look["threads"]:
-            stack = stacks[number]
-            found.append(Thread(tid, name or "", stack, sites.kind(stack), gil))
-        return tuple(found)
-    if look.get("text"):
-        dumped = parse_faulthandler(look["text"])
-        made = []
-        for place, (name, frames) in enumerate(dumped):
-            stack = book.keep(trim(frames))
-            # faulthandler names threads by address; the main thread comes last.
-            tid = pid if place == len(dumped) - 1 else -1 - place
-            made.append(Thread(tid, name, stack, sites.kind(stack), False))
-        return tuple(made)
-    return ()
+    found = []
+    for tid, name, number, _active, gil in look.get("threads") or ():
+        stack = stacks[number]
+        found.append(Thread(tid, name or "", stack, sites.kind(stack), gil))
+    dumped = parse_faulthandler(look.get("text") or "") if not found else []
+    for place, (name, frames) in enumerate(dumped):
+        stack = book.keep(trim(frames))
+        # faulthandler names threads by address; the main thread comes last.
+        tid = pid if place == len(dumped) - 1 else -1 - place
+        found.append(Thread(tid, name, stack, sites.kind(stack), False))
+    return tuple(found)
 
 
 def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any]) -> list[Thread]:
@@ -361,25 +303,18 @@ def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any])
     if not dumps:
         return []
     main = _main(dumps[-1], pid)
-    hooks = [
-        thread
-        for thread in dumps[-1]
-        if main.kind == Kind.BACKWARD
-        and thread.tid != main.tid
-        and thread.stack.frames
-        and _runs_hooks(thread, look)
-    ]
-    acting = min(hooks, key=lambda t: t.kind not in WAITS_FOR_PEERS) if hooks else main
-    if acting is main:
+
+    def runs_hooks(thread: Thread) -> bool:
+        if thread.tid == main.tid or not thread.stack.frames:
+            return False
+        name = comm(look, str(thread.tid))  # "" where the node did not report it
+        return name.startswith(AUTOGRAD) if name else thread.kind in WAITS_FOR_PEERS
+
+    hooks = list(filter(runs_hooks, dumps[-1])) if main.kind == Kind.BACKWARD else []
+    if not hooks:
         return [_main(threads, pid) for threads in dumps]
+    acting = min(hooks, key=lambda thread: thread.kind not in WAITS_FOR_PEERS)
     return [thread for threads in dumps for thread in threads if thread.tid == acting.tid]
-
-
-def _runs_hooks(thread: Thread, look: dict[str, Any]) -> bool:
-    name = comm(look, str(thread.tid))
-    if not name:  # the node did not say whose thread it is
-        return thread.kind in WAITS_FOR_PEERS
-    return name.startswith(AUTOGRAD)
 
 
 def _main(threads: Sequence[Thread], pid: int) -> Thread:

@@ -15,30 +15,26 @@ def has_moved(trainers: Sequence[Proc]) -> bool:
 
 
 def has_gone_on(proc: Proc) -> bool:
-    """By its heartbeats where it writes them: another step or phase, or one begun anew."""
-    if len(proc.beats) > 1:
-        first, last = proc.beats[0], proc.beats[-1]
-        if first["step"] != last["step"]:
-            return True
-        restarted = last["age_s"] < proc.seconds - 0.01  # the same phase, begun again
-        return bool(restarted or first["phase"] != last["phase"])
-    return proc.progress == Progress.MOVING
+    """By its heartbeats where it writes them: another step or phase, or the same one again."""
+    if len(proc.beats) < 2:
+        return proc.progress == Progress.MOVING
+    first, last = proc.beats[0], proc.beats[-1]
+    changed = any(first[key] != last[key] for key in ("step", "phase"))
+    return bool(changed or last["age_s"] < proc.seconds - 0.01)  # the same phase, started again
 
 
 def is_halted(proc: Proc) -> bool:
     """Stopped, frozen, or asleep in the kernel through all samples."""
     if proc.role in ("tracker", "shell", "logger", "compiler"):
         return False
-    if proc.state in ("T", "t") or proc.is_frozen:
-        return True
-    return proc.state == "D" and proc.progress == Progress.STUCK
+    sleeps = proc.state == "D" and proc.progress == Progress.STUCK
+    return sleeps or proc.state in ("T", "t") or proc.is_frozen
 
 
 def saves(proc: Proc) -> bool:
     """By its stack, or by what it says itself."""
-    return proc.kind == Kind.CHECKPOINT or bool(
-        proc.beat and proc.beat["phase"] == "checkpoint" and not proc.waits_for_peers
-    )
+    reported = proc.beat and proc.beat["phase"] == "checkpoint" and not proc.waits_for_peers
+    return proc.kind == Kind.CHECKPOINT or bool(reported)
 
 
 MOST = 0.75  # share of the ranks in one place from which on they wait there

@@ -29,29 +29,14 @@ AUTOGRAD = "pt_autograd"
 """Name of the threads in which torch computes backward passes of a device."""
 
 
-def own_threads(looks: Sequence[dict[str, Any]], pid: int) -> list[str]:
-    """Threads that do a rank's own work: the main one and autograd's.
-
-    NCCL's, gloo's and watchdog threads poll while the rank hangs: their CPU says nothing.
-    """
-    tasks = looks[-1].get("tasks") or {} if looks else {}
-    return [
-        name for name in tasks if name == str(pid) or comm(looks[-1], name).startswith(AUTOGRAD)
-    ]
-
-
 def comm(look: dict[str, Any], name: str) -> str:
     """The kernel's name of a thread; "" where the node did not report it."""
     row = (look.get("tasks") or {}).get(name) or []
     return str(row[4] or "") if len(row) > 4 else ""
 
 
-def ticks(looks: Sequence[dict[str, Any]], names: Iterable[str] | None = None) -> int:
-    """CPU ticks of some threads, or all, between the first and the last look."""
-    return _grown(looks, names, 1)
-
-
-def _grown(looks: Sequence[dict[str, Any]], names: Iterable[str] | None, column: int) -> int:
+def grown(looks: Sequence[dict[str, Any]], names: Iterable[str] | None, column: int) -> int:
+    """CPU ticks (column 1) or switches (2) of threads, or all, from the first look to the last."""
     if len(looks) < 2 or not looks[0].get("tasks") or not looks[-1].get("tasks"):
         return 0
     first, last = looks[0]["tasks"], looks[-1]["tasks"]
@@ -60,35 +45,31 @@ def _grown(looks: Sequence[dict[str, Any]], names: Iterable[str] | None, column:
 
 
 def judge_progress(
-    looks: Sequence[dict[str, Any]], stacks: Sequence[Stack], names: Sequence[str], seconds: float
+    looks: Sequence[dict[str, Any]], stacks: Sequence[Stack], pid: int, seconds: float
 ) -> Progress:
     """stuck: same stack, no CPU, no switch; spinning: same functions, CPU used; else moving.
 
-    `stacks` are of the main thread, one a sample; `names` the threads that do the work. A thread
-    that wakes once a second to read a clock, or that a dump wakes, does not move: hence the small
-    allowances.
+    `stacks` are of the main thread, one a sample. A thread that wakes once a second to read a
+    clock, or that a dump wakes, does not move: hence the small allowances.
     """
     states = [look.get("state") for look in looks]
     if not states or states[-1] == "Z" or None in states:
         return Progress.GONE
     if len(looks) < 2 or seconds <= 0:
         return Progress.UNSURE
-    spent, switches = ticks(looks, names), _grown(looks, names, 2)
+    # The main thread and autograd's. NCCL's, gloo's and watchdog threads poll while the rank hangs.
+    tasks = looks[-1].get("tasks") or {}
+    names = [n for n in tasks if n == str(pid) or comm(looks[-1], n).startswith(AUTOGRAD)]
+    spent, switches = grown(looks, names, 1), grown(looks, names, 2)
     share = spent * TICK_S / seconds
-    quiet = spent <= max(1.0, 2.0 * seconds) and switches <= max(2.0, 2.0 * seconds)
-    same = len(set(stacks)) == 1 if len(stacks) > 1 else None
-    if same is None:  # no stacks: the kernel alone tells
-        return (
-            Progress.STUCK
-            if quiet
-            else Progress.SPINNING
-            if share > 0.9 and not switches
-            else Progress.UNSURE
-        )
-    if same and quiet:
+    few_switches = switches <= max(2.0, 2.0 * seconds)
+    quiet = spent <= max(1.0, 2.0 * seconds) and few_switches
+    if quiet and len(set(stacks)) < 2:
         return Progress.STUCK
-    # Who burns CPU gives it up to nobody; on a crowded machine its share may be small all the same.
-    burns = share >= 0.5 or (share >= 0.1 and switches <= max(2.0, 2.0 * seconds))
+    if len(stacks) < 2:  # only the kernel's facts
+        return Progress.SPINNING if share > 0.9 and not switches else Progress.UNSURE
+    # What burns CPU never gives it up; on a crowded machine its share may still be small.
+    burns = share >= 0.5 or (share >= 0.1 and few_switches)
     if burns and len({stack.coarse for stack in stacks}) == 1:
         return Progress.SPINNING
     return Progress.MOVING

@@ -20,11 +20,9 @@ MAX_CLASSES = 8
 
 def header(snapshot: JobSnapshot) -> str:
     """`192 ranks on 24 nodes, 3264 processes, 2 samples 2.0 s apart, 4.1 s; 0 nodes silent`."""
-    ranks = len(
-        {p.rank for p in snapshot.trainers if p.rank is not None and p.progress != Progress.GONE}
-    )
+    ranks = {p.rank for p in snapshot.trainers if p.progress != Progress.GONE} - {None}
     return (
-        f"{counted(ranks or len(snapshot.trainers), 'rank')} on "
+        f"{counted(len(ranks) or len(snapshot.trainers), 'rank')} on "
         f"{counted(len(snapshot.nodes), 'node')}, {counted(len(snapshot.procs), 'process')}, "
         f"{counted(snapshot.samples, 'sample')} {snapshot.interval_s:.1f} s apart, "
         f"{snapshot.seconds:.1f} s; {counted(len(snapshot.silent), 'node')} silent"
@@ -48,10 +46,8 @@ def lines(
     shown = shown[: len(shown) - len(more)]
 
     yield from _wrap(header(snapshot), None, width)
-    good = verdict.kind == "moving"
-    yield from _wrap(
-        f"{verdict.headline} ({verdict.confidence} confidence)", "good" if good else "bad", width
-    )
+    style: str | None = "good" if verdict.kind == "moving" else "bad"
+    yield from _wrap(f"{verdict.headline} ({verdict.confidence} confidence)", style, width)
     rows = [_row(one) for one in shown]
     is_wide = not width or width >= 120
     who_width = max((len(who) for who, _ in rows), default=0) if is_wide else 0
@@ -59,11 +55,10 @@ def lines(
         style = "bold" if one.suspect else None
         text = f" {'>' if one.suspect else ' '} {who:{who_width}}  {what}"
         if one.suspect and width and len(text) > width:
-            # What a suspect does is the point of the report: it gets a line of its own.
-            yield _fit(f" > {who}", "", width), style
-            yield _fit(f"     {what}", "", width), style
-        else:
-            yield _fit(text, "", width), style
+            # What a suspect does is the point of the report: it is not cut off.
+            yield _fit(f" > {who}", width), style
+            text = f"     {what}"
+        yield _fit(text, width), style
         if everything:
             for name, stack in shown_threads(one.first):
                 yield f"       {name or 'thread'}: {stack}", "dim"
@@ -73,13 +68,13 @@ def lines(
     hidden = hidden_line(dull, snapshot)
     if hidden:
         yield f"   {hidden}", "dim"
-    limit = len(verdict.evidence) if everything or verbose else 3
-    for text in verdict.evidence[:limit]:
-        yield _fit(f"because {text}", "", width), None
-    for clue in clues[: None if everything else 3]:
-        yield _fit(f"{clue.source}: {clue.text}", "", width), "warn"
-    for text in verdict.next_steps[: None if everything else 3]:
-        yield _fit(f"next: {text}", "", width), None
+    limit = None if everything else 3
+    for text in verdict.evidence[: None if verbose else limit]:
+        yield _fit(f"because {text}", width), None
+    for clue in clues[:limit]:
+        yield _fit(f"{clue.source}: {clue.text}", width), "warn"
+    for text in verdict.next_steps[:limit]:
+        yield _fit(f"next: {text}", width), None
     for text in permission_lines(snapshot):
         yield from _wrap(text, "warn", width)
 
@@ -98,10 +93,8 @@ def _row(one: Class) -> tuple[str, str]:
     return f"{one.who()} [{len(one.procs)}]", f"{kind}: {site}" + (f"  {file}" if file else "")
 
 
-def _fit(text: str, end: str, width: int) -> str:
-    if not width or len(text) + len(end) <= width:
-        return text + end
-    return text[: max(0, width - len(end) - 1)] + "…" + end
+def _fit(text: str, width: int) -> str:
+    return text if not width or len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def _wrap(text: str, style: str | None, width: int) -> Iterator[Line]:
@@ -115,34 +108,25 @@ def permission_lines(snapshot: JobSnapshot) -> list[str]:
     """What to allow where py-spy was refused or is missing; equal nodes together."""
     groups: dict[str, list[str]] = {}
     for node in snapshot.nodes:
-        refused = [
-            p
-            for p in node.procs
-            if p.role in ("trainer", "loader") and p.error and p.how != "py-spy"
-        ]
-        if not refused:
-            continue
-        groups.setdefault(_advice(node.rights, refused[0], node.py_spy), []).append(node.name)
+        for proc in node.procs:
+            if proc.role in ("trainer", "loader") and proc.error and proc.how != "py-spy":
+                groups.setdefault(_advice(node.rights, proc, node.py_spy), []).append(node.name)
+                break
     return [f"{fold(names)}: {advice}" for advice, names in groups.items()]
 
 
 def _advice(rights: dict[str, Any], proc: Proc, py_spy: str | None) -> str:
-    instead = (
-        "stacks by the trainer's own signal handler"
-        if proc.how == "faulthandler"
-        else "kernel facts only"
-    )
+    by_signal = proc.how == "faulthandler"
+    instead = "stacks by the trainer's own signal handler" if by_signal else "kernel facts only"
     if py_spy is None:
         return f"{proc.error} ({instead}): pip install py-spy beside clusterctl, or --py-spy PATH"
     if "ermission" not in proc.error and "ptrace" not in proc.error:
         return f"py-spy: {proc.error} ({instead})"
-    scope = rights.get("scope")
-    if scope:
-        return (
-            f"py-spy has no permission (kernel.yama.ptrace_scope = {scope}; {instead}): --sudo, or "
-            "as root sysctl kernel.yama.ptrace_scope=0"
-        )
-    return f"py-spy has no permission ({instead}): --sudo, or in a container --cap-add SYS_PTRACE"
+    allow = "in a container --cap-add SYS_PTRACE"
+    if scope := rights.get("scope"):
+        instead = f"kernel.yama.ptrace_scope = {scope}; {instead}"
+        allow = "as root sysctl kernel.yama.ptrace_scope=0"
+    return f"py-spy has no permission ({instead}): --sudo, or {allow}"
 
 
 def to_json(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
@@ -166,10 +150,7 @@ def _document(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) ->
     return {
         "verdict": verdict.to_json(),
         "exit_code": verdict.exit_code,
-        "world": snapshot.world,
-        "runs": list(snapshot.runs),
-        "samples": snapshot.samples,
-        "interval_s": snapshot.interval_s,
+        **_values(snapshot, ("world", "runs", "samples", "interval_s")),
         "seconds": round(snapshot.seconds, 3),
         "taken_s": snapshot.taken_s,
         "clues": [clue.to_json() for clue in clues],
@@ -190,10 +171,7 @@ def _document(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) ->
         "nodes": [
             {
                 "node": node.name,
-                "silent": node.silent,
-                "py_spy": node.py_spy,
-                "seconds": node.seconds,
-                "late": node.late,
+                **_values(node, ("silent", "py_spy", "seconds", "late")),
                 "processes": [_proc_json(proc) for proc in node.procs],
             }
             for node in snapshot.nodes
@@ -201,35 +179,21 @@ def _document(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) ->
     }
 
 
+_BEFORE = ("pid", "rank", "role", "index", "user", "program", "state", "kind", "progress")
+_AFTER = ("how", "error", "wchan", "kernel_stack", "beat", "clip", "files", "repaired")
+
+
+def _values(one: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in names}
+
+
 def _proc_json(proc: Proc) -> dict[str, Any]:
-    return {
-        "pid": proc.pid,
-        "rank": proc.rank,
-        "role": proc.role,
-        "index": proc.index,
-        "user": proc.user,
-        "program": proc.program,
-        "state": proc.state,
-        "kind": proc.kind,
-        "progress": proc.progress,
-        "where": proc.where(),
-        "cpu_share": round(proc.cpu_share, 3),
-        "how": proc.how,
-        "error": proc.error,
-        "wchan": proc.wchan,
-        "kernel_stack": proc.kernel_stack,
-        "beat": proc.beat,
-        "clip": proc.clip,
-        "files": list(proc.files),
-        "repaired": proc.repaired,
-        "threads": [
-            {
-                "tid": thread.tid,
-                "name": thread.name,
-                "kind": thread.kind,
-                "owns_gil": thread.owns_gil,
-                "frames": [[f.function, f.path, f.line] for f in thread.stack.frames],
-            }
-            for thread in proc.threads
-        ],
-    }
+    computed = {"where": proc.where(), "cpu_share": round(proc.cpu_share, 3)}
+    threads = [
+        {
+            **_values(thread, ("tid", "name", "kind", "owns_gil")),
+            "frames": [[f.function, f.path, f.line] for f in thread.stack.frames],
+        }
+        for thread in proc.threads
+    ]
+    return {**_values(proc, _BEFORE), **computed, **_values(proc, _AFTER), "threads": threads}

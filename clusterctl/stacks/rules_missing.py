@@ -10,134 +10,101 @@ from clusterctl.stacks import messages
 from clusterctl.stacks.model import JobSnapshot, Proc
 from clusterctl.stacks.predicates import has_gone_on, has_moved, saves
 from clusterctl.stacks.progress import STANDS, Progress
-from clusterctl.stacks.verdict import FEW, Confidence, Suspect, Verdict, VerdictKind, named, suspect
+from clusterctl.stacks.verdict import (
+    Confidence,
+    Suspect,
+    Verdict,
+    VerdictKind,
+    confidence_of,
+    named,
+    silent_suspects,
+    suspect,
+)
 from clusterctl.stacks.wait_sites import Kind
 
 
 def who_is_halted(
-    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc], halted: Sequence[Proc]
+    trainers: Sequence[Proc], waiting: Sequence[Proc], halted: Sequence[Proc]
 ) -> Verdict | None:
     """A process is stopped, frozen or asleep in the kernel, and others wait for it."""
+    hungry = [t for t in trainers if t.kind == Kind.WAIT_DATA]
     # A stopped loader whose rank still works does no harm yet.
-    guilty = [
-        p
-        for p in halted
-        if p.role == "trainer"
-        or any(t.rank == p.rank and t.node == p.node and t.kind == Kind.WAIT_DATA for t in trainers)
-    ]
+    starved = {(t.rank, t.node) for t in hungry}
+    guilty = [p for p in halted if p.role == "trainer" or (p.rank, p.node) in starved]
     guilty = guilty or [p for p in halted if p.role not in ("trainer", "loader")]
     # A save sleeps in the kernel while the disk works: that is waiting (rule 2), not a fault.
     guilty = [p for p in guilty if p.state != "D" or p.is_frozen or not saves(p)]
     # A process that cannot run blocks the others, whether or not they already wait for it.
     barred = [p for p in guilty if p.role == "trainer" and (p.state == "T" or p.is_frozen)]
-    if not guilty or not (
-        waiting or barred or len(guilty) >= len(trainers) or _wait_for_data(trainers)
-    ):
+    others_wait = waiting or any(t.progress == Progress.STUCK for t in hungry)
+    if not guilty or not (others_wait or barred or len(guilty) >= len(trainers)):
         return None
     suspects = [suspect(p, messages.halt_reason(p)) for p in guilty]
     first = guilty[0]
     rest = [p for p in waiting if p not in guilty]
-    parent = ""
-    if first.role == "loader":
-        parent = f"rank {first.rank} waits for data; its "
-    name = first.label.split(" ", 2)[-1] if parent else named(suspects)
     others = f"; {messages.waits(rest)}" if rest else ""
-    return Verdict(
-        VerdictKind.HANG,
-        f"{parent}{name} ({first.node}) {messages.halt_reason(first)}{messages.at(first)}{others}.",
-        Confidence.HIGH,
-        suspects,
-        [
-            *(messages.facts(p) for p in guilty[:4]),
-            *messages.beat_lines(guilty),
-            *messages.doubt(rest),
-        ],
-        ["sudo dmesg and the mount of that file"]
-        if first.in_storage
-        else [f"find out what stopped it; clusterctl run -w {first.node} 'kill -CONT {first.pid}'"]
-        if first.state == "T"
-        else ["thaw its cgroup" if first.is_frozen else "look at that node's kernel log"],
-    )
-
-
-def _wait_for_data(trainers: Sequence[Proc]) -> bool:
-    return any(p.kind == Kind.WAIT_DATA and p.progress == Progress.STUCK for p in trainers)
+    how = f"{messages.halt_reason(first)}{messages.at(first)}{others}"
+    text = f"{messages.culprit(first, named(suspects))} ({first.node}) {how}."
+    if first.in_storage:
+        next_step = "sudo dmesg and the mount of that file"
+    elif first.state == "T":
+        wake = f"clusterctl run -w {first.node} 'kill -CONT {first.pid}'"
+        next_step = f"find out what stopped it; {wake}"
+    else:
+        next_step = "thaw its cgroup" if first.is_frozen else "look at that node's kernel log"
+    evidence = messages.evidence(guilty[:4], guilty) + messages.doubt(rest)
+    return Verdict(VerdictKind.HANG, text, Confidence.HIGH, suspects, evidence, [next_step])
 
 
 def who_is_missing(
     snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc], missing: Sequence[int]
 ) -> Verdict | None:
     """A rank has no process, or a node does not answer."""
-    silent = snapshot.silent
-    if not missing and not silent:
+    if not missing:
         return None
-    if missing and silent:
-        where = fold([node.name for node in silent])
-        suspects = [Suspect(n.name, None, "node", f"no answer: {n.silent}") for n in silent]
-        ranks = f"rank{'s' * (len(missing) > 1)} {fold_ranks(missing)}"
-        evidence = [f"{n.name}: {n.silent}" for n in silent[:4]]
-        if waiting and len(waiting) == len(trainers):
-            # MegaScale's rule: who does not answer is the first suspect.
-            return Verdict(
-                VerdictKind.HANG,
-                f"{where} did not answer, so {ranks} may hang there; {messages.waits(waiting)}.",
-                Confidence.MEDIUM,
-                suspects,
-                evidence,
-                [f"reach {where} another way; clusterctl nodes"],
-            )
-        if has_moved(trainers):
-            return Verdict(
-                VerdictKind.SILENT,
-                f"{where} did not answer; all {len(trainers)} other ranks move, so {ranks} must, "
-                "too.",
-                Confidence.MEDIUM,
-                suspects,
-                evidence,
-                [f"sshd or network of {where}; training goes on"],
-            )
-        return None
+    if snapshot.silent:
+        return _on_silent_nodes(snapshot, trainers, waiting, missing)
     ranks = fold_ranks(missing)
-    seen = (
-        f"no process with rank {ranks} on these nodes, which have {len(trainers)} of "
-        f"{snapshot.world} ranks"
-    )
+    here = f"on these nodes, which have {len(trainers)} of {snapshot.world} ranks"
+    evidence = [f"no process with rank {ranks} {here}"]
     # A rank without a process while no other moves is enough, wherever the others are.
-    all_stand = bool(trainers) and all(
-        p.progress in STANDS and not has_gone_on(p) for p in trainers
-    )
-    if missing and (waiting or all_stand):
-        suspects = [
-            Suspect(_home(snapshot, rank), rank, "trainer", "no process of it") for rank in missing
-        ]
+    stand = [p for p in trainers if p.progress in STANDS and not has_gone_on(p)]
+    if waiting or (trainers and len(stand) == len(trainers)):
+        suspects = [Suspect(_home(snapshot, r), r, "trainer", "no process of it") for r in missing]
         nodes = fold(list(dict.fromkeys(s.node for s in suspects)))
-        # Whole nodes may be missing from the hostfile.
-        sure = bool(waiting) and len(missing) <= max(1, FEW * (snapshot.world or 1))
-        rest = (
-            messages.waits(waiting)
-            if waiting
-            else f"none of the others moves: {messages.places(trainers)}"
-        )
-        return Verdict(
-            VerdictKind.HANG,
-            f"rank {ranks} ({nodes}) has ended; {rest}.",
-            Confidence.HIGH if sure else Confidence.MEDIUM,
-            suspects,
-            [seen, *messages.doubt(waiting)],
-            [
-                f"the end of ranks/{missing[0]}.log; clusterctl kill",
-                "or its node is not in this hostfile",
-            ],
-        )
-    if missing and has_moved(trainers):
-        return Verdict(
-            VerdictKind.OK,
-            f"all {len(trainers)} ranks on these nodes move.",
-            Confidence.MEDIUM,
-            [],
-            [seen],
-        )
+        rest = f"none of the others moves: {messages.places(trainers)}"
+        confidence = Confidence.MEDIUM
+        if waiting:
+            rest = messages.waits(waiting)
+            # Whole nodes may be missing from the hostfile.
+            confidence = confidence_of(len(missing), snapshot.world or 1)
+        text = f"rank {ranks} ({nodes}) has ended; {rest}."
+        evidence += messages.doubt(waiting)
+        next_steps = [f"the end of ranks/{missing[0]}.log; clusterctl kill"]
+        next_steps.append("or its node is not in this hostfile")
+        return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
+    if has_moved(trainers):
+        text = f"all {len(trainers)} ranks on these nodes move."
+        return Verdict(VerdictKind.OK, text, Confidence.MEDIUM, [], evidence)
     return None
+
+
+def _on_silent_nodes(
+    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc], missing: Sequence[int]
+) -> Verdict | None:
+    names, suspects, evidence = silent_suspects(snapshot.silent)
+    ranks = f"rank{'s' * (len(missing) > 1)} {fold_ranks(missing)}"
+    if waiting and len(waiting) == len(trainers):
+        # MegaScale's rule: who does not answer is the first suspect.
+        kind, next_step = VerdictKind.HANG, f"reach {names} another way; clusterctl nodes"
+        text = f"{names} did not answer, so {ranks} may hang there; {messages.waits(waiting)}."
+    elif has_moved(trainers):
+        kind, next_step = VerdictKind.SILENT, f"sshd or network of {names}; training goes on"
+        others = f"all {len(trainers)} other ranks move, so {ranks} must, too"
+        text = f"{names} did not answer; {others}."
+    else:
+        return None
+    return Verdict(kind, text, Confidence.MEDIUM, suspects, evidence, [next_step])
 
 
 def _home(snapshot: JobSnapshot, rank: int) -> str:
@@ -145,5 +112,5 @@ def _home(snapshot: JobSnapshot, rank: int) -> str:
     for proc in snapshot.procs:
         if proc.rank == rank:
             return proc.node
-    near = sorted(snapshot.trainers, key=lambda p: abs((p.rank or 0) - rank))
-    return f"{near[0].node}?" if near else "?"
+    near = min(snapshot.trainers, key=lambda p: abs((p.rank or 0) - rank), default=None)
+    return f"{near.node}?" if near else "?"

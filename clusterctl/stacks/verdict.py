@@ -8,7 +8,7 @@ from enum import Enum
 
 from clusterctl.nodes import fold
 from clusterctl.stacks import messages
-from clusterctl.stacks.model import Proc
+from clusterctl.stacks.model import NodeView, Proc
 
 
 class VerdictKind(str, Enum):
@@ -59,17 +59,9 @@ class Suspect:
 
     def to_json(self) -> dict[str, object]:
         proc = self.proc
-        return {
-            "node": self.node,
-            "rank": self.rank,
-            "what": self.what,
-            "why": self.why,
-            "pid": proc.pid if proc else None,
-            "role": proc.role if proc else None,
-            "index": proc.index if proc else None,
-            "site": proc.where() if proc else None,
-            "file": proc.file() if proc else None,
-        }
+        found = {name: getattr(self, name) for name in ("node", "rank", "what", "why")}
+        found |= {name: getattr(proc, name, None) for name in ("pid", "role", "index")}
+        return found | {"site": proc and proc.where(), "file": proc and proc.file()}
 
 
 @dataclass(slots=True)
@@ -92,14 +84,9 @@ class Verdict:
         return f"{self.kind.headline}: {self.sentence}"
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "kind": self.kind,
-            "sentence": self.sentence,
-            "confidence": self.confidence,
-            "suspects": [suspect.to_json() for suspect in self.suspects],
-            "evidence": self.evidence,
-            "next": self.next_steps,
-        }
+        found = {name: getattr(self, name) for name in ("kind", "sentence", "confidence")}
+        suspects = [suspect.to_json() for suspect in self.suspects]
+        return found | {"suspects": suspects, "evidence": self.evidence, "next": self.next_steps}
 
 
 def suspect(proc: Proc, why: str) -> Suspect:
@@ -107,7 +94,18 @@ def suspect(proc: Proc, why: str) -> Suspect:
     return Suspect(proc.node, proc.rank, proc.role, why, proc)
 
 
+def silent_suspects(silent: Sequence[NodeView]) -> tuple[str, list[Suspect], list[str]]:
+    """(names, suspects, evidence) of nodes that did not answer."""
+    suspects = [Suspect(n.name, None, "node", f"no answer: {n.silent}") for n in silent]
+    return fold([n.name for n in silent]), suspects, [f"{n.name}: {n.silent}" for n in silent[:4]]
+
+
 def named(suspects: Sequence[Suspect]) -> str:
     """`ranks 3,5`, `rank 3 loader 1 (and 2 more)`, or nodes where no process was seen."""
     procs = [s.proc for s in suspects if s.proc]
     return messages.names(procs) if procs else fold([s.node for s in suspects])
+
+
+def confidence_of(count: int, ranks: int) -> Confidence:
+    """High for suspects that are a small minority of the ranks."""
+    return Confidence.HIGH if count <= max(1, FEW * ranks) else Confidence.MEDIUM

@@ -62,13 +62,10 @@ class Site:
     anywhere: bool = True  # False: only as innermost frame
 
     @cached_property
-    def patterns(self) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-        return (
-            re.compile(self.function and f"(?:{self.function})$"),
-            re.compile(self.file),
-            re.compile(self.inner and f"(?:{self.inner})$"),
-            re.compile(self.source),
-        )
+    def patterns(self) -> list[re.Pattern[str]]:
+        function = self.function and f"(?:{self.function})$"
+        inner = self.inner and f"(?:{self.inner})$"
+        return [re.compile(text) for text in (function, self.file, inner, self.source)]
 
     def fits(self, stack: Stack, index: int) -> bool:
         if index and not self.anywhere:
@@ -84,8 +81,8 @@ class Site:
         return index == 0 and not frame.is_standard and bool(source.search(stack.source))
 
 
-# A wait for the device has no frame of its own; the source line shows it by what it needs from the
-# device: a number, a copy, a decision.
+# A wait for the device has no frame; the source line shows it by what it needs from the device: a
+# number, a copy, a decision.
 _DEVICE_LINE = (
     r"\.(item|tolist|numpy|nonzero)\(|\.(all|any)\(\)|synchronize\(|\bprint\(\s*\w*loss|"
     r"\.(cpu|cuda)\((?!.*non_blocking)|\.to\(\s*(device\b|[\"'](cpu|cuda))(?!.*non_blocking)|"
@@ -106,7 +103,7 @@ TABLE: tuple[Site, ...] = (
     Site(Kind.COLLECTIVE, "_pre_forward", r"torch/nn/parallel/distributed\.py$", anywhere=False),
     Site(Kind.DEVICE, "synchronize|wait_event|wait_stream|query", r"torch/(cuda|xpu|npu|accelerator)"),
     Site(Kind.DEVICE, "", r"torch/_tensor_str\.py$"),
-    # what stands in C++ below the user's line: work.wait(), [x.wait() for x in …], store.get(…)
+    # what is in C++ below the user's line: work.wait(), [x.wait() for x in …], store.get(…)
     Site(Kind.RENDEZVOUS, source=r"\b\w*store\w*\.(get|multi_get|wait|barrier)\(", anywhere=False),
     Site(Kind.COLLECTIVE, source=r"\.wait\(|\bwait_tensor\b", anywhere=False),
     # our trainer
@@ -134,14 +131,9 @@ TABLE: tuple[Site, ...] = (
 )  # fmt: skip
 
 # Only where no other line matches any frame: nearly everything that waits does so in a lock.
-LAST: tuple[Site, ...] = (
-    Site(
-        Kind.LOCK,
-        "acquire|wait|join|_wait_for_tstate_lock|__enter__|get|put",
-        r"^(threading|queue|multiprocessing/(synchronize|queues)|filelock)\b",
-        anywhere=False,
-    ),
-)
+_WAITS = "acquire|wait|join|_wait_for_tstate_lock|__enter__|get|put"
+_LOCKS = r"^(threading|queue|multiprocessing/(synchronize|queues)|filelock)\b"
+LAST = Site(Kind.LOCK, _WAITS, _LOCKS, anywhere=False)
 
 _HIDDEN_THREADS = re.compile(
     r"QueueFeederThread|QueueManagerThread|ResourceSharer|pin_memory|Thread-\d+ \(_pin|tqdm"
@@ -159,7 +151,7 @@ class Sites:
     """The table with a user's additions; remembers the answer for each stack."""
 
     def __init__(self, extra: Sequence[Site] = ()) -> None:
-        self._tables = ((*extra, *TABLE), LAST)
+        self._tables = ((*extra, *TABLE), (LAST,))
         # By id: hashing a stack takes as long as it is deep. The stack itself keeps its id in use.
         self._known: dict[int, tuple[Stack, tuple[Site, int]]] = {}
 
@@ -209,20 +201,17 @@ def read_sites(path: Path) -> list[Site]:
         return [_read_site(table) for table in tables]
     except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            f"{path}: {reason}", hint='[[site]] with kind = "…" and function, file, inner or source'
-        ) from None
+        hint = '[[site]] with kind = "…" and function, file, inner or source'
+        raise UsageError(f"{path}: {reason}", hint=hint) from None
 
 
 def _read_site(table: Mapping[str, Any]) -> Site:
     """Raises `ValueError`, `TypeError` and `re.error`."""
-    known = [field.name for field in fields(Site)]
-    for key in table:
-        if key not in known:
-            raise ValueError(f"unknown key {key!r}: must be one of {', '.join(known)}")
     kind = table.get("kind", "")
-    if kind not in [one.value for one in Kind]:
-        raise ValueError(f"unknown kind {kind!r}: must be one of {', '.join(Kind)}")
+    keys = [("key", key, [field.name for field in fields(Site)]) for key in table]
+    for what, name, known in [*keys, ("kind", kind, [one.value for one in Kind])]:
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}: must be one of {', '.join(known)}")
     site = Site(**{**table, "kind": Kind(kind)})
     _ = site.patterns
     return site

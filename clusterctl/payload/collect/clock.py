@@ -8,7 +8,7 @@ import time
 
 from clusterctl.payload.prelude import call, read_text, section
 
-LOG_FILES = 5000  # of /var/log that are looked at; what is deeper or more is archives and pods
+LOG_FILES = 5000  # of /var/log that are read; what is deeper or more is archives and pods
 CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 
@@ -39,7 +39,7 @@ def read_adjtimex():
 
 
 def newest_log():
-    """Seconds by which the newest log file lies ahead of now: the clock has stood there before."""
+    """Seconds by which the newest log file is ahead of now: the clock was there before."""
     newest = max(log_times("/var/log"), default=None)
     return "none" if newest is None else "%.3f" % (newest - time.time())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.payload.prelude import call, read_text
+from clusterctl.payload.prelude import call, read_word
 
 IB = "/sys/class/infiniband"
 IB_TOP = ("fw_ver", "board_id", "hca_type", "node_guid", "device/numa_node")
@@ -23,21 +23,16 @@ def look_at_fabric(growth_s):
 def read_infiniband():
     """All that matters of /sys/class/infiniband as `path TAB value` lines."""
     lines = []
-    try:
-        modules = read_text("/proc/modules")
+    modules = read_word("/proc/modules")
+    if modules is not None:
         lines.append("#peermem\t" + ("yes" if "nvidia_peermem" in modules else "no"))
-    except OSError:
-        pass
     devices = sorted(os.listdir(IB))
     lines.append("#devices\t%d" % len(devices))
     for device in devices:
         top = "%s/%s" % (IB, device)
         lines += values(top, IB_TOP)
-        try:
-            lines.append("%s/netdev\t%s" % (top, sorted(os.listdir(top + "/device/net"))[0]))
-        except (OSError, IndexError):
-            pass
-        for port in ports_of(device):
+        lines += ["%s/netdev\t%s" % (top, name) for name in names_in(top + "/device/net")[:1]]
+        for port in names_in(top + "/ports"):
             here = "ports/%s/" % port
             lines += values(top, [here + name for name in IB_PORT])
             lines += counters(top, here)
@@ -51,37 +46,30 @@ def read_infiniband():
 
 
 def values(top, names):
-    found = []
-    for name in names:
-        try:
-            found.append("%s/%s\t%s" % (top, name, read_text(top + "/" + name, 400).strip()))
-        except OSError:
-            continue  # not every driver has every file
-    return found
+    """Lines of the files that can be read: not every driver has every file."""
+    found = [(name, read_word(top + "/" + name, limit=400)) for name in names]
+    return ["%s/%s\t%s" % (top, name, value) for name, value in found if value is not None]
 
 
 def counters(top, here):
     found = []
-    for folder in ("counters", "hw_counters"):
-        try:
-            names = sorted(os.listdir("%s/%s%s" % (top, here, folder)))
-        except OSError:
-            continue
-        found += values(top, ["%s%s/%s" % (here, folder, name) for name in names])
+    for folder in (here + "counters", here + "hw_counters"):
+        names = names_in(top + "/" + folder)
+        found += values(top, ["%s/%s" % (folder, name) for name in names])
     return found
 
 
 def read_counters(started):
     lines = ["#seconds\t%.3f" % (time.monotonic() - started)]
     for device in sorted(os.listdir(IB)):
-        for port in ports_of(device):
+        for port in names_in("%s/%s/ports" % (IB, device)):
             lines += counters("%s/%s" % (IB, device), "ports/%s/" % port)
     return "\n".join(lines)
 
 
-def ports_of(device):
-    """None where the card went away meanwhile: the head counts cards, and misses it."""
+def names_in(folder):
+    """[] for a card that has gone meanwhile: the head counts cards and misses it."""
     try:
-        return sorted(os.listdir("%s/%s/ports" % (IB, device)))
+        return sorted(os.listdir(folder))
     except OSError:
         return []

@@ -1,7 +1,4 @@
-"""Census: forked children for work that may hang in the kernel: dead mounts, a hung driver.
-
-A fork takes 2 ms, another interpreter 15. Forks come before the first thread.
-"""
+"""Forked children for what may hang in the kernel. A fork takes 2 ms, another interpreter 15."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import select
 import signal
 import time
 
-from clusterctl.payload.prelude import SECTIONS, _result
+from clusterctl.payload.prelude import SECTIONS, _result, error_text
 
 CHILD_LIFE_S = 60  # after which a child ends by itself
 
@@ -33,7 +30,7 @@ def fork_child(function):
         send_all(into, function().encode())
         status = 0
     except BaseException as error:  # noqa: BLE001 - its text is the answer
-        send_all(into, ("%s: %s" % (type(error).__name__, error)).encode()[:300])
+        send_all(into, error_text(error).encode()[:300])
     finally:
         os._exit(status)
 
@@ -59,11 +56,10 @@ def collect_child(name, child, timeout_s):
             os.killpg(pid, signal.SIGKILL)
         except OSError:
             pass  # it has just ended, or not yet its own session
-        why = "no end in %g s, killed" % timeout_s
-        SECTIONS[name] = _result("timeout", None, kept, why, started)
-        return SECTIONS[name]
-    status = os.waitpid(pid, 0)[1]
-    rc = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128
-    out, err = (kept, b"") if rc == 0 else (b"", kept)
-    SECTIONS[name] = _result("ended", rc, out, err, started)
+        result = ("timeout", None, kept, "no end in %g s, killed" % timeout_s)  # type: tuple
+    else:
+        status = os.waitpid(pid, 0)[1]
+        rc = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128
+        result = ("ended", rc, b"" if rc else kept, kept if rc else b"")
+    SECTIONS[name] = _result(*result, started=started)
     return SECTIONS[name]

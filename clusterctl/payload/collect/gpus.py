@@ -6,7 +6,17 @@ import os
 import re
 
 from clusterctl.payload.collect.forked_child import collect_child
-from clusterctl.payload.prelude import SECTIONS, call, read_text, section, user_name
+from clusterctl.payload.prelude import (
+    SECTIONS,
+    call,
+    environ_value,
+    read_bytes,
+    read_stat,
+    read_text,
+    read_word,
+    section,
+    user_name,
+)
 
 GPU_FIELDS = (
     "index,uuid,name,driver_version,pci.bus_id,power.draw,power.limit,"
@@ -28,24 +38,22 @@ def look_at_gpus(timeout_s, nvml=None, deep=False):
             # nvidia-smi would hang in the driver as well.
             SECTIONS["gpus"] = dict(answer, err="NVML: " + answer["err"])
             return
-    query = ["nvidia-smi", "--query-gpu=" + GPU_FIELDS, "--format=csv"]
-    answer = section("gpus", query, timeout_s)
-    if answer["state"] != "ended":
+
+    def ask(name, *words):
+        return section(name, ("nvidia-smi",) + words, timeout_s)
+
+    if ask("gpus", "--query-gpu=" + GPU_FIELDS, "--format=csv")["state"] != "ended":
         return  # a second one would hang as well
-    query = ["nvidia-smi", "--query-compute-apps=" + PROCESS_FIELDS, "--format=csv"]
-    text = section("gpu_processes", query, timeout_s)["out"]
+    text = ask("gpu_processes", "--query-compute-apps=" + PROCESS_FIELDS, "--format=csv")["out"]
     call("gpu_owners", lambda: describe_processes(text), 3.0)
     if deep:
-        section("gpu_details", ["nvidia-smi", "-q"], timeout_s)
-        section("nvlink", ["nvidia-smi", "nvlink", "-s"], timeout_s)
-        section("topology", ["nvidia-smi", "topo", "-m"], timeout_s)
+        ask("gpu_details", "-q")
+        ask("nvlink", "nvlink", "-s")
+        ask("topology", "topo", "-m")
 
 
 def describe_processes(text):
-    """pid, uid, user, age in seconds, command line, run, rank of each process id in `text`.
-
-    Run and rank are "-" where the environment has none, "?" where it cannot be read.
-    """
+    """pid, uid, user, age in s, command line, run, rank ("-": none, "?": unreadable) of each."""
     from clusterctl.payload.mask_secrets import hide_words
 
     ticks = os.sysconf("SC_CLK_TCK")
@@ -54,11 +62,13 @@ def describe_processes(text):
     for pid in sorted({int(number) for number in re.findall(r"\b\d{1,10}\b", text)}):
         try:
             uid = os.stat("/proc/%d" % pid).st_uid
-            stat = read_text("/proc/%d/stat" % pid).rsplit(")", 1)[1].split()
             words = read_text("/proc/%d/cmdline" % pid, 400).split("\0")
-        except (OSError, IndexError):
+        except OSError:
             continue  # a number that is no process (memory), or one that has just ended
-        age_s = uptime_s - int(stat[19]) / ticks
+        stat = read_stat(pid)
+        if stat is None:
+            continue
+        age_s = uptime_s - int(stat[1][19]) / ticks
         command = " ".join(hide_words(words)).strip()
         command = command.replace("\n", " ").replace("\t", " ")[:200]
         facts = (pid, uid, user_name(uid), age_s, command) + run_and_rank(pid)
@@ -68,53 +78,33 @@ def describe_processes(text):
 
 def run_and_rank(pid):
     """What our launcher, or torchrun, wrote into a process's environment."""
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            text = b"\0" + file.read(1 << 20)
-    except OSError:
+    environ = read_bytes("/proc/%d/environ" % pid)
+    if environ is None:
         return ("?", "?")  # of another user
-    found = []
-    for name in (b"CLUSTERCTL_RUN", b"RANK"):
-        _, known, rest = text.partition(b"\0" + name + b"=")
-        value = rest.split(b"\0", 1)[0].decode("utf-8", "replace") if known else "-"
-        found.append("".join(value.split())[:100] or "-")
-    return tuple(found)
+    values = [environ_value(environ, name) or "" for name in ("CLUSTERCTL_RUN", "RANK")]
+    return tuple("".join(value.split())[:100] or "-" for value in values)
 
 
-def list_nvidia_pci():
-    """Address, class and device of each NVIDIA display device that the kernel sees on PCI."""
-    return pci_devices(" 0x03")
-
-
-def list_nvswitches():
-    """The same for NVSwitch chips, which are bridges of their own kind."""
-    return pci_devices(" 0x0680")
-
-
-def pci_devices(wanted):
-    """NVIDIA's devices of a class, after the number of all devices."""
+def list_pci(pci_class):
+    """Address, class and device of NVIDIA's PCI devices of a class, after the number of all."""
     folder = "/sys/bus/pci/devices"
     addresses = sorted(os.listdir(folder))
     lines = ["#devices\t%d" % len(addresses)]
     for address in addresses:
-        try:
-            if read_text("%s/%s/vendor" % (folder, address)).strip() != NVIDIA:
-                continue
-            kind = read_text("%s/%s/class" % (folder, address)).strip()
-            device = read_text("%s/%s/device" % (folder, address)).strip()
-        except OSError:
-            continue  # it went away while we looked
-        line = "%s %s %s" % (address, kind, device)
-        lines += [line] if wanted in line else []
+        top = folder + "/" + address
+        if read_word(top + "/vendor") == NVIDIA:
+            found = read_word(top + "/class", "")
+            if found.startswith(pci_class):  # else another class, or it has gone meanwhile
+                lines.append("%s %s %s" % (address, found, read_word(top + "/device", "")))
     return "\n".join(lines)
 
 
 def list_nvidia_proc():
-    """Driver version line, then the devices that the driver has taken."""
+    """Driver version line, then the devices that the driver uses."""
     version = read_text("/proc/driver/nvidia/version").splitlines()[0]
     return "\n".join([version] + sorted(os.listdir("/proc/driver/nvidia/gpus")))
 
 
 def look_at_switches(timeout_s):
-    if "\n" in call("nvswitch", list_nvswitches, 3.0)["out"]:
+    if "\n" in call("nvswitch", lambda: list_pci("0x0680"), 3.0)["out"]:
         section("fabric_manager", ["systemctl", "is-active", "nvidia-fabricmanager"], timeout_s)

@@ -1,8 +1,4 @@
-"""Census: the lines of the kernel's log that matter.
-
-Without permission to read it there is an error with its reason; with `sudo` in the arguments the
-tool is tried with `sudo -n`, which never asks for a password.
-"""
+"""Census: the lines of the kernel's log that matter, or why it cannot be read."""
 
 from __future__ import annotations
 
@@ -23,22 +19,20 @@ LOG_LINES = 2000  # of the kernel's log that are sent
 
 def look_at_kernel_log(timeout_s, sudo):
     """dmesg, else the journal, else dmesg by sudo; sends only the lines that matter."""
-    ways = [["dmesg"], ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"]]
-    if sudo:
-        ways.append(["sudo", "-n", "dmesg"])
+    ways = ["dmesg", "journalctl -k -b -q --no-pager -o short-monotonic", "sudo -n dmesg"]
     first = None
-    for argv in ways:
+    for way in ways if sudo else ways[:2]:
         # Of a longer log the newest lines are kept.
-        answer = section("kernel_log", argv, timeout_s, max_bytes=8 << 20, newest=True)
+        answer = section("kernel_log", way.split(), timeout_s, max_bytes=8 << 20, newest=True)
         if answer["rc"] == 0 and answer["out"].strip():
-            keep_what_matters(answer)
+            keep_interesting(answer)
             return
         first = first or answer
     SECTIONS["kernel_log"] = first
 
 
-def keep_what_matters(answer):
-    """The lines of a log that matter, after their number and the oldest line of all."""
+def keep_interesting(answer):
+    """The lines of a log that matter, after the number of all and the oldest of them."""
     lines = answer["out"].splitlines()
     if answer.get("truncated"):
         del lines[:1]  # a part of one

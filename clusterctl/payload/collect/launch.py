@@ -6,7 +6,7 @@ import json
 import os
 import time
 
-from clusterctl.payload.prelude import SECTIONS, _result, read_text, section
+from clusterctl.payload.prelude import SECTIONS, _result, read_word, section
 
 # Asks an environment for its versions without importing anything heavy: torch takes seconds,
 # importlib.metadata 30 ms, and the folders' names say the same. Runs under -S: of .pth files it
@@ -113,10 +113,8 @@ def measure_files(paths):
 
 def ask_python(python, timeout_s):
     # Twice the time: the first start of an environment on a shared folder reads many small files.
-    argv = [python, "-B", "-S", "-c", PYTHON_CODE]
-    if is_refused("python", python):
-        return
-    section("python", argv + list(PACKAGES), 2 * timeout_s)
+    if not is_refused("python", python):
+        section("python", [python, "-B", "-S", "-c", PYTHON_CODE, *PACKAGES], 2 * timeout_s)
 
 
 def is_refused(name, path):
@@ -125,30 +123,24 @@ def is_refused(name, path):
 
     why = planted(path)
     if why:
-        SECTIONS[name] = _result("error", None, b"", why, time.monotonic())
+        SECTIONS[name] = _result("error", None, b"", why, started=time.monotonic())
     return bool(why)
 
 
 def ask_git(workdir, timeout_s):
     """Commit and changed files. Another owner is fine, but not in a world-writable folder."""
-    git = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"]
-    git += ["-C", workdir]
     if is_refused("git_head", workdir):
         return
+    git = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"]
+    git += ["-C", workdir]
     if section("git_head", git + ["rev-parse", "HEAD"], timeout_s)["rc"] == 0:
         # With the branch as first line, so that the output is never empty.
         section("git_status", git + ["status", "--porcelain", "--branch", "-uno"], timeout_s)
 
 
 def find_wandb_login():
-    """yes or no; the key itself is read by nobody."""
-    if os.environ.get("WANDB_API_KEY"):
-        return "yes"
+    """yes or no; the key itself is not read."""
     home = os.path.expanduser("~")
-    for name in (".netrc", "_netrc"):
-        try:
-            if "api.wandb.ai" in read_text(os.path.join(home, name)):
-                return "yes"
-        except OSError:
-            continue
-    return "no"
+    files = [read_word(os.path.join(home, name), "") for name in (".netrc", "_netrc")]
+    found = os.environ.get("WANDB_API_KEY") or any("api.wandb.ai" in text for text in files)
+    return "yes" if found else "no"

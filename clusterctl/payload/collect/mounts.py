@@ -1,4 +1,4 @@
-"""Census: the mounted file systems of a node and the room that is left on them."""
+"""Census: the mounted file systems of a node and their free space."""
 
 from __future__ import annotations
 
@@ -13,53 +13,31 @@ from clusterctl.payload.collect.forked_child import fork_child
 from clusterctl.payload.prelude import read_text
 
 MOUNTS = 64  # that are measured; each takes a child
-NO_ROOM = (
-    "squashfs",
-    "iso9660",
-    "fusectl",
-    "fuse.lxcfs",
-    "fuse.gvfsd-fuse",
-    "fuse.portal",
-    "fuse.snapfuse",
-    "autofs",
-)
-NETWORK_KINDS = (
-    "nfs",
-    "fuse",
-    "cifs",
-    "smb",
-    "ceph",
-    "9p",
-    "lustre",
-    "beegfs",
-    "gpfs",
-    "wekafs",
-    "glusterfs",
-    "virtiofs",
-)
+FUSE = ("fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse")
+NO_SPACE = ("squashfs", "iso9660", "fusectl", "autofs") + FUSE
+NETWORK = tuple("nfs fuse cifs smb ceph 9p lustre beegfs gpfs wekafs glusterfs virtiofs".split())
 
 
-def room_of(path):
-    room = os.statvfs(path)
+def measure(path):
+    found = os.statvfs(path)
     return {
         "path": path,
-        "free": room.f_bavail * room.f_frsize,
-        "total": room.f_blocks * room.f_frsize,
-        "inodes_free": room.f_favail,
-        "inodes": room.f_files,
+        "free": found.f_bavail * found.f_frsize,
+        "total": found.f_blocks * found.f_frsize,
+        "inodes_free": found.f_favail,
+        "inodes": found.f_files,
     }
 
 
 def measure_mounts(timeout_s):
-    """One JSON line for each file system, from a child each: a dead server stops only its own."""
+    """One JSON line for each file system, from a child each: a dead server stops only that one."""
     deadline = time.monotonic() + timeout_s
     children = {}  # type: dict
     lines = []
     for about in list_mounts():
         if len(children) == MOUNTS:
-            lines.append(
-                json.dumps(dict(about, error="one of more than %d, not measured" % MOUNTS))
-            )
+            about["error"] = "one of more than %d, not measured" % MOUNTS
+            lines.append(json.dumps(about))
             continue
         pid, pipe = fork_child(lambda: json.dumps(measure_mount(about)))
         children[pipe] = (pid, about)
@@ -80,9 +58,9 @@ def measure_mounts(timeout_s):
 
 
 def measure_mount(about):
+    path, writable = about["path"], not about["read_only"]
     try:
-        writable = not about["read_only"]
-        about.update(room_of(about["path"]), asked=about["path"], writable=writable, is_folder=True)
+        about.update(measure(path), asked=path, writable=writable, is_folder=True)
     except OSError as error:
         about["error"] = error.strerror
     return about
@@ -94,22 +72,18 @@ def list_mounts():
     for line in read_text("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         words, kind = left.split(), right.split()
-        if len(words) < 6 or len(kind) < 2 or kind[0] in NO_ROOM:
+        if len(words) < 6 or len(kind) < 2 or kind[0] in NO_SPACE:
             continue
         path = re.sub(r"\\(\d{3})", lambda match: chr(int(match.group(1), 8)), words[4])
-        network = kind[0].startswith(NETWORK_KINDS)
+        network = kind[0].startswith(NETWORK)
         if not (network or kind[1].startswith("/dev/") or path in ("/", "/tmp")):
             continue
         if path.startswith(("/boot", "/snap", "/proc", "/sys", "/dev/")):
             continue
         key = (words[2], kind[1] if network else "")
         if key not in chosen or len(path) < len(chosen[key]["path"]):
-            chosen[key] = {
-                "path": path,
-                "kind": kind[0],
-                "source": kind[1],
-                "read_only": "ro" in words[5].split(","),
-            }
+            read_only = "ro" in words[5].split(",")
+            chosen[key] = {"path": path, "kind": kind[0], "source": kind[1], "read_only": read_only}
     return sorted(chosen.values(), key=lambda about: about["path"])
 
 
@@ -118,11 +92,5 @@ def measure_disk(asked):
     path = asked = os.path.abspath(asked)
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
-    return json.dumps(
-        dict(
-            room_of(path),
-            asked=asked,
-            writable=os.access(path, os.W_OK),
-            is_folder=os.path.isdir(path),
-        )
-    )
+    writable, is_folder = os.access(path, os.W_OK), os.path.isdir(path)
+    return json.dumps(dict(measure(path), asked=asked, writable=writable, is_folder=is_folder))

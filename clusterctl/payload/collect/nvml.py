@@ -1,4 +1,4 @@
-"""Census: GPUs as NVML tells of them."""
+"""Census: GPUs by NVML."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ def ask_nvml():
     rows = []
     for index in range(nv.nvmlDeviceGetCount()):
         row = {"index": index}  # type: dict
+        rows.append(row)
         try:
             handle = nv.nvmlDeviceGetHandleByIndex(index)
         except nv.NVMLError as error:
             row["lost"] = "GPU %d: %s" % (index, error)
-            rows.append(row)
-            continue
-        ask_gpu(nv, handle, row)
-        rows.append(row)
+        else:
+            ask_gpu(nv, handle, row)
     version = "%d.%d" % (cuda // 1000, cuda % 1000 // 10)
-    answer = {"driver": plain(nv.nvmlSystemGetDriverVersion()), "cuda": version, "gpus": rows}
-    return json.dumps(answer)
+    driver = plain(nv.nvmlSystemGetDriverVersion())
+    return json.dumps({"driver": driver, "cuda": version, "gpus": rows})
 
 
 def plain(value):
@@ -35,61 +34,60 @@ def plain(value):
 
 
 def ask_gpu(nv, handle, row):
-    def ask(name, function, *more):
+    def keep(name, function, *args):
         try:
-            row[name] = plain(function(handle, *more))
+            row[name] = plain(function(*args))
         except (nv.NVMLError, AttributeError, TypeError) as error:
             row[name] = {"error": str(error)}
         return row[name]
 
-    def get(name):
-        # Functions come and go with the library's version: one that is not there is an error value.
-        return getattr(nv, name, None) or (lambda *_: (_ for _ in ()).throw(AttributeError(name)))
+    def get(function, *args):
+        # Functions come and go with the library's version: a missing one is an error value.
+        return getattr(nv, "nvmlDeviceGet" + function)(handle, *args)
 
-    ask("uuid", nv.nvmlDeviceGetUUID)
-    ask("name", nv.nvmlDeviceGetName)
-    ask("bus_id", lambda h: nv.nvmlDeviceGetPciInfo(h).busId)
-    ask("power_mw", nv.nvmlDeviceGetPowerUsage)
-    ask("power_limit_mw", get("nvmlDeviceGetEnforcedPowerLimit"))
-    ask("power_default_mw", get("nvmlDeviceGetPowerManagementDefaultLimit"))
-    ask("memory_used", lambda h: nv.nvmlDeviceGetMemoryInfo(h).used)
-    ask("memory_total", lambda h: nv.nvmlDeviceGetMemoryInfo(h).total)
-    ask("utilization", lambda h: nv.nvmlDeviceGetUtilizationRates(h).gpu)
-    now = ask("temperature", nv.nvmlDeviceGetTemperature, nv.NVML_TEMPERATURE_GPU)
-    slow = ask("slowdown_c", nv.nvmlDeviceGetTemperatureThreshold, 1)
+    def ask(name, function, *args):
+        return keep(name, get, function, *args)
+
+    ask("uuid", "UUID")
+    ask("name", "Name")
+    keep("bus_id", lambda: get("PciInfo").busId)
+    ask("power_mw", "PowerUsage")
+    ask("power_limit_mw", "EnforcedPowerLimit")
+    ask("power_default_mw", "PowerManagementDefaultLimit")
+    keep("memory_used", lambda: get("MemoryInfo").used)
+    keep("memory_total", lambda: get("MemoryInfo").total)
+    keep("utilization", lambda: get("UtilizationRates").gpu)
+    now = ask("temperature", "Temperature", nv.NVML_TEMPERATURE_GPU)
+    slow = ask("slowdown_c", "TemperatureThreshold", 1)
     if isinstance(now, int) and isinstance(slow, int):
         row["margin_c"] = slow - now
     else:
-        ask("margin_c", get("nvmlDeviceGetMarginTemperature"))
-    ask("vbios", nv.nvmlDeviceGetVbiosVersion)
-    ask("inforom", nv.nvmlDeviceGetInforomImageVersion)
-    ask("gsp", get("nvmlDeviceGetGspFirmwareVersion"))
-    ask("persistence", nv.nvmlDeviceGetPersistenceMode)
-    ask("mig", lambda h: nv.nvmlDeviceGetMigMode(h)[0])
-    ask("compute_mode", nv.nvmlDeviceGetComputeMode)
-    ask("ecc", lambda h: nv.nvmlDeviceGetEccMode(h)[0])
-    ask("corrected_volatile", nv.nvmlDeviceGetTotalEccErrors, 0, 0)
-    ask("uncorrected_volatile", nv.nvmlDeviceGetTotalEccErrors, 1, 0)
+        ask("margin_c", "MarginTemperature")
+    ask("vbios", "VbiosVersion")
+    ask("inforom", "InforomImageVersion")
+    ask("gsp", "GspFirmwareVersion")
+    ask("persistence", "PersistenceMode")
+    keep("mig", lambda: get("MigMode")[0])
+    ask("compute_mode", "ComputeMode")
+    keep("ecc", lambda: get("EccMode")[0])
+    ask("corrected_volatile", "TotalEccErrors", 0, 0)
+    ask("uncorrected_volatile", "TotalEccErrors", 1, 0)
     # Counter type 1 is aggregate, location 7 SRAM.
-    ask("sram_uncorrected_aggregate", nv.nvmlDeviceGetMemoryErrorCounter, 1, 1, 7)
-    rows = ask("rows", get("nvmlDeviceGetRemappedRows"))
-    if not isinstance(rows, dict):
-        row["remapped_uncorrectable"], row["remap_pending"], row["remap_failure"] = rows[1:4]
-    else:
-        for name in ("remapped_uncorrectable", "remap_pending", "remap_failure"):
-            row[name] = rows
+    ask("sram_uncorrected_aggregate", "MemoryErrorCounter", 1, 1, 7)
+    rows = ask("rows", "RemappedRows")
+    for index, name in enumerate(("remapped_uncorrectable", "remap_pending", "remap_failure"), 1):
+        row[name] = rows if isinstance(rows, dict) else rows[index]
     del row["rows"]
-    reasons = get("nvmlDeviceGetCurrentClocksEventReasons")
-    if isinstance(ask("throttle", reasons), dict):
-        ask("throttle", get("nvmlDeviceGetCurrentClocksThrottleReasons"))
-    ask("pcie_width", nv.nvmlDeviceGetCurrPcieLinkWidth)
-    ask("pcie_width_max", nv.nvmlDeviceGetMaxPcieLinkWidth)
-    ask("pcie_gen", nv.nvmlDeviceGetCurrPcieLinkGeneration)
-    ask("pcie_gen_max", nv.nvmlDeviceGetMaxPcieLinkGeneration)
-    ask("max_sm_mhz", nv.nvmlDeviceGetMaxClockInfo, 1)
+    if isinstance(ask("throttle", "CurrentClocksEventReasons"), dict):
+        ask("throttle", "CurrentClocksThrottleReasons")
+    ask("pcie_width", "CurrPcieLinkWidth")
+    ask("pcie_width_max", "MaxPcieLinkWidth")
+    ask("pcie_gen", "CurrPcieLinkGeneration")
+    ask("pcie_gen_max", "MaxPcieLinkGeneration")
+    ask("max_sm_mhz", "MaxClockInfo", 1)
     ask_fields(nv, handle, row)
-    ask("links", lambda h: link_states(nv, h))
-    ask("processes", lambda h: list_gpu_processes(nv, h))
+    keep("links", link_states, nv, handle)
+    keep("processes", lambda: [[p.pid, p.usedGpuMemory] for p in get("ComputeRunningProcesses")])
 
 
 def ask_fields(nv, handle, row):
@@ -126,7 +124,3 @@ def link_states(nv, handle):
                 raise
             break
     return states
-
-
-def list_gpu_processes(nv, handle):
-    return [[one.pid, one.usedGpuMemory] for one in nv.nvmlDeviceGetComputeRunningProcesses(handle)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.payload.prelude import call, read_text
+from clusterctl.payload.prelude import call, read_text, read_word
 
 
 def ask_port(port):
@@ -40,11 +40,7 @@ def find_listener(port):
     wanted = ":%04X" % port
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            rows = read_text(table, 4 << 20).splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
+        for row in read_word(table, "", 4 << 20).splitlines()[1:]:
             words = row.split()
             if words[1].endswith(wanted) and words[3] == "0A":
                 inodes.add("socket:[%s]" % words[9])

@@ -6,18 +6,9 @@ import os
 import re
 import time
 
-from clusterctl.payload.prelude import call, read_text
+from clusterctl.payload.prelude import call, read_stat, read_text, read_word
 
-TIME_DAEMONS = (
-    "chronyd",
-    "ntpd",
-    "ntpsec-ntpd",
-    "systemd-timesyn",
-    "openntpd",
-    "ptp4l",
-    "phc2sys",
-    "timemaster",
-)
+DAEMONS = "chronyd ntpd ntpsec-ntpd systemd-timesyn openntpd ptp4l phc2sys timemaster".split()
 YOUNG_S = 10.0  # too young to hang
 
 
@@ -27,13 +18,14 @@ def look_at_processes(growth_s):
 
 def list_processes(growth_s):
     """Lines `daemon NAME PID`, `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`…"""
-    before = scan_processes()
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    before = {pid: found for pid, found in ((pid, scan_one(pid)) for pid in pids) if found}
     time.sleep(growth_s)
     lines = ["count\t%d" % len(before)]
     if 1 not in before:  # /proc is mounted with hidepid
         lines.append("hidden\tother users' processes cannot be seen here")
     for pid, (name, state, switches) in sorted(before.items()):
-        if name in TIME_DAEMONS:
+        if name in DAEMONS:
             lines.append("daemon\t%s\t%d" % (name, pid))
         if state not in "DZ":
             continue
@@ -49,27 +41,14 @@ def list_processes(growth_s):
     return "\n".join(lines)
 
 
-def scan_processes():
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            seen = scan_one(int(name))
-            if seen is not None:
-                found[int(name)] = seen
-    return found
-
-
 def scan_one(pid):
-    """(name, state letter, context switches where it sleeps in the kernel) of a process."""
-    try:
-        head, _, tail = read_text("/proc/%d/stat" % pid, 512).rpartition(")")
-        name, state = " ".join(head.partition("(")[2].split()), tail.split()[0]
-        if state != "D":
-            return name, state, ""
-        status = read_text("/proc/%d/status" % pid, 8192)
-        return name, state, "".join(re.findall(r"ctxt_switches:\s*(\d+)", status))
-    except (OSError, IndexError):
-        return None  # it has ended
+    """(name, state letter, context switches where it sleeps in the kernel); None once ended."""
+    found = read_stat(pid)
+    if found is None:
+        return None
+    name, state = " ".join(found[0].split()), found[1][0]
+    status = read_word("/proc/%d/status" % pid, "", 8192) if state == "D" else ""
+    return name, state, "".join(re.findall(r"ctxt_switches:\s*(\d+)", status))
 
 
 def blocked_since(pid):
@@ -80,29 +59,20 @@ def blocked_since(pid):
         since = "%.0f" % max(0.0, now - last)
     elif age is not None and age < YOUNG_S:
         since = "%.0f" % age  # the kernel forgets when it last ran as it moves to another CPU
-    try:
-        return since, read_text("/proc/%d/wchan" % pid, 80).strip() or "?"
-    except OSError:
-        return since, "?"
+    return since, read_word("/proc/%d/wchan" % pid) or "?"
 
 
 def age_of(pid):
-    """Seconds since a process was started."""
-    try:
-        started = read_text("/proc/%d/stat" % pid, 512).rpartition(")")[2].split()[19]
-        uptime = float(read_text("/proc/uptime", 80).split()[0])
-        return uptime - int(started) / float(os.sysconf("SC_CLK_TCK"))
-    except (OSError, IndexError, ValueError):
+    """Seconds since a process was started; None once it has ended."""
+    found = read_stat(pid)
+    if found is None:
         return None
+    uptime_s = float(read_text("/proc/uptime", 80).split()[0])
+    return uptime_s - int(found[1][19]) / float(os.sysconf("SC_CLK_TCK"))
 
 
 def last_run(pid):
-    """When a process last had a CPU, by the scheduler's own clock.
-
-    0 after a move to another CPU on which it has not run yet.
-    """
-    try:
-        match = re.search(r"se\.exec_start\s*:\s*([\d.]+)", read_text("/proc/%s/sched" % pid, 2048))
-    except OSError:
-        return None  # a kernel without CONFIG_SCHED_DEBUG
+    """When a process last had a CPU; 0 after a move to another CPU on which it has not run yet."""
+    text = read_word("/proc/%s/sched" % pid, "")  # a kernel without CONFIG_SCHED_DEBUG has none
+    match = re.search(r"se\.exec_start\s*:\s*([\d.]+)", text)
     return float(match.group(1)) / 1000 if match else None

@@ -1,42 +1,29 @@
-"""Census: limits and settings that programs of this user get on a node."""
+"""Census: limits, settings, interfaces, names and routes that programs of this user get."""
 
 from __future__ import annotations
 
 import os
 import re
 
-from clusterctl.payload.prelude import read_text
+from clusterctl.payload.prelude import ARGS, call, read_word, section
 
-VARIABLES = (
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_INJECTION64_PATH",
-    "NSIGHT_CUDA_DEBUGGER",
-    "CUDA_AUTO_BOOST",
-    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
-    "CUDA_DEVICE_WAITS_ON_EXCEPTION",
-    "CUDA_PROFILE",
-    "COMPUTE_PROFILE",
-    "OPENCL_PROFILE",
-    "NCCL_DEBUG",
-    "NCCL_P2P_DISABLE",
-    "NCCL_SHM_DISABLE",
-    "TORCH_DISTRIBUTED_DEBUG",
-)
+VARIABLES = """CUDA_LAUNCH_BLOCKING CUDA_INJECTION64_PATH NSIGHT_CUDA_DEBUGGER CUDA_AUTO_BOOST
+CUDA_ENABLE_COREDUMP_ON_EXCEPTION CUDA_DEVICE_WAITS_ON_EXCEPTION CUDA_PROFILE COMPUTE_PROFILE
+OPENCL_PROFILE NCCL_DEBUG NCCL_P2P_DISABLE NCCL_SHM_DISABLE TORCH_DISTRIBUTED_DEBUG""".split()
 
 
 def read_limits():
     """key=value lines of this session's limits; -1 is unlimited."""
     import resource
 
-    names = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK"}
-    lines = [
-        "%s=%d" % (name, resource.getrlimit(getattr(resource, constant))[0])
-        for name, constant in names.items()
-    ]
+    lines = []
+    for name in ("nofile", "nproc", "memlock"):
+        limit = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
+        lines.append("%s=%d" % (name, limit))
     try:
-        room = os.statvfs("/dev/shm")
-        lines.append("shm=%d" % (room.f_blocks * room.f_frsize))
-        lines.append("shm_free=%d" % (room.f_bavail * room.f_frsize))
+        found = os.statvfs("/dev/shm")
+        lines.append("shm=%d" % (found.f_blocks * found.f_frsize))
+        lines.append("shm_free=%d" % (found.f_bavail * found.f_frsize))
     except OSError:
         pass
     return "\n".join(lines)
@@ -44,20 +31,56 @@ def read_limits():
 
 def describe_system():
     """`key TAB value` lines: distribution, governors of the processors, variables."""
-    lines = []
-    try:
-        match = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_text("/etc/os-release"), re.MULTILINE)
-        lines.append("distribution\t" + (match.group(1) if match else ""))
-    except OSError:
-        lines.append("distribution\t")
-    governors = set()
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_word("/etc/os-release", ""), re.MULTILINE)
     top = "/sys/devices/system/cpu"
-    for name in os.listdir(top):
-        if re.match(r"cpu\d+$", name):
-            try:
-                governors.add(read_text("%s/%s/cpufreq/scaling_governor" % (top, name)).strip())
-            except OSError:
-                continue  # a virtual machine has none
-    lines += ["governor\t" + name for name in sorted(governors)]
+    cores = [name for name in os.listdir(top) if re.match(r"cpu\d+$", name)]
+    governors = {read_word("%s/%s/cpufreq/scaling_governor" % (top, name)) for name in cores}
+    lines = ["distribution\t" + (match.group(1) if match else "")]
+    lines += ["governor\t" + name for name in sorted(filter(None, governors))]
     lines += ["environ\t%s=%s" % (n, os.environ[n][:200]) for n in VARIABLES if n in os.environ]
     return "\n".join(lines)
+
+
+def look_at_network(timeout_s, names):
+    call("network", list_interfaces, 3.0)
+    section("addresses", ["ip", "-o", "addr", "show"], timeout_s)
+    for name in names:
+        call("name:" + name, lambda: resolve(name), min(5.0, timeout_s))
+    if ARGS.get("reach"):
+        address, port = ARGS["reach"]
+        call("reach", lambda: reach(address, port, 3.0), 4.0)
+
+
+def reach(address, port, timeout_s):
+    """connected, refused (the node answers), or why not: the way to where ranks meet."""
+    import socket
+
+    try:
+        socket.create_connection((address, port), timeout_s).close()
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError as error:
+        return "error\t%s" % (error.strerror or error)
+    return "connected"
+
+
+def list_interfaces():
+    """name, up or down, MTU, speed in Mb/s, whether it has a device."""
+    lines = []
+    for name in sorted(os.listdir("/sys/class/net")):
+        top = "/sys/class/net/%s/" % name
+        cells = [read_word(top + key, "?") for key in ("operstate", "mtu", "speed")]
+        lines.append("\t".join([name, *cells, "1" if os.path.exists(top + "device") else "0"]))
+    return "\n".join(lines)
+
+
+def resolve(name):
+    """Addresses of a name as this node resolves it; "@" is the node's own name."""
+    import socket
+
+    try:
+        host = os.uname().nodename if name == "@" else name
+        found = socket.getaddrinfo(host, None, 0, socket.SOCK_STREAM)
+    except OSError as error:
+        return "error\t%s" % error
+    return "\n".join(sorted({str(item[4][0]) for item in found}))

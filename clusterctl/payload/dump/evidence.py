@@ -4,7 +4,7 @@ import os
 import re
 
 from clusterctl.payload.dump.proc_tasks import read_file
-from clusterctl.payload.prelude import SECTIONS, section
+from clusterctl.payload.prelude import section
 
 LOG_TAIL = 256 << 10
 LOG_LINES = 12  # of one rank
@@ -25,11 +25,8 @@ def log_lines(pid):
     """The last lines of a rank's log about a collective, worker or device; [] without a file."""
     try:
         path = os.readlink("/proc/%d/fd/2" % pid)
-    except OSError:
-        return []
-    if not path.startswith("/") or path.startswith(("/dev/", "/proc/")):
-        return []
-    try:
+        if not path.startswith("/") or path.startswith(("/dev/", "/proc/")):
+            return []
         text = read_file(path, LOG_TAIL, -LOG_TAIL).decode("utf-8", "replace")
     except OSError:
         return []
@@ -41,8 +38,7 @@ def kernel_lines(uptime_s):
 
     Of a long log the end is read; `cut_s` is its age where that is less than an hour, else None.
     """
-    answer = section("dmesg", ["dmesg"], 3.0, newest=True)
-    SECTIONS.pop("dmesg", None)
+    answer = section("", ["dmesg"], 3.0, newest=True)
     found, ages_s = [], []
     for line in answer["out"].splitlines():
         stamp = re.match(r"\[\s*(\d+\.\d+)\]", line)

@@ -22,52 +22,14 @@ FLIGHT_TEXT = 128 << 10  # characters of a rank's entries that go home
 FLIGHT_WORD = 300  # of one text: a function, a file
 FLIGHT_DEPTH = 6
 FLIGHT_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-KEPT = (
-    "collective_seq_id",
-    "profiling_name",
-    "process_group",
-    "input_sizes",
-    "input_dtypes",
-    "state",
-    "retired",
-)
-PLAIN = (
-    "PROTO",
-    "FRAME",
-    "STOP",
-    "MARK",
-    "NONE",
-    "NEWTRUE",
-    "NEWFALSE",
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "LONG1",
-    "BINFLOAT",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-    "BINUNICODE8",
-    "APPEND",
-    "APPENDS",
-    "BINPUT",
-    "LONG_BINPUT",
-    "MEMOIZE",
-    "BINGET",
-    "LONG_BINGET",
-    "GLOBAL",
-    "STACK_GLOBAL",  # find_class refuses what they name, and says its name
-)
-CONTAINERS = (
-    "EMPTY_LIST",
-    "LIST",
-    "EMPTY_TUPLE",
-    "TUPLE",
-    "TUPLE1",
-    "TUPLE2",
-    "TUPLE3",
-    "EMPTY_DICT",
-)
-KEYED = ("SETITEM", "SETITEMS")
+KEPT = """collective_seq_id profiling_name process_group input_sizes input_dtypes state
+retired""".split()
+# GLOBAL and STACK_GLOBAL: find_class refuses what they name, with its name.
+PLAIN = """PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT
+BINUNICODE SHORT_BINUNICODE BINUNICODE8 APPEND APPENDS BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET
+GLOBAL STACK_GLOBAL""".split()
+CONTAINERS = "EMPTY_LIST LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT".split()
+KEYED = ["SETITEM", "SETITEMS"]
 
 
 class Opcodes(dict):
@@ -84,9 +46,8 @@ class PlainUnpickler(pickle._Unpickler):
     dispatch = Opcodes()
 
     def find_class(self, module, name):
-        raise pickle.UnpicklingError(
-            "it names %s.%s; a flight record holds plain values only" % (module, name)
-        )
+        why = "it names %s.%s; a flight record holds plain values only"
+        raise pickle.UnpicklingError(why % (module, name))
 
 
 def counted(load):
@@ -100,7 +61,7 @@ def counted(load):
 
 
 def with_text_keys(load, first):
-    """A tuple of tuples of tuples takes for ever to hash, and holds the interpreter meanwhile."""
+    """A tuple of tuples of tuples never ends being hashed, and holds the interpreter meanwhile."""
 
     def load_items(self):
         if not all(isinstance(key, str) for key in self.stack[first::2]):
@@ -146,43 +107,40 @@ def newest(data):
         if isinstance(row, dict) and not row.get("is_p2p"):
             groups.setdefault(json.dumps(plain(row.get("process_group"), [1000])), []).append(row)
     for count in FLIGHT_ENTRIES:
-        room = [FLIGHT_TEXT]
+        left = [FLIGHT_TEXT]
         try:
-            return [shortened(row, room) for rows in groups.values() for row in rows[-count:]]
+            return [shortened(row, left) for rows in groups.values() for row in rows[-count:]]
         except ValueError as error:
             why = error
     raise ValueError("not a flight record: %s" % why)
 
 
-def shortened(row, room):
-    short = {name: plain(row.get(name), room) for name in KEPT}
+def shortened(row, left):
+    short = {name: plain(row.get(name), left) for name in KEPT}
+    short["frames"] = []
     frames = row.get("frames")
     for frame in frames if isinstance(frames, (list, tuple)) else ():
         if isinstance(frame, dict):
-            told = {name: plain(frame.get(name), room) for name in ("name", "filename", "line")}
-            if "/torch/" not in str(told["filename"]):
-                short["frames"] = [told]
+            kept = {name: plain(frame.get(name), left) for name in ("name", "filename", "line")}
+            if "/torch/" not in str(kept["filename"]):
+                short["frames"] = [kept]
                 break
-    short.setdefault("frames", [])
     return short
 
 
-def plain(value, room, depth=0):
-    """A copy of what JSON can hold; takes its length from room[0]. Raises ValueError below 0."""
+def plain(value, left, depth=0):
+    """A copy of what JSON can hold; takes its length from left[0]. Raises ValueError below 0."""
     if isinstance(value, str):
         value = value[:FLIGHT_WORD]
-    room[0] -= len(value) + 4 if isinstance(value, str) else 4
-    if room[0] < 0 or depth > FLIGHT_DEPTH:
+    left[0] -= len(value) + 4 if isinstance(value, str) else 4
+    if left[0] < 0 or depth > FLIGHT_DEPTH:
         raise ValueError("its entries are too long, or too deep")
     if isinstance(value, (list, tuple)):
-        return [plain(one, room, depth + 1) for one in value]
+        return [plain(one, left, depth + 1) for one in value]
     if isinstance(value, dict):
-        return {plain(str(key), room): plain(one, room, depth + 1) for key, one in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return None
-    return value
+        return {plain(str(key), left): plain(one, left, depth + 1) for key, one in value.items()}
+    is_odd = isinstance(value, float) and not math.isfinite(value)
+    return None if is_odd or isinstance(value, int) and abs(value) >= 1 << 63 else value
 
 
 def flight_dump(one, rank):

@@ -1,12 +1,10 @@
-"""Kernel facts of a process, its threads and files: states, ticks, switches, where it sleeps.
-
-All from /proc, without ptrace; what only root may read is left out for others.
-"""
+"""Kernel facts of a process, its threads and files, from /proc without ptrace."""
 
 import os
 import stat
 
 from clusterctl.payload.jobs.processes import is_frozen
+from clusterctl.payload.prelude import read_stat, read_word
 
 
 def task_facts(pid, deep):
@@ -15,51 +13,37 @@ def task_facts(pid, deep):
     tasks: {tid: [state, ticks, voluntary switches, wchan, name]}, with user and system time in
     1/SC_CLK_TCK s. `deep` also reads where the main thread sleeps.
     """
-    folder = "/proc/%d" % pid
     tasks = {}
-    try:
-        names = os.listdir(folder + "/task")
-    except OSError:
-        return None
-    for name in names:
-        try:
-            head, _, tail = _read(folder + "/task/%s/stat" % name).rpartition(")")
-            words, comm = tail.split(), head.partition("(")[2]
-            switches = _switches(_read(folder + "/task/%s/status" % name))
-        except OSError:
-            continue  # a thread that has just ended
-        tasks[name] = [words[0], int(words[11]) + int(words[12]), switches, None, comm]
+    for name, (comm, words) in read_tasks(pid).items():
+        folder = "/proc/%d/task/%s" % (pid, name)
+        status = read_word(folder + "/status", "", 65536)
+        at = status.find("\nvoluntary_ctxt_switches:")
+        switches = int(status[at:].split(None, 2)[1]) if at >= 0 else 0
+        tells = words[0] == "D" or name == str(pid)
+        wchan = _unless_zero(folder + "/wchan") if tells else None
+        tasks[name] = [words[0], int(words[11]) + int(words[12]), switches, wchan, comm]
     if str(pid) not in tasks:
         return None
-    facts = {
-        "state": tasks[str(pid)][0],
-        "tasks": tasks,
-        "wchan": None,
-        "syscall": None,
-        "stack": None,
-    }
-    for name, row in tasks.items():
-        if row[0] == "D" or name == str(pid):
-            row[3] = _quiet(folder + "/task/%s/wchan" % name)
-    facts["wchan"] = tasks[str(pid)][3]
-    facts["frozen"] = is_frozen(pid)
-    if deep:
-        facts["syscall"] = _quiet(folder + "/syscall")
-        facts["stack"] = _quiet(folder + "/stack")
+    state, _, _, wchan, _ = tasks[str(pid)]
+    facts = {"state": state, "tasks": tasks, "wchan": wchan, "frozen": is_frozen(pid)}
+    for name in ("syscall", "stack"):
+        facts[name] = _unless_zero("/proc/%d/%s" % (pid, name)) if deep else None
     return facts
+
+
+def read_tasks(pid):
+    """{thread id: (name, words from the state on)}; {} when gone."""
+    try:
+        names = os.listdir("/proc/%d/task" % pid)
+    except OSError:
+        return {}
+    found = {name: read_stat("%d/task/%s" % (pid, name)) for name in names}
+    return {name: stat for name, stat in found.items() if stat is not None}
 
 
 def stopped_tasks(pid):
     """Threads that are stopped (T) or held by a tracer (t)."""
-    found = set()
-    try:
-        for name in os.listdir("/proc/%d/task" % pid):
-            state = _read("/proc/%d/task/%s/stat" % (pid, name)).rpartition(")")[2].split()[0]
-            if state in "Tt":
-                found.add(name)
-    except OSError:
-        pass  # gone meanwhile
-    return found
+    return {name for name, (_, words) in read_tasks(pid).items() if words[0] in "Tt"}
 
 
 def open_files(pid, limit=8):
@@ -81,29 +65,13 @@ def open_files(pid, limit=8):
     return found[:limit]
 
 
-def _switches(status):
-    at = status.find("\nvoluntary_ctxt_switches:")
-    return int(status[at:].split(None, 2)[1]) if at >= 0 else 0
-
-
-def _quiet(path):
-    try:
-        text = _read(path).strip()
-    except OSError:
-        return None
-    return text if text not in ("", "0") else None
-
-
-def _read(path):
-    with open(path, "rb") as file:
-        return file.read(65536).decode("utf-8", "replace")
+def _unless_zero(path):
+    text = read_word(path, "", 65536)
+    return None if text in ("", "0") else text
 
 
 def read_file(path, limit, at=0):
-    """Bytes of a regular file from an offset, or its end for a negative one; else OSError.
-
-    For files that a process names: never waits for a pipe in their place.
-    """
+    """Bytes of a regular file from an offset, or its end for a negative one. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)

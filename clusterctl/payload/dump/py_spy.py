@@ -7,6 +7,7 @@ stopped targets and hangs on one that sleeps in a dead mount (benfred/py-spy #87
 
 import json
 import os
+import re
 import signal
 import stat
 import time
@@ -15,7 +16,7 @@ from clusterctl.payload.dump.proc_tasks import stopped_tasks
 from clusterctl.payload.files.ownership import foreign_hand
 from clusterctl.payload.files.private import new_folder
 from clusterctl.payload.jobs.processes import variable
-from clusterctl.payload.prelude import SECTIONS, read_text, section, tool_env
+from clusterctl.payload.prelude import read_word, section, tool_env
 
 REPAIR_S = 1.0
 
@@ -63,15 +64,15 @@ def is_trusted(path):
 
 
 def unpack_py_spy(data, parents=None):
-    """Put a py-spy that the head sent where it can run; `remove_py_spy` removes it.
-
-    That is a private folder, or memory where no temporary folder allows programs (noexec).
-    """
+    """Put a py-spy of the head into a private folder, or into memory where all are noexec."""
     import base64
     import zlib
 
     program = zlib.decompress(base64.b64decode(data))
-    for parent in temporary_folders() if parents is None else parents:
+    own, runtime = os.environ.get("TMPDIR"), os.environ.get("XDG_RUNTIME_DIR")
+    if parents is None:
+        parents = filter(None, (own, "/tmp", "/dev/shm", runtime, "/var/tmp"))
+    for parent in parents:
         try:
             folder = new_folder("py-spy", (parent,))
         except OSError:
@@ -96,11 +97,6 @@ def unpack_py_spy(data, parents=None):
     return "/proc/%d/fd/%d" % (os.getpid(), descriptor)
 
 
-def temporary_folders():
-    named = [os.environ.get(name) for name in ("TMPDIR", "XDG_RUNTIME_DIR")]
-    return [path for path in (named[0], "/tmp", "/dev/shm", named[1], "/var/tmp") if path]
-
-
 def remove_py_spy():
     import shutil
 
@@ -113,16 +109,12 @@ def remove_py_spy():
 
 
 def dump(py_spy, pid, limit_s, blocking=False, native=False):
-    """(threads or None, error, whether a stopped thread was resumed).
-
-    Threads are py-spy's: [{os_thread_id, thread_name, active, owns_gil, frames}].
-    """
+    """(threads as py-spy prints them or None, error, whether a stopped thread was resumed)."""
     before = looking[pid] = stopped_tasks(pid)
     argv = [py_spy, "dump", "--json", "--pid", str(pid)]
     argv += ["--native"] if native else []
     argv += [] if blocking or native else ["--nonblocking"]
-    answer = section("py-spy %d" % pid, argv, limit_s, max_bytes=16 << 20, grace_s=0.5)
-    SECTIONS.pop("py-spy %d" % pid, None)
+    answer = section("", argv, limit_s, max_bytes=16 << 20, grace_s=0.5)
     repaired = repair(pid, before)
     looking.pop(pid, None)
     if answer["state"] != "ended":
@@ -138,11 +130,8 @@ def dump(py_spy, pid, limit_s, blocking=False, native=False):
 
 def first_sentence(text):
     """py-spy's error and its causes without its own stack."""
-    kept = []
-    for line in text.split("Stack backtrace:")[0].splitlines():
-        line = line.strip()
-        if line and line != "Caused by:":
-            kept.append(line.replace("Error: ", "", 1))
+    lines = [line.strip() for line in text.split("Stack backtrace:")[0].splitlines()]
+    kept = [line.replace("Error: ", "", 1) for line in lines if line not in ("", "Caused by:")]
     return ": ".join(kept[:3]) or "py-spy failed without a message"
 
 
@@ -170,12 +159,7 @@ def repair_all():
 
 def rights():
     """What decides whether one process may read another here."""
-    found = {"uid": os.getuid(), "scope": None, "capable": False}
-    try:
-        found["scope"] = int(read_text("/proc/sys/kernel/yama/ptrace_scope"))
-    except (OSError, ValueError):
-        pass  # a kernel without Yama
-    for line in read_text("/proc/self/status").splitlines():
-        if line.startswith("CapEff:"):
-            found["capable"] = bool(int(line.split()[1], 16) >> 19 & 1)  # CAP_SYS_PTRACE
-    return found
+    scope = read_word("/proc/sys/kernel/yama/ptrace_scope")  # None for a kernel without Yama
+    capabilities = re.search(r"CapEff:\s*(\w+)", read_word("/proc/self/status", ""))
+    is_capable = bool(capabilities and int(capabilities.group(1), 16) >> 19 & 1)  # CAP_SYS_PTRACE
+    return {"uid": os.getuid(), "scope": int(scope) if scope else None, "capable": is_capable}

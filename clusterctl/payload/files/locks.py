@@ -22,18 +22,19 @@ def take_lock(path: str, text: str) -> tuple[int | None, str]:
             holder = os.read(lock, 200).decode("utf-8", "replace")
             os.close(lock)
             return None, holder
-        if _is_still(lock, path):
+        try:
+            is_still = os.path.samestat(os.fstat(lock), os.lstat(path))
+        except OSError:
+            is_still = False  # the previous holder has removed it
+        if is_still:
             os.truncate(lock, 0)
             os.write(lock, text.encode())
             return lock, ""
-        os.close(lock)  # the previous holder has removed it
+        os.close(lock)
 
 
 def lock_path(kind: str, *words: str) -> str:
-    """Path of a lock in the own folder; removes locks there that nobody holds.
-
-    Raises `NotPrivate` as `own_folder` does.
-    """
+    """Path of a lock in the own folder, without locks that nobody holds. Raises `NotPrivate`."""
     folder = own_folder()
     for name in os.listdir(folder):
         if name.startswith(kind + "-") and name.endswith(".lock"):
@@ -54,10 +55,3 @@ def drop_lock(lock: int, path: str) -> None:
     """Remove a lock's file while it is held, then release it."""
     os.unlink(path)
     os.close(lock)
-
-
-def _is_still(descriptor: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except OSError:
-        return False

@@ -1,7 +1,4 @@
-"""Whether another user of a machine could have made or changed what a path names.
-
-Runs on nodes and on the head.
-"""
+"""Whether another user could have made or changed what a path names; on nodes and on the head."""
 
 from __future__ import annotations
 
@@ -9,20 +6,8 @@ import os
 import stat
 from collections.abc import Container, Iterator
 
-LOCAL_TYPES = (
-    "ext",
-    "xfs",
-    "btrfs",
-    "tmpfs",
-    "overlay",
-    "zfs",
-    "f2fs",
-    "bcachefs",
-    "ramfs",
-    "squashfs",
-    "devtmpfs",
-)
-LINKS = 40  # on the way to a file, as the kernel has it
+LOCAL_TYPES = tuple("ext xfs btrfs tmpfs overlay zfs f2fs bcachefs ramfs squashfs devtmpfs".split())
+LINKS = 40  # on the way to a file, the kernel's limit
 
 
 class NotPrivate(OSError):
@@ -30,10 +15,7 @@ class NotPrivate(OSError):
 
 
 def foreign_hand(path: str) -> str:
-    """Why another user than root could have made or changed `path`; "" when none could.
-
-    Every folder and link on the way counts. Raises OSError when there is no such path.
-    """
+    """Why another user than root could have made or changed `path`, a folder or link on the way."""
     for at, found, _ in _way(path):
         why = changed_by_others(found)
         if why:
@@ -48,7 +30,8 @@ def changed_by_others(found: os.stat_result) -> str:
     """
     if found.st_uid not in (0, os.getuid()):
         return "belongs to user %d" % found.st_uid
-    if stat.S_ISLNK(found.st_mode) or _is_sticky(found):
+    is_sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    if stat.S_ISLNK(found.st_mode) or is_sticky:
         return ""
     group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
     if group or found.st_mode & stat.S_IWOTH:
@@ -66,11 +49,19 @@ def planted(path: str) -> str:
     try:
         for at, found, above in _way(path, _far_mounts()):
             if above.st_mode & stat.S_IWOTH and found.st_uid not in (0, os.getuid()):
-                place = "lies in a folder that is open to all"
-                return "%s belongs to user %d and %s" % (at, found.st_uid, place)
+                why = "%s belongs to user %d and is in a folder that is open to all"
+                return why % (at, found.st_uid)
     except OSError:
         pass  # the rest does not exist
     return ""
+
+
+def refuse_planted(*paths: str) -> None:
+    """Raises `NotPrivate` for a path that `planted` objects to."""
+    for path in paths:
+        why = planted(path)
+        if why:
+            raise NotPrivate(why)
 
 
 def _far_mounts() -> set[str]:
@@ -113,11 +104,6 @@ def _way(
         if target.startswith("/"):
             at, above = "/", os.lstat("/")
         todo[:0] = target.split("/")
-
-
-def _is_sticky(found: os.stat_result) -> bool:
-    """A folder in which names can be removed by their owners only, such as /tmp."""
-    return stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
 
 
 def _is_own_group(gid: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 
 from clusterctl.payload.files.ownership import NotPrivate, foreign_hand
 
@@ -18,20 +19,9 @@ RUNTIME = ("/run", "/run/user/%d")  # root's, other users': others cannot write 
 
 
 def new_folder(kind: str, parents: tuple[str, ...] = LOCAL) -> str:
-    """Make a folder (0700) with a random name in the first of `parents` that takes it; its path.
-
-    Raises `NotPrivate` with the reason of each when none does.
-    """
-    whys = []
-    for parent in parents:
-        path = os.path.join(parent, "clusterctl-%s-%s" % (kind, os.urandom(8).hex()))
-        try:
-            _check_parent(parent)
-            os.mkdir(path, 0o700)
-            return path
-        except OSError as error:
-            whys.append("%s: %s" % (parent, error.strerror or error))
-    raise NotPrivate("no folder can be made (%s)" % "; ".join(whys))
+    """Make a folder (0700) with a random name in the first of `parents` that allows it."""
+    places = [(parent, "clusterctl-%s-%s" % (kind, os.urandom(8).hex())) for parent in parents]
+    return _first(places, lambda path: os.mkdir(path, 0o700), "no folder can be made")
 
 
 def own_folder() -> str:
@@ -43,16 +33,23 @@ def own_folder() -> str:
     uid = os.getuid()
     places = [(RUNTIME[0] if uid == 0 else RUNTIME[1] % uid, "clusterctl")]
     places += [(parent, "clusterctl-%d" % uid) for parent in LOCAL]
+    return _first(places, _make_own, "no private folder")
+
+
+def _first(places: list[tuple[str, str]], make: Callable[[str], None], failure: str) -> str:
+    """Path of the first of (parent, name) that can be made where others cannot remove it."""
     whys = []
     for parent, name in places:
         path = os.path.join(parent, name)
         try:
-            _check_parent(parent)
-            _make_own(path)
+            why = foreign_hand(parent)
+            if why:
+                raise NotPrivate(why)
+            make(path)
             return path
         except OSError as error:
             whys.append("%s: %s" % (path, error.strerror or error))
-    raise NotPrivate("no private folder (%s)" % "; ".join(whys))
+    raise NotPrivate("%s (%s)" % (failure, "; ".join(whys)))
 
 
 def _make_own(path: str) -> None:
@@ -63,20 +60,13 @@ def _make_own(path: str) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotPrivate("is not a folder")
-    _check_owner(found)
+    _check_owner(found, os.getuid())
     if found.st_mode & 0o077:
         raise NotPrivate("is open to other users (mode %04o)" % stat.S_IMODE(found.st_mode))
 
 
-def _check_parent(parent: str) -> None:
-    """Others may add names there, but not remove ours."""
-    why = foreign_hand(parent)
-    if why:
-        raise NotPrivate(why)
-
-
-def _check_owner(found: os.stat_result, uid: int | None = None) -> None:
-    if found.st_uid != (os.getuid() if uid is None else uid):
+def _check_owner(found: os.stat_result, uid: int) -> None:
+    if found.st_uid != uid:
         raise NotPrivate("belongs to user %d" % found.st_uid)
 
 
@@ -91,7 +81,7 @@ def open_own(path: str, flags: int, mode: int = 0o600, uid: int | None = None) -
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise NotPrivate("%s is not a file" % path)
-        _check_owner(found, uid)
+        _check_owner(found, os.getuid() if uid is None else uid)
     except OSError:
         os.close(descriptor)
         raise
@@ -99,10 +89,7 @@ def open_own(path: str, flags: int, mode: int = 0o600, uid: int | None = None) -
 
 
 def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file with a random name beside `path`, then rename it: readers see old or new.
-
-    Raises OSError, after removing the file beside it.
-    """
+    """Write a file beside `path`, then rename it: readers see old or new. Raises OSError."""
     part = "%s.%s" % (path, os.urandom(8).hex())
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

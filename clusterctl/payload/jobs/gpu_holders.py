@@ -12,7 +12,6 @@ import time
 from clusterctl.payload.jobs.processes import all_pids, process
 from clusterctl.payload.prelude import section
 
-DEVICE = re.compile(r"nvidia\d+$")
 HOST_PIDS = "pid:[4026531836]"  # the initial namespace; the number is fixed in the kernel's source
 GPU_QUERY_S = 10.0
 FREE_MIB = 1024  # a driver keeps some hundred for itself
@@ -28,19 +27,14 @@ def has_host_pids():
         return False
 
 
-def has_devices():
-    return any(DEVICE.match(name) for name in os.listdir("/dev"))
-
-
 def ask_nvidia_smi(query, header, timeout_s):
-    """(rows of cells, ""), or (None, why not). (None, "") where there is no GPU and no tool.
-
-    With its header, so that no rows and no output differ.
-    """
+    """(rows of cells, ""), or (None, why not). (None, "") where there is no GPU and no tool."""
+    # With its header, so that no rows and no output differ.
     answer = section("gpu_processes", ["nvidia-smi", query, "--format=csv,nounits"], timeout_s)
     lines = [line.strip() for line in (answer["out"] + answer["err"]).splitlines() if line.strip()]
     last = lines[-1][:200] if lines else "no output"
-    if answer["state"] == "missing" and not has_devices():
+    has_device = any(re.match(r"nvidia\d+$", name) for name in os.listdir("/dev"))
+    if answer["state"] == "missing" and not has_device:
         return None, ""
     if answer["state"] != "ended":
         return None, "nvidia-smi: %s" % last
@@ -98,10 +92,7 @@ def memory_of(pids):
 
 
 def prove_freed(ended, timeout_s):
-    """(rows, why): GPU memory that ended processes still hold, and why that is unknown.
-
-    Both are empty when there is none for certain.
-    """
+    """(rows, why): GPU memory that ended processes still hold, and why that is unknown."""
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = max(1.0, deadline - time.monotonic())
@@ -113,11 +104,12 @@ def prove_freed(ended, timeout_s):
 
 def _left_of(ended, timeout_s):
     held, why = gpu_memory(timeout_s)
-    # The kernel may have given the id to another process.
-    gone = {pid for pid in ended if process(pid) is None or process(pid).state in "ZX"}
-    rows = [
-        {"pid": pid, "bytes": size} for pid, size in sorted((held or {}).items()) if pid in gone
-    ]
+    rows = []
+    for pid, size in sorted((held or {}).items()):
+        found = process(pid) if pid in ended else None
+        # The kernel may have given the id to another process.
+        if pid in ended and (found is None or found.state in "ZX"):
+            rows.append({"pid": pid, "bytes": size})
     return rows, why
 
 
@@ -131,8 +123,5 @@ def _left_in_container(timeout_s):
     used = [int(words[0]) for words in rows]
     if max(used, default=0) <= FREE_MIB:
         return [], ""
-    return (
-        [],
-        "%d MiB are in use on a GPU, and nvidia-smi cannot name the processes of a container"
-        % max(used),
-    )
+    why = "%d MiB are in use on a GPU, and nvidia-smi cannot name the processes of a container"
+    return [], why % max(used)

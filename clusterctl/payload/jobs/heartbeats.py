@@ -1,26 +1,19 @@
-"""What ranks report about themselves: heartbeats, the current clip, handled signals.
-
-Heartbeats are the files of trainer/runlog/telemetry.py in the folder CLUSTERCTL_HEARTBEATS.
-"""
+"""What ranks report: heartbeats and clips (trainer/runlog/telemetry.py), handled signals."""
 
 import json
 import os
+import re
 import time
 
 from clusterctl.payload.files.private import open_own
 from clusterctl.payload.jobs.processes import variable
-from clusterctl.payload.prelude import read_text
+from clusterctl.payload.prelude import read_word
 
 
 def handles(pid, number):
     """Whether a process has its own handler for a signal; without one many signals end it."""
-    try:
-        for line in read_text("/proc/%d/status" % pid).splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, ValueError):
-        pass
-    return False
+    found = re.search(r"^SigCgt:\s*(\w+)", read_word("/proc/%d/status" % pid, ""), re.MULTILINE)
+    return bool(found and int(found.group(1), 16) >> (number - 1) & 1)
 
 
 def heartbeat(one, pid, rank):
@@ -30,7 +23,7 @@ def heartbeat(one, pid, rank):
         return None  # of an attempt before this one
     step, phase = beat.get("step"), beat.get("phase")
     if type(step) is not int or not 0 <= step < 1 << 53 or not isinstance(phase, str):
-        return None  # of a program with a format of its own
+        return None  # another program's format
     return {"step": step, "phase": phase[:40], "age_s": _age_s(beat)}
 
 
@@ -52,9 +45,8 @@ def _json_of(one, name):
     if not folder:
         return None
     try:
-        with os.fdopen(
-            open_own(os.path.join(folder, name), os.O_RDONLY, uid=one.uid), "rb"
-        ) as file:
+        descriptor = open_own(os.path.join(folder, name), os.O_RDONLY, uid=one.uid)
+        with os.fdopen(descriptor, "rb") as file:
             data = json.loads(file.read(65536).rstrip(b"\0 \n"))
     except (OSError, ValueError, RecursionError):
         return None

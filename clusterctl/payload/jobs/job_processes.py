@@ -9,14 +9,20 @@ import collections
 import os
 import queue
 import re
-import threading
 import time
 
-from clusterctl.payload.jobs.processes import TICKS, all_pids, process, rank_number, variable
+from clusterctl.payload.jobs.processes import (
+    TICKS,
+    all_pids,
+    chain_above,
+    process,
+    rank_number,
+    variable,
+)
 from clusterctl.payload.jobs.roles import find_roles, program
-from clusterctl.payload.prelude import read_text, user_name
+from clusterctl.payload.prelude import in_thread, read_bytes, read_word, user_name
 
-READ_S = 0.5  # for one process's command line: its memory may be locked for ever (state D)
+READ_S = 0.5  # for one process's command line: reading it may never return (state D)
 # Their command line contains what they run, search or show; a whole session may run below them.
 BYSTANDERS = re.compile(
     r"^(ssh|sshd.*|sudo|su|login|tmux.*|screen|mosh-server|vi|vim|nvim|nano|emacs|less|more|tail|"
@@ -28,16 +34,7 @@ GPU_DAEMONS = re.compile(
     r"fabricmanager|systemd.*)$"
 )
 BOOTSTRAP = b"i=sys.stdin.buffer;v=sys.version_info"  # of remote/payload.py: any head's payload
-ADOPTERS = (
-    "systemd",
-    "init",
-    "tini",
-    "dumb-init",
-    "docker-init",
-    "catatonit",
-    "conmon",
-    "containerd-shim",
-)
+ADOPTERS = "systemd init tini dumb-init docker-init catatonit conmon containerd-shim".split()
 NOTES = []  # type: list  # for the user: how the job was found
 JOB_NAMES = (b"MASTER_ADDR", b"MASTER_PORT", b"TORCHELASTIC_RUN_ID")
 
@@ -50,21 +47,16 @@ class Snapshot:
     def __init__(self, before=None):
         self.facts = {pid: found for pid, found in ((p, process(p)) for p in all_pids()) if found}
         known = before.seen if before else {}
-        fresh = [
-            pid
-            for pid, found in self.facts.items()
-            if pid not in known or known[pid].facts.start != found.start
-        ]
-        read = read_patiently(fresh)
+        starts = {pid: seen.facts.start for pid, seen in known.items()}
+        read = read_patiently(p for p, found in self.facts.items() if starts.get(p) != found.start)
         self.seen = {}
+        self.children = collections.defaultdict(list)
         for pid, found in self.facts.items():
+            self.children[found.ppid].append(pid)
             if pid in read:
                 self.seen[pid] = Seen(found, *read[pid])
             elif pid in known:
                 self.seen[pid] = known[pid]._replace(facts=found)
-        self.children = collections.defaultdict(list)
-        for pid, found in self.facts.items():
-            self.children[found.ppid].append(pid)
 
     def tree(self, roots):
         """`roots` and all that descends from them."""
@@ -78,16 +70,12 @@ class Snapshot:
 
 
 def read_patiently(pids):
-    """{pid: (uid, environ bytes, command line words)}; unreadable parts are None, b"" or [].
-
-    A reader that hangs is abandoned, and another one continues.
-    """
+    """{pid: (uid, environ, words)}, b"" and [] where unreadable. A read that hangs is abandoned."""
     todo = collections.deque(pids)
     done = queue.Queue()  # type: Any
     read = {}  # type: dict
     while todo:
-        worker = threading.Thread(target=_read_many, args=(todo, done), daemon=True)
-        worker.start()
+        in_thread(_read_many, todo, done)
         while True:
             try:
                 item = done.get(timeout=READ_S)
@@ -112,16 +100,8 @@ def _read_many(todo, done):
         except OSError:
             continue  # gone
         done.put((pid, uid, b"", []))  # in case the next lines hang
-        environ, line = _bytes(folder + "environ"), _bytes(folder + "cmdline")
+        environ, line = read_bytes(folder + "environ") or b"", read_bytes(folder + "cmdline")
         done.put((pid, uid, environ, line.rstrip(b"\0").split(b"\0") if line else []))
-
-
-def _bytes(path):
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 20)
-    except OSError:
-        return b""
 
 
 def find_job(pick, before=None):
@@ -156,17 +136,19 @@ def seed_test(pick, shot):
     """The function (pid, seen) -> bool of a pick."""
     if pick.get("match") is not None:
         pattern = re.compile(pick["match"])
-        return lambda pid, one: (
-            not BYSTANDERS.match(one.facts.command)
-            and bool(pattern.search(b" ".join(one.words).decode("utf-8", "replace")))
-        )
+
+        def fits(pid, one):
+            line = b" ".join(one.words).decode("utf-8", "replace")
+            return not BYSTANDERS.match(one.facts.command) and pattern.search(line) is not None
+
+        return fits
     if pick.get("gpus"):
         from clusterctl.payload.jobs.gpu_holders import gpu_holders
 
         holders, notes = gpu_holders()
         NOTES.extend(notes)
         return lambda pid, one: pid in holders and not GPU_DAEMONS.match(one.facts.command)
-    runs = pick.get("runs") or []
+    runs = pick.get("runs")
 
     def is_tagged(pid, one):
         run = variable(one, "CLUSTERCTL_RUN")
@@ -178,18 +160,12 @@ def seed_test(pick, shot):
 def _is_ours(one):
     """A payload, or clusterctl on a head that is also a node: its arguments quote the pattern."""
     names = [word.rsplit(b"/", 1)[-1] for word in one.words[:3]]
-    return (
-        b"clusterctl" in names[:2]
-        or names[1:] == [b"-m", b"clusterctl"]
-        or any(BOOTSTRAP in word for word in one.words[:6])
-    )
+    is_command = b"clusterctl" in names[:2] or names[1:] == [b"-m", b"clusterctl"]
+    return is_command or any(BOOTSTRAP in word for word in one.words[:6])
 
 
 def _orphans_of(shot, seeds):
-    """Orphans led by a seed or with its rendezvous address in the environment.
-
-    `python -c from multiprocessing.spawn …`, left by a killed trainer, does not name train.py.
-    """
+    """Orphans led by a seed or with its rendezvous address: `python -c …` names no train.py."""
     jobs = {signature(shot.seen[pid]) for pid in seeds if pid in shot.seen} - {None}
     for pid, one in shot.seen.items():
         parent = shot.facts.get(one.facts.ppid)
@@ -207,23 +183,17 @@ def signature(one):
     return (one.uid, *values)
 
 
-def chain_above(pid):
-    """A process and those above it."""
-    chain = []
-    while pid > 1:
-        chain.append(pid)
-        found = process(pid)
-        pid = found.ppid if found else 0
-    return chain
-
-
 def machine():
     """What two names of one machine have in common."""
-    try:
-        boot_id = read_text("/proc/sys/kernel/random/boot_id").strip()
-    except OSError:
-        boot_id = ""
+    boot_id = read_word("/proc/sys/kernel/random/boot_id", "")
     return "%s %s" % (boot_id, os.readlink("/proc/self/ns/pid"))
+
+
+def look_at_job(pick):
+    """(snapshot, pids, {rows, others, machine}) of a job, as the head gets it."""
+    shot, pids, strangers = find_job(pick)
+    rows, others = describe_job(shot, pids), describe_job(shot, strangers)
+    return shot, pids, {"rows": rows, "others": others, "machine": machine()}
 
 
 def describe_job(shot, pids):
@@ -235,24 +205,12 @@ def describe_job(shot, pids):
         one, found = shot.seen.get(pid), shot.facts[pid]
         if one is None:
             continue
-        role, index, rank = roles[pid]
-        rows.append(
-            {
-                "pid": pid,
-                "ppid": found.ppid,
-                "start": found.start,
-                "state": found.state,
-                "user": user_name(one.uid),
-                "command": found.command,
-                "program": program(one.words),
-                "role": role,
-                "index": index,
-                "rank": rank,
-                "world": rank_number(variable(one, "WORLD_SIZE")),
-                "run": variable(one, "CLUSTERCTL_RUN"),
-                "node": variable(one, "CLUSTERCTL_NODE"),
-                "run_dir": variable(one, "CLUSTERCTL_RUN_DIR"),
-                "age_s": round(uptime_s - found.start / TICKS, 1),
-            }
-        )
+        row = {name: getattr(found, name) for name in ("pid", "ppid", "start", "state", "command")}
+        row["role"], row["index"], row["rank"] = roles[pid]
+        row.update(user=user_name(one.uid), program=program(one.words))
+        for name in ("run", "node", "run_dir"):
+            row[name] = variable(one, "CLUSTERCTL_" + name.upper())
+        row["world"] = rank_number(variable(one, "WORLD_SIZE"))
+        row["age_s"] = round(uptime_s - found.start / TICKS, 1)
+        rows.append(row)
     return rows

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 
-from clusterctl.payload.prelude import read_text
+from clusterctl.payload.prelude import environ_value, read_bytes, read_stat, read_word
 
 TICKS = os.sysconf("SC_CLK_TCK")
 TAGS = ("CLUSTERCTL_RUN", "CLUSTERCTL_JOB", "CLUSTERCTL_NODE")
@@ -24,21 +24,30 @@ SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
 def process(pid):
     """Facts of /proc/PID/stat; None when it is gone. `start` (ticks) tells it from a later one."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
+    found = read_stat(pid)
+    if found is None:
         return None
-    head, _, tail = text.rpartition(")")
-    words = tail.split()
-    try:
-        # Field 52 holds the wait status of a zombie; it reads 0 without the right to trace it.
-        status = int(words[49]) if len(words) > 49 else 0
-        command = head.split("(", 1)[1]
-        ppid, pgrp, session, start = int(words[1]), int(words[2]), int(words[3]), int(words[19])
-        return Process(pid, ppid, words[0], start, command, status, pgrp, session)
-    except (IndexError, ValueError):
-        return None
+    command, words = found
+    # Field 52 holds the wait status of a zombie; it reads 0 without the right to trace it.
+    status = int(words[49]) if len(words) > 49 else 0
+    ppid, pgrp, session, start = int(words[1]), int(words[2]), int(words[3]), int(words[19])
+    return Process(pid, ppid, words[0], start, command, status, pgrp, session)
+
+
+def start_of(pid):
+    """Start of a process; None when it is gone."""
+    facts = process(pid)
+    return facts.start if facts else None
+
+
+def chain_above(pid):
+    """A process and those above it."""
+    chain = []
+    while pid > 1:
+        chain.append(pid)
+        facts = process(pid)
+        pid = facts.ppid if facts else 0
+    return chain
 
 
 def exit_code(wait_status):
@@ -60,28 +69,17 @@ def all_pids():
 
 
 def tags(pid):
-    """(run, job, node, rank) of a process, each None where its environment does not say."""
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            text = b"\0" + file.read()
-    except OSError:
-        return (None,) * 4  # gone, or of another user
-    if b"\0CLUSTERCTL_RUN=" not in text:
+    """(run, job, node, rank) of a process, each None where its environment does not have it."""
+    environ = read_bytes("/proc/%d/environ" % pid, -1)  # None when gone, or of another user
+    if environ is None or b"CLUSTERCTL_RUN=" not in environ:
         return (None,) * 4
-    return tuple(
-        _value(text, name)
-        for name in (b"CLUSTERCTL_RUN", b"CLUSTERCTL_JOB", b"CLUSTERCTL_NODE", b"RANK")
-    )
+    return tuple(short_value(environ, name) for name in (*TAGS, "RANK"))
 
 
-def _value(text, name):
-    _, found, rest = text.partition(b"\0" + name + b"=")
-    return tag_text(rest.split(b"\0", 1)[0]) if found else None
-
-
-def tag_text(value):
-    """A tag as text; None for one too long to be ours: any user can set any environment."""
-    return value.decode("utf-8", "replace") if len(value) <= TAG_BYTES else None
+def short_value(environ, name, limit=TAG_BYTES):
+    """A variable; None for one too long to be ours: any user can set any environment."""
+    value = environ_value(environ, name)
+    return value if value is not None and len(value) <= limit else None
 
 
 def rank_number(text):
@@ -98,15 +96,19 @@ def descendants(root):
             children[found.ppid].append(pid)
     below, todo = [], [root]
     while todo:
-        todo_next = children.get(todo.pop(), [])
-        below += todo_next
-        todo += todo_next
+        found = children.get(todo.pop(), [])
+        below += found
+        todo += found
     return below
 
 
 def members(run, node=None, root=None, without=()):
     """Living processes of a run as {pid: Process}; with `root` also all that descends from it."""
-    pids = {pid for pid in all_pids() if _is_member(pid, run, node)}
+    pids = set()
+    for pid in all_pids():
+        tag = tags(pid)
+        if tag[0] == run and node in (None, tag[2]) and is_own(pid):
+            pids.add(pid)
     if root is not None:
         pids.update(descendants(root))
     pids.difference_update(without)
@@ -114,11 +116,6 @@ def members(run, node=None, root=None, without=()):
     found = {pid: process(pid) for pid in pids}
     # A zombie holds nothing but its number; nobody but its parent can end it.
     return {pid: facts for pid, facts in found.items() if facts and facts.state not in "ZX"}
-
-
-def _is_member(pid, run, node):
-    tag = tags(pid)
-    return tag[0] == run and (node is None or tag[2] == node) and is_own(pid)
 
 
 def is_own(pid):
@@ -140,19 +137,14 @@ def send(pids, number):
 
 def describe(facts):
     """A process as it is reported when it should be gone: enough to go and look."""
-    try:
-        with open("/proc/%d/wchan" % facts.pid) as file:
-            waits_in = file.read()
-    except OSError:
-        waits_in = ""
-    rank = tags(facts.pid)[3]
+    waits_in = read_word("/proc/%d/wchan" % facts.pid)
     return {
         "pid": facts.pid,
         "ppid": facts.ppid,
         "state": facts.state,  # D: in the kernel, survives SIGKILL; T: stopped
         "command": facts.command,  # never its arguments, they may hold secrets
         "waits_in": waits_in if waits_in not in ("", "0") else None,
-        "rank": rank_number(rank),
+        "rank": rank_number(tags(facts.pid)[3]),
         "age_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - facts.start / TICKS, 1),
     }
 
@@ -160,7 +152,7 @@ def describe(facts):
 def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
     """TERM, wait, KILL, and look again until nothing is left; returns what is.
 
-    `find()` gives {pid: Process}. It is asked anew each time, since what is about to end may fork.
+    `find()` gives {pid: Process}; it is called each time, since what is about to end may fork.
     A stopped process (state T) gets SIGCONT: a pending SIGTERM does not wake it.
     """
     signalled = {}  # type: dict
@@ -170,12 +162,12 @@ def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
             left = find()
             if not left:
                 return []
-            fresh = [
-                pid for pid, facts in left.items() if signalled.get((pid, facts.start)) != number
-            ]
-            send(fresh, number)
-            send((pid for pid in fresh if left[pid].state == "T"), signal.SIGCONT)
-            signalled.update({(pid, left[pid].start): number for pid in fresh})
+            for pid, facts in left.items():
+                if signalled.get((pid, facts.start)) != number:
+                    signalled[(pid, facts.start)] = number
+                    send([pid], number)
+                    if facts.state == "T":
+                        send([pid], signal.SIGCONT)
             if time.monotonic() >= deadline:
                 break
             time.sleep(pause_s)
@@ -184,30 +176,17 @@ def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
 
 def is_frozen(pid):
     """Whether the cgroup freezer (version 1 or 2) holds it."""
-    try:
-        lines = read_text("/proc/%d/cgroup" % pid).splitlines()
-    except OSError:
-        return False
-    for line in lines:
+    for line in read_word("/proc/%d/cgroup" % pid, "").splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        for root, name, frozen in (
-            ("/sys/fs/cgroup/freezer", "freezer.state", ("FROZEN", "FREEZING")),
-            ("/sys/fs/cgroup", "cgroup.freeze", ("1",)),
-        ):
-            if (name == "freezer.state") != ("freezer" in controllers.split(",")):
-                continue
-            try:
-                if read_text("%s%s/%s" % (root, path, name)).strip() in frozen:
-                    return True
-            except OSError:
-                continue
+        if "freezer" in controllers.split(","):
+            state = read_word("/sys/fs/cgroup/freezer%s/freezer.state" % path)
+        else:
+            state = read_word("/sys/fs/cgroup%s/cgroup.freeze" % path)
+        if state in ("FROZEN", "FREEZING", "1"):
+            return True
     return False
 
 
 def variable(seen, name):
-    """A variable of a process's environment; None where it is not set, not readable or odd."""
-    _, found, rest = (b"\0" + seen.environ).partition(b"\0" + name.encode() + b"=")
-    value = rest.split(b"\0", 1)[0]
-    if not found or len(value) > PATH_BYTES:
-        return None
-    return tag_text(value) if name in TAGS else value.decode("utf-8", "replace")
+    """A variable of a process's environment; None where it is not set, not readable or too long."""
+    return short_value(seen.environ, name, TAG_BYTES if name in TAGS else PATH_BYTES)

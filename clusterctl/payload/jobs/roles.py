@@ -1,7 +1,4 @@
-"""What each process of a job is for: trainer, loader, launcher, helper.
-
-From environment, parents and names alone; the head corrects it where stacks say more.
-"""
+"""What each process of a job is for, by environment, parents and names; the head corrects it."""
 
 import re
 
@@ -44,9 +41,9 @@ def _role(shot, pid, one, roles):
     parent_role, _, parent_rank = roles.get(one.facts.ppid, (None, None, None))
     own_rank = rank_number(variable(one, "RANK"))
     rank = own_rank if own_rank is not None else parent_rank
-    told = OUR_ROLE.match(variable(one, "CLUSTERCTL_ROLE") or "")
-    if told:
-        return (told.group(1), rank_number(told.group(2)), rank)
+    own_role = OUR_ROLE.match(variable(one, "CLUSTERCTL_ROLE") or "")
+    if own_role:
+        return (own_role.group(1), rank_number(own_role.group(2)), rank)
     for role, pattern in OTHERS:
         if pattern.search(line):
             return (role, None, rank)
@@ -58,7 +55,7 @@ def _role(shot, pid, one, roles):
         return ("loader" if parent_role in ("trainer", "forkserver") else "helper", None, rank)
     if b"--multiprocessing-fork" in line and parent_role is None and own_rank is not None:
         return ("loader", None, rank)  # its trainer has died
-    if parent_role == "trainer" or parent_role == "forkserver":
+    if parent_role in ("trainer", "forkserver"):
         # A fork carries its parent's command line; anything else was started for something.
         parent = shot.seen.get(one.facts.ppid)
         is_fork = parent is not None and parent.words == one.words

@@ -1,7 +1,7 @@
-"""End processes that were looked at before, and nothing else: TERM, grace, KILL, look again.
+"""End processes that were listed before, and nothing else: TERM, grace, KILL, check.
 
 A process is known by its id and start time; a signal goes through a pidfd opened before both are
-compared, so that an id which the kernel has given away meanwhile is never hit.
+compared, so that it never goes to another process with the same id.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import select
 import signal
 import time
 
-from clusterctl.payload.jobs.processes import describe, is_frozen, process
+from clusterctl.payload.jobs.processes import describe, is_frozen, process, start_of
 
 PIDFD_OPEN, PIDFD_SEND_SIGNAL = 434, 424  # Linux 5.3 and 5.1; the same numbers on x86 and ARM
 LOOK_S = 0.1
@@ -20,22 +20,17 @@ HOLD_S = 1.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def open_pidfd(pid):
-    """A descriptor of a process; None when it is gone or the kernel has no pidfds."""
-    descriptor = _libc.syscall(PIDFD_OPEN, pid, 0)
-    return descriptor if descriptor >= 0 else None
-
-
 class Victim:
-    """One process that is to end."""
+    """One process that is to end. Raises ProcessLookupError when it is gone."""
 
     def __init__(self, pid, start):
         self.pid, self.start = pid, start
         self.refused = None  # why it cannot be signalled
-        self.descriptor = open_pidfd(pid)
-        found = process(pid)
-        if found is None or found.start != start:
-            self.close()
+        descriptor = _libc.syscall(PIDFD_OPEN, pid, 0)
+        self.descriptor = descriptor if descriptor >= 0 else None  # or the kernel has no pidfds
+        if start_of(pid) != start:
+            if self.descriptor is not None:
+                os.close(self.descriptor)
             raise ProcessLookupError(pid)
 
     def send(self, number):
@@ -48,8 +43,8 @@ class Victim:
                 if code != errno.ENOSYS:
                     self.refused = os.strerror(code) if code != errno.ESRCH else None
                     return
-            found = process(self.pid)  # an old kernel: the window is as small as it can be
-            if found is not None and found.start == self.start:
+            # An old kernel: between these two calls the id could become another process's.
+            if start_of(self.pid) == self.start:
                 os.kill(self.pid, number)
                 self.refused = None
         except ProcessLookupError:
@@ -62,14 +57,8 @@ class Victim:
         found = process(self.pid)
         if found is None or found.start != self.start or found.state == "X":
             return None
-        if found.state == "Z":
-            return "Z" if thread_count(self.pid) > 1 else None
-        return found.state
-
-    def close(self):
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+        has_ended = found.state == "Z" and thread_count(self.pid) <= 1
+        return None if has_ended else found.state
 
 
 def thread_count(pid):
@@ -91,20 +80,18 @@ class Ending:
         self.sweep = sweep
         self.victims = {}  # type: dict  # (pid, start) -> Victim
         self.signalled = {}  # (pid, start) -> last signal
-        self.missed = 0  # approved ones that had ended before, or whose id is another's now
-        for pid, start in approved:
-            if not self._take(pid, start):
-                self.missed += 1
+        self._take(approved)
         self.first = len(self.victims)
+        # Those that had ended before, or whose id is another's now.
+        self.missed = sum(key not in self.victims for key in approved)
 
-    def _take(self, pid, start):
-        if (pid, start) in self.victims:
-            return True
-        try:
-            self.victims[(pid, start)] = Victim(pid, start)
-        except ProcessLookupError:
-            return False
-        return True
+    def _take(self, keys):
+        for pid, start in keys:
+            if (pid, start) not in self.victims:
+                try:
+                    self.victims[(pid, start)] = Victim(pid, start)
+                except ProcessLookupError:
+                    pass
 
     def alive(self):
         return [victim for victim in self.victims.values() if victim.state() is not None]
@@ -118,8 +105,7 @@ class Ending:
                 self._hold()
             deadline = time.monotonic() + patience_s
             while True:
-                for pid, start in self.sweep().items():
-                    self._take(pid, start)
+                self._take(self.sweep().items())
                 alive = self.alive()
                 if not alive:
                     return forced
@@ -137,15 +123,11 @@ class Ending:
         return forced
 
     def _hold(self):
-        """Stop everything until nothing new appears: what is stopped starts nothing any more.
-
-        Without this a process that forks as it is killed leaves a child whose parent is unknown.
-        """
+        """Stop everything: a process that forks as it is killed leaves an unknown child."""
         deadline = time.monotonic() + HOLD_S
         while time.monotonic() < deadline:
             before = len(self.victims)
-            for pid, start in self.sweep().items():
-                self._take(pid, start)
+            self._take(self.sweep().items())
             running = [v for v in self.victims.values() if v.state() not in (None, *"TtDZ")]
             if not running and len(self.victims) == before:
                 return
@@ -156,25 +138,20 @@ class Ending:
     def _wait(self, alive, timeout_s):
         """Until the first of them ends, or a while."""
         poller = select.poll()
-        watched = [victim.descriptor for victim in alive if victim.descriptor is not None]
-        if not watched:
-            time.sleep(max(0.0, timeout_s))
-            return
-        for descriptor in watched:
-            poller.register(descriptor, select.POLLIN)
+        for victim in alive:
+            if victim.descriptor is not None:
+                poller.register(victim.descriptor, select.POLLIN)
         poller.poll(max(1.0, timeout_s * 1000))
-        time.sleep(0.005)  # many end together: one look for all of them
+        time.sleep(0.005)  # many end together: check all of them at once
 
     def survivors(self):
         """Descriptions of what does not end."""
         left = []
         for victim in self.alive():
             found = process(victim.pid)
-            if found is None:
-                continue
-            row = describe(found)
-            row.update(state=victim.state(), why=why_alive(victim, row))
-            left.append(row)
+            if found is not None:
+                row = dict(describe(found), state=victim.state())
+                left.append(dict(row, why=why_alive(victim, row)))
         return left
 
 
@@ -186,16 +163,15 @@ def why_alive(victim, row):
     if "refrigerator" in waits_in or is_frozen(victim.pid):
         return "frozen by its cgroup: thaw it, then it ends"
     if state == "D":
-        return "sleeps in the kernel%s, ends when that does or with a reboot" % (
-            " in " + waits_in if waits_in else ""
-        )
+        where = " in " + waits_in if waits_in else ""
+        return "sleeps in the kernel%s, ends when that does or with a reboot" % where
     if state == "Z":
         return "its first thread has ended, others have not"
     return "did not end"
 
 
 def zombies(keys):
-    """Those of (pid, start) that have ended and wait for their parent to take notice."""
+    """Those of (pid, start) that have ended and wait for their parent to reap them."""
     found = []
     for pid, start in keys:
         facts = process(pid)

@@ -5,6 +5,8 @@ import os
 import queue
 import threading
 
+from clusterctl.payload.prelude import as_text, in_thread
+
 FLUSH_S = 3.0  # for the last messages, when the head reads slowly or not at all
 BACKLOG = 50  # unsent messages, above which logs and telemetry wait
 TAIL_BYTES = 16384
@@ -13,15 +15,15 @@ TAIL_BYTES = 16384
 class AsyncWriter:
     """Sends messages to the head from its own thread, so that the agent never waits for a reader.
 
-    Behind a cut cable the pipe fills up and a write blocks for ever; with a head that is gone it
-    fails. Neither may keep the agent from stopping its ranks.
+    With a cut cable the pipe fills up and a write never returns; with a head that is gone it fails.
+    Neither may keep the agent from stopping its ranks.
     """
 
     def __init__(self, on_loss):
         self._on_loss = on_loss
         self._waiting = queue.SimpleQueue()  # type: Any
         self.is_lost = False
-        threading.Thread(target=self._send, name="writer", daemon=True).start()
+        in_thread(self._send)
 
     def send(self, message):
         if not self.is_lost:
@@ -31,7 +33,7 @@ class AsyncWriter:
         return self.is_lost or self._waiting.qsize() > BACKLOG
 
     def flush(self):
-        """Wait until everything has been sent, but not for ever."""
+        """Wait until everything has been sent, FLUSH_S at most."""
         done = threading.Event()
         self._waiting.put(done)
         done.wait(FLUSH_S)
@@ -51,16 +53,13 @@ class AsyncWriter:
 
 
 class Follower:
-    """What was appended to a file since the last look."""
+    """What was appended to a file since the last call."""
 
     def __init__(self, path):
         self.path, self.offset = path, 0
 
     def lines(self, limit, to_the_end=False):
-        """Whole lines; at the end also the part after the last newline.
-
-        Of more than `limit` bytes at the end the last ones are returned after a line about the gap.
-        """
+        """Whole lines of at most `limit` bytes; at the end the last, after a line about a gap."""
         gap = 0
         try:
             with open(self.path, "rb") as file:
@@ -71,12 +70,11 @@ class Follower:
                 data = file.read(limit)
         except OSError:
             return ""
-        if len(data) < limit and not to_the_end:
-            data = data[: data.rfind(b"\n") + 1]  # the last line may still be written
-        elif len(data) == limit and b"\n" in data:
-            data = data[: data.rfind(b"\n") + 1]  # no cut through a character
+        # The last line may still be written, or be cut within a character.
+        if (len(data) < limit and not to_the_end) or (len(data) == limit and b"\n" in data):
+            data = data[: data.rfind(b"\n") + 1]
         self.offset += len(data)
-        text = data.decode("utf-8", "backslashreplace")
+        text = as_text(data)
         return "[%d bytes stayed on the node: %s]\n%s" % (gap, self.path, text) if gap else text
 
 
@@ -84,10 +82,9 @@ def tail(path):
     """The last lines of a log."""
     try:
         with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            start = max(0, file.tell() - TAIL_BYTES)
+            start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
             file.seek(start)
-            lines = file.read().decode("utf-8", "backslashreplace").splitlines()
+            lines = as_text(file.read()).splitlines()
     except OSError:
         return []
     return lines[1:] if start and len(lines) > 1 else lines  # the first one is cut

@@ -8,16 +8,14 @@ import fcntl
 import os
 import socket
 import struct
-import threading
+
+from clusterctl.payload.prelude import in_thread
 
 PROBE_S = 3.0  # for one address, from one node
 
 
 class RendezvousListener:
-    """Holds the first free port until torchrun takes it, and sends a word to each client.
-
-    Anyone can connect: the word is made for this rendezvous only.
-    """
+    """Holds the first free port until torchrun uses it; sends this run's word to each client."""
 
     def __init__(self, ports, word):
         self.port = None
@@ -29,8 +27,7 @@ class RendezvousListener:
             except OSError:
                 continue
             self.port = port
-            self._thread = threading.Thread(target=self._serve, name="listener", daemon=True)
-            self._thread.start()
+            self._thread = in_thread(self._serve)
             return
 
     def _serve(self):
@@ -46,7 +43,7 @@ class RendezvousListener:
                 pass  # the client has gone
 
     def close(self):
-        """Let go of the port."""
+        """Free the port."""
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)  # close() would leave accept() waiting
@@ -59,11 +56,9 @@ class RendezvousListener:
 
 def listen(port):
     """All addresses of this node, as torch's store does; connections in TIME_WAIT do not matter."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
-        )
-    return socket.create_server(("", port), backlog=1024)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
 
 
 def probe_port(address, port, word):

@@ -1,7 +1,4 @@
-"""The watcher's GPUs: NVML where its library loads (pynvml is sent along), else nvidia-smi's text.
-
-They are read in their own thread: a driver that hangs must not stop the other readings.
-"""
+"""The watcher's GPUs by NVML (pynvml is sent along), else nvidia-smi, in their own thread."""
 
 from __future__ import annotations
 
@@ -14,7 +11,15 @@ import threading
 import time
 
 from clusterctl.payload.jobs.processes import TICKS, process, rank_number, tags
-from clusterctl.payload.prelude import _live, _live_lock, read_text, tool_env, user_name
+from clusterctl.payload.prelude import (
+    as_text,
+    error_text,
+    forget_tool,
+    read_text,
+    start_tool,
+    tool_env,
+    user_name,
+)
 
 SMI_QUERY = (
     "index,name,power.draw,enforced.power.limit,utilization.gpu,memory.used,memory.total,"
@@ -36,7 +41,7 @@ class Gpus:
     def __init__(self, interval_s):
         self._interval_s = interval_s
         self._lock = threading.Lock()
-        self._answer = {"gpus": None, "gpu_error": "the driver has not answered yet"}  # type: dict
+        self._answer = unknown("the driver has not answered yet")
         self._at_s = time.monotonic()
         self._waiting_for = "the driver"
         self.first_answer = threading.Event()
@@ -46,10 +51,7 @@ class Gpus:
             silent_s = time.monotonic() - self._at_s
             if self._answer.get("gpus") == 0 or silent_s <= max(3 * self._interval_s, 5.0):
                 return self._answer
-            return {
-                "gpus": None,
-                "gpu_error": "%s: no answer for %d s" % (self._waiting_for, silent_s),
-            }
+            return unknown("%s: no answer for %d s" % (self._waiting_for, silent_s))
 
     def _set(self, answer):
         with self._lock:
@@ -60,12 +62,12 @@ class Gpus:
         try:
             why = self._nvml_forever()
         except Exception as error:  # noqa: BLE001 - thread boundary: it becomes the answer
-            why = "NVML: %s: %s" % (type(error).__name__, error)
+            why = "NVML: " + error_text(error)
         while True:
             try:
                 again_s = self._smi(why)
             except Exception as error:  # noqa: BLE001 - thread boundary: it becomes the answer
-                self._set({"gpus": None, "gpu_error": "nvidia-smi: %s" % error})
+                self._set(unknown("nvidia-smi: %s" % error))
                 again_s = SMI_AGAIN_S
             if again_s is None:
                 return
@@ -81,7 +83,7 @@ class Gpus:
         try:
             import pynvml
         except ImportError:
-            return "pynvml did not come along"
+            return "pynvml was not sent along"
         self._waiting_for = "NVML"
         try:
             pynvml.nvmlInit()
@@ -99,62 +101,49 @@ class Gpus:
         argv = ["nvidia-smi", "--query-gpu=" + SMI_QUERY, "--format=csv,noheader"]
         argv += ["-l", str(max(1, round(self._interval_s)))]
         try:
-            child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=tool_env(),
-                cwd="/",
-            )
+            child = start_tool(argv, stderr=subprocess.STDOUT, env=tool_env(), cwd="/")
         except OSError as error:
             cards = nvidia_cards()
             if cards == 0 and isinstance(error, FileNotFoundError):
                 self._set({"gpus": 0})
                 return None
-            found = "this could not be asked" if cards is None else "%d NVIDIA devices" % cards
-            self._set(
-                {"gpus": None, "gpu_error": "PCI: %s; nvidia-smi: %s; %s" % (found, error, why)}
-            )
+            found = "cannot be read" if cards is None else "%d NVIDIA devices" % cards
+            self._set(unknown("PCI: %s; nvidia-smi: %s; %s" % (found, error, why)))
             return SMI_AGAIN_S
-        with _live_lock:
-            _live[child.pid] = child  # so that the end of the lease ends it, too
         output = ""
         try:
             for text in bursts(child.stdout):
                 output = text.strip()[-600:] or output
-                if SMI_ROW.match(output):
-                    self._set({"csv": text.strip()})
-                else:
-                    self._set({"gpus": None, "gpu_error": "nvidia-smi: " + output})
+                is_table = SMI_ROW.match(output)
+                self._set({"csv": text.strip()} if is_table else unknown("nvidia-smi: " + output))
             rc = child.wait(5)
         finally:
-            with _live_lock:
-                _live.pop(child.pid, None)
-            child.stdout.close()  # type: ignore[union-attr]
+            forget_tool(child)
+            child.stdout.close()
         if rc == 0 and SMI_ROW.match(output):
             return max(1.0, self._interval_s)  # a driver or wrapper without -l: run it again
-        self._set({"gpus": None, "gpu_error": "nvidia-smi ended (%s): %s" % (rc, output[-300:])})
+        self._set(unknown("nvidia-smi ended (%s): %s" % (rc, output[-300:])))
         return SMI_AGAIN_S
+
+
+def unknown(why):
+    return {"gpus": None, "gpu_error": why}
 
 
 def bursts(pipe):
     """What a program writes, split where it pauses: `-l` prints all cards at once, then sleeps."""
     poller = select.poll()
     poller.register(pipe.fileno(), select.POLLIN | select.POLLHUP)
-    text = b""
+    text = data = b""
     while True:
-        if not poller.poll(150 if text else None):
-            yield text.decode("utf-8", "backslashreplace")
-            text = b""
-            continue
-        data = os.read(pipe.fileno(), 65536)
-        if not data:
-            if text:
-                yield text.decode("utf-8", "backslashreplace")
-            return
+        has_more = poller.poll(150 if text else None)
+        data = os.read(pipe.fileno(), 65536) if has_more else b""
         text = (text + data)[-65536:]
+        if not data and text:
+            yield as_text(text)
+            text = b""
+        if has_more and not data:
+            return
 
 
 def nvidia_cards():
@@ -180,21 +169,16 @@ class Cards:
         self._due = {}  # type: dict
         self._processes = None
         self._known = {}  # (pid, start) -> what does not change of a process
-        self._throttle = getattr(
-            pynvml,
-            "nvmlDeviceGetCurrentClocksEventReasons",
-            getattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None),
-        )
+        old = getattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
+        self._throttle = getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", old)
 
     def read(self):
         """The keys gpus, gN, hN, procs."""
         nv = self._nv
         count = nv.nvmlDeviceGetCount()
         answer = {"gpus": count}
-        static, ecc, links = (
-            self._is_due(what, every_s)
-            for what, every_s in (("static", STATIC_S), ("ecc", ECC_S), ("links", LINKS_S))
-        )
+        static = self._is_due("static", STATIC_S)
+        ecc, links = self._is_due("ecc", ECC_S), self._is_due("links", LINKS_S)
         for index in range(count):
             try:
                 handle = self._handle(index)
@@ -244,7 +228,7 @@ class Cards:
             return None
 
     def _ask_moving(self, handle):
-        """[W, %, MiB used, degrees, SM MHz, bits of trouble]"""
+        """A GPU of rows.py."""
         nv = self._nv
         power = self._ask(nv.nvmlDeviceGetPowerUsage, handle)
         util = self._ask(nv.nvmlDeviceGetUtilizationRates, handle)
@@ -260,38 +244,33 @@ class Cards:
         ]
 
     def _ask_static(self, handle):
-        """[name, limit W, MiB, PCI address]"""
+        """The first columns of a CARD of rows.py."""
         nv = self._nv
         name = self._ask(nv.nvmlDeviceGetName, handle)
         limit = self._ask(nv.nvmlDeviceGetEnforcedPowerLimit, handle)
         memory = self._ask(nv.nvmlDeviceGetMemoryInfo, handle)
         pci = self._ask(nv.nvmlDeviceGetPciInfo, handle)
-        return [
-            plain_text(name),
-            None if limit is None else limit / 1000,
-            None if memory is None else memory.total >> 20,
-            None if pci is None else plain_text(pci.busId),
-        ]
+        limit_w = None if limit is None else limit / 1000
+        mib = None if memory is None else memory.total >> 20
+        return [plain_text(name), limit_w, mib, None if pci is None else plain_text(pci.busId)]
 
     def _ask_links(self, handle):
         """[NVLinks that are up, NVLinks]; nulls for a card without."""
-        nv = self._nv
         states = []
         for link in range(NVLINKS):
-            state = self._ask(nv.nvmlDeviceGetNvLinkState, handle, link)
+            state = self._ask(self._nv.nvmlDeviceGetNvLinkState, handle, link)
             if state is None:
                 break
             states.append(int(state))
         return [sum(states), len(states)] if states else [None, None]
 
     def _ask_processes(self, count):
-        """[pid, user, name, GPU, MiB, run, rank, age s] of holders of memory; null if unknown."""
+        """A PROCESS of rows.py for each holder of memory; None if unknown."""
         found, asked = [], False
+        list_running = self._nv.nvmlDeviceGetComputeRunningProcesses
         for index in range(count):
             try:
-                running = self._ask(
-                    self._nv.nvmlDeviceGetComputeRunningProcesses, self._handle(index)
-                )
+                running = self._ask(list_running, self._handle(index))
             except self._nv.NVMLError:
                 continue
             asked = asked or running is not None

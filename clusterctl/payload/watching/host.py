@@ -8,23 +8,17 @@ import re
 import threading
 import time
 
-from clusterctl.payload.prelude import SECTIONS, read_text, section
+from clusterctl.payload.prelude import read_text, read_word, section
 
 IB = "/sys/class/infiniband"
-NET = "/sys/class/net"
+NET = "/sys/class/net/"
 # Bridges and virtual interfaces would count the same bytes again.
 NOT_A_CABLE = re.compile(r"lo$|veth|docker|br-|cni|virbr|tun|tap|flannel|cali|kube|nodelocal|dummy")
 LINKS = 24
 # Reading a counter of a card queries its firmware: what changes slowly is read seldom.
-RATES_S, ERRORS_S, STATES_S = 2.0, 10.0, 5.0
-ERROR_COUNTERS = (
-    "symbol_error",
-    "link_error_recovery",
-    "port_rcv_errors",
-    "local_link_integrity_errors",
-    "excessive_buffer_overrun_errors",
-    "port_xmit_discards",
-)
+EVERY_S = {"rates": 2.0, "errors": 10.0, "states": 5.0}
+ERROR_COUNTERS = """symbol_error link_error_recovery port_rcv_errors port_xmit_discards
+local_link_integrity_errors excessive_buffer_overrun_errors""".split()
 MINUTE_S = 60.0
 DISKS_S, DISK_TIMEOUT_S, HUNG_AGAIN_S = 30.0, 3.0, 300.0
 DISKS = 12
@@ -42,23 +36,21 @@ class Host:
         self.disks = Disks(paths)
         self._links = Links()
         self._cpu = cpu_ticks()
-        self._once = {"cpus": os.cpu_count(), "up": uptime_s(), "driver": driver()}
+        version = r"\s(\d{3,}\.\d+(?:\.\d+)?)\s"
+        found = re.search(version, read_word("/proc/driver/nvidia/version", "", 400))
+        driver = found.group(1) if found else ""  # "" where there is none
+        self._once = {"cpus": os.cpu_count(), "up": first_number("/proc/uptime"), "driver": driver}
 
     def read(self):
-        now = dict(self._once)
-        now["cpu"] = self._cpu_share()
-        now["load1"] = load1()
-        now["mem"] = memory_mib()
+        now = dict(self._once, load1=first_number("/proc/loadavg"), mem=memory_mib())
+        before, self._cpu = self._cpu, cpu_ticks()
+        now["cpu"] = None
+        if before and self._cpu and self._cpu[1] > before[1]:
+            now["cpu"] = round((self._cpu[0] - before[0]) / (self._cpu[1] - before[1]), 3)
         now.update(self._links.read())
         if self.disks.newest is not None:
             now["disks"] = self.disks.newest
         return now
-
-    def _cpu_share(self):
-        before, self._cpu = self._cpu, cpu_ticks()
-        if before is None or self._cpu is None or self._cpu[1] <= before[1]:
-            return None
-        return round((self._cpu[0] - before[0]) / (self._cpu[1] - before[1]), 3)
 
 
 def cpu_ticks():
@@ -66,13 +58,6 @@ def cpu_ticks():
     try:
         ticks = [int(word) for word in read_text("/proc/stat", 400).split("\n", 1)[0].split()[1:9]]
         return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def load1():
-    try:
-        return float(read_text("/proc/loadavg").split()[0])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -87,190 +72,127 @@ def memory_mib():
     return [total - free, total]
 
 
-def uptime_s():
-    try:
-        return float(read_text("/proc/uptime").split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
+class Link:
+    """A port of InfiniBand or a network card."""
 
+    def __init__(self, kind, top):
+        self.kind, self.top = kind, top
+        self.state, self.gbps, self.losses = "?", None, None
+        self.rates, self.errors = [None, None], None
+        self._before = (0.0, [None, None])  # monotonic, bytes received and sent
+        self._counts = []  # (monotonic, errors) of the last minute
 
-def driver():
-    """Version of the NVIDIA driver, "" where there is none."""
-    try:
-        found = re.search(
-            r"\s(\d{3,}\.\d+(?:\.\d+)?)\s", read_text("/proc/driver/nvidia/version", 400)
-        )
-    except OSError:
-        return ""
-    return found.group(1) if found else ""
+    def set_rates(self, counts, now):
+        """`counts`: bytes received and sent."""
+        before, self._before = self._before, (now, counts)
+        seconds = now - before[0]
+        self.rates = [None, None]
+        for index, (old, value) in enumerate(zip(before[1], counts)):
+            # A counter that goes back was reset: no rate is better than a wrong one.
+            if None not in (old, value) and value >= old and seconds > 0:
+                self.rates[index] = short((value - old) / seconds / 1e6)
+
+    def set_errors(self, errors, now):
+        if self._counts and errors < self._counts[-1][1]:
+            del self._counts[:]
+        self._counts.append((now, errors))
+        while now - self._counts[0][0] > MINUTE_S + 1.0:
+            del self._counts[0]
+        self.errors = errors - self._counts[0][1]
+
+    def read_port(self, due, now):
+        if due["states"]:
+            self.kind = "eth" if read_word(self.top + "/link_layer") == "Ethernet" else "ib"
+            state = read_word(self.top + "/state") or "?"
+            self.state = state.split(":")[-1].strip().capitalize()
+            self.gbps = first_number(self.top + "/rate")
+            self.losses = self._counter("link_downed")
+        if due["rates"]:
+            # Counted in words of four bytes.
+            counts = [self._counter(name) for name in ("port_rcv_data", "port_xmit_data")]
+            self.set_rates([None if count is None else 4 * count for count in counts], now)
+        if due["errors"]:
+            self.set_errors(sum(self._counter(name) or 0 for name in ERROR_COUNTERS), now)
+
+    def _counter(self, name):
+        return counter(self.top + "/counters/" + name)
+
+    def read_card(self, received, sent, errors, due, now):
+        if due["states"]:
+            self.state = read_word(self.top + "/operstate") or "?"
+            speed = first_number(self.top + "/speed")
+            self.gbps = speed / 1000 if speed and speed > 0 else None
+            self.losses = counter(self.top + "/carrier_down_count")
+        self.set_rates([received, sent], now)
+        if due["errors"]:
+            self.set_errors(errors, now)
 
 
 class Links:
     """Ports of InfiniBand and network cards: rates, states, growing errors."""
 
     def __init__(self):
-        self._ports = infiniband_ports()
-        self._due = {"rates": 0.0, "errors": 0.0, "states": 0.0}
-        self._at_s = {}  # name -> (monotonic, received, sent)
-        self._history = {}  # name -> [(monotonic, errors)], a minute of them
-        self._known = {}  # name -> {"kind", "state", "gbps", "downs", "rates", "errors"}
+        self._ports = {}  # device/port -> Link
+        for top in sorted(glob.glob(IB + "/*/ports/*"))[:LINKS]:
+            device, _, port = top.split("/")[-3:]
+            self._ports["%s/%s" % (device, port)] = Link("ib", top)
+        self._due = dict.fromkeys(EVERY_S, 0.0)
+        self._cards = {}  # name -> Link
         self._cables = []  # type: list
         self.read()
 
     def read(self):
         now = time.monotonic()
         due = {what: now >= at_s for what, at_s in self._due.items()}
-        for what, every_s in (("rates", RATES_S), ("errors", ERRORS_S), ("states", STATES_S)):
-            if due[what]:
-                self._due[what] = now + every_s - 0.1
-        devices = network_devices()
+        self._due.update({what: now + EVERY_S[what] - 0.1 for what in due if due[what]})
+        counts = network_counts()
         if due["states"]:
-            self._cables = cables(devices or {})
-        devices = devices and {name: devices[name] for name in devices if name in self._cables}
-        for port, top in self._ports:
-            self._read_port(port, top, due, now)
-        if devices is not None:
-            for name, (received, sent, errors) in devices.items():
-                self._read_device(name, received, sent, errors, due, now)
-            for name in [
-                n
-                for n, k in self._known.items()
-                if k["kind"] == "eth" and n not in devices and "/" not in n
-            ]:
-                del self._known[name]
-        return self._lines(devices is not None)
-
-    def _read_port(self, port, top, due, now):
-        known = self._known.setdefault(port, new_link("ib"))
-        if due["states"]:
-            layer = read_word(top + "/link_layer")
-            known["kind"] = "eth" if layer == "Ethernet" else "ib"
-            known["state"] = (
-                (read_word(top + "/state") or "?: ?").split(":")[-1].strip().capitalize()
-            )
-            known["gbps"] = first_number(read_word(top + "/rate"))
-            known["downs"] = counter(top + "/counters/link_downed")
-        if due["rates"]:
-            # Counted in words of four bytes.
-            rates = [
-                counter(top + "/counters/" + name) for name in ("port_rcv_data", "port_xmit_data")
-            ]
-            received, sent = (None if value is None else 4 * value for value in rates)
-            self._set_rates(port, known, received, sent, now)
-        if due["errors"]:
-            errors = [counter(top + "/counters/" + name) for name in ERROR_COUNTERS]
-            self._set_errors(port, known, sum(e for e in errors if e is not None), now)
-
-    def _read_device(self, name, received, sent, errors, due, now):
-        known = self._known.setdefault(name, new_link("eth"))
-        if due["states"]:
-            known["state"] = read_word("%s/%s/operstate" % (NET, name)) or "?"
-            speed = first_number(read_word("%s/%s/speed" % (NET, name)))
-            known["gbps"] = speed / 1000 if speed and speed > 0 else None
-            known["downs"] = counter("%s/%s/carrier_down_count" % (NET, name))
-        self._set_rates(name, known, received, sent, now)
-        if due["errors"]:
-            self._set_errors(name, known, errors, now)
-
-    def _set_rates(self, name, known, received, sent, now):
-        before = self._at_s.get(name)
-        self._at_s[name] = (now, received, sent)
-        known["rates"] = [None, None]
-        if before is None or now <= before[0]:
-            return
-        for index, value in ((0, received), (1, sent)):
-            old = before[1 + index]
-            # A counter that goes back was reset: no rate is better than a wrong one.
-            if value is not None and old is not None and value >= old:
-                known["rates"][index] = short((value - old) / (now - before[0]) / 1e6)
-
-    def _set_errors(self, name, known, errors, now):
-        history = self._history.setdefault(name, [])
-        if history and errors < history[-1][1]:
-            del history[:]
-        history.append((now, errors))
-        while now - history[0][0] > MINUTE_S + 1.0:
-            del history[0]
-        known["errors"] = errors - history[0][1]
-
-    def _lines(self, counted):
-        answer = {"links": 0}  # type: dict
-        total = 0.0
-        for index, name in enumerate(sorted(self._known)[:LINKS]):
-            known = self._known[name]
-            answer["links"] += 1
-            answer["L%d" % index] = [
-                name,
-                known["kind"],
-                known["state"],
-                known["gbps"],
-                known["downs"],
-            ]
-            answer["l%d" % index] = known["rates"] + [known["errors"]]
-            total += sum(rate for rate in known["rates"] if rate)
-        answer["net"] = short(total) if counted or self._ports else None
+            self._cables = cables(counts or {})
+        for link in self._ports.values():
+            link.read_port(due, now)
+        if counts is not None:
+            known = self._cards
+            names = [name for name in counts if name in self._cables]
+            self._cards = {name: known.get(name) or Link("eth", NET + name) for name in names}
+            for name, link in self._cards.items():
+                link.read_card(*counts[name], due, now)
+        links = sorted({**self._ports, **self._cards}.items())[:LINKS]
+        answer = {"links": len(links)}  # type: dict
+        for index, (name, link) in enumerate(links):
+            answer["L%d" % index] = [name, link.kind, link.state, link.gbps, link.losses]
+            answer["l%d" % index] = link.rates + [link.errors]
+        total = sum(rate for _, link in links for rate in link.rates if rate)
+        answer["net"] = short(total) if counts is not None or self._ports else None
         return answer
 
 
-def new_link(kind):
-    return {
-        "kind": kind,
-        "state": "?",
-        "gbps": None,
-        "downs": None,
-        "rates": [None, None],
-        "errors": None,
-    }
-
-
-def infiniband_ports():
-    """(device/port, its folder) of every port."""
-    found = []
-    for top in sorted(glob.glob(IB + "/*/ports/*"))[:LINKS]:
-        words = top.split("/")
-        found.append(("%s/%s" % (words[-3], words[-1]), top))
-    return found
-
-
-def network_devices():
+def network_counts():
     """{name: (bytes in, bytes out, errors)} of interfaces that may be cards."""
-    try:
-        lines = read_text("/proc/net/dev").splitlines()[2:]
-    except OSError:
-        return None
     found = {}
-    for line in lines:
-        name, _, rest = line.partition(":")
-        words, name = rest.split(), name.strip()
-        if len(words) < 16 or NOT_A_CABLE.match(name):
-            continue
-        try:
-            found[name] = (int(words[0]), int(words[8]), int(words[2]) + int(words[10]))
-        except ValueError:
-            continue
+    try:
+        for line in read_text("/proc/net/dev").splitlines()[2:]:
+            name, _, rest = line.partition(":")
+            words, name = rest.split(), name.strip()
+            if len(words) >= 16 and not NOT_A_CABLE.match(name):
+                found[name] = (int(words[0]), int(words[8]), int(words[2]) + int(words[10]))
+    except (OSError, ValueError):
+        return None
     return found
 
 
 def cables(names):
     """Cards with hardware behind them; in a container, which sees none, what is up."""
-    real = [name for name in names if os.path.exists("%s/%s/device" % (NET, name))]
-    return real or [name for name in names if read_word("%s/%s/operstate" % (NET, name)) != "down"]
-
-
-def read_word(path):
-    try:
-        return read_text(path, 200).strip()
-    except (OSError, ValueError):
-        return None
+    real = [name for name in names if os.path.exists(NET + name + "/device")]
+    return real or [name for name in names if read_word(NET + name + "/operstate") != "down"]
 
 
 def counter(path):
-    text = read_word(path)
-    return int(text) if text is not None and text.isdigit() else None
+    text = read_word(path, "", 200)
+    return int(text) if text.isdigit() else None
 
 
-def first_number(text):
-    found = re.match(r"-?\d+(\.\d+)?", text or "")
+def first_number(path):
+    found = re.match(r"-?\d+(\.\d+)?", read_word(path, "", 200))
     return float(found.group(0)) if found else None
 
 
@@ -296,29 +218,23 @@ class Disks:
             time.sleep(DISKS_S)
 
     def of_interest(self):
-        """/, /dev/shm, what the head names, and every real file system once.
-
-        What was asked before comes first: a path that is not in the list is mounted no more.
-        """
+        """/, /dev/shm, what the head names, and every real file system once; known ones first."""
         found, seen = [], set()
-        mounts = []
         try:
-            for line in read_text("/proc/mounts").splitlines():
-                words = line.split()
-                if len(words) > 2:
-                    mounts.append((words[1].replace("\\040", " "), words[0], words[2]))
+            rows = [line.split()[:3] for line in read_text("/proc/mounts").splitlines()]
         except OSError:
             if self._asked:
                 return self._asked
-        by_path = {path: (device, kind) for path, device, kind in mounts}
-        real = [path for path, _, kind in mounts if REAL_FS.match(kind)]
+            rows = []
+        devices = {path.replace("\\040", " "): device for device, path, _ in rows}
+        real = [path.replace("\\040", " ") for _, path, kind in rows if REAL_FS.match(kind)]
         wanted = ["/", "/dev/shm"] + self._paths
         wanted += [path for path in self._asked if path in real] + real
         for path in wanted:
-            device, _ = by_path.get(path, (path, ""))
+            device = devices.get(path, path)
             # The same device under another name is the same disk (bind mounts, containers).
             key = device if device.startswith(("/dev/", "//")) or ":" in device else path
-            if path in found or key in seen or (path == "/dev/shm" and path not in by_path):
+            if path in found or key in seen or (path == "/dev/shm" and path not in devices):
                 continue
             seen.add(key)
             found.append(path)
@@ -326,14 +242,10 @@ class Disks:
         return self._asked
 
     def _ask(self, path):
-        """[path, MiB used, MiB, ""]; what only root may use counts as used.
-
-        Two nulls with "" where it hangs, with a reason where it could not be asked.
-        """
+        """A DISK of rows.py; what only root may use counts as used."""
         if time.monotonic() - self._hung.get(path, -HUNG_AGAIN_S) < HUNG_AGAIN_S:
             return [path, None, None, ""]
-        answer = section("disk", ["stat", "-f", "-c", "%S %b %a", path], DISK_TIMEOUT_S)
-        SECTIONS.pop("disk", None)
+        answer = section("", ["stat", "-f", "-c", "%S %b %a", path], DISK_TIMEOUT_S)
         if answer["state"] == "timeout":
             self._hung[path] = time.monotonic()
             return [path, None, None, ""]

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from clusterctl.payload.prelude import _live, _live_lock, tool_env
+from clusterctl.payload.prelude import forget_tool, start_tool, tool_env
 
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)[^)]*\): (\d{1,4})\b,?\s*(.*)")
 OFF_BUS = re.compile(r"NVRM: GPU ([0-9A-Fa-f:.]+): GPU has fallen off the bus")
@@ -41,93 +41,65 @@ class KernelLog:
 
     def read_forever(self):
         try:
-            descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+            self._read_kmsg(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+            why = "/dev/kmsg is empty"
         except OSError as error:
-            self._follow_journal("/dev/kmsg: %s" % error.strerror)
-            return
-        while True:
-            while True:
-                try:
-                    record = os.read(descriptor, 8192)
-                except BlockingIOError:
-                    break
-                except BrokenPipeError:
-                    continue  # older lines were overwritten before we came
-                except OSError as error:
-                    self._follow_journal("/dev/kmsg: %s" % error.strerror)
-                    return
-                if not record:  # /dev/null under another name, as in some containers
-                    os.close(descriptor)
-                    self._follow_journal("/dev/kmsg holds nothing")
-                    return
-                self._is_read()
-                head, _, text = record.decode("utf-8", "replace").partition(";")
-                words = head.split(",")
-                stamp_s = int(words[2]) / 1e6 if len(words) > 2 and words[2].isdigit() else None
-                self._take(text.split("\n", 1)[0], stamp_s)
-            self.first_answer.set()
-            time.sleep(LOOK_S)
+            why = "/dev/kmsg: %s" % error.strerror
+        self._follow_journal(why)
 
-    def _is_read(self):
-        if self.why:
-            self.why = ""
-            self.first_answer.set()
+    def _read_kmsg(self, descriptor):
+        """Ends only where it is /dev/null under another name, as in some containers."""
+        while True:
+            try:
+                record = os.read(descriptor, 8192)
+            except BlockingIOError:
+                self.first_answer.set()
+                time.sleep(LOOK_S)
+                continue
+            except BrokenPipeError:
+                continue  # older lines were overwritten before we came
+            if not record:
+                os.close(descriptor)
+                return
+            head, _, text = record.decode("utf-8", "replace").partition(";")
+            words = head.split(",")
+            stamp_s = int(words[2]) / 1e6 if len(words) > 2 and words[2].isdigit() else None
+            self._take(text.split("\n", 1)[0], stamp_s)
 
     def _follow_journal(self, why):
         self.why = "%s; journalctl shows no line of the kernel's log" % why
-        argv = [
-            "journalctl",
-            "-k",
-            "-b",
-            "-q",
-            "-f",
-            "-n",
-            "2000",
-            "--no-pager",
-            "-o",
-            "short-monotonic",
-        ]
+        argv = "journalctl -k -b -q -f -n 2000 --no-pager -o short-monotonic".split()
+        options = {"stderr": subprocess.DEVNULL, "env": tool_env(), "cwd": "/"}
         try:
-            child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env=tool_env(),
-                cwd="/",
-                preexec_fn=end_with_this_thread(),
-            )
+            child = start_tool(argv, preexec_fn=end_with_this_thread(), **options)
         except OSError as error:
             self.why = "%s; journalctl: %s" % (why, error.strerror)
             self.first_answer.set()
             return
-        with _live_lock:
-            _live[child.pid] = child  # so that the end of the lease ends it too
         try:
-            for line in child.stdout:  # type: ignore[union-attr]
+            for line in child.stdout:
                 text = line.decode("utf-8", "replace")
                 found = re.match(r"\[\s*(\d+\.\d+)\]", text)
-                if found:  # else it is a word of journalctl's own
-                    self._is_read()
-                self._take(text, float(found.group(1)) if found else None)
+                if found:  # else it is a message of journalctl itself
+                    self._take(text, float(found.group(1)))
         finally:
-            with _live_lock:
-                _live.pop(child.pid, None)
-            child.stdout.close()  # type: ignore[union-attr]
+            forget_tool(child)
+            child.stdout.close()
         self.why = "%s; journalctl ended (%s)" % (why, child.wait())
 
     def _take(self, text, stamp_s):
-        """Keep a line that tells of an Xid; `stamp_s` is the kernel's, None where it has none."""
-        found = XID.search(text)
+        """Keep a line about an Xid; `stamp_s` is the kernel's, None where it has none."""
+        if self.why:
+            self.why = ""
+            self.first_answer.set()
+        found, off_bus = XID.search(text), OFF_BUS.search(text)
         if found:
             line = [found.group(1), int(found.group(2)), found.group(3).strip()[:TEXT]]
-        else:
-            found = OFF_BUS.search(text)
-            if not found:
-                return
+        elif off_bus:
             # Such a card may log no number (NVSentinel #155); 79 is the one for this.
-            line = [found.group(1), 79, "GPU has fallen off the bus"]
+            line = [off_bus.group(1), 79, "GPU has fallen off the bus"]
+        else:
+            return
         now = time.monotonic()
         # The kernel's stamps count like the monotonic clock, from boot, without suspends.
         at_s = now if stamp_s is None else min(now, stamp_s)

@@ -72,5 +72,5 @@ def test_trainer_of_another_user_does_not_look_into_videos(planted: Path, tmp_pa
     with ship.stream(LocalConnection(), "examine", args) as held:  # type: ignore[arg-type]
         answer = held.receive(20)
     assert answer is not None
-    assert "lies in a folder that is open to all" in answer["failed"]
+    assert "is in a folder that is open to all" in answer["failed"]
     assert not (tmp_path / "it-ran").exists()

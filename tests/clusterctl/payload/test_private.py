@@ -45,7 +45,7 @@ def test_new_folder_takes_the_next_place_and_says_why_there_is_none(tmp_path: Pa
     good = tmp_path / "good"
     good.mkdir()
     assert new_folder("x", (str(missing), str(loose), str(good))).startswith(str(good))
-    with pytest.raises(NotPrivate, match=r"missing: No such file.*loose can be changed by other"):
+    with pytest.raises(NotPrivate, match=r"missing/.*: No such file.*loose can be changed"):
         new_folder("x", (str(missing), str(loose)))
 
 

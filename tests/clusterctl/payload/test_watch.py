@@ -431,7 +431,7 @@ def test_kernel_log_that_is_an_empty_device_is_none(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "open", lambda path, flags: opened("/dev/null", flags))
     log._follow_journal = followed.append
     log.read_forever()
-    assert followed == ["/dev/kmsg holds nothing"]
+    assert followed == ["/dev/kmsg is empty"]
 
 
 def test_journal_is_followed_where_the_log_may_not_be_read(

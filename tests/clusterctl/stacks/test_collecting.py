@@ -24,7 +24,7 @@ from clusterctl.payload.jobs.heartbeats import heartbeat
 from clusterctl.payload.jobs.processes import rank_number
 from clusterctl.remote import payload as ship
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.stacks.collect import DumpOptions, collect, collect_native
+from clusterctl.stacks.diagnose import DumpOptions, collect, collect_native
 from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.files import native_text
 from clusterctl.stacks.model import NodeView, Proc, read_snapshot

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError, UsageError
+from clusterctl.stacks.diagnose import inflate
 from clusterctl.stacks.files import compare_reports, read_report, write_folder, write_speedscope
 from clusterctl.stacks.frames import parse_faulthandler
 from clusterctl.stacks.judge import judge
-from clusterctl.stacks.model import inflate
 from tests.clusterctl.stacks.made import ALL_REDUCE, FORWARD, Made, cluster, silent, snapshot
 
 CAPTURES = Path(__file__).parents[2] / "captures/py-spy"

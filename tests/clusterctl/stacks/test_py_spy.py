@@ -14,7 +14,7 @@ import pytest
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
 from clusterctl.payload.dump import py_spy as spy
-from clusterctl.stacks.collect import DumpOptions, _packed_py_spy, collect, collect_native
+from clusterctl.stacks.diagnose import DumpOptions, _packed_py_spy, collect, collect_native
 from clusterctl.stacks.model import JobSnapshot, Proc, read_snapshot
 from clusterctl.stacks.report import permission_lines
 from clusterctl.stacks.wait_sites import Sites
