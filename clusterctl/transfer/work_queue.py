@@ -1,10 +1,10 @@
-"""Who answers which question: work for many nodes of which any may be lost. No IO.
+"""Which node answers which question, when any node may be lost. No IO.
 
 A node gets as many questions as it has capacity for, new ones as it answers. Questions of a lost
 node go to others. An answer that a file cannot be read is doubted: another node is asked before it
 counts, since one node's missing mount must not make good clips bad; a node that is often wrong in
-this is left out. A node that still starts counts as another: its answer is waited for until it
-joins or is lost.
+this is left out. A node that still starts counts as another: the question waits until it joins or
+is lost.
 """
 
 from __future__ import annotations
@@ -73,10 +73,7 @@ class WorkQueue:
         self.gone[node] = worker
         self._turns.pop(node, None)
         for ask in reversed(worker.open.values()):
-            if ask.tried:
-                self._doubted.append(ask)
-            else:
-                self._waiting.appendleft(ask)
+            (self._doubted.append if ask.tried else self._waiting.appendleft)(ask)
         worker.open = {}
 
     def assign(self) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -96,15 +93,14 @@ class WorkQueue:
             return False
         worker.open[ask.question["id"]] = ask
         del self._turns[name]
-        if (
-            len(worker.open) < worker.capacity
-        ):  # at the end; a full one comes back with its next answer
+        # At the end; a full one comes back with its next answer.
+        if len(worker.open) < worker.capacity:
             self._turns[name] = None
         sent.setdefault(name, []).append(ask.question)
         return True
 
     def answer(self, node: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """What a node says of one question; returns the answer when it counts."""
+        """A node's answer to one question; returns what counts now."""
         worker = self.workers.get(node)
         ask = worker.open.pop(answer["id"], None) if worker else None
         if worker is None or ask is None:
@@ -126,7 +122,7 @@ class WorkQueue:
         return [answer]
 
     def final_results(self) -> list[dict[str, Any]]:
-        """Answers that count although they are doubted: nobody else is left to ask."""
+        """Answers that count although they are doubted: no other node is left to ask."""
         last = [ask for ask in self._doubted if not self._has_others(ask)]
         self._doubted = [ask for ask in self._doubted if self._has_others(ask)]
         return [next(iter(ask.tried.values())) for ask in last]
