@@ -6,7 +6,8 @@ A mask strategy is upstream's text: groups separated by ";", each of up to six n
 
 Starts and lengths count latent frames; negative starts count from the end. With Open-Sora's VAE 5
 latent frames are 17 video frames that stand alone, so starts snap to multiples of 5 (`align`). An
-edit ratio of 0 keeps the frames as they are, 1 makes new ones, values between change them that much.
+edit ratio of 0 keeps the frames as they are, 1 makes new ones, between them it says how much they
+may change.
 """
 
 from __future__ import annotations

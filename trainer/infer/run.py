@@ -232,8 +232,8 @@ def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
         if (run / TINY_T5).is_dir():
             return run
     raise ConfigError(
-        f"no {TINY_T5} folder in {' or '.join(map(str, runs))}: the model needs the text encoder of "
-        "its run",
+        f"no {TINY_T5} folder in {' or '.join(map(str, runs))}: the model needs its run's text "
+        "encoder",
         hint="give the run directory that made these weights as CONFIG",
     )
 

@@ -6,8 +6,8 @@ of them, rank r the r-th. So a position is one number, and a run may stop anywhe
 another W: nothing is repeated and nothing is missed.
 
 Tail policy "drop": what does not fill a last step of W microbatches is left out of this epoch, as
-is what does not fill a bucket's last microbatch. The next epoch has another order, so other clips are
-left out.
+is what does not fill a bucket's last microbatch. The next epoch has another order, and so leaves
+out other clips.
 """
 
 from __future__ import annotations
