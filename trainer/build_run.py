@@ -32,14 +32,14 @@ from trainer.data.plan.calibrate import costs_by_timing
 from trainer.data.plan.costs import costs_by_arithmetic, write_costs
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.plan.shared_plan import plan_once
-from trainer.engine.agreement import attempt, common
+from trainer.engine.agreement import agreed
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import CheckpointError, ConfigError
 from trainer.journal import Journal
 from trainer.loop import Clock, Run
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule, settings_of
-from trainer.resume import place_note, read_source, stated_place, take_over
+from trainer.resume import Source, place_note, read_source, stated_place, take_over
 from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Heartbeat
 from trainer.weights import checkpoints
@@ -48,7 +48,7 @@ from trainer.weights.load import load_into, load_weights, read_checkpoint, read_
 
 _SHARED_WAIT_S = 10.0
 _SHOWN_ROWS = 5
-LOSS_WEIGHTING = (
+_LOSS_WEIGHTING = (
     "each microbatch counts once, whatever the number of its clips, and each clip once in it: "
     "upstream's weighting"
 )
@@ -71,8 +71,8 @@ def assemble(
     if manifest.wrong:
         journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
     buckets, plan = engine.together(lambda: _plan(config, manifest))
-    source = engine.run_on_rank0(lambda: _source(config))
-    taken = engine.run_on_rank0(lambda: read_source(source) if source is not None else None)
+    taken = engine.run_on_rank0(lambda: _source(config))
+    source = taken.path if taken is not None else None
     engine.run_on_rank0(lambda: _prepare_text(config, run_dir, source, manifest.texts))
     features = _features(config, manifest, buckets, run_dir, engine, journal)
     parts = engine.together(lambda: _parts(config, run_dir, source, features, engine))
@@ -80,19 +80,17 @@ def assemble(
         _start(config, parts, engine, journal)
     if features is not None:
         engine.together(lambda: use_projected(features, parts.model, _DTYPES[config.dtype]))
-    model = engine.wrap(
-        parts.model.train(),
-        OptimizerSettings(
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            eps=config.adam_eps,
-            betas=config.adam_betas,
-            grad_clip=config.grad_clip,
-            dtype=config.dtype,
-            plugin=config.plugin,
-            reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
-        ),
+    settings = OptimizerSettings(
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        eps=config.adam_eps,
+        betas=config.adam_betas,
+        grad_clip=config.grad_clip,
+        dtype=config.dtype,
+        plugin=config.plugin,
+        reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
     )
+    model = engine.wrap(parts.model.train(), settings)
     schedule = Schedule(engine, settings_of(config))
     if taken is not None:
         engine.load(taken.path / checkpoints.OPTIMIZER)
@@ -126,25 +124,15 @@ def assemble(
         journal.event("resume", _resumed(source, running, cursor, engine.world))
     for note in plan_once(engine, plan, cursor.epoch, ids=features is not None):
         journal.event("data", note)
+    each, workers = config.accumulation_steps, config.num_workers
+    place_of_rank = (engine.rank, engine.world, workers)
     loader = engine.together(
-        lambda: build_loader(
-            plan,
-            cursor,
-            engine.rank,
-            engine.world,
-            config.num_workers,
-            config,
-            each=config.accumulation_steps,
-            features=features,
-        )
+        lambda: build_loader(plan, cursor, *place_of_rank, config, each=each, features=features)
     )
     if not len(loader) and (begin := loader.next_place(config.epochs)) is not None:
-        journal.event(
-            "data",
-            f"less than a step is left of epoch {cursor.epoch}: the data continue in epoch "
-            f"{begin.epoch}",
-        )
-    journal.event("loss", LOSS_WEIGHTING)
+        left = f"less than a step is left of epoch {cursor.epoch}"
+        journal.event("data", f"{left}: the data continue in epoch {begin.epoch}")
+    journal.event("loss", _LOSS_WEIGHTING)
     for note in config.notes:
         journal.event("note", note)
     saver = Saver(
@@ -157,7 +145,9 @@ def assemble(
     )
     if config.ckpt_every:
         saver.prepare(engine.weights_to_save())
-    fresh = config.start_from_scratch
+    # What continues from the checkpoint; nothing with --start-from-scratch.
+    counted = {} if config.start_from_scratch else running
+    in_place = bool(counted) and source is not None and source.parent == run_dir
     return Run(
         config=config,
         engine=engine,
@@ -171,12 +161,10 @@ def assemble(
         run_dir=run_dir,
         clock=Clock(heartbeat),
         model=model,
-        step=0 if fresh else running.get("global_step", 0),
-        samples=0 if fresh else running.get("samples", 0),
-        bad_clips=set() if taken is None or fresh else set(taken.bad_clips),
-        saved_at=taken.running["global_step"]
-        if taken is not None and taken.path.parent == run_dir and not fresh
-        else -1,
+        step=counted.get("global_step", 0),
+        samples=counted.get("samples", 0),
+        bad_clips=set(taken.bad_clips) if taken is not None and counted else set(),
+        saved_at=counted["global_step"] if in_place else -1,
     )
 
 
@@ -229,14 +217,8 @@ def _take_average(ema: EMA, engine: Engine, source: Path, updates: int) -> None:
 
 def _start(config: Config, parts: Parts, engine: Engine, journal: Journal) -> None:
     """Load --ckpt-path into the fresh model; ranks succeed or fail together (collective)."""
-    report, failure = attempt(
-        lambda: load_into(
-            parts.model, str(config.model.from_pretrained), allow_partial=config.model.allow_partial
-        )
-    )
-    refused = common(engine.gather_objects(failure))
-    if refused is not None or report is None:
-        raise refused or AssertionError("no report")
+    place, partial = str(config.model.from_pretrained), config.model.allow_partial
+    report = engine.together(lambda: load_into(parts.model, place, allow_partial=partial))
     journal.event("weights", report.summary(), report=report.as_dict())
     if engine.rank == 0:
         for line in report.lines():
@@ -251,15 +233,15 @@ def _balance(
     step = (engine.world, config.accumulation_steps)
     if not window:
         return None
-    if before is not None:
-        kept = engine.run_on_rank0(
-            lambda: data_state_of.balance_before(before, buckets, window, *step)
-        )
+
+    def kept_balance() -> Balance | None:
+        kept = data_state_of.balance_before(before, buckets, window, *step)
         if kept is not None:
-            engine.run_on_rank0(
-                lambda: write_costs(run_dir, buckets.cells, "checkpoint", kept.costs)
-            )
-            return kept
+            write_costs(run_dir, buckets.cells, "checkpoint", kept.costs)
+        return kept
+
+    if before is not None and (kept := engine.run_on_rank0(kept_balance)) is not None:
+        return kept
     recompute = parts.model.checkpoint_every == 1
     cells = list(buckets.cells)
     if how == "timed":
@@ -292,42 +274,38 @@ def require_shared(run_dir: Path, engine: Engine) -> None:
     blind = [host for host, sees in engine.gather_objects((socket.gethostname(), seen)) if not sees]
     engine.run_on_rank0(lambda: mark.unlink(missing_ok=True))
     if blind:
-        error = ConfigError(
-            f"{run_dir} of rank 0 cannot be seen by {len(blind)} of {engine.world} ranks "
-            f"({', '.join(sorted(set(blind)))}); checkpoints need a folder that all nodes share",
-            hint="--outputs or --run-dir on a shared filesystem",
+        raise agreed(
+            ConfigError(
+                f"{run_dir} of rank 0 cannot be seen by {len(blind)} of {engine.world} ranks "
+                f"({', '.join(sorted(set(blind)))}); checkpoints need a folder that all nodes "
+                "share",
+                hint="--outputs or --run-dir on a shared filesystem",
+            )
         )
-        error.on_all_ranks = True
-        raise error
 
 
-def _source(config: Config) -> Path | None:
+def _source(config: Config) -> Source | None:
     """The checkpoint to resume from, whole; rank 0 reads it through once for all."""
     if config.load is None:
         return None
-    source = checkpoints.find(Path(config.load))
-    checkpoint.verify(source)
-    return source
+    path = checkpoints.find(Path(config.load))
+    checkpoint.verify(path)
+    return read_source(path)
 
 
 def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Sequence[str]) -> None:
-    """A resumed run must see the features that it was trained on."""
-    before = source.parent / TINY_T5 if source is not None else None
-    if before is not None and before.is_dir() and not (run_dir / TINY_T5).is_dir():
-        _copy_whole(before, run_dir / TINY_T5)
+    """A resumed run must see the features that it was trained on, sampling those of a cache."""
+    places = [source.parent] if source is not None else []
     if config.dataset.features is not None and config.text_encoder.type == "tiny_t5":
-        made_with = Path(config.dataset.features) / TINY_T5  # sampling needs what the features saw
-        if made_with.is_dir() and not (run_dir / TINY_T5).is_dir():
-            _copy_whole(made_with, run_dir / TINY_T5)
+        places.append(Path(config.dataset.features))
+    target = run_dir / TINY_T5
+    for made_with in (place / TINY_T5 for place in places):
+        if made_with.is_dir() and not target.is_dir():
+            part = target.with_name(f".tmp-{target.name}")  # whole or not at all
+            shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+            shutil.copytree(made_with, part)
+            part.rename(target)
     make_tiny_text_encoder(config, run_dir, texts)
-
-
-def _copy_whole(source: Path, target: Path) -> None:
-    """Copy a folder, whole or not at all."""
-    part = target.with_name(f".tmp-{target.name}")
-    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
-    shutil.copytree(source, part)
-    part.rename(target)
 
 
 def _features(
@@ -338,7 +316,7 @@ def _features(
     engine: Engine,
     journal: Journal,
 ) -> Features | None:
-    """The cache that stands for VAE and text encoder; rank 0 looks whether it fits (collective)."""
+    """The cache that replaces VAE and text encoder; rank 0 checks whether it fits (collective)."""
     if config.dataset.features is None:
         return None
     folder = Path(config.dataset.features)

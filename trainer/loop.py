@@ -20,6 +20,7 @@ from torch import Tensor
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saved, Saver
+from trainer.checkpoint.files import Position
 from trainer.components import Parts
 from trainer.config.load import Config
 from trainer.data.loader.dataset import Loader
@@ -27,7 +28,7 @@ from trainer.data.loader.features_loader import latents_of
 from trainer.data.loader.microbatch import Batch, leave_out_bad
 from trainer.data.plan import state as data_state
 from trainer.data.plan.data_plan import DataPlan
-from trainer.engine.agreement import agreed, attempt, common
+from trainer.engine.agreement import agreed, attempt
 from trainer.engine.base import Engine
 from trainer.errors import CheckpointError, Diverged, TooManyBadSamples, TrainerError
 from trainer.journal import Journal
@@ -87,12 +88,8 @@ class Run:
         later = max(0, self.config.epochs - self.loader.cursor.epoch - 1)
         each = self.config.accumulation_steps
         whole = len(self.plan.epoch(self.loader.cursor.epoch)) // (self.engine.world * each)
-        left = len(self.loader) // each + later * whole
-        return (
-            self.step + left
-            if self.config.max_steps is None
-            else min(self.config.max_steps, self.step + left)
-        )
+        total = self.step + len(self.loader) // each + later * whole
+        return total if self.config.max_steps is None else min(self.config.max_steps, total)
 
     @property
     def is_over(self) -> bool:
@@ -110,7 +107,10 @@ def train(run: Run) -> bool:
         stopped = _steps(run)
     except TrainerError as error:
         if error.on_all_ranks and not isinstance(error, CheckpointError):
-            _finish_after(error, run)  # what was good before is still worth having
+            try:  # the checkpoint under way is good
+                _finish(run)
+            except CheckpointError as later:
+                error.args = (f"{error}\n{later}",)
         raise
     _finish(run)
     return not stopped
@@ -125,22 +125,21 @@ def _steps(run: Run) -> bool:
         ends = stopped or run.is_over
         if ends or (every and run.step % every == 0):
             save(run, background=not ends)
-    # When nothing was left to do: a run's directory holds where it stands.
-    save(run, background=False)
+    save(run, background=False)  # also where nothing was left to do
     return stopped and not run.is_over
 
 
 def _timed(run: Run) -> Iterator[Batch]:
     """Batches of this epoch and the next ones; waiting for them is the phase "data"."""
+
+    def next_one() -> Batch | None:
+        with run.clock.phase("data", run.step + 1):
+            return next(batches, None)
+
     while True:
         _report_epoch(run)
         batches = iter(run.loader)
-        while True:
-            with run.clock.phase("data", run.step + 1):
-                batch = next(batches, None)
-            if batch is None:
-                break
-            yield batch
+        yield from iter(next_one, None)
 
 
 def _report_epoch(run: Run) -> None:
@@ -188,7 +187,7 @@ class StepFigures:
 
 @dataclass
 class Share:
-    """What this rank did in a step, beside numbers for the others what it reports itself."""
+    """What this rank did in a step: numbers for the others, and what it reports itself."""
 
     figures: StepFigures = field(default_factory=StepFigures)
     buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
@@ -281,13 +280,10 @@ def _require_numbers(number: int, ranks: Sequence[StepFigures]) -> None:
         values = [getattr(rank, name) for rank in ranks]
         bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
         if bad:
-            raise agreed(
-                Diverged(
-                    f"{template.format(number, values[bad[0]])} on rank "
-                    f"{', '.join(map(str, bad))}; all ranks stop; this step is not saved",
-                    hint="resume from the newest checkpoint with a smaller lr or grad_clip",
-                )
-            )
+            what = f"{template.format(number, values[bad[0]])} on rank {', '.join(map(str, bad))}"
+            hint = "resume from the newest checkpoint with a smaller lr or grad_clip"
+            message = f"{what}; all ranks stop; this step is not saved"
+            raise agreed(Diverged(message, hint=hint))
 
 
 def _count_bad(run: Run, share: Share) -> None:
@@ -297,15 +293,14 @@ def _count_bad(run: Run, share: Share) -> None:
     """
     for paths in run.engine.gather_objects([path for _, path, _ in share.bad]):
         run.bad_clips.update(paths)
-    if len(run.bad_clips) > run.config.max_bad_samples:
-        raise agreed(
-            TooManyBadSamples(
-                f"{len(run.bad_clips)} clips could not be read, more than "
-                f"max_bad_samples = {run.config.max_bad_samples}",
-                hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them with their reasons; "
-                f"make a manifest without them: {leave_out_bad(run.plan.manifest.source)}",
-            )
+    count, limit = len(run.bad_clips), run.config.max_bad_samples
+    if count > limit:
+        error = TooManyBadSamples(
+            f"{count} clips could not be read, more than max_bad_samples = {limit}",
+            hint=f"{run.run_dir / 'bad_samples.jsonl'} lists them with their reasons; "
+            f"make a manifest without them: {leave_out_bad(run.plan.manifest.source)}",
         )
+        raise agreed(error)
 
 
 def _next(run: Run, batches: Iterator[Batch], share: Share) -> Batch:
@@ -323,9 +318,8 @@ def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
     failure = share.failure
     for row, path, reason in (*share.bad, *getattr(failure, "bad", ())):
         run.journal.bad_sample(number, run.engine.rank, row, path, reason)
-    error = common(run.engine.gather_objects(failure), f"no batch for step {number}: ")
-    assert error is not None
-    raise error
+    run.engine.raise_any(failure, f"no batch for step {number}: ")
+    raise AssertionError("no rank failed")
 
 
 def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
@@ -365,9 +359,8 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
 
 def _encode(run: Run, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     device = run.engine.device
-    sizes = {
-        name: getattr(batch, name).to(device) for name in ("fps", "height", "width", "num_frames")
-    }
+    names = ("fps", "height", "width", "num_frames")
+    sizes = {name: getattr(batch, name).to(device) for name in names}
     if batch.latents is not None:  # of a feature cache
         assert batch.y is not None
         assert batch.mask is not None
@@ -404,14 +397,11 @@ def save(run: Run, *, background: bool = True) -> None:
     with run.clock.phase("checkpoint", run.step):
         began = time.perf_counter()
         state, weights = engine.state(), engine.weights_to_save()
+        waited_s = time.perf_counter() - began
+        position, average = Position(run.loader.cursor.epoch, run.step), run.ema.state_dict()
+        tensors = (state, weights, average)
         done = run.saver.save(
-            checkpoint.Position(run.loader.cursor.epoch, run.step),
-            state,
-            weights,
-            run.ema.state_dict(),
-            _documents(run),
-            background=background,
-            waited_s=time.perf_counter() - began,
+            position, *tensors, _documents(run), background=background, waited_s=waited_s
         )
     run.saved_at = run.step
     _report(run, done)
@@ -448,14 +438,6 @@ def _finish(run: Run) -> None:
     with run.clock.phase("checkpoint", run.step):
         done = run.saver.finish()
     _report(run, done)
-
-
-def _finish_after(error: TrainerError, run: Run) -> None:
-    """As `_finish` for a run that ends with an error; a failed save adds its message to it."""
-    try:
-        _finish(run)
-    except CheckpointError as later:
-        error.args = (f"{error}\n{later}",)
 
 
 def _report(run: Run, done: Iterable[Saved]) -> None:

@@ -30,17 +30,13 @@ class Source:
 def read_source(path: Path) -> Source:
     """Raises CheckpointError naming the file and the entry that is missing or of another kind."""
     names = (checkpoint.SCHEDULE, checkpoint.SAMPLER, checkpoint.RUNNING)
-    schedule, sampler, running = checkpoint.read_documents(path, names).values()
-    for name in _COUNTS:
-        value = running.get(name) if isinstance(running, dict) else None
+    schedule, sampler, running = (checkpoint.read_document(path / name) for name in names)
+    counts = [(checkpoint.RUNNING, name, running.get(name)) for name in _COUNTS]
+    steps = schedule.get("steps", schedule.get("last_epoch"))
+    for file, name, value in (*counts, (checkpoint.SCHEDULE, "steps", steps)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise CheckpointError(f"{path / checkpoint.RUNNING}: {name} is {value!r}"[:300])
-    steps = (
-        schedule.get("steps", schedule.get("last_epoch")) if isinstance(schedule, dict) else None
-    )
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-        raise CheckpointError(f"{path / checkpoint.SCHEDULE}: steps is {steps!r}"[:300])
-    bad = running.get("bad_clips", [])  # checkpoints of before have none
+            raise CheckpointError(f"{path / file}: {name} is {value!r}"[:300])
+    bad = running.get("bad_clips", [])  # older checkpoints have none
     if not isinstance(bad, list) or not all(isinstance(clip, str) for clip in bad):
         raise CheckpointError(f"{path / checkpoint.RUNNING}: bad_clips is {bad!r}"[:300])
     return Source(path, running, schedule, sampler, tuple(bad))
@@ -78,9 +74,8 @@ def stated_place(
             "--start-epoch or --start-step state another; leave out one of them"
         )
     if epoch is None:
-        known = before.get("epoch") if isinstance(before, Mapping) else None
-        epoch = known if isinstance(known, int) else 0
-    step = step or 0
+        epoch = before.get("epoch") if isinstance(before, Mapping) else None
+    epoch, step = epoch if isinstance(epoch, int) else 0, step or 0
     if epoch >= config.epochs:
         raise ConfigError(f"--start-epoch {epoch}: the run ends after epochs = {config.epochs}")
     group = world * config.accumulation_steps
@@ -96,12 +91,8 @@ def stated_place(
 
 def place_note(place: Cursor, source: Source | None, steps: int) -> str:
     """For people: where the data begin, and that this is not where they had come to."""
-    where = (
-        f"the data begin in epoch {place.epoch} after {place.consumed} microbatches, as "
-        "--start-epoch and --start-step say"
-    )
+    begin = f"the data begin in epoch {place.epoch} after {place.consumed} microbatches"
+    where = f"{begin}, as --start-epoch and --start-step say"
     if source is None:
         return where
-    return (
-        f"{where}; clips may be had twice or not at all; the count of steps continues after {steps}"
-    )
+    return f"{where}; clips may repeat or be left out; the count of steps continues after {steps}"

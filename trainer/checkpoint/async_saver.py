@@ -28,12 +28,10 @@ from torch import Tensor
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.files import Entries, Position
 from trainer.checkpoint.staging_buffer import PendingCopy, StagingBuffer
-from trainer.engine.agreement import attempt
 from trainer.engine.base import Engine, EngineState
 from trainer.engine.shards import Shards, write
-from trainer.errors import CheckpointError
-from trainer.weights import checkpoints
-from trainer.weights.checkpoints import EMA, MODEL
+from trainer.errors import CheckpointError, TrainerError
+from trainer.weights.checkpoints import EMA, MODEL, OPTIMIZER
 
 _POLL_S = 0.2  # how often `finish` asks the other ranks
 LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
@@ -70,6 +68,7 @@ class _Save:
     """The one that is under way, as this rank sees it."""
 
     position: Position
+    part: Path  # the folder that it is made in
     documents: Documents
     shapes: Mapping[str, torch.Size]
     weights: Mapping[str, Tensor]
@@ -135,9 +134,9 @@ class Saver:
         masters = engine.master_params()
         sizes: dict[str, int] = {}
         for name, master in masters:
-            size = _bytes([master])
-            sizes |= {f"state/{name}/{kind}": size for kind in _KINDS} | {f"average/{name}": size}
-        sizes |= {f"weights/{k}": _bytes([v]) for k, v in (weights or {}).items() if not v.is_meta}
+            keys = [f"state/{name}/{kind}" for kind in _KINDS] + [f"average/{name}"]
+            sizes |= dict.fromkeys(keys, master.nbytes)
+        sizes |= {f"weights/{k}": v.nbytes for k, v in (weights or {}).items() if not v.is_meta}
         self._buffer.prepare(sizes, pinned=any(master.is_cuda for _, master in masters))
 
     @property
@@ -164,24 +163,25 @@ class Saver:
         `state` and `average` (the EMA under the model's names) are this rank's parts, `weights`
         rank 0's, of which those on the meta device are made of masters. None may change before
         `hold` has returned. `background=False` waits until all is written, which needs no copy.
-        `waited_s` is what it took to get at them. Raises `CheckpointError` on all ranks when there
-        is no room.
+        `waited_s` is what it took to get at them. Raises `CheckpointError` on all ranks when the
+        disk has too little space.
         """
         done = self.finish()
         began = time.perf_counter()
-        part = self._part(position)
+        part = checkpoint.part_of(self._run_dir, position)
+        weights, parts = weights or {}, state.tensors if state else {}
         if state is None:
             average = {}
-        own = _bytes([*(state.tensors.values() if state else ()), *average.values()])
-        own += _bytes(average.values())  # for a while the whole of it lies beside its parts
-        own += _bytes((weights or {}).values())
-        need = int(sum(row[0] for row in self._engine.gather([float(own)]))) + _OVERHEAD
+        # The average twice: for a while the whole of it lies beside its parts.
+        stored = (*parts.values(), *average.values(), *average.values(), *weights.values())
+        own = float(sum(tensor.nbytes for tensor in stored))
+        need = int(sum(row[0] for row in self._engine.gather([own]))) + _OVERHEAD
         notes = self._begin(part, need)
-        save = _Save(position, documents, state.shapes if state else {}, weights or {}, began)
-        save.notes += notes
-        tensors = {f"state/{key}": value for key, value in (state.tensors if state else {}).items()}
+        shapes = state.shapes if state else {}
+        save = _Save(position, part, documents, shapes, weights, began, notes=notes)
+        tensors = {f"state/{key}": value for key, value in parts.items()}
         tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
-        tensors |= {f"weights/{k}": v for k, v in save.weights.items() if not v.is_meta}
+        tensors |= {f"weights/{k}": v for k, v in weights.items() if not v.is_meta}
         background = background and self._background
         ready = PendingCopy(tensors)
         self._save = save
@@ -189,7 +189,7 @@ class Saver:
         def work() -> None:
             held = self._buffer.copy(ready) if background else tensors
             save.copied.set()
-            self._write_part(save, part, state, held)
+            self._write_part(save, state, held)
 
         self._start(work)
         save.stall_s = waited_s + time.perf_counter() - began
@@ -248,7 +248,9 @@ class Saver:
         """Wait for the checkpoint under way, if there is one, and return it."""
         began, done = time.perf_counter(), []
         while (save := self._save) is not None:
-            late = self._engine.gather_errors(_late(began, save))
+            is_late = time.perf_counter() - began >= LIMIT_S
+            text = f"{save.position.name} is not written after {LIMIT_S / 60:.0f} minutes"
+            late = self._engine.gather_errors(text if is_late else None)
             if late:
                 self._save = None
                 raise checkpoint.refusal(late)
@@ -267,12 +269,10 @@ class Saver:
         def guarded() -> None:
             try:
                 work()
+            except CheckpointError as error:
+                save.fail(str(error))
             except Exception as error:  # noqa: BLE001 - thread boundary, see `advance`
-                save.fail(
-                    str(error)
-                    if isinstance(error, CheckpointError)
-                    else f"{type(error).__name__}: {error}"
-                )
+                save.fail(f"{type(error).__name__}: {error}")
             finally:
                 save.copied.set()
 
@@ -285,15 +285,15 @@ class Saver:
             save.thread = None
 
     def _write_part(
-        self, save: _Save, part: Path, state: EngineState | None, held: Mapping[str, Tensor]
+        self, save: _Save, state: EngineState | None, held: Mapping[str, Tensor]
     ) -> None:
         def of(kind: str) -> dict[str, Tensor]:
-            return {k.partition("/")[2]: v for k, v in held.items() if k.startswith(kind)}
+            return {k.removeprefix(kind): v for k, v in held.items() if k.startswith(kind)}
 
-        written = []
+        part, written = save.part, []
         if state is not None:
             place = (state.rank, state.world)
-            written.append(write(part / checkpoints.OPTIMIZER, *place, of("state/"), state.facts))
+            written.append(write(part / OPTIMIZER, *place, of("state/"), state.facts))
             write(part / checkpoint.AVERAGE_PARTS, *place, of("average/"))
         if self._engine.rank == 0:
             save.weights = {**save.weights, **of("weights/")}
@@ -303,10 +303,10 @@ class Saver:
         save.reach(_State.WRITTEN)
 
     def _seal(self, save: _Save, files: Entries) -> None:
-        part = self._part(save.position)
-        written = self._write_average(save, part)
+        part = save.part
+        written = self._write_average(save)
         if not (part / MODEL).is_dir():
-            written += self._write_model(save, part)
+            written += _write_whole(part / MODEL, save.weights, part / OPTIMIZER, "/master")
         # No file of them is open any more: NFS would keep it under another name, and the folder
         # with it.
         shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
@@ -316,62 +316,46 @@ class Saver:
         save.notes += checkpoint.forget_old(final, self._keep, self._keep_every)
         save.reach(_State.SEALED)
 
-    def _write_average(self, save: _Save, part: Path) -> list[Path]:
-        parts = Shards(part / checkpoint.AVERAGE_PARTS)
-        shapes = {name: shape for name, shape in save.shapes.items() if parts.has(name)}
-
-        def whole(name: str) -> Tensor:  # one at a time: rank 0 never holds the whole average
-            return parts.read(name, shapes[name].numel(), 0, 1).view(shapes[name])
-
+    def _write_average(self, save: _Save) -> list[Path]:
+        folder = save.part / checkpoint.AVERAGE_PARTS
+        known = Shards(folder)
+        shapes = {name: shape for name, shape in save.shapes.items() if known.has(name)}
         average = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        return checkpoint.write_weights(part / EMA, average, whole)
+        return _write_whole(save.part / EMA, average, folder, "")
 
-    def _write_model(self, save: _Save, part: Path) -> list[Path]:
-        parts, own = Shards(part / checkpoints.OPTIMIZER), save.weights
-
-        def whole(name: str) -> Tensor:
-            if not own[name].is_meta:
-                return own[name]
-            shape = own[name].shape
-            return parts.read(f"{name}/master", shape.numel(), 0, 1).view(shape).to(own[name].dtype)
-
-        return checkpoint.write_weights(part / MODEL, own, whole)
-
-    # --- small things ---
-
-    def _part(self, position: Position) -> Path:
-        return checkpoint.part_of(self._run_dir, position)
+    # --- agreement ---
 
     def _begin(self, part: Path, need: int) -> list[str]:
         """Rank 0 makes the folder; what hinders it is raised on all ranks (collective)."""
-        notes, failure = None, None
-        if self._engine.rank == 0:
-            notes, failure = attempt(lambda: checkpoint.begin(part, need))
-        failures = self._engine.gather_errors(str(failure) if failure is not None else None)
-        if failures:
+        try:
+            return self._engine.run_on_rank0(lambda: checkpoint.begin(part, need))
+        except TrainerError as error:
             if self._engine.rank == 0:
                 shutil.rmtree(part, ignore_errors=True)  # frees a full disk
-            raise checkpoint.refusal(failures)
-        return notes or []
+            raise checkpoint.refusal([f"rank 0: {error}"]) from None
 
     def _abandon(self, save: _Save) -> None:
         """Free the disk; no thread writes any more when the folder goes."""
         if save.thread is not None:
             save.thread.join(self._wait_s)
         writing = save.thread is not None and save.thread.is_alive()  # in a filesystem that hangs
-        if (
-            not self._engine.gather_errors("it is still writing" if writing else None)
-            and self._engine.rank == 0
-        ):
-            shutil.rmtree(self._part(save.position), ignore_errors=True)
+        any_writing = self._engine.gather_errors("it is still writing" if writing else None)
+        if not any_writing and self._engine.rank == 0:
+            shutil.rmtree(save.part, ignore_errors=True)
         self._save = None
 
 
-def _late(began: float, save: _Save) -> str | None:
-    if time.perf_counter() - began < LIMIT_S:
-        return None
-    return f"{save.position.name} is not written after {LIMIT_S / 60:.0f} minutes"
+def _write_whole(
+    target: Path, weights: Mapping[str, Tensor], parts: Path, suffix: str
+) -> list[Path]:
+    """Weights, of which those on the meta device are read from `parts`, one at a time: rank 0 never
+    holds a whole model in fp32."""
+    shards = Shards(parts)
 
+    def whole(name: str) -> Tensor:
+        like = weights[name]
+        if not like.is_meta:
+            return like
+        return shards.read(name + suffix, like.numel(), 0, 1).view(like.shape).to(like.dtype)
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return checkpoint.write_weights(target, weights, whole)

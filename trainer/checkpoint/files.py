@@ -211,15 +211,12 @@ def _problem(path: Path) -> str:
     return ""
 
 
-def read_documents(path: Path, names: Iterable[str]) -> dict[str, Any]:
-    """The small JSON files of a checkpoint by name; raises `CheckpointError`."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = read_object(path / name)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path / name} cannot be read: {error}") from None
-    return found
+def read_document(path: Path) -> dict[str, Any]:
+    """A small JSON file of a checkpoint; raises `CheckpointError`."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
 def read_array(path: Path) -> NDArray[np.uint64]:

@@ -1,7 +1,7 @@
-"""The seam between a training step and the library that spreads it over ranks.
+"""The interface between a training step and the library that spreads it over ranks.
 
-A loop needs eight verbs: setup, wrap, backward, step, save, load, close, and the view on the
-weights (`master_params`) that the EMA follows. Collectives stand here, because every engine does
+A loop needs seven verbs: setup, wrap, backward, step, state, load, close, and the view on the
+weights (`master_params`) that the EMA follows. Collectives are here, because every engine does
 them with torch.distributed. Neither the loop nor the model knows which engine runs.
 """
 
@@ -11,10 +11,10 @@ import abc
 import importlib
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -23,11 +23,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.engine.agreement import agreed, attempt, common
-from trainer.engine.shards import Facts, write
+from trainer.engine.joining import ensure_environment
+from trainer.engine.shards import Facts, Shards
 from trainer.errors import EngineError, TrainerError
 
 T = TypeVar("T")
 
+STATE = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the master weights
 _ENGINES = {
     "colossal": "trainer.engine.colossal:ColossalEngine",
     "native": "trainer.engine.native:NativeEngine",
@@ -73,12 +75,20 @@ class Engine(abc.ABC):
 
     name: ClassVar[str]
     forward_is_local: ClassVar[bool] = True  # whether `module` computes without the other ranks
+    _settings: OptimizerSettings
+    _optimizer: Any
 
     def __init__(self) -> None:
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.world = int(os.environ.get("WORLD_SIZE", "1"))
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        ensure_environment()
+        self.rank = int(os.environ["RANK"])
+        self.world = int(os.environ["WORLD_SIZE"])
+        self.local_rank = int(os.environ["LOCAL_RANK"])
         self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", self.local_rank)
+        # torch 2.13 renamed collectives that ColossalAI and we, for older torch, call by the old
+        # name.
+        warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 
     # --- the verbs ---
 
@@ -105,30 +115,86 @@ class Engine(abc.ABC):
     def step(self) -> float:
         """Clip, update, forget the gradients. Returns the gradient norm before clipping."""
 
-    @abc.abstractmethod
     def state(self) -> EngineState | None:
         """This rank's part of the optimizer's state, not copied; None where others hold it."""
-
-    def save(self, directory: Path) -> None:
-        """Write `state` into an existing directory."""
-        if (state := self.state()) is not None:
-            write(directory, state.rank, state.world, state.tensors, state.facts)
+        if not self.is_sharded and self.rank:
+            return None  # every rank has the same
+        tensors: dict[str, Tensor] = {}
+        steps: dict[str, int] = {}
+        for name, master, own in self._states():
+            steps[name] = int(own.get("step", 0))
+            # A parameter without a gradient so far has only its master.
+            values = {"master": master} | {kind: own[kind] for kind in STATE if kind in own}
+            for kind, value in values.items():
+                tensors[f"{name}/{kind}"] = self._local(value).detach().reshape(-1)
+        facts = Facts(engine=self.name, steps=steps)
+        return EngineState(*self._place, tensors, facts, self._shapes())
 
     def load(self, directory: Path) -> None:
-        """Read what `save` wrote at any world size, and set the weights from it (collective).
+        """Read `state` as written at any world size, and set the weights from it (collective).
 
         Raises CheckpointError on all ranks when one of them cannot read it.
         """
-        self.together(lambda: self.read(directory))
-        self.spread()
+        self.together(lambda: self._read(directory))
+        self._spread()
+
+    @torch.no_grad()
+    def _read(self, directory: Path) -> None:
+        """This rank's masters and optimizer state; meets no other rank."""
+        shards = Shards(directory)
+        steps = shards.facts["steps"]
+        for name, master, own in self._states():
+            master.copy_(self._read_part(shards, name, "master").view(master.shape))
+            if steps.get(name):
+                for kind in STATE:
+                    part = self._read_part(shards, name, kind).view(master.shape)
+                    own[kind] = self._held(name, part.to(master.device))
+                # fused AdamW wants its count where the parameter is
+                own["step"] = torch.tensor(float(steps[name]), device=master.device)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Rank and world of the state: of one rank where all have the same."""
+        return (self.rank, self.world) if self.is_sharded else (0, 1)
 
     @abc.abstractmethod
-    def read(self, directory: Path) -> None:
-        """This rank's masters and optimizer state of what `save` wrote; meets no other rank."""
+    def _states(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+        """Name, fp32 master and the optimizer's own state of each trained parameter."""
 
     @abc.abstractmethod
-    def spread(self) -> None:
+    def _shapes(self) -> dict[str, torch.Size]:
+        """Of the whole trained parameters."""
+
+    @abc.abstractmethod
+    def _read_part(self, shards: Shards, name: str, kind: str) -> Tensor:
+        """What this rank holds of a parameter's master or state, in any shape."""
+
+    def _held(self, name: str, part: Tensor) -> Tensor:
+        """A rank's part of a parameter as the optimizer holds it."""
+        return part
+
+    def _local(self, held: Tensor) -> Tensor:
+        """The other way round."""
+        return held
+
+    @abc.abstractmethod
+    def _spread(self) -> None:
         """Set the weights that the ranks compute with from the masters (collective)."""
+
+    def _adamw(self, parameters: list[Any]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            parameters,
+            lr=self._settings.lr,
+            betas=self._settings.betas,
+            eps=self._settings.eps,
+            weight_decay=self._settings.weight_decay,
+            fused=True,  # one kernel for all parameters, also on the CPU; needs no CUDA toolkit
+        )
+
+    def _clip(self, model: nn.Module) -> Tensor:
+        """Clip the gradients; returns their norm before."""
+        limit = self._settings.grad_clip or float("inf")  # `inf` never clips and gives the norm
+        return nn.utils.clip_grad_norm_(model.parameters(), limit)
 
     def close(self) -> None:
         """Leave the process group."""
@@ -138,9 +204,9 @@ class Engine(abc.ABC):
     # --- views on the state ---
 
     @property
-    @abc.abstractmethod
     def param_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups; a schedule sets their `lr`."""
+        return self._optimizer.param_groups
 
     @property
     @abc.abstractmethod
@@ -222,15 +288,10 @@ class Engine(abc.ABC):
         if error is not None:
             raise error
 
-    def barrier(self) -> None:
-        if self.world > 1:
-            self.gather([0.0])  # unlike dist.barrier it needs no device guess under NCCL
-
     def gather_errors(self, failure: str | None) -> list[str]:
         """What went wrong on any rank, as `rank N: text`; empty when all is well (collective)."""
-        return [
-            f"rank {rank}: {text}" for rank, text in enumerate(self.gather_objects(failure)) if text
-        ]
+        texts = enumerate(self.gather_objects(failure))
+        return [f"rank {rank}: {text}" for rank, text in texts if text]
 
     def ranks_on_this_host(self) -> int:
         """How many ranks share this machine's cores, whatever the launcher calls a node."""
@@ -265,26 +326,3 @@ def set_threads(wanted: int | None, ranks_on_host: int, on_accelerator: bool) ->
     if wanted is not None:
         torch.set_num_threads(wanted)
     return torch.get_num_threads()
-
-
-def ensure_environment() -> None:
-    """A process started without a launcher is a run of one rank."""
-    if "RANK" in os.environ:
-        missing = [
-            n
-            for n in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-            if n not in os.environ
-        ]
-        if missing:
-            raise EngineError(f"RANK is set but not {', '.join(missing)}; start with torchrun")
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(
-        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-
-
-def timeout_of(seconds: float) -> timedelta:
-    return timedelta(seconds=seconds)

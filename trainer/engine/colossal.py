@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-import warnings
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -21,20 +20,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.engine import colossal_cpu
-from trainer.engine.base import (
-    Engine,
-    EngineState,
-    OptimizerSettings,
-    ensure_environment,
-    timeout_of,
-)
+from trainer.engine.base import Engine, OptimizerSettings
 from trainer.engine.colossal_import import import_colossalai
 from trainer.engine.joining import joining
-from trainer.engine.shards import Facts, Shards, part_of
+from trainer.engine.shards import Shards, part_of
 from trainer.errors import EngineError
 
 _STAGES = {"zero2": 2, "zero1": 1}
-_STATE = ("exp_avg", "exp_avg_sq")
 _GATHERED = 16 * 2**20  # elements gathered at once when parameters are put together
 
 
@@ -44,43 +36,32 @@ class ColossalEngine(Engine):
     name: ClassVar[str] = "colossal"
 
     def __init__(self) -> None:
-        ensure_environment()
         super().__init__()
         self._names = import_colossalai()
         self._waited_s = 0.0
 
     def setup(self, seed: int, timeout_s: float) -> None:
-        # torch 2.13 renamed collectives that ColossalAI and we, for older torch, call by the old
-        # name.
-        warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", self.local_rank)
-        else:
+        if self.device.type == "cpu":
             colossal_cpu.install(self._names)
         # launch_from_torch passes no timeout on; gloo's default is 30 minutes, upstream's loop
         # asked for 24 hours, in which no watchdog can fire.
-        join = functools.partial(dist.init_process_group, timeout=timeout_of(timeout_s))
-        with joining(timeout_s), _replaced(dist, "init_process_group", join):
-            self._names.colossalai.launch_from_torch(seed=seed, verbose=False)
+        timeout = timedelta(seconds=timeout_s)
+        plain = dist.init_process_group
+        dist.init_process_group = functools.partial(plain, timeout=timeout)
+        try:
+            with joining(timeout_s):
+                self._names.colossalai.launch_from_torch(seed=seed, verbose=False)
+        finally:
+            dist.init_process_group = plain
 
     def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
         self._settings = settings
         plugin = self._plugin(settings)
         if not self.is_sharded:
             model = model.to(self.device)  # DDP moves a copy after the optimizer has seen it
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trained,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,  # one kernel for all parameters, also on the CPU; needs no CUDA toolkit
-        )
+        optimizer = self._adamw([p for p in model.parameters() if p.requires_grad])
         self._booster = self._names.Booster(plugin=plugin)
         self._model, self._optimizer, *_ = self._booster.boost(model, optimizer)
-        self._numels = {n: p.numel() for n, p in self.module.named_parameters() if p.requires_grad}
-        self._shapes = {n: p.shape for n, p in self.module.named_parameters() if p.requires_grad}
         if self.is_sharded:
             self._time_collectives()
             self._norm_at_once()
@@ -162,18 +143,12 @@ class ColossalEngine(Engine):
             self._optimizer.step()
             norm = float(self._optimizer.get_grad_norm())
         else:
-            # `inf` never clips and still gives the norm
-            limit = self._settings.grad_clip or float("inf")
-            norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), limit))
+            norm = float(self._clip(self._model))
             self._optimizer.step()
         self._optimizer.zero_grad()
         return norm
 
     # --- views ---
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.param_groups
 
     @property
     def module(self) -> nn.Module:
@@ -190,20 +165,24 @@ class ColossalEngine(Engine):
     def weights(self) -> dict[str, Tensor] | None:
         return dict(self.module.state_dict()) if self.rank == 0 else None
 
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {name: parameter.shape for name, parameter in self._trained()}
+
     def master_params(self) -> list[tuple[str, Tensor]]:
-        named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not self.is_sharded:
-            return [(name, parameter.detach()) for name, parameter in named]
+            return [(name, parameter.detach()) for name, parameter in self._trained()]
         master_of = self._optimizer.working_to_master_param
-        return [(name, master_of[id(parameter)]) for name, parameter in named]
+        return [(name, master_of[id(parameter)]) for name, parameter in self._trained()]
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         return part_of(whole, self.rank, self.world) if self.is_sharded else whole
 
     def full_params(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         if not self.is_sharded or self.world == 1:
-            for name, part in parts:
-                yield name, part.reshape(-1)[: self._numels[name]].view(self._shapes[name])
+            yield from self._trimmed(parts)
             return
         batch: list[tuple[str, Tensor]] = []
         size = 0
@@ -221,61 +200,27 @@ class ColossalEngine(Engine):
         every = flat.new_empty(self.world * flat.numel())  # gloo takes no second dimension
         dist.all_gather_into_tensor(every, flat)
         columns = every.view(self.world, -1).split([part.numel() for _, part in batch], dim=1)
-        for (name, _), column in zip(batch, columns, strict=True):
-            yield name, column.reshape(-1)[: self._numels[name]].view(self._shapes[name])
+        yield from self._trimmed(zip((name for name, _ in batch), columns, strict=True))
+
+    def _trimmed(self, padded: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters without the padding behind the last part."""
+        shapes = self._shapes()
+        for name, values in padded:
+            yield name, values.reshape(-1)[: shapes[name].numel()].view(shapes[name])
 
     # --- state on disk ---
 
-    def state(self) -> EngineState | None:
-        if not self.is_sharded and self.rank:
-            return None  # every rank has the same
-        state: dict[str, Tensor] = {}
-        steps: dict[str, int] = {}
-        for name, master, own in self._states():
-            state[f"{name}/master"] = master.reshape(-1)
-            for kind in _STATE:
-                if kind in own:  # a parameter without a gradient so far has none
-                    state[f"{name}/{kind}"] = own[kind].reshape(-1)
-            steps[name] = int(own.get("step", 0))
-        rank, world = (self.rank, self.world) if self.is_sharded else (0, 1)
-        facts = Facts(engine=self.name, steps=steps)
-        return EngineState(rank, world, state, facts, dict(self._shapes))
+    def _read_part(self, shards: Shards, name: str, kind: str) -> Tensor:
+        numel = self.module.get_parameter(name).numel()
+        return shards.read(f"{name}/{kind}", numel, *self._place)
 
     @torch.no_grad()
-    def read(self, directory: Path) -> None:
-        shards = Shards(directory)
-        rank, world = (self.rank, self.world) if self.is_sharded else (0, 1)
-        steps = shards.facts["steps"]
-        for name, master, own in self._states():
-            numel = self._numels[name]
-            read = functools.partial(shards.read, numel=numel, rank=rank, world=world)
-            master.copy_(read(f"{name}/master").view(master.shape))
-            if steps.get(name):
-                for kind in _STATE:
-                    own[kind] = read(f"{name}/{kind}").view(master.shape).to(master.device)
-                # fused AdamW wants its count where the parameter is
-                own["step"] = torch.tensor(float(steps[name]), device=master.device)
-
-    @torch.no_grad()
-    def spread(self) -> None:
-        parameters = dict(self.module.named_parameters())
+    def _spread(self) -> None:
         for name, whole in self.full_params(self.master_params()):
-            parameters[name].copy_(whole)
+            self.module.get_parameter(name).copy_(whole)
 
     def _states(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-        """Name, fp32 master and the optimizer's own state of each trained parameter."""
-        inner = self._optimizer.optim
-        parameters = dict(self.module.named_parameters())
+        inner, parameters = self._optimizer.optim, dict(self._trained())
         for name, master in self.master_params():
             # under DDP the optimizer's key is the parameter itself, not a detached view of it
             yield name, master, inner.state[master if self.is_sharded else parameters[name]]
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -1,8 +1,9 @@
-"""Joining the other ranks of a run: one sentence for what goes wrong, and an end to silence."""
+"""Joining the other ranks of a run: one sentence for what goes wrong, and a limit to the wait."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,13 +13,29 @@ from trainer.errors import EngineError
 MORE_S = 30.0  # beyond the limit that torch is given: where it notices itself it says more
 
 
+def ensure_environment() -> None:
+    """A process started without a launcher is a run of one rank."""
+    names = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if "RANK" in os.environ and missing:
+        raise EngineError(f"RANK is set but not {', '.join(missing)}; start with torchrun")
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+
+
 @contextmanager
 def joining(timeout_s: float) -> Iterator[None]:
     """Around init_process_group of a rank; raises EngineError.
 
-    Torch waits without a limit for the first answer of whatever took its connection at the master's
-    port (c10d's TCPStore::ping): another service there, or the store of a job that was stopped. No
-    exception can reach a thread inside of it, so the process is ended then, with the same words.
+    Torch waits without a limit for the first answer of whatever accepts its connection at the
+    master's port (c10d's TCPStore::ping): another service, or the store of a job that was stopped.
+    No exception can reach a thread inside of it, so the process is ended then, with the same text.
     """
     rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

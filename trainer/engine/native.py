@@ -8,9 +8,8 @@ names, so either may continue from the other's checkpoint, at any world size.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -20,18 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from trainer.engine.base import (
-    Engine,
-    EngineState,
-    OptimizerSettings,
-    ensure_environment,
-    timeout_of,
-)
+from trainer.engine.base import Engine, OptimizerSettings
 from trainer.engine.joining import joining
-from trainer.engine.shards import Facts, Shards
+from trainer.engine.shards import Shards
 from trainer.errors import EngineError
 
-_STATE = ("exp_avg", "exp_avg_sq")
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -41,18 +33,13 @@ class NativeEngine(Engine):
     name: ClassVar[str] = "native"
     forward_is_local: ClassVar[bool] = False  # a forward pass gathers parameters
 
-    def __init__(self) -> None:
-        ensure_environment()
-        super().__init__()
-
     def setup(self, seed: int, timeout_s: float) -> None:
-        warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", self.local_rank)
+        backend = "gloo"
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
+            backend = "nccl"
         with joining(timeout_s):
-            dist.init_process_group(backend, timeout=timeout_of(timeout_s))
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         torch.manual_seed(seed)
 
     def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
@@ -77,15 +64,7 @@ class NativeEngine(Engine):
                 shard(layer)
         shard(model)
         self._model = model
-        trained = [parameter for _, parameter in self._trained()]
-        self._optimizer = torch.optim.AdamW(
-            trained,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,  # one kernel for all parameters, also on the CPU; needs no CUDA toolkit
-        )
+        self._optimizer = self._adamw([parameter for _, parameter in self._trained()])
         return model
 
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
@@ -93,19 +72,12 @@ class NativeEngine(Engine):
         loss.backward()
 
     def step(self) -> float:
-        limit = self._settings.grad_clip or float(
-            "inf"
-        )  # `inf` never clips and still gives the norm
-        norm = nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        norm = self._clip(self._model)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     # --- views ---
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.param_groups
 
     @property
     def module(self) -> nn.Module:
@@ -122,11 +94,11 @@ class NativeEngine(Engine):
         """Nothing trained is gathered: of 240 million weights that took a step 0.2 to 4 s."""
         return self._weights(frozenset(name for name, _ in self._trained()))
 
-    def _weights(self, told_only: frozenset[str]) -> dict[str, Tensor] | None:
-        """The state on rank 0 (collective); of `told_only` shape and dtype, on the meta device."""
+    def _weights(self, shapes_only: frozenset[str]) -> dict[str, Tensor] | None:
+        """The state on rank 0 (collective); of `shapes_only` shape and dtype, on the meta device."""
         found = {}
         for name, value in self._model.state_dict().items():
-            if name in told_only:
+            if name in shapes_only:
                 found[name] = torch.empty(value.shape, dtype=self._dtype, device="meta")
                 continue
             whole = value.full_tensor() if isinstance(value, DTensor) else value
@@ -142,57 +114,33 @@ class NativeEngine(Engine):
 
     def full_params(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, part in parts:
-            like = self._parameter(name)
-            placed = DTensor.from_local(
-                part,
-                like.device_mesh,
-                [Shard(0)],
-                run_check=False,
-                shape=like.shape,
-                stride=like.stride(),
-            )
-            yield name, placed.full_tensor()
+            yield name, self._held(name, part).full_tensor()
 
     # --- state on disk ---
 
-    def state(self) -> EngineState | None:
-        tensors: dict[str, Tensor] = {}
-        steps: dict[str, int] = {}
+    def _states(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         for name, parameter in self._trained():
-            own = self._optimizer.state.get(parameter, {})
-            steps[name] = int(own.get("step", 0))
-            values = {"master": parameter} | {kind: own[kind] for kind in _STATE if steps[name]}
-            for kind, value in values.items():
-                tensors[f"{name}/{kind}"] = self._local(value).detach().reshape(-1)
-        shapes = {name: parameter.shape for name, parameter in self._trained()}
-        facts = Facts(engine=self.name, steps=steps)
-        return EngineState(self.rank, self.world, tensors, facts, shapes)
+            yield name, parameter.to_local().detach(), self._optimizer.state[parameter]
 
-    @torch.no_grad()
-    def read(self, directory: Path) -> None:
-        shards = Shards(directory)
-        steps = shards.facts["steps"]
-        for name, parameter in self._trained():
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {name: parameter.shape for name, parameter in self._trained()}
 
-            def rows(kind: str, name: str = name, parameter: DTensor = parameter) -> Tensor:
-                whole = shards.read(f"{name}/{kind}", parameter.numel(), 0, 1)
-                return self._rows(parameter, whole.view(parameter.shape).to(self.device))
+    def _read_part(self, shards: Shards, name: str, kind: str) -> Tensor:
+        parameter = self._parameter(name)
+        whole = shards.read(f"{name}/{kind}", parameter.numel(), 0, 1)
+        return self._rows(parameter, whole.view(parameter.shape).to(self.device))
 
-            parameter.to_local().copy_(rows("master"))
-            if steps.get(name):
-                own = self._optimizer.state[parameter]
-                for kind in _STATE:
-                    own[kind] = DTensor.from_local(
-                        rows(kind),
-                        parameter.device_mesh,
-                        [Shard(0)],
-                        run_check=False,
-                        shape=parameter.shape,
-                        stride=parameter.stride(),
-                    )
-                own["step"] = torch.tensor(float(steps[name]), device=self.device)
+    def _held(self, name: str, part: Tensor) -> DTensor:
+        like = self._parameter(name)
+        mesh, shape, stride = like.device_mesh, like.shape, like.stride()
+        return DTensor.from_local(
+            part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+        )
 
-    def spread(self) -> None:
+    def _local(self, held: Tensor) -> Tensor:
+        return held.to_local() if isinstance(held, DTensor) else held
+
+    def _spread(self) -> None:
         """The parameters are the masters."""
 
     # --- small things ---
@@ -213,6 +161,3 @@ class NativeEngine(Engine):
         """Of a whole tensor, the rows that this rank holds; FSDP2 cuts the first dimension."""
         each = -(-parameter.shape[0] // self.world)
         return whole[self.rank * each : (self.rank + 1) * each].contiguous()
-
-    def _local(self, value: Tensor) -> Tensor:
-        return value.to_local() if isinstance(value, DTensor) else value

@@ -24,6 +24,7 @@ from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saved, Saver
 from trainer.checkpoint.files import Position
 from trainer.checkpoint.staging_buffer import StagingBuffer
+from trainer.engine.agreement import attempt
 from trainer.engine.base import EngineState
 from trainer.engine.shards import part_of
 from trainer.errors import CheckpointError
@@ -64,6 +65,12 @@ class Rank:
 
     def barrier(self) -> None:
         self.gather_objects(None)
+
+    def run_on_rank0(self, work: Callable[[], Any]) -> Any:
+        value, failure = self.gather_objects(attempt(work) if self.rank == 0 else None)[0]
+        if failure is not None:
+            raise failure
+        return value
 
     is_sharded = True
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.engine.base import Engine, OptimizerSettings, build_engine
+from trainer.engine.shards import write
 from trainer.errors import TrainerError
 
 STEPS = 4
@@ -88,6 +89,13 @@ def reductions(engine: Engine, each: int) -> int:
     return len(counted)
 
 
+def save(engine: Engine, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    if (state := engine.state()) is not None:
+        write(folder, state.rank, state.world, state.tensors, state.facts)
+    engine.gather([0.0])  # wait for the others
+
+
 def state_of(engine: Engine) -> dict[str, Tensor]:
     """On every rank."""
     return engine.broadcast(engine.weights())
@@ -106,9 +114,7 @@ def native(colossal: Engine, folder: Path, weights: dict[str, Tensor]) -> dict[s
     for dtype in ("fp32", "bf16"):
         norms, _ = train(engine, "zero2", dtype)
         saved = folder / f"native-{dtype}"
-        saved.mkdir(exist_ok=True)
-        engine.save(saved)
-        engine.barrier()
+        save(engine, saved)
         said[f"native-{dtype}"] = {
             "norms": norms,
             "apart": difference(state_of(engine), weights),
@@ -145,9 +151,7 @@ def main(folder: Path) -> None:
     for plugin, dtype in (("zero2", "fp32"), ("zero1", "fp32"), ("ddp", "fp32"), ("zero2", "bf16")):
         norms, _ = train(engine, plugin, dtype)
         saved = folder / f"{plugin}-{dtype}"
-        saved.mkdir(exist_ok=True)
-        engine.save(saved)
-        engine.barrier()
+        save(engine, saved)
         said[f"{plugin}-{dtype}"] = {
             "norms": norms,
             "apart": difference(state_of(engine), weights),

@@ -13,7 +13,9 @@ from tests.trainer.models.stdit_weights import noisy, pixart, small
 from trainer import train
 from trainer.build_run import _start
 from trainer.config.load import Config, load
+from trainer.engine.base import Engine
 from trainer.errors import CheckpointError
+from trainer.runlog.output import configure
 
 
 class Ranks:
@@ -27,6 +29,8 @@ class Ranks:
     def gather_objects(self, mine: Any) -> list[Any]:
         return [mine, self.other]
 
+    together, raise_any = Engine.together, Engine.raise_any
+
 
 class Journal:
     def __init__(self) -> None:
@@ -37,6 +41,7 @@ class Journal:
 
 
 def start(config: Config, ranks: Ranks, model: torch.nn.Module) -> Journal:
+    configure()
     journal = Journal()
     _start(config, SimpleNamespace(model=model), ranks, journal)  # type: ignore[arg-type]
     return journal
