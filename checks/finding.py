@@ -161,6 +161,15 @@ class Report:
             folded.append(dataclasses.replace(members[0], nodes=tuple(nodes)))
         return sorted(folded, key=lambda one: (WORST_FIRST.index(one.verdict), one.id))
 
+    def bad_by_node(self) -> dict[str, list[Finding]]:
+        """Findings other than PASS and SKIP."""
+        found: dict[str, list[Finding]] = {}
+        for one in self.findings:
+            if one.verdict not in (Verdict.PASS, Verdict.SKIP):
+                for node in one.nodes:
+                    found.setdefault(node, []).append(one)
+        return found
+
     def of(self, id: str) -> tuple[Finding, ...]:
         """Findings of one check."""
         return tuple(finding for finding in self.findings if finding.id == id)

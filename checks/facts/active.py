@@ -1,4 +1,4 @@
-"""What nodes showed when they were made to work: `preflight --active`."""
+"""Results of the tests that make nodes work: `preflight --active`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ class Collectives:
     nodes: tuple[str, ...]  # that took part
     bad_nodes: Mapping[str, str] = field(default_factory=dict)
     bad_links: tuple[BadLink, ...] = ()
-    unclear: tuple[
-        tuple[tuple[str, ...], str], ...
-    ] = ()  # one of these, and why nobody can say which
+    # One of these nodes is bad, and why nobody can say which.
+    unclear: tuple[tuple[tuple[str, ...], str], ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)  # nodes that could not be tried
     rounds: int = 0
     pair_bytes_s: Maybe[float] = NOT_ASKED  # bus bandwidth of the middle pair
@@ -45,19 +44,19 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class DoorSeen:
-    """The port where ranks meet, opened on one node, and who came through."""
+    """The port where ranks meet, opened on one node, and which nodes reached it."""
 
     port: int | None  # None: it could not be opened
     holder: str = ""  # why
     heard: tuple[str, ...] = ()
-    deaf: Mapping[str, str] = field(default_factory=dict)  # nodes that did not get there, and why
+    deaf: Mapping[str, str] = field(default_factory=dict)  # nodes that did not reach it, and why
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSeen:
     """What a node sees of a file that another one has just written into the shared folder."""
 
-    seen_s: Maybe[float] = NOT_ASKED  # from the moment when the writer had it on disk
+    seen_s: Maybe[float] = NOT_ASKED  # since the writer had it on disk
     read_bytes_s: Maybe[float] = NOT_ASKED
     hung: bool = False  # no answer at all: a dead mount
 

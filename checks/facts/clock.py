@@ -72,17 +72,13 @@ class Clock:
     sources: Maybe[tuple[TimeSource, ...]] = NOT_ASKED  # chronyc's, else ntpq's
     daemons: Maybe[tuple[str, ...]] = NOT_ASKED  # programs that steer a clock and run now
     clocksource: Maybe[str] = NOT_ASKED
-    log_ahead_s: Maybe[float] = (
-        NOT_ASKED  # newest journal entry against now; above 0: from the future
-    )
+    log_ahead_s: Maybe[float] = NOT_ASKED  # newest file in /var/log against now; above 0: future
     exchange: Maybe[Exchange] = NOT_ASKED
 
     @property
     def wall_minus_boot_s(self) -> Maybe[float]:
         """Changes only when the clock is stepped: slewing moves both."""
-        for value in (self.time_s, self.boottime_s):
-            if isinstance(value, Unknown):
-                return value
-        assert isinstance(self.time_s, float)
-        assert isinstance(self.boottime_s, float)
-        return self.time_s - self.boottime_s
+        wall_s, boot_s = self.time_s, self.boottime_s
+        if isinstance(wall_s, Unknown):
+            return wall_s
+        return boot_s if isinstance(boot_s, Unknown) else wall_s - boot_s

@@ -8,12 +8,11 @@ from typing import Literal
 
 from checks.facts.active import Active
 from checks.facts.node import NodeFacts
-from checks.facts.unknown import Unknown
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchNeeds:
-    """What a launch will ask of the nodes; the checks about it are skipped without this."""
+    """What a launch needs of the nodes; the checks about it are skipped without this."""
 
     python: str  # path of the interpreter on the nodes
     port: int  # of the rendezvous, on the master
@@ -40,11 +39,8 @@ class Fleet:
     @property
     def one_machine(self) -> bool:
         """All nodes are one machine under several names: one clock, one kernel, one fabric."""
-        boots = {
-            None if isinstance(node.machine, Unknown) else node.machine.boot_id
-            for node in self.reached
-        }
-        return len(self.reached) > 1 and len(boots) == 1 and isinstance(next(iter(boots)), str)
+        boots = {node.boot_id for node in self.reached}
+        return len(self.reached) > 1 and len(boots) == 1 and isinstance(boots.pop(), str)
 
     @property
     def reached(self) -> tuple[NodeFacts, ...]:

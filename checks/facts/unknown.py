@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
@@ -18,7 +18,6 @@ class Unknown:
     is_absence: bool = field(default=False, compare=False)  # this card, driver or machine has none
 
     def __str__(self) -> str:
-        """The reason: what stands in a sentence where the value should be."""
         return self.reason
 
 
@@ -27,33 +26,40 @@ Maybe = Union[T, Unknown]  # noqa: UP007 - a generic alias of 3.10 needs Union
 NOT_ASKED = Unknown("not asked", is_absence=True)
 
 
+def known(values: Iterable[Maybe[T]]) -> list[T]:
+    """The values that could be had."""
+    return [value for value in values if not isinstance(value, Unknown)]
+
+
+def or_none(value: Maybe[T]) -> T | None:
+    return None if isinstance(value, Unknown) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one tool or file on a node gave: raw text, not yet understood."""
+    """The raw text that one tool or file on a node gave."""
 
     state: Literal["ended", "missing", "timeout", "error"]
     rc: int | None
     out: str
     err: str
     seconds: float
-    truncated: bool = (
-        False  # more was printed than is kept; of a log the end is kept, else the beginning
-    )
+    truncated: bool = False  # more was printed than is kept: of a log the end, else the beginning
 
     @property
     def why_not(self) -> str:
         """One line for a section that gave no usable text."""
-        complaints = [line.strip() for line in self.err.splitlines() if line.strip()]
+        errors = [line.strip() for line in self.err.splitlines() if line.strip()]
         if self.state != "ended":
-            return complaints[-1] if complaints else self.state
-        said = complaints or [line.strip() for line in self.out.splitlines() if line.strip()]
+            return errors[-1] if errors else self.state
+        lines = errors or [line.strip() for line in self.out.splitlines() if line.strip()]
         if self.rc != 0:
-            return f"exit {self.rc}: {said[0]}" if said else f"exit {self.rc} without a word"
+            return f"exit {self.rc}: {lines[0]}" if lines else f"exit {self.rc} without a word"
         return "its output is longer than what is kept" if self.truncated else "it printed nothing"
 
 
 def to_json(value: Any) -> Any:
-    """Plain data of facts: an unknown value is null, its reason stands in `unknown` beside it."""
+    """Plain data of facts: an unknown value is null, its reason is in `unknown` beside it."""
     if isinstance(value, Unknown):
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""The census again and again: each node is asked in its own time over a connection that stays open.
+"""The census again and again: each node is asked at its own pace over a connection that stays open.
 
 A node that hangs or dies keeps its row with the age of what is known; the others go on.
 """
@@ -51,17 +51,17 @@ class Poller:
         """Facts in the hostfile's order, and the age in seconds of those that should be newer."""
         with self._lock:
             known = dict(self._newest)
-        facts, ages = [], []
         late_s = STALE_INTERVALS * self._interval_s + 1.0
+        why = Unreachable(WAITING, 0.0, "no answer yet")
+        facts: list[NodeFacts] = []
+        ages: list[float | None] = []
         for node in self._nodes:
             if node in known:
                 one, at_s = known[node]
-                facts.append(one)
-                ages.append(now_s - at_s if now_s - at_s > late_s else None)
             else:
-                why = Unreachable(WAITING, 0.0, "no answer yet")
-                facts.append(read_node(NodeResult(node, None, why, 0.0)))
-                ages.append(None)
+                one, at_s = read_node(NodeResult(node, None, why, 0.0)), now_s
+            facts.append(one)
+            ages.append(now_s - at_s if now_s - at_s > late_s else None)
         return facts, ages
 
     def all_answered(self) -> bool:
@@ -84,12 +84,10 @@ class Poller:
 
 def mark_stale(census: Census, ages: Sequence[float | None]) -> Census:
     """`~ 17 s old` on the rows of nodes that should have answered again by now."""
-    rows = [
-        row
-        if age_s is None
-        else dataclasses.replace(row, flags=(f"~ {age_s:.0f} s old", *row.flags))
-        for row, age_s in zip(census.rows, ages, strict=True)
-    ]
+    rows = []
+    for row, age_s in zip(census.rows, ages, strict=True):
+        old = () if age_s is None else (f"~ {age_s:.0f} s old",)
+        rows.append(dataclasses.replace(row, flags=(*old, *row.flags)))
     return dataclasses.replace(census, rows=tuple(rows))
 
 

@@ -1,21 +1,17 @@
-"""Whoever holds a GPU: one row per process, its GPUs together."""
+"""Processes that hold a GPU: one row per process, its GPUs together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from checks.facts import GpuProcess, Maybe, NodeFacts, Unknown
+from checks.facts import GpuProcess, Maybe, NodeFacts, Unknown, known, or_none
 from checks.rules.gpu import duration
-from clusterctl.gpus.outliers import label
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """A process on GPUs; None where it could not be found out, `why` says the reason."""
+    """A process on GPUs; None where it could not be found out, `why` is the reason."""
 
     node: str
     gpus: tuple[str, ...]
@@ -51,34 +47,25 @@ def list_processes(nodes: Sequence[NodeFacts]) -> list[ProcessRow]:
     """In the nodes' order, then by GPU; nodes whose processes are unknown have no row."""
     rows = []
     for node in nodes:
-        processes = node.gpus.processes
-        if isinstance(processes, Unknown):
-            continue
-        numbers = {gpu.uuid: label(gpu, at) for at, gpu in enumerate(node.gpus.gpus)}
+        numbers = {gpu.uuid: gpu.label(at) for at, gpu in enumerate(node.gpus.gpus)}
         by_pid: dict[int, list[GpuProcess]] = {}
-        for one in processes:
+        for one in or_none(node.gpus.processes) or ():
             by_pid.setdefault(one.pid, []).append(one)
         rows += [_row(node.name, members, numbers) for members in by_pid.values()]
     return rows
 
 
 def _row(node: str, members: Sequence[GpuProcess], numbers: dict[Maybe[str], str]) -> ProcessRow:
-    first = members[0]
-    used = [one.used_bytes for one in members if not isinstance(one.used_bytes, Unknown)]
-    command = first.name if isinstance(first.command, Unknown) else first.command or first.name
+    first, used = members[0], known(one.used_bytes for one in members)
     return ProcessRow(
         node=node,
         gpus=tuple(dict.fromkeys(numbers.get(one.gpu_uuid, "?") for one in members)),
         pid=first.pid,
-        user=_known(first.user),
-        age_s=_known(first.age_s),
+        user=or_none(first.user),
+        age_s=or_none(first.age_s),
         used_bytes=sum(used) if used else None,
-        run=_known(first.run),
-        rank=_known(first.rank),
-        command=command,
+        run=or_none(first.run),
+        rank=or_none(first.rank),
+        command=or_none(first.command) or first.name,
         why=first.user.reason if isinstance(first.user, Unknown) else None,
     )
-
-
-def _known(value: Maybe[T]) -> T | None:
-    return None if isinstance(value, Unknown) else value

@@ -1,18 +1,29 @@
-"""The GPU census: one line per node that says what is there, and what is not as it should be."""
+"""The GPU census: one line per node with what is there, and what is not as it should be."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.facts import Fleet, Gpu, GpuFacts, NodeFacts, Unknown, Unreached, to_json
+from checks.facts import (
+    Fleet,
+    Gpu,
+    GpuFacts,
+    NodeFacts,
+    Unknown,
+    Unreached,
+    known,
+    or_none,
+    to_json,
+)
 from checks.parsers.host import parse_census
 from checks.profile import Profile
 from checks.rules.gpu import expected_count
 from checks.rules.gpu_health import unread
-from clusterctl.gpus.outliers import Idle, Place, coldest_and_hottest, find_idle, idle_words, label
+from clusterctl.gpus.outliers import Idle, Place, coldest_and_hottest, find_idle, idle_words
 from clusterctl.gpus.processes import list_processes
 from clusterctl.nodes import counted, fold, is_loopback
 from clusterctl.remote.fanout import NodeResult
@@ -41,34 +52,37 @@ def read_node(result: NodeResult[dict[str, Any]]) -> NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """What `clusterctl gpus` says about one node. Means are over the GPUs that gave a value."""
+    """The row of one node in `clusterctl gpus`. Means are over the GPUs that gave a value."""
 
     node: str
-    gpus: int | None  # None: unknown
-    processes: int | None
-    power_w: float | None  # mean per GPU
-    power_sum_w: float
-    utilization_percent: float | None
-    memory_share: float | None
-    temperature_c: float | None  # of the hottest
-    flags: tuple[str, ...]
-    verdict: str  # good, bad (exit 1), unknown (exit 3)
+    gpus: int | None = None  # None: unknown
+    processes: int | None = None
+    power_w: float | None = None  # mean per GPU
+    power_sum_w: float = 0.0
+    utilization_percent: float | None = None
+    memory_share: float | None = None
+    temperature_c: float | None = None  # of the hottest
+    flags: tuple[str, ...] = ()
+    verdict: str = "unknown"  # good, bad (exit 1), unknown (exit 3)
 
     def cells(self) -> list[str]:
         unsure = self.verdict == "unknown" and self.gpus is not None
-        mark = (
-            "!" if self.verdict == "bad" else "?" if unsure else " "
-        )  # keeps digits in one column
+        # A blank keeps the digits in one column.
+        mark = "!" if self.verdict == "bad" else "?" if unsure else " "
         return [
-            f"{'-' if self.gpus is None else self.gpus}{mark}",
-            "-" if self.processes is None else str(self.processes),
+            f"{_or_dash(self.gpus)}{mark}",
+            _or_dash(self.processes),
             "-" if self.power_w is None else watts(self.power_sum_w),
-            "-" if self.power_w is None else f"{self.power_w:.0f}",
-            "-" if self.utilization_percent is None else f"{self.utilization_percent:.0f}%",
-            "-" if self.memory_share is None else f"{self.memory_share:.0%}",
-            "-" if self.temperature_c is None else f"{self.temperature_c:.0f} C",
+            _or_dash(self.power_w, "{:.0f}"),
+            _or_dash(self.utilization_percent, "{:.0f}%"),
+            _or_dash(self.memory_share, "{:.0%}"),
+            _or_dash(self.temperature_c, "{:.0f} C"),
             "; ".join(self.flags),
         ]
+
+
+def _or_dash(value: float | None, form: str = "{}") -> str:
+    return "-" if value is None else form.format(value)
 
 
 def watts(power_w: float) -> str:
@@ -127,19 +141,13 @@ class Census:
         return "; ".join(words)
 
     def folded(self) -> list[tuple[str, GpuRow]]:
-        """(node set, row) with neighbours that look alike as one."""
-        groups: list[tuple[list[str], GpuRow]] = []
-        for row in self.rows:
-            if groups and row.cells() == groups[-1][1].cells():
-                groups[-1][0].append(row.node)
-            else:
-                groups.append(([row.node], row))
-        return [(fold(names), row) for names, row in groups]
+        """(node set, row) with equal neighbours as one."""
+        groups = [list(rows) for _, rows in itertools.groupby(self.rows, GpuRow.cells)]
+        return [(fold([row.node for row in rows]), rows[0]) for rows in groups]
 
 
-def take_census(nodes: Sequence[NodeFacts], limits: Profile | None = None) -> Census:
+def take_census(nodes: Sequence[NodeFacts], limits: Profile) -> Census:
     """Judge the GPUs of each node against the fleet, or against what a profile recorded."""
-    limits = limits or Profile()
     recorded = limits.expected.get("gpu.count_majority", "")
     by_profile = recorded.isdecimal() and len(recorded) < 6
     expected = int(recorded) if by_profile else expected_count(Fleet(tuple(nodes)).reached)
@@ -152,57 +160,43 @@ def take_census(nodes: Sequence[NodeFacts], limits: Profile | None = None) -> Ce
 def _row(
     node: NodeFacts, expected: int, source: str, limits: Profile, idle: Mapping[str, Idle]
 ) -> GpuRow:
-    facts = node.gpus
-    if node.unreached is not None:
-        why = node.unreached
+    facts, why = node.gpus, node.unreached
+    if why is not None:
         waits = why.phase == WAITING
         flag = "- no answer yet" if waits else f"no answer: {why.phase}: {why.message}"
-        return _empty(node.name, None, (flag,), "unknown")
-    if facts.state in ("hung", "unreadable"):
-        return _empty(node.name, None, (facts.summary,), "unknown")
-    if facts.state == "failed":
-        return _empty(node.name, None, (facts.summary,), "bad")
+        return GpuRow(node.name, flags=(flag,))
+    if facts.state in ("hung", "unreadable", "failed"):
+        verdict = "bad" if facts.state == "failed" else "unknown"
+        return GpuRow(node.name, flags=(facts.summary,), verdict=verdict)
     if facts.state in ("none", "no-tool"):
         flag = "no nvidia-smi" if facts.state == "no-tool" else "no GPU"
-        on_pci = 0 if isinstance(facts.on_pci, Unknown) else facts.on_pci
+        on_pci = or_none(facts.on_pci) or 0
         if on_pci:
             flag += f", but {on_pci} NVIDIA devices on PCI"
-        blind = isinstance(facts.on_pci, Unknown) and not facts.on_pci.is_absence
-        if blind:
+        if facts.is_pci_unread:
             flag += f", and whether PCI shows one: {facts.on_pci}"
-        bad = on_pci > 0 or expected > 0
-        return _empty(node.name, 0, (flag,), "bad" if bad else "unknown" if blind else "good")
+        verdict = "bad" if on_pci or expected else "unknown" if facts.is_pci_unread else "good"
+        return GpuRow(node.name, 0, flags=(flag,), verdict=verdict)
     return _counted(node.name, facts, expected, source, limits, idle.get(node.name))
-
-
-def _empty(name: str, gpus: int | None, flags: tuple[str, ...], verdict: str) -> GpuRow:
-    return GpuRow(name, gpus, None, None, 0.0, None, None, None, flags, verdict)
 
 
 def _counted(
     name: str, facts: GpuFacts, expected: int, source: str, limits: Profile, idle: Idle | None
 ) -> GpuRow:
-    gpus = facts.gpus
+    gpus, processes = facts.gpus, facts.processes
+    powers = known(gpu.power_w for gpu in gpus)
+    use = known(gpu.utilization_percent for gpu in gpus)
     flags = []
-    verdict = "good"
-    on_pci = 0 if isinstance(facts.on_pci, Unknown) else facts.on_pci
-    should = max(expected, on_pci)
-    if len(gpus) < should:
-        by_pci = on_pci > max(len(gpus), expected)
-        source = f"PCI shows {on_pci}" if by_pci else f"{source} {expected}"
-        flags.append(f"{should - len(gpus)} missing ({source})")
-        verdict = "bad"
-    if facts.state == "partial":
-        flags.append(facts.summary)
-        verdict = "bad"
-    powers = [gpu.power_w for gpu in gpus if not isinstance(gpu.power_w, Unknown)]
-    use = [g.utilization_percent for g in gpus if not isinstance(g.utilization_percent, Unknown)]
-    heat = [g.temperature_c for g in gpus if not isinstance(g.temperature_c, Unknown)]
+    on_pci = or_none(facts.on_pci) or 0
+    missing = max(expected, on_pci) - len(gpus)
+    if missing > 0:
+        where = f"PCI shows {on_pci}" if on_pci > expected else f"{source} {expected}"
+        flags.append(f"{missing} missing ({where})")
+    flags += [facts.summary] if facts.state == "partial" else []
+    verdict = "bad" if flags else "good"
     flags += [] if idle is None else [idle_words(idle, len(gpus))]
     flags += _unreadable(gpus) + _held(facts, limits)
-    processes = facts.processes
-    if isinstance(processes, Unknown):
-        flags.append(f"processes: {processes.reason}")
+    flags += [f"processes: {processes}"] if isinstance(processes, Unknown) else []
     values = [processes, *(value for gpu in gpus for value in (gpu.power_w, gpu.memory_used_bytes))]
     if verdict == "good" and unread(*values) is not None:
         verdict = "unknown"
@@ -214,20 +208,21 @@ def _counted(
         power_sum_w=sum(powers),
         utilization_percent=sum(use) / len(use) if use else None,
         memory_share=_memory_share(gpus),
-        temperature_c=max(heat, default=None),
+        temperature_c=max(known(gpu.temperature_c for gpu in gpus), default=None),
         flags=tuple(flags),
         verdict=verdict,
     )
 
 
 def _memory_share(gpus: Sequence[Gpu]) -> float | None:
-    used = total = 0
-    for gpu in gpus:
-        if not isinstance(gpu.memory_used_bytes, Unknown) and not isinstance(
-            gpu.memory_total_bytes, Unknown
-        ):
-            used, total = used + gpu.memory_used_bytes, total + gpu.memory_total_bytes
-    return used / total if total else None
+    pairs = [
+        (gpu.memory_used_bytes, gpu.memory_total_bytes)
+        for gpu in gpus
+        if not isinstance(gpu.memory_used_bytes, Unknown)
+        and not isinstance(gpu.memory_total_bytes, Unknown)
+    ]
+    total = sum(total for _, total in pairs)
+    return sum(used for used, _ in pairs) / total if total else None
 
 
 def _unreadable(gpus: Sequence[Gpu]) -> list[str]:
@@ -238,7 +233,7 @@ def _unreadable(gpus: Sequence[Gpu]) -> list[str]:
         for position, gpu in enumerate(gpus):
             value = getattr(gpu, field)
             if isinstance(value, Unknown):
-                reasons.setdefault(value.reason, []).append(label(gpu, position))
+                reasons.setdefault(value.reason, []).append(gpu.label(position))
         for reason, labels in reasons.items():
             which = "all GPUs" if len(labels) == len(gpus) else f"GPU {','.join(labels)}"
             flags.append(f"{word} {reason} on {which}")
@@ -251,16 +246,14 @@ def _held(facts: GpuFacts, limits: Profile) -> list[str]:
         return []
     taken = {one.gpu_uuid for one in facts.processes}
     held = [
-        f"GPU {label(gpu, position)} holds {gpu.memory_used_bytes / (1 << 30):.0f} GiB"
+        f"GPU {gpu.label(position)} holds {gpu.memory_used_bytes / (1 << 30):.0f} GiB"
         for position, gpu in enumerate(facts.gpus)
         if not isinstance(gpu.memory_used_bytes, Unknown)
         and gpu.memory_used_bytes > limits.gpu_memory_held_warn_gib * (1 << 30)
         and gpu.uuid not in taken
     ]
-    if not held:
-        return []
     more = f" and {len(held) - 2} more" if len(held) > 2 else ""
-    return [f"{', '.join(held[:2])}{more}, and no process is listed there"]
+    return [f"{', '.join(held[:2])}{more}, and no process is listed there"] if held else []
 
 
 def to_document(census: Census, nodes: Sequence[NodeFacts]) -> dict[str, Any]:
