@@ -1,4 +1,5 @@
-"""What ruff, mypy and import-linter do not check: import cycles, long lines, exceptions from formatting, wording.
+"""What ruff, mypy and import-linter do not check: import cycles of modules and of folders, long lines,
+exceptions from formatting, wording.
 
 python -m tests.lint           # part of make lint; one line a finding, exit code 1 if there is any
 """
@@ -92,6 +93,18 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def between_folders(graph: dict[str, set[str]], depth: int) -> dict[str, set[str]]:
+    """Imports between folders; a module that stands beside folders counts as one."""
+
+    def folder(module: str) -> str:
+        return ".".join(module.split(".")[:depth])
+
+    folders: dict[str, set[str]] = {folder(module): set() for module in graph}
+    for module, others in graph.items():
+        folders[folder(module)].update(map(folder, others))
+    return {name: others - {name, *PACKAGES} for name, others in folders.items()}
+
+
 def skipped_lines(text: str) -> set[int]:
     """Lines of statements that carry `# fmt: skip`."""
     lines = text.splitlines()
@@ -131,8 +144,9 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
     trees = {path: ast.parse(text) for path, text in texts.items()}
     names = {name_of(path) for path in texts}
     graph = {name_of(path): imported(tree, names) for path, tree in trees.items()}
-    for cycle in cycles(graph):
-        yield f"import cycle: {', '.join(cycle)}"
+    graphs = (graph, between_folders(graph, 2), between_folders(graph, 3))
+    found = dict.fromkeys(", ".join(cycle) for imports in graphs for cycle in cycles(imports))
+    yield from (f"import cycle: {members}" for members in found)
     folders = collections.Counter(path.parent for path in texts)
     for folder, count in folders.items():
         if count > MOST_FILES:

@@ -27,6 +27,16 @@ def test_cycle_through_a_function_is_found(tmp_path: Path, monkeypatch) -> None:
     assert found(tmp_path, monkeypatch, pack__one=one, pack__two="import sys\n") == []
 
 
+def test_cycle_between_folders_is_found(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(lint, "PACKAGES", ("a",))
+    for folder in ("a", "a/b", "a/c"):
+        (tmp_path / folder).mkdir()
+    files = {"a__b__one": "from a.c import two\n", "a__c__two": "", "a__c__three": ""}
+    assert found(tmp_path, monkeypatch, **files) == []
+    files["a__c__three"] = "from a.b import one\n"
+    assert found(tmp_path, monkeypatch, **files) == ["import cycle: a.b, a.c"]
+
+
 def test_long_lines_are_found_outside_tables_and_urls(tmp_path: Path, monkeypatch) -> None:
     long = "x" * 101
     text = f"# {long}\nA = [\n    1, '{long}',\n]  # fmt: skip\nB = 1  # https://{long}\n"
