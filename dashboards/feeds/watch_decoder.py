@@ -1,7 +1,7 @@
-"""The lines of the payload `watch` as readings. Pure; odd lines raise `TransportError`.
+"""The lines of the payload `watch` as readings. Pure; unexpected lines raise `TransportError`.
 
-A line carries only what has changed, so a Decoder belongs to one stream and keeps the rest. What a
-line did not touch stays the same object in the next reading: 8 of 9 parts of a node stand still.
+A line has only what changed, so a Decoder belongs to one stream and keeps the rest. What a line
+does not name stays the same object in the next reading: 8 of 9 parts of a node do not change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Xid
 
 SMI_COLUMNS = SMI_QUERY.split(",")
 MIB = 2**20
-GPUS, LINKS, XIDS, ROWS = 64, 64, 50, 256  # more than a node has: what is above is not believed
+GPUS, LINKS, XIDS, ROWS = 64, 64, 50, 256  # more than a node has; the rest is dropped
 AGES_S = 10.0  # ages of processes are brought up to date this often
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean trouble.
 REASONS = (
@@ -26,7 +26,7 @@ REASONS = (
     (0x40, "hw thermal slowdown"),
     (0x80, "hw power brake"),
 )
-_FAMILIES = "gGhHlL"
+_FAMILIES = frozenset("ghlL")
 
 
 class Decoder:
@@ -45,17 +45,16 @@ class Decoder:
         self._disks: tuple[Disk, ...] | None = None
         self._processes: tuple[Process, ...] | None = None
         self._processes_s = 0.0  # when their ages were right
-        self._reported_s = 0.0  # when they were told
+        self._reported_s = 0.0  # when they were reported
         self._xids: tuple[Xid, ...] = ()
         self._up: tuple[float, float] | None = None  # (seconds, when)
         self._step_s = 0.0
         self.pong: tuple[int, float] | None = None  # (number of the question, node's wall clock)
-        self.number = 0  # of the newest line
 
     def take(self, line: bytes, at_s: float) -> bool:
         """Read a line that came at `at_s`; whether it was a reading (else it answers a question).
 
-        Raises `TransportError` for what the payload never says.
+        Raises `TransportError` for what the payload never sends.
         """
         reported = read_line("watch", line)
         if "pong" in reported:
@@ -70,7 +69,6 @@ class Decoder:
             new = reported["d"]
         else:
             raise TransportError("parse", "a change of nothing")
-        self.number = reported["n"]
         for key, value in new.items():
             self._set(key, value, at_s)
         self._step_s += reported.get("step", 0.0)
@@ -80,16 +78,15 @@ class Decoder:
 
     def _set(self, key: str, value: Any, at_s: float) -> None:
         self._reported[key] = value
-        first = key[:1]
-        if first in _FAMILIES and key[1:].isdigit():
-            if first in "gh":
-                index = int(key[1:])
-                self._gpus[index] = self._gpu_tuple = None
-                if first == "h":
-                    self._still.pop(index, None)
+        family = key[:1]
+        if family in _FAMILIES and key[1:].isdigit():
+            index = int(key[1:])
+            if family in "lL":
+                self._links[index] = self._link_tuple = None
             else:
-                self._links[int(key[1:])] = None
-                self._link_tuple = None
+                self._gpus[index] = self._gpu_tuple = None
+                if family == "h":
+                    self._still.pop(index, None)
         elif key == "gpus":
             self._gpu_tuple = None
         elif key == "links":
@@ -113,7 +110,6 @@ class Decoder:
         reported = self._reported
         memory = reported.get("mem")
         used, total = memory if type(memory) is list and len(memory) == 2 else (None, None)
-        used, total, net = _number(used), _number(total), _number(reported.get("net"))
         gpus, error = self._all_gpus()
         step, self._step_s = self._step_s, 0.0
         return NodeSample(
@@ -122,9 +118,9 @@ class Decoder:
             cpu=_number(reported.get("cpu")),
             cpus=_whole(reported.get("cpus")),
             load1=_number(reported.get("load1")),
-            memory_used_bytes=None if used is None else used * MIB,
-            memory_total_bytes=None if total is None else total * MIB,
-            network_bytes_s=None if net is None else net * 1e6,
+            memory_used_bytes=_times(used, MIB),
+            memory_total_bytes=_times(total, MIB),
+            network_bytes_s=_times(reported.get("net"), 1e6),
             gpus=gpus,
             gpu_error=error,
             processes=self._all_processes(at_s),
@@ -144,15 +140,15 @@ class Decoder:
         count = reported.get("gpus")
         if type(count) is int and count >= 0:
             if self._gpu_tuple is None:
-                for index in range(min(count, GPUS)):
+                indices = range(min(count, GPUS))
+                for index in indices:
                     if self._gpus.get(index) is None:
                         still = self._still.get(index)
                         if still is None:
                             still = self._still[index] = _still(reported.get(f"h{index}"))
                         self._gpus[index] = _gpu(index, reported.get(f"g{index}"), still)
-                self._gpu_tuple = tuple(
-                    gpu for i in range(min(count, GPUS)) if (gpu := self._gpus[i]) is not None
-                )
+                gpus = (self._gpus[index] for index in indices)
+                self._gpu_tuple = tuple(gpu for gpu in gpus if gpu is not None)
             return self._gpu_tuple, ""
         error = str(reported.get("gpu_error") or "")
         if isinstance(reported.get("csv"), str):
@@ -160,18 +156,17 @@ class Decoder:
         return None, error or "the node said nothing about GPUs"
 
     def _all_links(self) -> tuple[Link, ...] | None:
-        count = self._reported.get("links")
+        reported = self._reported
+        count = reported.get("links")
         if type(count) is not int:
             return None
         if self._link_tuple is None:
-            for index in range(min(count, LINKS)):
+            indices = range(min(count, LINKS))
+            for index in indices:
                 if self._links.get(index) is None:
-                    self._links[index] = _link(
-                        self._reported.get(f"L{index}"), self._reported.get(f"l{index}")
-                    )
-            self._link_tuple = tuple(
-                link for i in range(min(count, LINKS)) if (link := self._links[i]) is not None
-            )
+                    self._links[index] = _link(reported.get(f"L{index}"), reported.get(f"l{index}"))
+            links = (self._links[index] for index in indices)
+            self._link_tuple = tuple(link for link in links if link is not None)
         return self._link_tuple
 
     def _all_processes(self, at_s: float) -> tuple[Process, ...] | None:
@@ -186,21 +181,21 @@ class Decoder:
         return self._processes
 
     def _add_xids(self, rows: Any, at_s: float) -> None:
+        cards = {key: row for key, row in self._reported.items() if key[:1] == "h"}
         by_address = {
-            _address(self._reported[key][3]): int(key[1:])
-            for key in self._reported
-            if key[:1] == "h" and type(self._reported[key]) is list and len(self._reported[key]) > 3
+            _address(row[3]): int(key[1:])
+            for key, row in cards.items()
+            if type(row) is list and len(row) > 3
         }
         for row in rows[:ROWS] if type(rows) is list else ():
-            if type(row) is not list or len(row) != 4 or _whole(row[2]) is None:
-                continue
-            gpu = by_address.get(_address(row[1]))
-            line = Xid(at_s - (_number(row[0]) or 0.0), gpu, int(row[2]), str(row[3])[:300])
-            self._xids = (*self._xids, line)[-XIDS:]
+            if type(row) is list and len(row) == 4 and _whole(row[2]) is not None:
+                gpu = by_address.get(_address(row[1]))
+                line = Xid(at_s - (_number(row[0]) or 0.0), gpu, int(row[2]), str(row[3])[:300])
+                self._xids = (*self._xids, line)[-XIDS:]
 
 
 def _address(text: Any) -> str:
-    """NVML says 00000000:0F:00.0, the kernel's log 0000:0f:00."""
+    """NVML has 00000000:0F:00.0, the kernel's log 0000:0f:00."""
     return str(text).lower().rpartition(".")[0][-10:] or str(text).lower()[-10:]
 
 
@@ -210,17 +205,14 @@ _ALL_INTS = {int}
 
 
 def _still(row: Any) -> _Still:
-    """(name, limit, bytes, ECC errors, NVLinks): what a card says once a minute."""
+    """(name, limit, bytes, ECC errors, NVLinks): what a card reports once a minute."""
     if type(row) is not list or len(row) != 7:
         return _UNKNOWN
-    total, up, links = _number(row[2]), _whole(row[5]), _whole(row[6])
-    return (
-        row[0] if isinstance(row[0], str) else "",
-        _number(row[1]),
-        None if total is None else total * MIB,
-        _whole(row[4]),
-        None if up is None or links is None else (up, links),
-    )
+    name, up, links = row[0], _whole(row[5]), _whole(row[6])
+    nvlinks = None if up is None or links is None else (up, links)
+    if not isinstance(name, str):
+        name = ""
+    return name, _number(row[1]), _times(row[2], MIB), _whole(row[4]), nvlinks
 
 
 def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
@@ -262,14 +254,13 @@ def _link(still: Any, moving: Any) -> Link | None:
         return None
     if type(moving) is not list or len(moving) != 3:
         moving = (None, None, None)
-    received, sent = _number(moving[0]), _number(moving[1])
     return Link(
         str(still[0]),
         "ib" if still[1] == "ib" else "eth",
         str(still[2]),
         _number(still[3]),
-        None if received is None else received * 1e6,
-        None if sent is None else sent * 1e6,
+        _times(moving[0], 1e6),
+        _times(moving[1], 1e6),
         _number(moving[2]),
         _whole(still[4]),
     )
@@ -278,35 +269,27 @@ def _link(still: Any, moving: Any) -> Link | None:
 def _process(row: Any, passed_s: float) -> Process | None:
     if type(row) is not list or len(row) != 8 or _whole(row[0]) is None:
         return None
-    memory, age = _number(row[4]), _number(row[7])
+    age_s = _number(row[7])
     return Process(
         int(row[0]),
         str(row[1]),
         str(row[2]),
         _whole(row[3]),
-        None if memory is None else memory * MIB,
+        _times(row[4], MIB),
         str(row[5] or ""),
         _whole(row[6]),
-        None if age is None else age + passed_s,
+        None if age_s is None else age_s + passed_s,
     )
 
 
 def _disks(rows: Any) -> tuple[Disk, ...] | None:
     if type(rows) is not list:
         return None
-    found = []
-    for row in rows[:ROWS]:
-        if type(row) is list and len(row) == 4:
-            used, total = _number(row[1]), _number(row[2])
-            found.append(
-                Disk(
-                    str(row[0]),
-                    None if used is None else used * MIB,
-                    None if total is None else total * MIB,
-                    str(row[3]),
-                )
-            )
-    return tuple(found)
+    return tuple(
+        Disk(str(row[0]), _times(row[1], MIB), _times(row[2], MIB), str(row[3]))
+        for row in rows[:ROWS]
+        if type(row) is list and len(row) == 4
+    )
 
 
 def parse_csv(text: str) -> tuple[Gpu, ...] | None:
@@ -353,6 +336,12 @@ def _number(value: Any) -> float | None:
     except ValueError:
         return None
     return number if abs(number) < 1e300 else None
+
+
+def _times(value: Any, factor: float) -> float | None:
+    """A finite number in our unit."""
+    number = value if type(value) is float and -1e290 < value < 1e290 else _number(value)
+    return None if number is None else number * factor
 
 
 def _whole(value: Any) -> int | None:
