@@ -1,8 +1,8 @@
 """All that preflight collects from a node: one payload, then its clock against ours.
 
-The channel stays open behind the answer; eight questions for the time go over it and the shortest
-round trip counts. A head that talks to many nodes at once is itself slow to read its clock: the
-error bound of each node says how slow.
+The channel stays open after the answer; eight questions for the time go over it and the shortest
+round trip counts. A head that talks to many nodes at once is itself slow to read its clock, which
+the error bound of each node includes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ def collect(
     nodes: Sequence[Node],
     transport: Transport,
     limits: Limits,
-    args: Mapping[str, Any] | Callable[[Node], Mapping[str, Any]],
+    args: Callable[[Node], Mapping[str, Any]],
     *,
     width: int,
-    pings: int = PINGS,
 ) -> Fanout[dict[str, Any]]:
-    """A fan-out whose values are census envelopes with everything in them; `args` may go by node.
+    """A fan-out whose values are census envelopes with everything in them.
 
     Each has a `head` beside its sections: `connect_s`, and `samples`, times in seconds as (sent,
     the node's, received).
@@ -42,14 +41,13 @@ def collect(
     plain = {"tool_timeout_s": tool_timeout(limits), "everything": True, "nvml": nvml}
 
     def wanted(node: Node) -> dict[str, Any]:
-        return {**plain, **(args(node) if callable(args) else args), "pings": pings}
+        return {**plain, **args(node), "pings": PINGS}
 
     def talk(stream: PayloadStream, connect_s: float) -> dict[str, Any]:
         answer = stream.answer(timeout_s - (time.monotonic() - stream.started_s))
         if "sections" not in answer:
             raise TransportError("parse", "the census answers a question for the time too early")
-        samples = list(_ask_time(stream, pings))
-        head = {"connect_s": connect_s, "samples": samples}
+        head = {"connect_s": connect_s, "samples": _ask_time(stream)}
         return {**answer, "noise": stream.noise, "head": head}
 
     return converse(
@@ -66,10 +64,10 @@ def collect(
     )
 
 
-def _ask_time(stream: PayloadStream, times: int) -> list[tuple[float, float, float]]:
+def _ask_time(stream: PayloadStream) -> list[tuple[float, float, float]]:
     samples = []
     try:
-        for _ in range(times):
+        for _ in range(PINGS):
             sent = time.time()
             stream.send({"ping": 1})
             reply = stream.receive(PING_TIMEOUT_S)

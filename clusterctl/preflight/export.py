@@ -4,54 +4,52 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as xml
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checks.finding import Finding, Report, Verdict
+from checks.finding import Report, Verdict
 from checks.profile import Profile, ProfileError, profile_from
 from clusterctl.errors import UsageError
 
+# Tags of a case, and attributes of a suite that count them.
+TAGS = {Verdict.FAIL: "failure", Verdict.UNKNOWN: "error", Verdict.SKIP: "skipped"}
+COUNTS = {Verdict.FAIL: "failures", Verdict.UNKNOWN: "errors", Verdict.SKIP: "skipped"}
+PROFILE_HEAD = """\
+# Written by clusterctl preflight --record; read with --profile. Thresholds may stand above
+# the table, e.g. clock_skew_warn_s = 0.02, and verdicts in a table [severity].
+[expected]
+"""
+
 
 def junit(report: Report) -> str:
-    """A test suite for each node, a case for each check that spoke about it.
+    """A test suite for each node, a case for each check with a finding about it.
 
     FAIL is a failure, UNKNOWN an error, SKIP is skipped; a warning passes, and its output says so.
     """
     root = xml.Element("testsuites", name="clusterctl preflight", time=f"{report.seconds:.3f}")
     for node in report.nodes:
-        mine = [one for one in report.findings if node in one.nodes]
-        count = {verdict: sum(one.verdict is verdict for one in mine) for verdict in Verdict}
-        suite = xml.SubElement(
-            root,
-            "testsuite",
-            name=node,
-            tests=str(len(mine)),
-            failures=str(count[Verdict.FAIL]),
-            errors=str(count[Verdict.UNKNOWN]),
-            skipped=str(count[Verdict.SKIP]),
-        )
-        for one in mine:
-            _case(suite, node, one)
+        found = [one for one in report.findings if node in one.nodes]
+        count = Counter(COUNTS.get(one.verdict) for one in found)
+        counts = {name: str(count[name]) for name in COUNTS.values()}
+        about = {"name": node, "tests": str(len(found)), **counts}
+        suite = xml.SubElement(root, "testsuite", about)
+        for one in found:
+            case = xml.SubElement(suite, "testcase", classname=node, name=one.id)
+            evidence = _printable(one.evidence)
+            text = evidence + _printable(f"\nfix: {one.fix}" if one.fix else "")
+            if one.verdict in TAGS:
+                tag = xml.SubElement(case, TAGS[one.verdict], message=evidence)
+                tag.text = None if one.verdict is Verdict.SKIP else text
+            elif one.verdict is Verdict.WARN:
+                xml.SubElement(case, "system-out").text = f"WARN: {text}"
     text = xml.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def _case(suite: xml.Element, node: str, one: Finding) -> None:
-    case = xml.SubElement(suite, "testcase", classname=node, name=one.id)
-    words = _printable(one.evidence + (f"\nfix: {one.fix}" if one.fix else ""))
-    if one.verdict is Verdict.FAIL:
-        xml.SubElement(case, "failure", message=_printable(one.evidence)).text = words
-    elif one.verdict is Verdict.UNKNOWN:
-        xml.SubElement(case, "error", message=_printable(one.evidence)).text = words
-    elif one.verdict is Verdict.SKIP:
-        xml.SubElement(case, "skipped", message=_printable(one.evidence))
-    elif one.verdict is Verdict.WARN:
-        xml.SubElement(case, "system-out").text = f"WARN: {words}"
-
-
 def _printable(text: str) -> str:
-    """XML cannot hold control characters, and a node's words may."""
+    """XML cannot hold control characters, and text of a node may."""
     return "".join(char if char >= " " or char in "\n\t" else "�" for char in text)
 
 
@@ -65,17 +63,9 @@ def write(path: Path, text: str) -> None:
 
 def profile_text(expected: Mapping[str, str]) -> str:
     """A profile as TOML: what every node showed when it was recorded."""
-    lines = [
-        (
-            "# Written by clusterctl preflight --record; read with --profile. "
-            "Thresholds may stand above"
-        ),
-        "# the table, e.g. clock_skew_warn_s = 0.02, and verdicts in a table [severity].",
-        "[expected]",
-    ]
     # A JSON string is a TOML string.
-    lines += [f"{json.dumps(id)} = {json.dumps(value)}" for id, value in expected.items()]
-    return "\n".join(lines) + "\n"
+    lines = [f"{json.dumps(id)} = {json.dumps(value)}\n" for id, value in expected.items()]
+    return PROFILE_HEAD + "".join(lines)
 
 
 def read_profile(path: Path | None, severity: Mapping[str, str]) -> Profile:

@@ -74,12 +74,13 @@ def remember(
     now_s = time.time()
     kept = {key: data for key, data in seen.items() if _is_recent(data, now_s)}
     for node, facts in looks:
-        if facts.unreached is not None or isinstance(facts.machine, Unknown):
+        machine, clock = facts.machine, facts.clock
+        if facts.unreached is not None or isinstance(machine, Unknown):
             continue
-        wall = facts.clock if isinstance(facts.clock, Unknown) else facts.clock.wall_minus_boot_s
+        wall = clock if isinstance(clock, Unknown) else clock.wall_minus_boot_s
         ports = facts.fabric.ports if isinstance(facts.fabric, Fabric) else ()
         kept[key_of(node)] = {
-            "boot_id": facts.machine.boot_id if isinstance(facts.machine.boot_id, str) else "",
+            "boot_id": machine.boot_id if isinstance(machine.boot_id, str) else "",
             "wall_minus_boot_s": None if isinstance(wall, Unknown) else wall,
             "counters": {
                 port.name: {k: v for k, v in port.counters.items() if k in ERROR_COUNTERS}
