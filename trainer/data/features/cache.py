@@ -13,8 +13,6 @@ from __future__ import annotations
 import os
 import zlib
 from collections import OrderedDict
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, damaged
-from trainer.data.features.index import read_document, read_index, text_key
+from trainer.data.features.index import lacking, read_document, read_index, text_key
 from trainer.data.features.units import Grid, Keys, find_units, frames_of, keys_of
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
@@ -35,15 +33,6 @@ NETWORK_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # of a config'
 POSTERIOR, SAMPLE, EXACT = "posterior", "sample", "exact"  # what a latent is
 _OPEN_FILES = 64
 _MAKE = "python -m trainer.data encode CONFIG {folder} --data-path MANIFEST"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a clip's chunks lie."""
-
-    place: int  # in the index
-    frames: int  # of the clip that are there
-    fps: float  # of the file
 
 
 class Features:
@@ -63,6 +52,15 @@ class Features:
         self.document = document
         self.key: dict[str, Any] = document["key"]
         self.grid = Grid.of(document["grid"])
+        # "posterior" (mean and log-variance), "sample", or "exact" where a VAE has no spread
+        self.kind: str = self.key["latents"]["kind"]
+        self.text_channels: int = document["text_channels"]
+        # of the text encoder; captions behind a caption embedder have fewer
+        self.encoder_channels: int = document["encoder_channels"]
+        # of the longest caption; features are padded to it
+        self.max_tokens: int = self.key["text"]["model_max_length"]
+        self.latent_dtype = DTYPES[self.key["latents"]["dtype"]]
+        self.text_dtype = DTYPES[document["text_dtype"]]
         self.files: list[tuple[str, int]] = [(str(n), int(b)) for n, b, _ in document["shards"]]
         tables = read_index(folder, document)
         self.clips, self.captions = tables[LATENTS], tables[TEXTS]
@@ -70,33 +68,6 @@ class Features:
             (int(row["id"], 16), row["height"], row["width"]): str(row["reason"])
             for row in document["bad"]
         }
-
-    @property
-    def kind(self) -> str:
-        """`posterior` (mean and log-variance), `sample`, or `exact` where a VAE has no spread."""
-        return str(self.key["latents"]["kind"])
-
-    @property
-    def text_channels(self) -> int:
-        return int(self.document["text_channels"])
-
-    @property
-    def encoder_channels(self) -> int:
-        """Of the text encoder; captions that were projected (see features_captions) have fewer."""
-        return int(self.document["encoder_channels"])
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest caption; features are padded to it."""
-        return int(self.key["text"]["model_max_length"])
-
-    @cached_property
-    def _latent_dtype(self) -> torch.dtype:
-        return DTYPES[self.key["latents"]["dtype"]]
-
-    @cached_property
-    def _text_dtype(self) -> torch.dtype:
-        return DTYPES[self.document["text_dtype"]]
 
     def check_files(self) -> None:
         """Raise FeaturesError naming the first shard that is missing or of another size."""
@@ -115,19 +86,15 @@ class Features:
         units = find_units(manifest, buckets, interval, self.grid)
         ids, frames = content_ids(manifest), frames_of(manifest.num_frames, interval, most)
         missing: list[tuple[int, str]] = []
-        for _, length, places in units.each_stream():
-            rows, height, width = units.rows[places], units.height[places], units.width[places]
-            found = self.clips.find(keys_of(ids[rows], height, width, length))
-            there = np.where(found >= 0, self.clips.columns["frames"][found], -1)
-            for place in np.flatnonzero(
-                (there != frames[rows]) & (frames[rows] >= length)
-            ).tolist():
-                row, size = int(rows[place]), (int(height[place]), int(width[place]))
+        for _, places, there in lacking(units, ids, frames, self.clips):
+            for place, had in zip(places.tolist(), there.tolist(), strict=True):
+                row = int(units.rows[place])
+                size = (int(units.height[place]), int(units.width[place]))
                 if (int(ids[row]), *size) in self.bad:
                     continue
                 what = f"{manifest.locate(row)} at {size[0]}x{size[1]}"
-                if there[place] >= 0:
-                    what += f" with {frames[row]} frames ({there[place]} are there)"
+                if had >= 0:
+                    what += f" with {frames[row]} frames ({had} are there)"
                 missing.append((row, what))
         if missing:
             first = min(missing)[1]
@@ -148,19 +115,6 @@ class Features:
                 f"{manifest.locate(row)} ({manifest.texts[row][:60]!r})",
                 hint=_MAKE.format(folder=self.folder) + " adds them",
             )
-
-    def entries(self, clip_id: int, height: int, width: int, window: int) -> list[Entry]:
-        """Of the chunks that a window of frames is made of, whole ones first; empty: not there."""
-        lengths = self.grid.lengths(window)
-        ids: Keys = np.full(len(lengths), clip_id, np.uint64)
-        found = self.clips.find(keys_of(ids, height, width, np.array(lengths)))
-        if (found < 0).any():
-            return []
-        columns = self.clips.columns
-        return [
-            Entry(place, int(columns["frames"][place]), float(columns["fps"][place]))
-            for place in found.tolist()
-        ]
 
     def shards(self) -> Shards:
         """Open files of one thread."""
@@ -183,19 +137,23 @@ class Shards:
         Raises FeaturesError naming a damaged shard.
         """
         features, grid = self._features, self._features.grid
-        entries = features.entries(clip_id, height, width, window)
-        if not entries or min(entry.frames for entry in entries) < window:
+        lengths = grid.lengths(window)  # whole chunks first
+        ids: Keys = np.full(len(lengths), clip_id, np.uint64)
+        places = features.clips.find(keys_of(ids, height, width, np.array(lengths)))
+        columns = features.clips.columns
+        if (places < 0).any() or columns["frames"][places].min() < window:
             return None
-        first = grid.window(start, interval, window, entries[0].frames)
+        first = grid.window(start, interval, window, int(columns["frames"][places[0]]))
         whole, rest = grid.pieces(window)
         parts = []
         if whole:
-            parts.append(self.latents(entries[0].place, first, whole))
+            parts.append(self.latents(int(places[0]), first, whole))
         if rest:
-            parts.append(self.latents(entries[-1].place, first + whole, 1))
+            parts.append(self.latents(int(places[-1]), first + whole, 1))
         # K chunks of Z frames one after another: [P, C, K Z, h, w]
         joined = [part.permute(1, 3, 0, 2, 4, 5).flatten(2, 3) for part in parts]
-        return joined[0] if len(joined) == 1 else torch.cat(joined, 2), entries[0].fps
+        fps = float(columns["fps"][places[0]])
+        return joined[0] if len(joined) == 1 else torch.cat(joined, 2), fps
 
     def latents(self, place: int, first: int, count: int) -> Tensor:
         """Chunks [K, P, Z, C, h, w] of an entry, in the stored dtype."""
@@ -205,11 +163,11 @@ class Shards:
         copies = 2 if features.kind == POSTERIOR else 1
         height, width = (int(columns[name][place]) // grid.edge for name in ("height", "width"))
         shape = (copies, grid.latents(length), grid.channels, height, width)
-        size = int(np.prod(shape)) * features._latent_dtype.itemsize
+        size = int(np.prod(shape)) * features.latent_dtype.itemsize
         at = int(columns["offset"][place]) + first * size
         crcs = features.clips.crcs(place, first, count)
         data = self._read(int(columns["shard"][place]), at, size, crcs)
-        return torch.frombuffer(data, dtype=features._latent_dtype).view(count, *shape)
+        return torch.frombuffer(data, dtype=features.latent_dtype).view(count, *shape)
 
     def text(self, text: str) -> Tensor | None:
         """Features [tokens, C] of a caption; None when it is not there."""
@@ -220,10 +178,10 @@ class Shards:
             return None
         columns = features.captions.columns
         tokens = int(columns["count"][place])
-        size = tokens * features.text_channels * features._text_dtype.itemsize
+        size = tokens * features.text_channels * features.text_dtype.itemsize
         crcs = features.captions.crcs(place, 0, 1)
         data = self._read(int(columns["shard"][place]), int(columns["offset"][place]), size, crcs)
-        return torch.frombuffer(data, dtype=features._text_dtype).view(tokens, -1)
+        return torch.frombuffer(data, dtype=features.text_dtype).view(tokens, -1)
 
     def close(self) -> None:
         while self._open:

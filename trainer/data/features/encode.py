@@ -15,13 +15,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.arguments import whole
 from trainer.data.features.files import DOCUMENT, JOB, FeaturesError
-from trainer.errors import ConfigError, TrainerError
+from trainer.data.manifest.left_out import RESUME, report
+from trainer.errors import ConfigError
 
 T = TypeVar("T")
 OVERRIDES = True  # further words of the command line are keys of the config
@@ -84,7 +87,6 @@ def run(args: argparse.Namespace) -> int:
     from trainer.config import load as configuration
     from trainer.data.features import encode_job as jobs
     from trainer.data.features.encode_plan import Options, foresee
-    from trainer.data.manifest.left_out import report
     from trainer.data.manifest.read import read_manifest
     from trainer.data.manifest.shared import read_once
 
@@ -95,13 +97,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("dataset.features is what encode makes: leave it out here")
     if args.sample and config.vae.type == "identity":
         raise FeaturesError("--sample is for a VAE that has a spread; identity has none")
-    rank, world, local_rank = _ranks()
+    ranks = _Ranks.of_environment()
+    rank, world = ranks.rank, ranks.world
+    is_exact = config.vae.type == "identity"
     data_path = Path(config.dataset.data_path)
     root = Path(config.dataset.root) if config.dataset.root else None
     by_shards = config.dataset.memory_efficient
     options = Options(
-        kind="exact" if config.vae.type == "identity" else "sample" if args.sample else "posterior",
-        dtype=_DTYPES[args.latent_dtype or ("fp32" if config.vae.type == "identity" else "fp16")],
+        kind="exact" if is_exact else "sample" if args.sample else "posterior",
+        dtype=_DTYPES[args.latent_dtype or ("fp32" if is_exact else "fp16")],
         max_frames=args.max_frames,
         caption_embedder=args.caption_embedder,
         shard_bytes=args.shard_mb << 20,
@@ -117,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         print(foresee(config, manifest, out, options))
         report(manifest.wrong)
         return 1 if manifest.wrong else 0
-    with _Together(rank, world, local_rank) as ranks:
+    with ranks.joined():
         manifest, notes = read_once(ranks, data_path, root, by_shards)
         document = ranks.run_on_rank0(lambda: jobs.prepare(config, manifest, out, options))
     if not rank:
@@ -137,11 +141,11 @@ def run(args: argparse.Namespace) -> int:
             return 0
     elif rank:
         return 0
-    return 1 if _tell(out) or manifest.wrong else 0
+    return 1 if _describe(out) or manifest.wrong else 0
 
 
-def _tell(out: Path) -> int:
-    """Say what was made; returns how many times a clip could not be read."""
+def _describe(out: Path) -> int:
+    """Print what was made; returns how many times a clip could not be read."""
     from trainer.data.features.check import describe
     from trainer.data.features.index import read_document
 
@@ -158,51 +162,57 @@ def _tell(out: Path) -> int:
     return len(document["bad"])
 
 
-def _ranks() -> tuple[int, int, int]:
-    """Rank, world, local rank."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    try:
-        rank, world, local_rank = (int(os.environ.get(n, n == "WORLD_SIZE")) for n in names)
-    except ValueError:
-        raise FeaturesError(f"{', '.join(names)} must be numbers; torchrun sets them") from None
-    if not 0 <= rank < world:
-        raise FeaturesError(f"rank {rank} of {world}")
-    if world > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        raise FeaturesError("WORLD_SIZE is set but not MASTER_ADDR and MASTER_PORT; use torchrun")
-    return rank, world, local_rank
+@dataclass
+class _Ranks:
+    """The ranks of torchrun, or one alone."""
 
+    rank: int
+    world: int
+    local_rank: int
 
-class _Together:
-    """The ranks while they talk: at the start, and never again however long their shards take.
+    @classmethod
+    def of_environment(cls) -> _Ranks:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        try:
+            rank, world, local_rank = (int(os.environ.get(n, n == "WORLD_SIZE")) for n in names)
+        except ValueError:
+            raise FeaturesError(f"{', '.join(names)} must be numbers; torchrun sets them") from None
+        if not 0 <= rank < world:
+            raise FeaturesError(f"rank {rank} of {world}")
+        if world > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+            raise FeaturesError(
+                "WORLD_SIZE is set without MASTER_ADDR and MASTER_PORT; use torchrun"
+            )
+        return cls(rank, world, local_rank)
 
-    Entering it raises EngineError when a rank never comes, leaving it FeaturesError when one is
-    gone.
-    """
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """The ranks connected: at the start, and never again however long their shards take.
 
-    def __init__(self, rank: int, world: int, local_rank: int) -> None:
-        self.rank, self.world, self.local_rank = rank, world, local_rank
-
-    def __enter__(self) -> _Together:
-        if self.world > 1:
-            from datetime import timedelta
-
-            import torch.distributed as dist
-
-            from trainer.engine.joining import joining
-
-            with joining(_AGREE_S):
-                dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        Raises EngineError when a rank never comes, FeaturesError when one is gone.
+        """
         if self.world == 1:
+            yield
             return
+        from datetime import timedelta
+
         import torch.distributed as dist
 
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        if isinstance(error, RuntimeError):  # gloo's
-            raise self._apart(error) from None
+        from trainer.engine.joining import joining
+
+        with joining(_AGREE_S):
+            dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))
+        try:
+            yield
+        except RuntimeError as error:  # gloo's
+            first = str(error).strip().splitlines()[0]
+            raise FeaturesError(
+                f"rank {self.rank}: the ranks did not come together: {first}",
+                hint=f"finished work is kept; {RESUME}",
+            ) from None
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """See `Engine.gather_objects`."""
@@ -213,26 +223,12 @@ class _Together:
         return gathered(value, self.world)
 
     def run_on_rank0(self, work: Callable[[], T]) -> T:
-        """What rank 0's `work` gives, or its failure, on every rank."""
+        """See `Engine.run_on_rank0`."""
         if self.world == 1:
             return work()
-        value, failure = None, None
-        if self.rank == 0:
-            try:
-                value = work()
-            except TrainerError as error:
-                failure = error
-            except OSError as error:
-                failure = FeaturesError(f"rank 0: {error}")
-        value, failure = self.gather_objects((value, failure))[0]
-        if failure is not None:
-            failure.on_all_ranks = True
-            raise failure
-        return value
+        from trainer.engine.agreement import agreed, attempt
 
-    def _apart(self, error: RuntimeError) -> FeaturesError:
-        first = str(error).strip().splitlines()[0]
-        return FeaturesError(
-            f"rank {self.rank}: the ranks did not come together: {first}",
-            hint="finished work is kept; run the same command again to continue",
-        )
+        value, failure = self.gather_objects(attempt(work) if self.rank == 0 else None)[0]
+        if failure is not None:
+            raise agreed(failure)
+        return value

@@ -1,8 +1,8 @@
 """A job of encoding: what is to be made, cut into shards that any rank can make alone.
 
 `job.json` fixes the division, as a function of manifest, buckets and what the cache holds already;
-a shard is there under its name or not at all. So nothing else needs to be remembered: whoever goes
-on makes the shards that are not there. The one who sees them all writes the index.
+a shard exists under its name or not at all. So nothing else is kept: a command that continues makes
+the missing shards, and the rank that finds all of them writes the index.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ from typing import Any
 
 from trainer.config.load import Config
 from trainer.data.features.cache import NETWORK_DTYPES
-from trainer.data.features.encode_plan import (
-    Options,
-    grid_facts,
-    inputs_of,
-    latents_facts,
-    text_facts,
-    work_of,
-)
+from trainer.data.features.encode_plan import Options, inputs_of, shapes_of, work_of
 from trainer.data.features.files import (
     DOCUMENT,
     JOB,
@@ -56,11 +49,13 @@ def prepare(
     if job is not None and before is not None and before["job"] >= job["job"]:
         (out / JOB).unlink()  # killed between the index and this
         job = None
-    key, facts = _key(config, manifest, out, options, before or job)
+    inputs = inputs_of(config, manifest, options)
+    hashes = Hashes((before or job or {"weight_files": {}})["weight_files"])
+    key, shapes = _key(config, manifest, out, options, hashes)
     for other in (before, job):
         if other is not None:
             _refuse(out, other["key"], key)
-    if job is not None and job["inputs"] == inputs_of(config, manifest, options):
+    if job is not None and job["inputs"] == inputs:
         return job
     if job is not None:
         before = _absorb(out, before, job)  # other clips or buckets: what is made is kept
@@ -68,15 +63,16 @@ def prepare(
         "schema": SCHEMA,
         "job": before["job"] + 1 if before is not None else 1,
         "key": key,
-        **facts,
-        "inputs": inputs_of(config, manifest, options),
+        "weight_files": hashes.seen,
+        **shapes,
+        "inputs": inputs,
     }
     strays = sorted(out.glob(f"*-{document['job']:02d}-*.safetensors"))
     if strays:
         raise FeaturesError(
-            f"{out} holds {len(strays):,} shards that no {DOCUMENT} or {JOB} speaks of "
+            f"{out} holds {len(strays):,} shards that neither {DOCUMENT} nor {JOB} lists "
             f"({strays[0].name})",
-            hint="another folder, or --force to throw them away",
+            hint="choose another folder, or --force to remove them",
         )
     todo = work_of(config, manifest, out, document)
     if not len(todo.units) and not len(todo.text_rows):
@@ -147,62 +143,47 @@ def work(
 
 
 def _key(
-    config: Config,
-    manifest: Manifest,
-    out: Path,
-    options: Options,
-    before: Mapping[str, Any] | None,
+    config: Config, manifest: Manifest, out: Path, options: Options, hashes: Hashes
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The key and the facts beside it. Raises FeaturesError when this machine lacks weights."""
+    """The key of what is made, and its shapes. Raises FeaturesError when this machine lacks weights."""
     from trainer.components import TINY_T5, make_tiny_text_encoder
 
     make_tiny_text_encoder(config, out, manifest.texts)
-    folder = out / TINY_T5
-    hashes = Hashes(before["weight_files"] if before is not None else {})
-    key = key_of(config, folder, hashes)
-    for part, section in (("vae", config.vae), ("text", config.text_encoder)):
+    key = key_of(config, out / TINY_T5, hashes)
+    for part, name in (("vae", "vae"), ("text", "text_encoder")):
         if "weights" in key[part] and key[part]["weights"] is None:
-            name = "vae" if part == "vae" else "text_encoder"
+            place = key[part].get("from_pretrained")
             raise FeaturesError(
-                f"{name}.from_pretrained {section.from_pretrained} is not on this machine",
-                hint=f"hf download {section.from_pretrained} --local-dir DIR; "
+                f"{name}.from_pretrained {place} is not on this machine",
+                hint=f"hf download {place} --local-dir DIR; "
                 f"--{name.replace('_', '-')}.from-pretrained DIR",
             )
-    key["latents"] = latents_facts(options)
+    shapes = shapes_of(config, options)
+    key["latents"] = options.latents
     key["captions"] = {"embedder": None}
     if options.caption_embedder:
         from trainer.data.features.captions import embedder_hash, load_embedder
 
         dtype = NETWORK_DTYPES[config.dtype]
-        channels = text_facts(config, options)["encoder_channels"]
-        embedder = load_embedder(config, channels, dtype)
+        embedder = load_embedder(config, shapes["encoder_channels"], dtype)
         key["captions"]["embedder"] = embedder_hash(embedder, dtype)
-    facts = {"weight_files": hashes.seen, "grid": grid_facts(config), **text_facts(config, options)}
-    return json.loads(json.dumps(key)), facts
+    return json.loads(json.dumps(key)), shapes
 
 
 def _refuse(out: Path, before: Mapping[str, Any], key: Mapping[str, Any]) -> None:
     refuse_other(out, before, key)
-    was, has = before["captions"]["embedder"], key["captions"]["embedder"]
-    if was != has:
-        words = [
-            "no caption embedder" if one is None else f"caption embedder {one[:12]}"
-            for one in (was, has)
-        ]
-        raise FeaturesError(
-            f"the features in {out} were made with {words[0]}, not {words[1]}",
-            hint="say --caption-embedder as before, or another folder, or --force to begin anew",
-        )
+    pairs = [("caption embedder", *(one["captions"]["embedder"] for one in (before, key)))]
     for name, word in (
         ("kind", "latents"),
         ("dtype", "--latent-dtype"),
         ("max_frames", "--max-frames"),
     ):
-        was, has = before["latents"][name], key["latents"][name]
+        pairs.append((word, before["latents"][name], key["latents"][name]))
+    for word, was, has in pairs:
         if was != has:
             raise FeaturesError(
-                f"the features in {out} were made with {word} {was}, not {has}",
-                hint="say the same again, or another folder, or --force to begin anew",
+                f"the features in {out} were made with {word} {str(was)[:12]}, not {str(has)[:12]}",
+                hint="use the same options, or another folder, or --force to start over",
             )
 
 
@@ -249,15 +230,12 @@ def _repaired(out: Path) -> dict[str, Any] | None:
 
 
 def _empty(out: Path) -> None:
-    """Throw away a cache, and nothing else that may lie there."""
-    for pattern in (
-        JOB,
-        DOCUMENT,
-        "index-*.safetensors",
-        "latents-*.safetensors",
-        "texts-*.safetensors",
-    ):
+    """Remove a cache, and nothing else that may lie there."""
+    from trainer.components import TINY_T5
+
+    shards = [f"{kind}-*.safetensors" for kind in ("index", LATENTS, TEXTS)]
+    for pattern in (JOB, DOCUMENT, *shards):
         for path in out.glob(pattern):
             path.unlink()
-    if (out / "text_encoder").is_dir():
-        shutil.rmtree(out / "text_encoder")
+    if (out / TINY_T5).is_dir():
+        shutil.rmtree(out / TINY_T5)

@@ -1,14 +1,13 @@
 """What a job of encoding makes: clips and captions that the cache lacks, cut into shards.
 
-A pure function of manifest, buckets, the cache's key and what the cache holds: every rank works it
-out alike, whenever it is started.
+A pure function of manifest, buckets, the cache's key and what the cache holds: every rank computes
+the same, whenever it is started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,16 @@ from numpy.typing import NDArray
 
 from trainer.config.load import Config
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
-from trainer.data.features.index import EMPTY, Table, read_document, read_index, text_key
+from trainer.data.features.index import (
+    Table,
+    empty_tables,
+    lacking,
+    read_document,
+    read_index,
+    text_key,
+)
 from trainer.data.features.key import encoder_width
-from trainer.data.features.units import Grid, Units, cut, find_units, frames_of, keys_of, unit_bytes
+from trainer.data.features.units import Grid, Units, cut, find_units, frames_of, unit_bytes
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.content import content_ids
@@ -31,7 +37,7 @@ _HEAD_BYTES = 400  # of tables and header, for each entry
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says beside the config."""
+    """Options of the command line, beside the config."""
 
     kind: str
     dtype: str
@@ -44,59 +50,39 @@ class Options:
     force: bool = False
     quiet: bool = True
 
+    @property
+    def latents(self) -> dict[str, Any]:
+        """Their part of the key."""
+        return {"kind": self.kind, "dtype": self.dtype, "max_frames": self.max_frames}
+
 
 @dataclass(frozen=True)
 class Work:
-    """All that a job makes; every rank works it out alike."""
+    """All that a job makes. Shards are (first, behind the last) of units and of text_rows."""
 
     manifest: Manifest
     grid: Grid
     units: Units  # that the cache does not have
     frames: NDArray[np.int64]  # by row
+    ids: NDArray[np.uint64]  # by row
+    sizes: NDArray[np.int64]  # bytes of each unit
+    latent_shards: list[tuple[int, int]]
     text_rows: NDArray[np.int64]  # first row of each caption that the cache does not have
-    each: int  # bytes of a latent value, of both its numbers where there are two
-    text_bytes: int  # of a token
-    max_tokens: int
-    shard_bytes: int
-
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        return unit_bytes(self.units, self.frames, self.grid, self.each)
-
-    @cached_property
-    def text_sizes(self) -> NDArray[np.int64]:
-        """About; how many tokens a caption has only the encoder knows."""
-        counts = [
-            min(self.max_tokens, len(self.manifest.texts[row]) // 3 + 2)
-            for row in self.text_rows.tolist()
-        ]
-        return np.array(counts, np.int64) * self.text_bytes
-
-    @cached_property
-    def latent_shards(self) -> list[tuple[int, int]]:
-        return cut(self.sizes, self.shard_bytes)
-
-    @cached_property
-    def text_shards(self) -> list[tuple[int, int]]:
-        return cut(self.text_sizes, self.shard_bytes)
-
-    @cached_property
-    def ids(self) -> NDArray[np.uint64]:
-        return content_ids(self.manifest)
+    text_bytes: int  # at most
+    text_shards: list[tuple[int, int]]
 
     @property
     def bytes(self) -> int:
-        return int(self.sizes.sum() + self.text_sizes.sum()) + _HEAD_BYTES * (
-            len(self.units) + len(self.text_rows)
-        )
+        entries = len(self.units) + len(self.text_rows)
+        return int(self.sizes.sum()) + self.text_bytes + _HEAD_BYTES * entries
 
 
 def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str, Any]) -> Work:
     """What a job makes."""
     inputs, key = document["inputs"], document["key"]
-    grid = Grid.of(document["grid"])
+    latents, interval = key["latents"], key["frames"]["frame_interval"]
+    grid, most = Grid.of(document["grid"]), latents["max_frames"]
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
-    interval, most = key["frames"]["frame_interval"], key["latents"]["max_frames"]
     longest = max(cell.frames for cell in buckets.cells)
     if most is not None and most < longest:
         raise FeaturesError(f"--max-frames {most} is below a bucket's {longest} frames")
@@ -104,22 +90,29 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
     tables, bad = _present(out, document["job"], inputs["retry_bad"])
     frames, ids = frames_of(manifest.num_frames, interval, most), content_ids(manifest)
     units = _missing(every, ids, frames, tables[LATENTS], bad)
+    copies = 2 if latents["kind"] == "posterior" else 1
+    sizes = unit_bytes(units, frames, grid, copies * _BYTES[latents["dtype"]])
     first: dict[int, int] = {}
     for row in np.unique(every.rows).tolist():
         first.setdefault(text_key(manifest.texts[row]), row)
-    keys = np.fromiter(first, np.uint64, len(first))
-    rows = np.fromiter(first.values(), np.int64, len(first))
-    copies = 2 if key["latents"]["kind"] == "posterior" else 1
+    is_missing = tables[TEXTS].find(np.fromiter(first, np.uint64, len(first))) < 0
+    rows = np.fromiter(first.values(), np.int64, len(first))[is_missing]
+    # About; how many tokens a caption has only the encoder knows.
+    tokens = [len(manifest.texts[row]) // 3 + 2 for row in rows.tolist()]
+    tokens_most = np.minimum(np.array(tokens, np.int64), key["text"]["model_max_length"])
+    text_sizes = tokens_most * document["text_channels"] * _BYTES[document["text_dtype"]]
+    limit = inputs["shard_bytes"]
     return Work(
         manifest,
         grid,
         units,
         frames,
-        rows[tables[TEXTS].find(keys) < 0],
-        copies * _BYTES[key["latents"]["dtype"]],
-        document["text_channels"] * _BYTES[document["text_dtype"]],
-        key["text"]["model_max_length"],
-        inputs["shard_bytes"],
+        ids,
+        sizes,
+        cut(sizes, limit),
+        rows,
+        int(text_sizes.sum()),
+        cut(text_sizes, limit),
     )
 
 
@@ -130,11 +123,10 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
         "job": before["job"] + 1 if before else 1,
         "key": {
             "frames": {"frame_interval": config.dataset.frame_interval},
-            "latents": latents_facts(options),
+            "latents": options.latents,
             "text": {"model_max_length": config.text_encoder.model_max_length},
         },
-        "grid": grid_facts(config),
-        **text_facts(config, options),
+        **shapes_of(config, options),
         "inputs": inputs_of(config, manifest, options),
     }
     todo = work_of(config, manifest, out if before else Path("/nonexistent"), document)
@@ -143,11 +135,8 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
         line = sizes.setdefault(f"{height}x{width}", [0, 0])
         line[0] += 1
         line[1] += int(size)
-    lines = [
-        f"{name}: {count:,} clips, {size / 1e9:,.3f} GB" for name, (count, size) in sizes.items()
-    ]
-    texts = int(todo.text_sizes.sum())
-    lines.append(f"captions: {len(todo.text_rows):,}, up to {texts / 1e9:,.3f} GB")
+    lines = [f"{name}: {count:,} clips, {b / 1e9:,.3f} GB" for name, (count, b) in sizes.items()]
+    lines.append(f"captions: {len(todo.text_rows):,}, up to {todo.text_bytes / 1e9:,.3f} GB")
     shards = len(todo.latent_shards) + len(todo.text_shards)
     lines.append(f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards:,} shards")
     return "\n".join(lines)
@@ -165,41 +154,30 @@ def inputs_of(config: Config, manifest: Manifest, options: Options) -> dict[str,
     }
 
 
-def latents_facts(options: Options) -> dict[str, Any]:
-    return {"kind": options.kind, "dtype": options.dtype, "max_frames": options.max_frames}
+def shapes_of(config: Config, options: Options) -> dict[str, Any]:
+    """The grid (see units.Grid), from the VAE's settings without building it, and of captions the
+    width that the encoder gives, the width and the dtype that are stored."""
+    vae, text = config.vae, config.text_encoder
+    grid: dict[str, Any] = {"chunk": 1, "time": 1, "edge": 1, "channels": vae.channels}
+    if vae.type != "identity":
+        from trainer.models.vae.video import VideoVAESettings
+        from trainer.weights.source import find_source
 
-
-def grid_facts(config: Config) -> dict[str, Any]:
-    """See features_units.Grid; from the VAE's settings, without building it."""
-    vae = config.vae
-    if vae.type == "identity":
-        return {"chunk": 1, "time": 1, "edge": 1, "channels": vae.channels}
-    from trainer.models.vae.video import VideoVAESettings
-    from trainer.weights.source import find_source
-
-    settings = VideoVAESettings.from_dict(find_source(str(vae.from_pretrained)).config)
-    chunk = vae.micro_frame_size or settings.micro_frame_size
-    return {
-        "chunk": chunk,
-        "time": settings.temporal.factor,
-        "edge": settings.spatial.factor,
-        "channels": settings.temporal.embed_dim,
-    }
-
-
-def text_facts(config: Config, options: Options) -> dict[str, Any]:
-    """Width of captions as the encoder gives and as they are stored, and their dtype."""
-    text = config.text_encoder
-    if text.type == "tiny_t5":
-        channels = text.d_model
-    else:
-        channels = encoder_width(text.from_pretrained)
-    stored = channels
+        settings = VideoVAESettings.from_dict(find_source(str(vae.from_pretrained)).config)
+        grid = {
+            "chunk": vae.micro_frame_size or settings.micro_frame_size,
+            "time": settings.temporal.factor,
+            "edge": settings.spatial.factor,
+            "channels": settings.temporal.embed_dim,
+        }
+    is_tiny = text.type == "tiny_t5"
+    channels = stored = text.d_model if is_tiny else encoder_width(text.from_pretrained)
     if options.caption_embedder:
         from trainer.data.features.captions import model_width
 
         stored = model_width(config)
     return {
+        "grid": grid,
         "encoder_channels": channels,
         "text_channels": stored,
         "text_dtype": _TEXT_DTYPES[config.dtype],
@@ -212,7 +190,7 @@ def _present(
     """What the cache held before this job."""
     document = read_document(out)
     if document is None or document["job"] >= job:
-        return dict(EMPTY), set()
+        return empty_tables(), set()
     bad = {(int(row["id"], 16), row["height"], row["width"]) for row in document["bad"]}
     return read_index(out, document), set() if retry_bad else bad
 
@@ -226,18 +204,12 @@ def _missing(
 ) -> Units:
     """Units with those of their chunks that are not there."""
     streams = np.zeros(len(every), np.uint64)
-    for bit, length, places in every.each_stream():
-        rows = every.rows[places]
-        own = keys_of(ids[rows], every.height[places], every.width[places], length)
-        found = table.find(own)
-        there = found >= 0
-        if len(table):
-            there &= table.columns["frames"][found] == frames[rows]
-        lack = places[~there & (frames[rows] >= length)]
-        streams[lack] |= np.uint64(1 << bit)
-    if bad:
-        for place in np.flatnonzero(streams).tolist():
-            size = (int(every.height[place]), int(every.width[place]))
-            if (int(ids[every.rows[place]]), *size) in bad:
-                streams[place] = 0
-    return replace(every, streams=streams).only(streams > 0)
+    for bit, places, _ in lacking(every, ids, frames, table):
+        streams[places] |= np.uint64(1 << bit)
+    for place in np.flatnonzero(streams).tolist() if bad else ():
+        size = (int(every.height[place]), int(every.width[place]))
+        if (int(ids[every.rows[place]]), *size) in bad:
+            streams[place] = 0
+    keep = streams > 0
+    rows, height, width = every.rows[keep], every.height[keep], every.width[keep]
+    return Units(rows, height, width, streams[keep], every.lengths)

@@ -18,12 +18,13 @@ from trainer.data.features.encode_work import (
     Ahead,
     LatentMaker,
     Segment,
-    TextMaker,
     piece_of,
+    text_features,
 )
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, Piece, write
-from trainer.data.features.index import COLUMNS, table_pieces, text_key
+from trainer.data.features.index import table_pieces, text_key
 from trainer.data.features.units import keys_of, segments
+from trainer.data.manifest.left_out import RESUME
 from trainer.data.video.decode import Reply
 from trainer.data.video.window import Window
 from trainer.engine.base import set_threads
@@ -51,14 +52,16 @@ class Maker:
     ) -> None:
         self._config, self._work, self._document = config, work, document
         self._options, self._out = options, out
-        self._device = _device()
+        self._device = torch.device("cpu")
+        if torch.cuda.is_available():
+            self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         self._bad = 0
         self._progress = RowProgress(f"encode {out.name}", options.quiet)
 
     def make(self, shards: Sequence[Shard]) -> None:
         """Write each. Raises FeaturesError above the limit of bad clips; what is done stays."""
-        on_gpu = self._device.type == "cuda"
-        set_threads(self._config.threads, _ranks_here(), on_gpu)
+        here = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))
+        set_threads(self._config.threads, int(here), self._device.type == "cuda")
         latents = [shard for shard in shards if shard[1] == LATENTS]
         texts = [shard for shard in shards if shard[1] == TEXTS]
         try:
@@ -70,7 +73,7 @@ class Maker:
         except OSError as error:  # a full disk, a folder that may not be written
             raise FeaturesError(
                 f"{error.filename or self._out}: {error.strerror or error}",
-                hint="finished work is kept; run the same command again to continue",
+                hint=f"finished work is kept; {RESUME}",
             ) from None
         finally:
             self._progress.clear()
@@ -85,7 +88,9 @@ class Maker:
         own = self._document["key"]["latents"]
         maker = LatentMaker(vae, self._work.grid, own["kind"], DTYPES[own["dtype"]], self._device)
         sizes = self._work.sizes  # what a clip takes of the time goes with its bytes
-        total = sum(int(sizes[slice(*self._units(shard[2]))].sum()) for shard in shards)
+        total = sum(
+            int(sizes[slice(*self._work.latent_shards[shard[2]])].sum()) for shard in shards
+        )
         done = clips = 0
         with Ahead(self._options.workers, self._config.dataset.clip_timeout_s) as ahead:
             held: list[_Clip] = []
@@ -117,9 +122,6 @@ class Maker:
                 return
             clip.parts.setdefault(length, []).append(made)
 
-    def _units(self, number: int) -> tuple[int, int]:
-        return self._work.latent_shards[number]
-
     def _key(self, unit: int, length: int) -> int:
         work, units = self._work, self._work.units
         ids = work.ids[units.rows[unit : unit + 1]]
@@ -129,7 +131,7 @@ class Maker:
         work, units, manifest = self._work, self._work.units, self._work.manifest
         interval, resize = self._config.dataset.frame_interval, self._config.dataset.resize
         for place, (_, _, number) in enumerate(shards):
-            for unit in range(*self._units(number)):
+            for unit in range(*work.latent_shards[number]):
                 row = int(units.rows[unit])
                 height, width = int(units.height[unit]), int(units.width[unit])
                 each = 3 * height * width * (4 if resize == "torch" else 1)
@@ -150,7 +152,7 @@ class Maker:
 
     def _write_latents(self, shard: Shard, clips: Sequence[_Clip]) -> None:
         work, units = self._work, self._work.units
-        columns: dict[str, list[Any]] = {name: [] for name in COLUMNS[LATENTS]}
+        entries: list[dict[str, Any]] = []
         pieces: list[Piece] = []
         crcs: list[int] = []
         bad = []
@@ -165,31 +167,30 @@ class Maker:
                 continue
             for length, parts in clip.parts.items():
                 values = torch.cat(parts)
-                piece, own = piece_of(
-                    f"{name}.{size['height']}x{size['width']}.{length}", values, len(values)
-                )
+                label = f"{name}.{size['height']}x{size['width']}.{length}"
+                piece, own = piece_of(label, values, len(values))
                 pieces.append(piece)
-                entry = {
-                    **size,
-                    "key": self._key(clip.unit, length),
-                    "length": length,
-                    "frames": int(work.frames[row]),
-                    "count": len(values),
-                    "fps": clip.reply.fps,
-                    "crc_at": len(crcs),
-                }
-                for column, value in entry.items():
-                    columns[column].append(value)
+                entries.append(
+                    {
+                        **size,
+                        "key": self._key(clip.unit, length),
+                        "length": length,
+                        "frames": int(work.frames[row]),
+                        "count": len(values),
+                        "fps": clip.reply.fps,
+                        "crc_at": len(crcs),
+                    }
+                )
                 crcs += own
         self._bad += len(bad)
-        tables = table_pieces(LATENTS, columns, crcs)
+        tables = table_pieces(LATENTS, entries, crcs)
         write(shard[0], [*tables, *pieces], {"kind": LATENTS, "bad": bad})
         if self._bad > self._options.max_bad:
             shown = "".join(f"\n  {row['path']}: {row['reason']}" for row in bad[-10:])
             raise FeaturesError(
                 f"{self._bad:,} times a clip could not be read, "
                 f"{self._options.max_bad:,} are allowed{shown}",
-                hint="--max-bad allows more; run the same command again to continue",
+                hint=f"--max-bad allows more; {RESUME}",
             )
 
     # --- captions ---
@@ -198,42 +199,30 @@ class Maker:
         from trainer.components import build_text_encoder
 
         dtype = NETWORK_DTYPES[self._config.dtype]
-        text = build_text_encoder(self._config, self._out, dtype)
+        encoder: Any = build_text_encoder(self._config, self._out, dtype)
         if self._document["key"]["captions"]["embedder"] is not None:
             from trainer.data.features.captions import ProjectingEncoder, load_embedder
 
-            embedder = load_embedder(self._config, text.channels, dtype)
-            maker = TextMaker(ProjectingEncoder(text, embedder).to(self._device))
-        else:
-            maker = TextMaker(text.to(self._device))
+            embedder = load_embedder(self._config, encoder.channels, dtype)
+            encoder = ProjectingEncoder(encoder, embedder)
+        encoder.to(self._device)
         manifest, rows = self._work.manifest, self._work.text_rows
         spans = [self._work.text_shards[number] for _, _, number in shards]
         total, done = sum(stop - start for start, stop in spans), 0
         for (path, _, _), span in zip(shards, spans, strict=True):
             captions = [manifest.texts[row] for row in rows[slice(*span)].tolist()]
-            columns: dict[str, list[Any]] = {name: [] for name in COLUMNS[TEXTS]}
             made: dict[int, torch.Tensor] = {}
-            for place, values in maker.features(captions):
+            for place, values in text_features(encoder, captions):
                 made[place] = values
                 done += 1
                 self._progress.at(done / total, done, ", captions")
+            entries: list[dict[str, int]] = []
             pieces: list[Piece] = []
             crcs: list[int] = []
             for place, caption in enumerate(captions):
                 key = text_key(caption)
                 piece, own = piece_of(f"{key:016x}", made[place], 1)
                 pieces.append(piece)
-                for column, value in (("key", key), ("count", len(made[place])), ("crc_at", place)):
-                    columns[column].append(value)
+                entries.append({"key": key, "count": len(made[place]), "crc_at": place})
                 crcs += own
-            write(path, [*table_pieces(TEXTS, columns, crcs), *pieces], {"kind": TEXTS})
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def _ranks_here() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+            write(path, [*table_pieces(TEXTS, entries, crcs), *pieces], {"kind": TEXTS})

@@ -100,10 +100,6 @@ class LatentMaker:
     dtype: torch.dtype
     device: torch.device
 
-    @property
-    def copies(self) -> int:
-        return 2 if self.kind == POSTERIOR else 1
-
     def chunks(self, pixels_CTHW: NDArray[Any], first: int, length: int, key: int) -> Tensor:
         """All chunks of `length` frames [K, P, Z, C, h, w] on the CPU; `first` numbers frame 0."""
         step = self.grid.step(length)
@@ -144,21 +140,18 @@ class LatentMaker:
         return torch.cat(of_frames).to(self.device), torch.stack(of_latent).to(self.device)
 
 
-@dataclass(frozen=True)
-class TextMaker:
-    """Captions to what is stored: features of their real tokens."""
+def text_features(encoder: Any, captions: Sequence[str]) -> Iterator[tuple[int, Tensor]]:
+    """(place in `captions`, features of its real tokens [tokens, C] on the CPU).
 
-    text: Any  # TextEncoder
-
-    def features(self, captions: Sequence[str]) -> Iterator[tuple[int, Tensor]]:
-        """(place in `captions`, [tokens, C] on the CPU); short ones first, so little is padding."""
-        order = sorted(range(len(captions)), key=lambda place: (len(captions[place]), place))
-        for start in range(0, len(order), _CAPTIONS_AT_ONCE):
-            places = order[start : start + _CAPTIONS_AT_ONCE]
-            y_B1LC, mask_BL = self.text.encode([captions[place] for place in places])
-            counts = mask_BL.sum(1).tolist()
-            for row, place in enumerate(places):
-                yield place, y_B1LC[row, 0, : counts[row]].cpu().contiguous()
+    Short captions first, so little is padding.
+    """
+    order = sorted(range(len(captions)), key=lambda place: (len(captions[place]), place))
+    for start in range(0, len(order), _CAPTIONS_AT_ONCE):
+        places = order[start : start + _CAPTIONS_AT_ONCE]
+        y_B1LC, mask_BL = encoder.encode([captions[place] for place in places])
+        counts = mask_BL.sum(1).tolist()
+        for row, place in enumerate(places):
+            yield place, y_B1LC[row, 0, : counts[row]].cpu().contiguous()
 
 
 def piece_of(name: str, values: Tensor, chunks: int) -> tuple[Piece, list[int]]:

@@ -27,7 +27,7 @@ from trainer.runlog.json_file import parse, read_object
 
 LATENTS, TEXTS = "latents", "texts"
 DOCUMENT, JOB = "features.json", "job.json"
-_KINDS = {
+NUMBERS = {  # dtypes of safetensors
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
@@ -59,7 +59,7 @@ class Piece:
     @classmethod
     def of(cls, name: str, values: NDArray[Any] | Sequence[Any], kind: str) -> Piece:
         # The dtype at once: a list of large and small integers would become floats on the way.
-        array = np.ascontiguousarray(values, _KINDS[kind])
+        array = np.ascontiguousarray(values, NUMBERS[kind])
         return cls(name, kind, array.shape, array.reshape(-1).view(np.uint8).data)
 
 
@@ -77,7 +77,7 @@ class Header:
         """A tensor of numbers, mapped from the file. Raises FeaturesError where there is none."""
         try:
             kind, shape, at, size = self.tensors[name]
-            dtype = np.dtype(_KINDS[kind])
+            dtype = np.dtype(NUMBERS[kind])
             if min((0, *shape)) < 0 or math.prod(shape) * dtype.itemsize != size:
                 raise ValueError(f"{name} of shape {list(shape)} has {size:,} bytes")
             return np.memmap(path, dtype, "r", at, shape) if size else np.empty(shape, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trainer.data.features.files import (
     DOCUMENT,
     LATENTS,
+    NUMBERS,
     TEXTS,
     FeaturesError,
     Header,
@@ -26,24 +27,21 @@ from trainer.data.features.files import (
     write,
     write_json,
 )
-from trainer.data.features.units import Grid, Keys, is_count
+from trainer.data.features.units import Grid, Keys, Units, is_count, keys_of
 
 SCHEMA = 1
 _LATENT_KINDS, _STORED = ("posterior", "sample", "exact"), ("F32", "F16", "BF16")
 _COUNTS = ("job", "latents", "captions", "bytes", "text_channels", "encoder_channels")
-# Columns of a shard's own table; the index adds shard and offset. `crc_at` points into `crc`.
+# Columns of a shard's own table, those of eight bytes first, so that all are aligned; the index adds
+# shard and offset. `crc_at` points into `crc`.
 COLUMNS = {
     LATENTS: {
         "key": "U64",
-        "height": "I32",
-        "width": "I32",
-        "length": "I32",
-        "frames": "I32",
-        "count": "I32",
-        "fps": "F32",
         "crc_at": "I64",
+        **dict.fromkeys(("height", "width", "length", "frames", "count"), "I32"),
+        "fps": "F32",
     },
-    TEXTS: {"key": "U64", "count": "I32", "crc_at": "I64"},
+    TEXTS: {"key": "U64", "crc_at": "I64", "count": "I32"},
 }
 _OWN_FILE = re.compile(r"[\w-]+\.safetensors")
 _PLACES = {"shard": "I32", "offset": "I64"}
@@ -73,13 +71,17 @@ class Table:
         return self.crc[start : start + count].tolist()
 
 
-EMPTY = {
-    kind: Table(
-        {name: np.empty(0, np.uint64 if name == "key" else np.int64) for name in names},
-        np.empty(0, np.uint32),
-    )
-    for kind, names in COLUMNS.items()
-}
+def lacking(
+    units: Units, ids: Keys, frames: NDArray[np.int64], table: Table
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """(bit of a stream, units whose chunks the table lacks, frames that it has of each, or -1)."""
+    for bit, length, places in units.each_stream():
+        rows = units.rows[places]
+        found = table.find(keys_of(ids[rows], units.height[places], units.width[places], length))
+        there = np.full(len(found), -1, np.int64)
+        there[found >= 0] = table.columns["frames"][found[found >= 0]]
+        lack = (there != frames[rows]) & (frames[rows] >= length)
+        yield bit, places[lack], there[lack]
 
 
 def text_key(text: str) -> int:
@@ -89,29 +91,42 @@ def text_key(text: str) -> int:
 
 
 def table_pieces(
-    kind: str, columns: Mapping[str, Sequence[Any]], crc: Sequence[int]
+    kind: str, entries: Sequence[Mapping[str, Any]], crc: Sequence[int]
 ) -> list[Piece]:
-    """A shard's own table; columns of eight bytes first, so that all are aligned."""
-    wide = sorted(COLUMNS[kind].items(), key=lambda item: "64" not in item[1])
-    pieces = [Piece.of(f"index.{name}", columns[name], dtype) for name, dtype in wide]
+    """A shard's own table."""
+    pieces = [
+        Piece.of(f"index.{name}", [entry[name] for entry in entries], dtype)
+        for name, dtype in COLUMNS[kind].items()
+    ]
     return [*pieces, Piece.of("index.crc", crc, "U32")]
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """What the shards of a cache say together."""
-
-    tables: Mapping[str, tuple[dict[str, NDArray[Any]], NDArray[Any]]]
-    shards: list[tuple[str, int, str]]  # name, bytes, hash of the header
-    bad: list[dict[str, Any]]
+def empty_tables() -> dict[str, Table]:
+    """Of a cache that holds nothing."""
+    return {kind: _joined(kind, [], []) for kind in COLUMNS}
 
 
-def gather(folder: Path, shards: Sequence[Path]) -> Gathered:
-    """Read the tables of all shards. Raises FeaturesError naming a damaged one."""
-    parts: dict[str, list[dict[str, NDArray[Any]]]] = {LATENTS: [], TEXTS: []}
-    crcs: dict[str, list[NDArray[Any]]] = {LATENTS: [], TEXTS: []}
-    sums = {LATENTS: 0, TEXTS: 0}
-    listed: list[tuple[str, int, str]] = []
+def _joined(kind: str, parts: list[dict[str, Any]], crcs: list[NDArray[np.uint32]]) -> Table:
+    """The tables of shards as one, sorted; of entries with one key the newest."""
+    types = {**COLUMNS[kind], **_PLACES}
+    columns = {
+        n: np.concatenate([np.empty(0, NUMBERS[types[n]]), *(p[n] for p in parts)]) for n in types
+    }
+    order = np.argsort(columns["key"], kind="stable")
+    keys = columns["key"][order]
+    order = order[np.append(keys[1:] != keys[:-1], True)[: len(keys)]]
+    columns = {name: column[order] for name, column in columns.items()}
+    return Table(columns, np.concatenate([np.empty(0, np.uint32), *crcs]))
+
+
+def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path]) -> None:
+    """Make the cache usable: an index file of the shards' tables, then `features.json`.
+
+    Raises FeaturesError naming a damaged shard.
+    """
+    parts: dict[str, list[dict[str, Any]]] = {LATENTS: [], TEXTS: []}
+    crcs: dict[str, list[NDArray[np.uint32]]] = {LATENTS: [], TEXTS: []}
+    listed: list[list[Any]] = []  # name, bytes, hash of the header
     bad: dict[str, dict[str, Any]] = {}
     good: list[str] = []
     for number, path in enumerate(shards):
@@ -120,54 +135,27 @@ def gather(folder: Path, shards: Sequence[Path]) -> Gathered:
         if kind not in COLUMNS:
             raise damaged(path, f"it holds {kind}")
         columns = {n: np.array(header.array(path, f"index.{n}")) for n in COLUMNS[kind]}
-        crc = np.array(header.array(path, "index.crc"))
-        columns["crc_at"] = columns["crc_at"] + sums[kind]
-        sums[kind] += len(crc)
+        columns["crc_at"] = columns["crc_at"] + sum(map(len, crcs[kind]))
         columns["shard"] = np.full(len(columns["key"]), number, np.int32)
         columns["offset"] = _offsets(header, path, len(columns["key"]))
         parts[kind].append(columns)
-        crcs[kind].append(crc)
+        crcs[kind].append(np.array(header.array(path, "index.crc")))
         bad |= {f"{r['id']}.{r['height']}x{r['width']}": r for r in header.meta.get("bad", [])}
         if bad:  # some may have been encoded since
             entries = (name for name in header.tensors if not name.startswith("index."))
             good += [name.rpartition(".")[0] for name in entries]
-        listed.append((path.name, header.size, header.digest))
-    tables = {}
-    for kind, own in parts.items():
-        names = {**COLUMNS[kind], **_PLACES}
-        joined = {
-            name: np.concatenate([part[name] for part in own]) if own else np.empty(0)
-            for name in names
-        }
-        order = np.argsort(joined["key"], kind="stable")
-        keys = joined["key"][order]
-        order = order[np.append(keys[1:] != keys[:-1], True)[: len(keys)]]  # the newest of each
-        joined = {name: column[order] for name, column in joined.items()}
-        tables[kind] = (joined, np.concatenate(crcs[kind]) if own else np.empty(0))
+        listed.append([path.name, header.size, header.digest])
     for name in good:
         bad.pop(name, None)
-    return Gathered(tables, listed, list(bad.values()))
-
-
-def _offsets(header: Header, path: Path, count: int) -> NDArray[np.int64]:
-    """First bytes of a shard's entries: its tensors that are no table, in order."""
-    found = [at for name, (_, _, at, _) in header.tensors.items() if not name.startswith("index.")]
-    if len(found) != count:
-        raise damaged(path, f"it has {len(found)} tensors for {count} entries")
-    return np.array(found, np.int64)
-
-
-def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path]) -> None:
-    """Make the cache usable: the index file, then `features.json` that names it."""
-    gathered = gather(folder, shards)
+    tables = {kind: _joined(kind, parts[kind], crcs[kind]) for kind in COLUMNS}
     pieces = []
     for wide in (True, False):
-        for kind, (columns, crc) in gathered.tables.items():
+        for kind, table in tables.items():
             for name, dtype in {**COLUMNS[kind], **_PLACES}.items():
                 if ("64" in dtype) == wide:
-                    pieces.append(Piece.of(f"{kind}.{name}", columns[name], dtype))
+                    pieces.append(Piece.of(f"{kind}.{name}", table.columns[name], dtype))
             if not wide:
-                pieces.append(Piece.of(f"{kind}.crc", crc, "U32"))
+                pieces.append(Piece.of(f"{kind}.crc", table.crc, "U32"))
     index = folder / f"index-{document['job']:02d}.safetensors"
     write(index, pieces, {"kind": "index"})
     write_json(
@@ -177,16 +165,24 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
             **document,
             "index": index.name,
             "index_sha256": digest_of(index),
-            "latents": len(gathered.tables[LATENTS][0]["key"]),
-            "captions": len(gathered.tables[TEXTS][0]["key"]),
-            "bytes": sum(size for _, size, _ in gathered.shards),
-            "shards": [list(shard) for shard in gathered.shards],
-            "bad": gathered.bad,
+            "latents": len(tables[LATENTS]),
+            "captions": len(tables[TEXTS]),
+            "bytes": sum(size for _, size, _ in listed),
+            "shards": listed,
+            "bad": list(bad.values()),
         },
     )
     for old in folder.glob("index-*.safetensors"):
         if old != index:
             old.unlink()
+
+
+def _offsets(header: Header, path: Path, count: int) -> NDArray[np.int64]:
+    """First bytes of a shard's entries: its tensors that are no table, in order."""
+    found = [at for name, (_, _, at, _) in header.tensors.items() if not name.startswith("index.")]
+    if len(found) != count:
+        raise damaged(path, f"it has {len(found)} tensors for {count} entries")
+    return np.array(found, np.int64)
 
 
 def read_document(folder: Path) -> dict[str, Any] | None:

@@ -21,22 +21,8 @@ _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # What a T5 folder is read from; .bin only where there is no safetensors.
 _TEXT_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "spiece.model")
 _WORDS = {"vae": "VAE", "text": "text encoder"}
-# Config keys as a user writes them.
-_KEYS = {
-    ("vae", "type"): "vae.type",
-    ("vae", "channels"): "vae.channels",
-    ("vae", "micro_frame_size"): "vae.micro_frame_size",
-    ("vae", "scale"): "vae.scale",
-    ("vae", "shift"): "vae.shift",
-    ("text", "type"): "text_encoder.type",
-    ("text", "model_max_length"): "text_encoder.model_max_length",
-    ("text", "d_model"): "text_encoder.d_model",
-    ("text", "num_layers"): "text_encoder.num_layers",
-    ("text", "initializer_factor"): "text_encoder.initializer_factor",
-    ("frames", "frame_interval"): "dataset.frame_interval",
-    ("frames", "resize"): "dataset.resize",
-    ("frames", "transform_name"): "dataset.transform_name",
-}
+# Parts of a key as keys of a config.
+_SECTIONS = {"vae": "vae", "text": "text_encoder", "frames": "dataset"}
 
 
 @dataclass
@@ -46,8 +32,10 @@ class Hashes:
     known: Mapping[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
 
-    def of(self, files: Sequence[Path]) -> str:
-        """One hash of all files and their order."""
+    def of(self, files: Sequence[Path]) -> str | None:
+        """One hash of all files and their order; None for no files."""
+        if not files:
+            return None
         whole = hashlib.sha256()
         for path in files:
             facts = path.stat()
@@ -73,33 +61,25 @@ def key_of(config: Config, text_folder: Path | None, hashes: Hashes) -> dict[str
     else:
         own |= {
             "from_pretrained": vae.from_pretrained,
-            "weights": _hash(hashes, _vae_files(vae.from_pretrained)),
+            "weights": hashes.of(_vae_files(vae.from_pretrained)),
             "micro_frame_size": vae.micro_frame_size,
             "scale": None if vae.scale is None else list(vae.scale),
             "shift": None if vae.shift is None else list(vae.shift),
         }
     words: dict[str, Any] = {"type": text.type, "model_max_length": text.model_max_length}
     if text.type == "tiny_t5":
-        words |= {
-            "d_model": text.d_model,
-            "num_layers": text.num_layers,
-            "initializer_factor": text.initializer_factor,
-            "weights": _hash(hashes, _text_files(text_folder)),
-        }
+        settings = ("d_model", "num_layers", "initializer_factor")
+        words |= {name: getattr(text, name) for name in settings}
     else:
-        words |= {
-            "from_pretrained": text.from_pretrained,
-            "weights": _hash(hashes, _text_files(_local(text.from_pretrained))),
-        }
+        words["from_pretrained"] = text.from_pretrained
+        text_folder = _local(text.from_pretrained)
+    words["weights"] = hashes.of(_text_files(text_folder))
+    frames = ("frame_interval", "resize", "transform_name")
     return {
         "vae": own,
         "text": words,
         "dtype": config.dtype,
-        "frames": {
-            "frame_interval": data.frame_interval,
-            "resize": data.resize,
-            "transform_name": data.transform_name,
-        },
+        "frames": {name: getattr(data, name) for name in frames},
     }
 
 
@@ -114,12 +94,12 @@ def difference(cache: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
             if name == "from_pretrained" or was == has:
                 continue  # the same weights may lie elsewhere
             if name != "weights":
-                return f"{_KEYS.get((part, name), f'{part}.{name}')} {was}, this run has {has}"
+                return f"{_SECTIONS[part]}.{name} {was}, this run has {has}"
             if has is not None:
                 where = now.get("from_pretrained") or "its own"
                 return (
-                    f"other weights of the {_WORDS[part]} ({_short(was)}; those of this run, "
-                    f"{where}, are {_short(has)})"
+                    f"other weights of the {_WORDS[part]} ({str(was)[:12]}; those of this run, "
+                    f"{where}, are {has[:12]})"
                 )
             if before.get("from_pretrained") != now.get("from_pretrained"):
                 return (
@@ -157,14 +137,6 @@ def encoder_width(place: str | None) -> int:
         return int(read_object(folder / "config.json")["d_model"]) if folder else 0
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise FeaturesError(f"{place} is not a folder of a T5 encoder: {error}") from None
-
-
-def _short(digest: Any) -> str:
-    return str(digest)[:12]
-
-
-def _hash(hashes: Hashes, files: Sequence[Path]) -> str | None:
-    return hashes.of(files) if files else None
 
 
 def _vae_files(place: str | None) -> list[Path]:

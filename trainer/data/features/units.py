@@ -114,11 +114,6 @@ class Units:
         mask = int(self.streams[unit])
         return [length for bit, length in enumerate(self.lengths) if mask >> bit & 1]
 
-    def only(self, keep: NDArray[np.bool_]) -> Units:
-        return Units(
-            self.rows[keep], self.height[keep], self.width[keep], self.streams[keep], self.lengths
-        )
-
     def each_stream(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
         """(bit, length, units that want it)."""
         for bit, length in enumerate(self.lengths):
@@ -149,21 +144,14 @@ def frames_of(num_frames: NDArray[np.int32], interval: int, most: int | None) ->
     return frames if most is None else np.minimum(frames, most)
 
 
-def chunk_values(grid: Grid, height: Any, width: Any, length: int, copies: int) -> Any:
-    """Stored numbers of one chunk."""
-    area = (np.asarray(height, np.int64) // grid.edge) * (np.asarray(width, np.int64) // grid.edge)
-    return copies * grid.latents(length) * grid.channels * area
-
-
 def unit_bytes(units: Units, frames: NDArray[np.int64], grid: Grid, each: int) -> NDArray[np.int64]:
     """Bytes that each unit's latents take, where a value takes `each`; `frames` are by row."""
+    area = (units.height.astype(np.int64) // grid.edge) * (units.width // grid.edge)
     total = np.zeros(len(units), np.int64)
     for _, length, places in units.each_stream():
         own = frames[units.rows[places]]
         counts = np.where(own >= length, (own - length) // grid.step(length) + 1, 0)
-        total[places] += counts * chunk_values(
-            grid, units.height[places], units.width[places], length, each
-        )
+        total[places] += counts * each * grid.latents(length) * grid.channels * area[places]
     return total
 
 

@@ -345,7 +345,7 @@ def test_a_shard_that_was_lost_is_made_again(
     open_cache(out)
     (out / "features.json").unlink()  # whose are the shards?
     assert place.encode(out) == 2
-    assert "shards that no features.json or job.json speaks of" in capsys.readouterr().err
+    assert "shards that neither features.json nor job.json lists" in capsys.readouterr().err
 
 
 def test_what_killed_processes_leave_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
