@@ -1,4 +1,4 @@
-"""Watch clocks: a channel to each node stays open, and a clock that is stepped is said at once.
+"""Watch clocks: a channel to each node stays open, and a step of a clock is reported at once.
 
 `Track` is what is known of one node, pure; `Watch` keeps the channels, one thread each.
 """
@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from checks.facts import Unknown
+from checks.parsers.ntp import best_exchange
 from checks.profile import Profile
 from checks.rules.time import middle_clock
 from clusterctl.clocks.exchange import HeadClock, ask_time, clock_args, receive_one
@@ -138,11 +140,10 @@ class Watch:
             while not stop.is_set():
                 started = time.monotonic()
                 answers = ask_time(stream, self.head.now_s, questions=QUESTIONS, budget_s=0.5)
-                sent_s, there_s, received_s = min(answers.samples, key=lambda one: one[2] - one[0])
-                offset_s = there_s - (sent_s + received_s) / 2
-                error_s = (received_s - sent_s) / 2
-                moved = answers.wall_minus_boot_s
-                self.events.put(Sample(node.name, started, offset_s, error_s, moved, boot))
+                trip, moved_s = best_exchange(answers.samples), answers.wall_minus_boot_s
+                if not isinstance(trip, Unknown):
+                    offset_s, error_s = trip.offset_s, trip.error_s
+                    self.events.put(Sample(node.name, started, offset_s, error_s, moved_s, boot))
                 stop.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
 
@@ -168,9 +169,8 @@ def show(
             while for_s is None or time.monotonic() - started < for_s:
                 until = due if for_s is None else min(due, started + for_s)
                 with suppress(queue.Empty):
-                    screen.take(
-                        tracks, watch.events.get(timeout=max(0.0, until - time.monotonic()))
-                    )
+                    left_s = max(0.0, until - time.monotonic())
+                    screen.take(tracks, watch.events.get(timeout=left_s))
                 if time.monotonic() >= due:
                     due = max(due + interval_s, time.monotonic())
                     screen.draw(tracks)
@@ -192,12 +192,10 @@ class Screen:
     def take(self, tracks: dict[str, Track], event: Sample | Lost) -> None:
         track = tracks[event.node]
         if isinstance(event, Lost):
-            if track.lost is None or (track.lost.phase, track.lost.message) != (
-                event.phase,
-                event.message,
-            ):
-                self._say(f"{event.node}: no answer: {event.phase}: {event.message}", "lost", event)
-            track.lost = event
+            before, track.lost = track.lost, event
+            why = f"{event.phase}: {event.message}"
+            if before is None or f"{before.phase}: {before.message}" != why:
+                self._say(f"{event.node}: no answer: {why}", "lost", event)
             return
         if self._output.json:
             self._output.document("clock", type="sample", time_s=time.time(), **_fields(event))
@@ -220,7 +218,7 @@ class Screen:
         """The last table and the verdict; returns the exit code."""
         if self._live:
             self._output.repaint()
-        far = [name for name, words, _ in self._judged(tracks) if words]
+        far = list(self._far(tracks))
         silent = [t.node for t in tracks.values() if t.newest is None or t.lost is not None]
         if not self._output.json and not self._output.quiet:
             self._table(tracks)
@@ -252,33 +250,26 @@ class Screen:
         elif not self._live:
             self._output.warn(line, "bad")
 
-    def _judged(self, tracks: dict[str, Track]) -> list[tuple[str, str, str | None]]:
-        """(node, what is wrong with its distance, style) of each node."""
-        known = [track.newest.offset_s for track in tracks.values() if track.newest]
-        reference_s = middle_clock(known)
-        found: list[tuple[str, str, str | None]] = []
-        for track in tracks.values():
-            words, style = "", None
-            if track.newest is not None:
-                distance_s = track.newest.offset_s - reference_s
-                if abs(distance_s) - track.newest.error_s > self._limits.clock_skew_warn_s:
-                    words, style = f"{away(distance_s)} the others", "bad"
-            found.append((track.node, words, style))
-        return found
+    def _far(self, tracks: dict[str, Track]) -> dict[str, str]:
+        """Nodes whose clock is too far from the middle, and how far."""
+        samples = [track.newest for track in tracks.values() if track.newest]
+        middle_s = middle_clock([sample.offset_s for sample in samples])
+        return {
+            sample.node: f"{away(sample.offset_s - middle_s)} the others"
+            for sample in samples
+            if abs(sample.offset_s - middle_s) - sample.error_s > self._limits.clock_skew_warn_s
+        }
 
     def _table(self, tracks: dict[str, Track]) -> None:
         bars = BARS if self._output.can_show(BARS) else PLAIN_BARS
-        now_s = time.monotonic()
+        now_s, far = time.monotonic(), self._far(tracks)
         rows = []
-        for name, words, style in self._judged(tracks):
-            track = tracks[name]
+        for name, track in tracks.items():
             newest = track.newest
-            flags = [words] if words else []
-            flags += (
-                [f"moved {signed(sum(a.moved_s for a in track.steps))} in {len(track.steps)} steps"]
-                if track.steps
-                else []
-            )
+            flags = [far[name]] if name in far else []
+            if track.steps:
+                moved_s = sum(step.moved_s for step in track.steps)
+                flags.append(f"moved {signed(moved_s)} in {len(track.steps)} steps")
             if track.lost is not None:
                 flags.append(f"x no answer: {track.lost.phase}: {track.lost.message}")
             elif newest is None:
@@ -288,8 +279,10 @@ class Screen:
             rows.append(
                 [
                     Cell(name),
-                    Cell("-" if newest is None else signed(newest.offset_s), style),
-                    Cell("-" if newest is None else span(newest.error_s)),
+                    Cell(
+                        signed(newest.offset_s) if newest else "-", "bad" if name in far else None
+                    ),
+                    Cell(span(newest.error_s) if newest else "-"),
                     Cell(sparkline(list(track.offsets_s), bars)),
                     Cell("; ".join(flags), "bad" if flags else None),
                 ]

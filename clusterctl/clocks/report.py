@@ -7,9 +7,10 @@ all clocks, the head's among them: whose clock is wrong is what most clocks say.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from checks.facts import (
     NOT_ASKED,
@@ -21,11 +22,12 @@ from checks.facts import (
     NodeFacts,
     Previous,
     Unknown,
+    known,
     to_json,
 )
 from checks.finding import Finding, Verdict
 from checks.profile import Profile
-from checks.rules.time import middle_clock
+from checks.rules.time import clock_moves, middle_clock
 from checks.runner import run_checks
 from clusterctl.gpus.summary import read_node
 from clusterctl.nodes import counted, fold
@@ -66,43 +68,46 @@ class Clocks:
             return 1
         return 3 if "unknown" in verdicts or not self.rows else 0
 
-    def widest(self) -> tuple[ClockRow, ClockRow, float, float] | None:
-        """(ahead, behind, seconds apart, error bound) of the two nodes that differ most."""
-        known = [row for row in self.rows if isinstance(row.offset_s, float)]
-        if len(known) < 2:
+    def widest(self) -> Pair | None:
+        """The two nodes that differ most."""
+        rows = _measured(self.rows)
+        if len(rows) < 2:
             return None
-        ahead = max(known, key=lambda row: _float(row.offset_s))
-        behind = min(known, key=lambda row: _float(row.offset_s))
-        apart_s, error_s = between(ahead, behind)
-        return ahead, behind, apart_s, error_s
+        return _pair(max(rows, key=lambda row: row[1]), min(rows, key=lambda row: row[1]))
 
     def summary(self) -> str:
         """`8 clocks within 0.21 ms (±0.10 ms) of each other`, or what is wrong with how many."""
         bad = [row.node for row in self.rows if row.verdict == "bad"]
         lost = [row.node for row in self.rows if row.verdict == "unknown"]
         words = [counted(len(self.rows), "clock")]
-        widest = self.widest()
-        if widest is not None:
+        if widest := self.widest():
             ahead, behind, apart_s, error_s = widest
-            words.append(
-                f"widest apart {ahead.node} and {behind.node}: {span(apart_s)} ±{span(error_s)}"
-            )
+            words.append(f"widest apart {ahead} and {behind}: {span(apart_s)} ±{span(error_s)}")
         words += [f"bad: {fold(bad)}"] if bad else []
         words += [f"unknown: {fold(lost)}"] if lost else []
         return "; ".join([*words, *self.head_flags])
 
 
-def between(one: ClockRow, other: ClockRow) -> tuple[float, float]:
-    """(seconds by which `one` is ahead of `other`, error bound) of two nodes that were measured."""
-    return (
-        _float(one.offset_s) - _float(other.offset_s),
-        _float(one.error_s) + _float(other.error_s),
-    )
+class Pair(NamedTuple):
+    """Two nodes that were measured, and by how many seconds one is ahead of the other."""
+
+    ahead: str
+    behind: str
+    apart_s: float
+    error_s: float
 
 
-def _float(value: Maybe[float]) -> float:
-    assert not isinstance(value, Unknown)
-    return value
+def _measured(rows: Sequence[ClockRow]) -> list[tuple[str, float, float]]:
+    """(node, offset, error bound) of the nodes that were measured."""
+    return [
+        (row.node, row.offset_s, row.error_s)
+        for row in rows
+        if not isinstance(row.offset_s, Unknown) and not isinstance(row.error_s, Unknown)
+    ]
+
+
+def _pair(one: tuple[str, float, float], other: tuple[str, float, float]) -> Pair:
+    return Pair(one[0], other[0], one[1] - other[1], one[2] + other[2])
 
 
 def read_clocks(
@@ -112,12 +117,11 @@ def read_clocks(
     facts = []
     for result in results:
         one = read_node(result)
-        who = (result.value or {}).get("node")
-        boot = who.get("boot_id") if isinstance(who, dict) else None
         if one.unreached is None:
-            one = dataclasses.replace(
-                one, machine=_machine(boot), previous=previous.get(one.name, NOT_ASKED)
-            )
+            who = (result.value or {}).get("node")
+            machine = _machine(who.get("boot_id") if isinstance(who, dict) else None)
+            before = previous.get(one.name, NOT_ASKED)
+            one = dataclasses.replace(one, machine=machine, previous=before)
         facts.append(one)
     return tuple(facts)
 
@@ -141,16 +145,8 @@ def judge(
     """
     head = NodeFacts(HEAD, machine=_machine(head_boot_id))
     report = run_checks(Fleet((*nodes, head)), limits, only=RULES)
-    found: dict[str, list[Finding]] = {}
-    for finding in report.findings:
-        if finding.verdict not in (Verdict.PASS, Verdict.SKIP):
-            for name in finding.nodes:
-                found.setdefault(name, []).append(finding)
-    trips = [
-        node.clock.exchange
-        for node in nodes
-        if isinstance(node.clock, Clock) and isinstance(node.clock.exchange, Exchange)
-    ]
+    found = report.bad_by_node()
+    trips = known(clock.exchange for clock in known(node.clock for node in nodes))
     offsets_s = [trip.offset_s for trip in trips]
     middle_s = middle_clock(offsets_s) if trips else Unknown("no clock answered")
     rows = tuple(_row(node, middle_s, limits, found.get(node.name, ())) for node in nodes)
@@ -195,17 +191,16 @@ def _row(
             bad.append(f"{away(distance_s)} the others")
         elif trip.error_s > limits.clock_skew_warn_s:
             unsure.append(f"the way takes {span(2 * trip.error_s)}, too long to tell")
-    steps, moved_s = _steps(node, clock, limits)
-    bad += steps
-    if isinstance(moved_s, Unknown):
-        unsure.append(f"steps: {moved_s.reason}")
+    moves, limit_s = clock_moves(node, clock), limits.clock_step_warn_s
+    bad += [step_words(moved_s, when) for moved_s, when in moves if abs(moved_s) > limit_s]
+    unsure += [] if moves else [f"steps: {clock.moved_s}"]
     for one in findings:
         (unsure if one.verdict is Verdict.UNKNOWN else bad).append(one.evidence)
     return ClockRow(
         node=node.name,
         offset_s=trip if isinstance(trip, Unknown) else trip.offset_s,
         error_s=trip if isinstance(trip, Unknown) else trip.error_s,
-        moved_s=moved_s,
+        moved_s=max((moved_s for moved_s, _ in moves), key=abs, default=clock.moved_s),
         steered=steered_by(clock),
         sources=count_sources(clock),
         flags=(*bad, *unsure),
@@ -215,24 +210,6 @@ def _row(
 
 def _unknown_row(name: str, flag: str, why: Unknown) -> ClockRow:
     return ClockRow(name, why, why, why, "-", "-", (flag,), "unknown")
-
-
-def _steps(node: NodeFacts, clock: Clock, limits: Profile) -> tuple[list[str], Maybe[float]]:
-    """Steps worth a word, and the largest one. Slewing moves wall and boot time alike."""
-    moves = [(clock.moved_s, "while we looked")]
-    before = node.previous
-    boot = None if isinstance(node.machine, Unknown) else node.machine.boot_id
-    if isinstance(before, Previous) and before.boot_id == boot:
-        now, then = clock.wall_minus_boot_s, before.wall_minus_boot_s
-        if not isinstance(now, Unknown) and not isinstance(then, Unknown):
-            moves.append((now - then, f"since the last look, {ago(before.age_s)} ago"))
-    known = [(moved, when) for moved, when in moves if not isinstance(moved, Unknown)]
-    if not known:
-        return [], clock.moved_s
-    flags = [
-        step_words(moved, when) for moved, when in known if abs(moved) > limits.clock_step_warn_s
-    ]
-    return flags, max((moved for moved, _ in known), key=abs)
 
 
 def step_words(moved_s: float, when: str) -> str:
@@ -291,12 +268,6 @@ def away(seconds: float) -> str:
     return f"{span(seconds)} {'ahead of' if seconds > 0 else 'behind'}"
 
 
-def ago(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def folded(clocks: Clocks) -> list[tuple[str, list[ClockRow]]]:
     """(node set, rows) with good nodes that are steered alike together, in order of first node."""
     groups: dict[tuple[Any, ...], list[ClockRow]] = {}
@@ -334,14 +305,7 @@ def to_document(clocks: Clocks, nodes: Sequence[NodeFacts], pairs: bool) -> dict
         "limit_s": clocks.limit_s,
         "middle_s": to_json(clocks.middle_s),
         "head_flags": list(clocks.head_flags),
-        "widest": None
-        if widest is None
-        else {
-            "ahead": widest[0].node,
-            "behind": widest[1].node,
-            "apart_s": widest[2],
-            "error_s": widest[3],
-        },
+        "widest": None if widest is None else widest._asdict(),
         "nodes": [
             {
                 **to_json(row),
@@ -356,14 +320,13 @@ def to_document(clocks: Clocks, nodes: Sequence[NodeFacts], pairs: bool) -> dict
     }
     if pairs:
         document["pairs"] = [
-            {"a": a.node, "b": b.node, "a_ahead_s": apart_s, "error_s": error_s}
+            {"a": a, "b": b, "a_ahead_s": apart_s, "error_s": error_s}
             for a, b, apart_s, error_s in all_pairs(clocks)
         ]
     return document
 
 
-def all_pairs(clocks: Clocks) -> list[tuple[ClockRow, ClockRow, float, float]]:
-    """(a, b, seconds by which a is ahead, error bound), widest first."""
-    known = [row for row in clocks.rows if isinstance(row.offset_s, float)]
-    pairs = [(a, b, *between(a, b)) for i, a in enumerate(known) for b in known[i + 1 :]]
-    return sorted(pairs, key=lambda pair: -abs(pair[2]))
+def all_pairs(clocks: Clocks) -> list[Pair]:
+    """Widest first."""
+    pairs = [_pair(a, b) for a, b in itertools.combinations(_measured(clocks.rows), 2)]
+    return sorted(pairs, key=lambda pair: -abs(pair.apart_s))

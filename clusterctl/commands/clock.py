@@ -132,10 +132,7 @@ def _show(
     output.node_table(COLUMNS, rows, COLUMNS[1:4])
     if pairs:
         every = all_pairs(clocks)
-        widest = [
-            [a.node, b.node, signed(apart), span(error)]
-            for a, b, apart, error in every[:MOST_PAIRS]
-        ]
+        widest = [[a, b, signed(apart), span(error)] for a, b, apart, error in every[:MOST_PAIRS]]
         output.line("")
         output.table(["A", "B", "A IS AHEAD BY", "±"], widest, ["A IS AHEAD BY", "±"])
         if len(every) > MOST_PAIRS:

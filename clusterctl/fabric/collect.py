@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from checks.facts import Fleet, NodeFacts
+from checks.facts import Fleet, LaunchNeeds, NodeFacts
 from checks.nccl.recommend import Suggestion, suggest
 from clusterctl.errors import CouldNotFindOut, TransportError
 from clusterctl.gpus.summary import read_fleet
@@ -72,15 +72,10 @@ def suggestions(
 
     chosen = choose_device(device, facts)
     slots = choose_slots(nodes, facts, ranks, chosen)
-    return suggest(fleet_for(facts, chosen), slots=slots, addresses=addresses_of(nodes))
-
-
-def fleet_for(facts: Sequence[NodeFacts], device: str) -> Fleet:
-    """A fleet that computes on `device`, whatever GPUs there are."""
-    from checks.facts import LaunchNeeds
-
-    needs = LaunchNeeds("", 0, {}, "cuda" if device == "cuda" else "cpu", "", 0)
-    return Fleet(tuple(facts), needs)
+    # The fleet computes on the chosen device, whatever GPUs there are.
+    needs = LaunchNeeds("", 0, slots, "cuda" if chosen == "cuda" else "cpu", "", 0)
+    fleet = Fleet(tuple(facts), needs)
+    return suggest(fleet, slots=slots, addresses=addresses_of(nodes))
 
 
 def addresses_of(nodes: Sequence[Node]) -> dict[str, str]:
@@ -98,9 +93,8 @@ def addresses_of(nodes: Sequence[Node]) -> dict[str, str]:
 
     def resolve(node: Node, _progress: Progress) -> str:
         try:
-            return str(
-                socket.getaddrinfo(node.host or node.name, None, 0, socket.SOCK_STREAM)[0][4][0]
-            )
+            answers = socket.getaddrinfo(node.host or node.name, None, 0, socket.SOCK_STREAM)
+            return str(answers[0][4][0])
         except OSError as error:
             raise TransportError("resolve", str(error)) from None
 

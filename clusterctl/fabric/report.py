@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.facts import Fabric, Fleet, IbPort, Maybe, NodeFacts, Unknown, to_json
+from checks.facts import Fabric, Fleet, IbPort, Maybe, NodeFacts, Unknown, known, to_json
 from checks.finding import Finding, Verdict
 from checks.nccl.recommend import Suggestion
 from checks.profile import Profile
@@ -19,15 +20,15 @@ class FabricRow:
     """One node's ports. `flags` say what is wrong; an unknown value makes it unknown."""
 
     node: str
-    active: int | None  # None: unknown
-    ports: int
-    layers: str  # 8 InfiniBand, 1 Ethernet
-    rates: str  # of active ports, Gb/s
-    names: str
-    firmware: str
-    grown: int | None  # error counts that were added while we looked
-    flags: tuple[str, ...]
-    verdict: str  # good, bad (exit 1), unknown (exit 3)
+    active: int | None = None  # None: unknown
+    ports: int = 0
+    layers: str = "-"  # 8 InfiniBand, 1 Ethernet
+    rates: str = "-"  # of active ports, Gb/s
+    names: str = "-"
+    firmware: str = "-"
+    grown: int | None = None  # error counts that were added while we looked
+    flags: tuple[str, ...] = ()
+    verdict: str = "unknown"  # good, bad (exit 1), unknown (exit 3)
 
     def cells(self) -> list[str]:
         mark = {"bad": "!", "unknown": "?"}.get(self.verdict, " ")
@@ -89,45 +90,37 @@ def report_fabric(
 ) -> FabricReport:
     """Rows with what the checks of `ib` find. Nodes that gave no answer have theirs too."""
     checked = run_checks(Fleet(tuple(nodes)), limits, only=("ib",))
-    found: dict[str, list[Finding]] = {}
-    for one in checked.findings:
-        if one.verdict not in (Verdict.PASS, Verdict.SKIP):
-            for name in one.nodes:
-                found.setdefault(name, []).append(one)
+    found = checked.bad_by_node()
     rows = tuple(_row(node, found.get(node.name, ())) for node in nodes)
     return FabricReport(rows, tuple(suggested), checked.findings)
 
 
 def _row(node: NodeFacts, findings: Sequence[Finding]) -> FabricRow:
-    if node.unreached is not None:
-        why = f"no answer: {node.unreached.phase}: {node.unreached.message}"
-        return _empty(node.name, None, (why,), "unknown")
-    fabric = node.fabric
+    fabric, why = node.fabric, node.unreached
+    if why is not None:
+        return FabricRow(node.name, flags=(f"no answer: {why.phase}: {why.message}",))
     bad = [one.evidence for one in findings if one.verdict is not Verdict.UNKNOWN]
     unsure = [one.evidence for one in findings if one.verdict is Verdict.UNKNOWN]
     if isinstance(fabric, Unknown):
-        return _empty(node.name, None, (fabric.reason, *bad), "bad" if bad else "unknown")
+        verdict = "bad" if bad else "unknown"
+        return FabricRow(node.name, flags=(fabric.reason, *bad), verdict=verdict)
     verdict = "bad" if bad else "unknown" if unsure else "good"
     if not fabric.ports:
-        return _empty(node.name, 0, (*bad, *unsure), verdict)
+        return FabricRow(node.name, 0, flags=(*bad, *unsure), verdict=verdict)
     active = [port for port in fabric.ports if port.is_active]
-    layers = _counted([port.link_layer for port in fabric.ports])
+    grown = known(port.growth for port in fabric.ports)
     return FabricRow(
         node=node.name,
         active=len(active),
         ports=len(fabric.ports),
-        layers=layers,
+        layers=_counted([port.link_layer for port in fabric.ports]),
         rates=_counted([port.rate_gbps for port in active], "{:g}") or "-",
         names=_names(fabric),
         firmware=", ".join(dict.fromkeys(_text(port.firmware) for port in fabric.ports)),
-        grown=_grown(fabric),
+        grown=sum(sum(growth.values()) for growth in grown) if grown else None,
         flags=tuple(dict.fromkeys([*bad, *unsure])),
         verdict=verdict,
     )
-
-
-def _empty(name: str, active: int | None, flags: tuple[str, ...], verdict: str) -> FabricRow:
-    return FabricRow(name, active, 0, "-", "-", "-", "-", None, flags, verdict)
 
 
 def _text(value: Maybe[Any], form: str = "{}") -> str:
@@ -136,9 +129,7 @@ def _text(value: Maybe[Any], form: str = "{}") -> str:
 
 def _counted(values: Sequence[Maybe[Any]], form: str = "{}") -> str:
     """`8 InfiniBand, 1 Ethernet`; `8x400`."""
-    counts: dict[str, int] = {}
-    for value in values:
-        counts[_text(value, form)] = counts.get(_text(value, form), 0) + 1
+    counts = Counter(_text(value, form) for value in values)
     join = "{}x{}" if form != "{}" else "{} {}"
     return ", ".join(join.format(count, word) for word, count in counts.items())
 
@@ -150,25 +141,16 @@ def _names(fabric: Fabric) -> str:
     return fold([port.name if several else port.device for port in fabric.ports])
 
 
-def _grown(fabric: Fabric) -> int | None:
-    known = [port.growth for port in fabric.ports if not isinstance(port.growth, Unknown)]
-    return sum(sum(growth.values()) for growth in known) if known else None
-
-
 def port_lines(node: NodeFacts) -> list[list[str]]:
     """Cells of each port: name, state, layer, rate, interface, lid, firmware, errors that grew."""
-    fabric = node.fabric
-    if isinstance(fabric, Unknown):
-        return []
-    return [[node.name, *_port_cells(port)] for port in fabric.ports]
+    ports = () if isinstance(node.fabric, Unknown) else node.fabric.ports
+    return [[node.name, *_port_cells(port)] for port in ports]
 
 
 def _port_cells(port: IbPort) -> list[str]:
-    growth = port.growth
-    if isinstance(growth, Unknown):
-        grown = growth.reason
-    else:
-        grown = ", ".join(f"{name} +{by}" for name, by in growth.items() if by) or "+0"
+    grown = str(port.growth)
+    if not isinstance(port.growth, Unknown):
+        grown = ", ".join(f"{name} +{by}" for name, by in port.growth.items() if by) or "+0"
     return [
         port.name,
         f"{_text(port.state)}/{_text(port.phys_state)}",
@@ -198,11 +180,9 @@ def unsure_lines(suggested: Sequence[Suggestion]) -> list[str]:
     """Nodes of which something is not known, each reason once, with the variables it concerns."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in suggested:
-        for names in _by_words(one.unsure):
-            found.setdefault((fold(names[1]), names[0]), []).append(one.name)
-    return [
-        f"{names}: unknown for {', '.join(which)}: {why}" for (names, why), which in found.items()
-    ]
+        for why, nodes in _by_words(one.unsure):
+            found.setdefault((fold(nodes), why), []).append(one.name)
+    return [f"{nodes}: unknown for {', '.join(of)}: {why}" for (nodes, why), of in found.items()]
 
 
 def _by_words(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
