@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dashboards.alerts.engine import after
 from dashboards.model.fleet import fleet_row, odd_gpus
-from dashboards.model.history_columns import GPU_COLUMNS, NODE_COLUMNS
-from dashboards.model.ring_buffer import NAN, Ring
+from dashboards.model.history_columns import GPU_COLUMNS
+from dashboards.model.ring_buffer import NAN
 from dashboards.model.samples import (
     EventSample,
     NodeDown,
@@ -24,12 +24,12 @@ from dashboards.model.samples import (
     StepSample,
     Tick,
 )
-from dashboards.model.state import INTERRUPTED, NodeState, RunState, State
+from dashboards.model.state import INTERRUPTED, NodeState, RunState, State, new_node
 
 RECENT_STEPS = 600
 RECENT_EVENTS = 200
-# The smoothed loss forgets over this share of the run, within these numbers of steps: the same
-# number for all would lag behind in a short run and shiver in a long one.
+# The smoothed loss averages over this share of the run, within these numbers of steps: one number
+# for all would be late in a short run and noisy in a long one.
 SMOOTH_SHARE, SMOOTH_STEPS = 0.01, (5.0, 100.0)
 
 
@@ -44,9 +44,7 @@ def fold(state: State, samples: Iterable[Sample]) -> State:
     for sample in samples:
         if isinstance(sample, NodeSample | NodeDown):
             nodes = dict(state.nodes) if nodes is None else nodes
-            before = nodes.get(sample.node) or NodeState(
-                sample.node, history=Ring(len(NODE_COLUMNS), state.fleet.limit)
-            )
+            before = nodes.get(sample.node) or new_node(sample.node, state.fleet.limit)
             nodes[sample.node] = _after_node(before, sample, state.history_step_s, state.interval_s)
             continue
         if isinstance(sample, Restored):
@@ -91,71 +89,55 @@ def _row_time(before_s: float, rows: int, at_s: float, step_s: float, interval_s
 
 
 def _row(sample: NodeSample, gpus_seen: int) -> list[float | None]:
-    """A row of a node's history, see `columns`."""
+    """A row of a node's history, in the order of NODE_COLUMNS, then GPU_COLUMNS of each GPU."""
     network = sample.network_bytes_s
+    by_index = {
+        gpu.index: (gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c, gpu.sm_mhz)
+        for gpu in sample.gpus or ()
+    }
+    readings = [by_index.get(index, _NO_READING) for index in range(gpus_seen)]
     row: list[float | None] = [
         sample.cpu,
         sample.memory,
         sample.load1,
         None if network is None else network / 1e6,
     ]
-    by_index = {gpu.index: gpu for gpu in sample.gpus or ()}
-    readings: list[tuple[float | None, ...]] = []
-    for index in range(gpus_seen):
-        gpu = by_index.get(index)
-        readings.append(
-            (gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c, gpu.sm_mhz)
-            if gpu
-            else _NO_READING
-        )
-    row += _means(readings)
+    for column in zip(*readings, strict=True) if readings else [()] * len(GPU_COLUMNS):
+        known = [value for value in column if value is not None]
+        row.append(sum(known) / len(known) if known else None)
     for reading in readings:
         row += reading
     return row
 
 
-_NO_READING = (None,) * len(GPU_COLUMNS)
+_NO_READING: tuple[float | None, ...] = (None,) * len(GPU_COLUMNS)
 
 
-def _means(readings: Sequence[tuple[float | None, ...]]) -> list[float | None]:
-    """Means over the GPUs that have a reading."""
-    means: list[float | None] = []
-    for column in zip(*readings, strict=True) if readings else [()] * len(GPU_COLUMNS):
-        known = [value for value in column if value is not None]
-        means.append(sum(known) / len(known) if known else None)
-    return means
-
-
-def _after_other(state: State, sample: Sample) -> State:
+def _after_other(state: State, sample: RunOpened | StepSample | EventSample | Tick) -> State:
     if isinstance(sample, Tick):
-        return _after_tick(state, sample)
+        for part in tick_parts(sample):
+            state = part(state)
+        return state
     if isinstance(sample, RunOpened):
         run = RunState(sample.directory, sample.name, sample.nodes, sample.ranks)
-        known = dict(state.nodes)
-        for name in sample.nodes:
-            known.setdefault(
-                name, NodeState(name, history=Ring(len(NODE_COLUMNS), state.fleet.limit))
-            )
         # Planned nodes fill the table only when no hostfile does: a hostfile is the user's choice.
-        return replace(state, run=run, nodes=state.nodes or known)
+        planned = {name: new_node(name, state.fleet.limit) for name in sample.nodes}
+        return replace(state, run=run, nodes=state.nodes or planned)
     if state.run is None:
-        return state  # a record without its run: the feed opens runs first
+        return state  # a record without its run: feeds open runs first
     if isinstance(sample, StepSample):
         return replace(state, run=_after_step(state.run, sample))
-    if isinstance(sample, EventSample):
-        return replace(state, run=_after_event(state.run, sample))
-    return state
+    return replace(state, run=_after_event(state.run, sample))
 
 
 def _after_step(run: RunState, sample: StepSample) -> RunState:
     record = sample.record
-    smooth, weight = run.smooth, run.smooth_weight
+    smooth, weight, loss = run.smooth, run.smooth_weight, NAN
     if math.isfinite(record.loss):
-        # Divided by the weight, so that the first steps are not drawn towards zero.
-        few, many = SMOOTH_STEPS
+        loss, (few, many) = record.loss, SMOOTH_STEPS
         keep = 1.0 - 1.0 / max(few, min(many, SMOOTH_SHARE * record.steps_total))
-        smooth, weight = keep * smooth + (1 - keep) * record.loss, keep * weight + (1 - keep)
-    loss = record.loss if math.isfinite(record.loss) else NAN
+        # Shown divided by the weight, so that zero does not count in the first steps.
+        smooth, weight = keep * smooth + (1 - keep) * loss, keep * weight + (1 - keep)
     # Steps that come again after a resume replace what the broken attempt wrote.
     recent = run.recent
     if recent and record.step <= recent[-1].step:
@@ -174,12 +156,9 @@ def _after_step(run: RunState, sample: StepSample) -> RunState:
 
 # What the trainer and the launcher call the end of a run, and a node's part in it.
 _ENDINGS = {
-    "done": "finished",
-    "finished": "finished",
+    **dict.fromkeys(("done", "finished"), "finished"),
+    **dict.fromkeys(("failure", "failed", "error"), "failed"),
     "stopped": "stopped",
-    "failure": "failed",
-    "failed": "failed",
-    "error": "failed",
 }
 _BEGINNINGS = ("plan", "start", "resume")
 _NODE_WORDS = {"rank": "running", "lost": "lost"}
@@ -203,30 +182,24 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
         states = {**states, node: status}
     events = run.events
     at = len(events)
-    # Two files are read side by side: keep them in the order of their own time.
+    # Two files are read: keep them in the order of their own time.
     while at and events[at - 1].event.time_s > event.time_s > 0:
         at -= 1
     events = (*events[:at], sample, *events[at:])[-RECENT_EVENTS:]
     return replace(run, events=events, ended=ended, node_states=states)
 
 
-def _after_tick(state: State, tick: Tick) -> State:
-    for part in tick_parts(tick):
-        state = part(state)
-    return state
-
-
 def tick_parts(tick: Tick) -> tuple[Callable[[State], State], ...]:
-    """What a tick does, one after the other: for whoever lets something else in between."""
-    return (
-        lambda state: _with_odd(replace(state, now_s=tick.now_s)),
-        lambda state: replace(state, alerts=after(state.alerts, state)),
-        _with_fleet_row,
-    )
+    """The steps of a tick, in order; the screens answer keys between them."""
 
+    def with_time(state: State) -> State:
+        state = replace(state, now_s=tick.now_s)
+        return replace(state, odd=odd_gpus(state))
 
-def _with_odd(state: State) -> State:
-    return replace(state, odd=odd_gpus(state))
+    def with_alerts(state: State) -> State:
+        return replace(state, alerts=after(state.alerts, state))
+
+    return with_time, with_alerts, _with_fleet_row
 
 
 def _with_fleet_row(state: State) -> State:

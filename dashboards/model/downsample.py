@@ -1,7 +1,8 @@
-"""A whole run's curve in bounded memory: when it is full, neighbours are averaged pairwise."""
+"""The curve of a whole run in bounded memory: when it is full, pairs of rows are averaged."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dashboards.model.ring_buffer import CHUNK, NAN, Ring
@@ -21,7 +22,9 @@ class Thin:
 
     def add(self, *row: float) -> Thin:
         """With one row more. A smaller first value (a resumed run) drops the rows behind it."""
-        thin = self if row[0] > self.last_x else self._before(row[0])
+        thin = self
+        if row[0] <= self.last_x:
+            thin = self._rebuilt([old for old in self._kept_rows() if old[0] < row[0]], self.stride)
         pending = (*thin.pending, row)
         if len(pending) < thin.stride:
             return replace(thin, pending=pending, last_x=row[0])
@@ -30,9 +33,12 @@ class Thin:
         return thin._halved() if len(kept) >= LIMIT else thin
 
     def rows(self) -> list[tuple[float, ...]]:
-        """Kept rows, and the mean of those still waiting for company."""
-        rows = self.kept.rows() if self.kept else []
+        """Kept rows, and the mean of the pending ones."""
+        rows = self._kept_rows()
         return [*rows, _mean(self.pending)] if self.pending else rows
+
+    def _kept_rows(self) -> list[tuple[float, ...]]:
+        return self.kept.rows() if self.kept else []
 
     def _empty(self) -> Ring:
         # Full floats: a step number above 2,048 does not fit into 11 bits.
@@ -45,20 +51,12 @@ class Thin:
         return Thin(self.width, stride, kept, (), rows[-1][0] if rows else -1.0)
 
     def _halved(self) -> Thin:
-        rows = self.kept.rows() if self.kept else []
+        rows = self._kept_rows()
         pairs = [_mean(rows[i : i + 2]) for i in range(0, len(rows), 2)]
         return replace(self._rebuilt(pairs, self.stride * 2), last_x=self.last_x)
 
-    def _before(self, x: float) -> Thin:
-        kept = [row for row in (self.kept.rows() if self.kept else []) if row[0] < x]
-        return self._rebuilt(kept, self.stride)
 
-
-def _mean(rows: tuple[tuple[float, ...], ...] | list[tuple[float, ...]]) -> tuple[float, ...]:
+def _mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     """Column means over what is known."""
-    return tuple(_known_mean(column) for column in zip(*rows, strict=True))
-
-
-def _known_mean(values: tuple[float, ...]) -> float:
-    known = [value for value in values if value == value]
-    return sum(known) / len(known) if known else NAN
+    columns = [[value for value in column if value == value] for column in zip(*rows, strict=True)]
+    return tuple(sum(known) / len(known) if known else NAN for known in columns)

@@ -1,11 +1,12 @@
-"""The fleet as rows and cells: metrics, marks, odd ones, order and filter. Pure.
+"""The fleet as rows and cells: metrics, marks, outliers, order and filter. Pure.
 
-Marks, so that colour never stands alone: `!` alarm, `~` stale, `-` unknown, `x` missing.
+Marks beside each colour: `!` alarm, `~` stale, `-` unknown, `x` missing.
 """
 
 from __future__ import annotations
 
 import math
+import os.path
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from dashboards.model.thresholds import DEFAULT
 
 ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
 
-ODD_ROWS = 5  # a single low reading between two kernels is none
+ODD_ROWS = 5  # one low reading between two kernels is normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +73,8 @@ def _network_mb_s(sample: NodeSample) -> float | None:
     return None if sample.network_bytes_s is None else sample.network_bytes_s / 1e6
 
 
-def _degrees(value: float | None) -> str:
-    return f"{value:.0f} °C" if value is not None and units.known(value) else units.UNKNOWN
-
-
-def _mhz(value: float | None) -> str:
-    return f"{value:,.0f} MHz" if value is not None and units.known(value) else units.UNKNOWN
-
-
-def _two_digits(value: float | None) -> str:
-    return units.UNKNOWN if value is None else f"{value:.2f}"
-
-
-def _rate_of_mb(value: float | None) -> str:
-    return units.rate(None if value is None else value * 1e6)
+def _network(mb_s: float | None) -> str:
+    return units.rate(None if mb_s is None else mb_s * 1e6)
 
 
 def _whole(value: float) -> str:
@@ -100,16 +89,15 @@ METRICS = (
     Metric("power", "power x10 W", True, attrgetter("power_w"), "power", "power_kw", units.power, lambda v: f"{v / 10:.0f}", 700.0, "total"),
     Metric("util", "utilisation %", True, attrgetter("util"), "util", "util", units.percent, _percent_number, 1.0),
     Metric("memory", "GPU memory %", True, attrgetter("memory"), "memory", "gpu_memory", units.percent, _percent_number, 1.0),
-    Metric("temperature", "temperature C", True, attrgetter("temperature_c"), "temperature", "temperature", _degrees, _whole, 90.0, "highest"),
-    # A slow one holds all others up. Full is what H100 and H200 reach; others are told apart all
-    # the same.
-    Metric("clock", "SM clock x100 MHz", True, attrgetter("sm_mhz"), "clock", "clock", _mhz, lambda v: f"{v / 100:.0f}", 1980.0, "lowest"),
+    Metric("temperature", "temperature C", True, attrgetter("temperature_c"), "temperature", "temperature", units.degrees, _whole, 90.0, "highest"),
+    # A slow one delays all others. Full is what H100 and H200 reach; others differ all the same.
+    Metric("clock", "SM clock x100 MHz", True, attrgetter("sm_mhz"), "clock", "clock", units.mhz, lambda v: f"{v / 100:.0f}", 1980.0, "lowest"),
 )  # fmt: skip
 NODE_METRICS = (
     Metric("cpu", "cpu", False, attrgetter("cpu"), "cpu", "cpu", units.percent, _percent_number, 1.0),
     Metric("memory", "memory", False, attrgetter("memory"), "memory", "memory", units.percent, _percent_number, 1.0),
-    Metric("load", "load per core", False, load_per_core, "load", "load", _two_digits, _whole, None),
-    Metric("network", "network", False, _network_mb_s, "network_mb_s", "network_mb_s", _rate_of_mb, _whole, None),
+    Metric("load", "load per core", False, load_per_core, "load", "load", units.two_digits, _whole, None),
+    Metric("network", "network", False, _network_mb_s, "network_mb_s", "network_mb_s", _network, _whole, None, "total"),
 )  # fmt: skip
 
 
@@ -226,8 +214,12 @@ def node_column(node: NodeState, metric: Metric) -> int:
 
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     """GPUs that differ from the fleet now, with the reason: idle among busy ones, or too hot."""
-    live = fresh(state.nodes.values(), state)
-    known = [gpu for sample in live for gpu in sample.gpus or () if gpu.power_w is not None]
+    gpus = [
+        (sample.node, gpu)
+        for sample in fresh(state.nodes.values(), state)
+        for gpu in sample.gpus or ()
+    ]
+    known = [gpu for _, gpu in gpus if gpu.power_w is not None]
     middle = working_power_w(
         [gpu.power_w or 0.0 for gpu in known],
         known[0].power_limit_w if known else None,
@@ -237,18 +229,13 @@ def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     )
     low = 0.0 if middle is None else DEFAULT.idle_share * middle
     odd = {}
-    for sample in live:
-        for gpu in sample.gpus or ():
-            power, temperature = gpu.power_w, gpu.temperature_c
-            is_hot = temperature is not None and temperature >= DEFAULT.hot_c
-            if not is_hot and (power is None or power >= low):
-                continue  # nearly all, nearly always
-            if is_hot:
-                odd[sample.node, gpu.index] = f"{temperature:.0f} °C"
-            if power is None or power >= low:
-                continue
-            if _low_for_long(state.nodes[sample.node], gpu.index, low):
-                odd[sample.node, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
+    for name, gpu in gpus:
+        power, temperature = gpu.power_w, gpu.temperature_c
+        is_low = power is not None and power < low
+        if is_low and _low_for_long(state.nodes[name], gpu.index, low):
+            odd[name, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
+        elif temperature is not None and temperature >= DEFAULT.hot_c:
+            odd[name, gpu.index] = f"{temperature:.0f} °C"
     return odd
 
 
@@ -264,10 +251,8 @@ RANGE_SIGMAS, RANGE_FLOOR = 4.0, 0.04
 def usual_range(state: State, metric: Metric) -> tuple[float, float] | None:
     """Where nearly all GPUs (nodes) lie: median and its absolute deviation. None for too few."""
     samples = fresh(state.nodes.values(), state)
-    if metric.of_gpu:
-        found = [metric.read(gpu) for sample in samples for gpu in sample.gpus or ()]
-    else:
-        found = [metric.read(sample) for sample in samples]
+    gpus = (gpu for sample in samples for gpu in sample.gpus or ())
+    found = map(metric.read, gpus if metric.of_gpu else samples)
     values = [value for value in found if value is not None]
     if len(values) < DEFAULT.idle_peers:
         return None
@@ -280,12 +265,12 @@ def usual_range(state: State, metric: Metric) -> tuple[float, float] | None:
 def node_value(sample: NodeSample, metric: Metric) -> float | None:
     """A node's one number: total power, mean share, highest temperature."""
     if metric.of_gpu:
-        values = [metric.read(gpu) for gpu in sample.gpus or ()]
-        return _folded(metric, [value for value in values if value is not None])
+        return _folded(metric, map(metric.read, sample.gpus or ()))
     return metric.read(sample)
 
 
-def _folded(metric: Metric, values: Sequence[float]) -> float | None:
+def _folded(metric: Metric, readings: Iterable[float | None]) -> float | None:
+    values = [value for value in readings if value is not None]
     return FOLDS[metric.of_many](values) if values else None
 
 
@@ -293,17 +278,9 @@ def fleet_row(state: State) -> list[float | None]:
     """One row of the fleet's history, in the order of FLEET_COLUMNS."""
     samples = fresh(state.nodes.values(), state)
     gpus = [gpu for sample in samples for gpu in sample.gpus or ()]
-    row: list[float | None] = []
-    for metric in METRICS:
-        value = _folded(metric, [v for v in (metric.read(gpu) for gpu in gpus) if v is not None])
-        row.append(value / 1000 if value is not None and metric.key == "power" else value)
-    for metric in NODE_METRICS:
-        values = [v for v in (node_value(sample, metric) for sample in samples) if v is not None]
-        total = sum(values)
-        row.append(
-            None if not values else total if metric.key == "network" else total / len(values)
-        )
-    return row
+    power, *row = (_folded(metric, map(metric.read, gpus)) for metric in METRICS)
+    row += (_folded(metric, map(metric.read, samples)) for metric in NODE_METRICS)
+    return [None if power is None else power / 1000, *row]
 
 
 ORDERS = ("hostfile", "value", "state", "outliers")
@@ -315,19 +292,18 @@ def arranged(state: State, metric: Metric, order: str, wanted: str) -> list[Node
     if wanted.strip(" ,"):
         nodes = [node for node in nodes if _matches(node, state, wanted)]
     if order == "value":
-        lowest = float("-inf")
 
-        def by_value(node: NodeState) -> float:
+        def value_of(node: NodeState) -> float:
             value = None if node.sample is None else node_value(node.sample, metric)
-            return lowest if value is None or node.down else value
+            return -math.inf if value is None or node.down else value
 
-        nodes.sort(key=by_value, reverse=True)
+        nodes.sort(key=value_of, reverse=True)
     elif order == "state":
-        rank = {MISSING: 0, ALARM: 1, UNKNOWN: 2, STALE: 3, "": 4}
-        nodes.sort(key=lambda node: rank[node_mark(node, state)[0]])
+        rank = (MISSING, ALARM, UNKNOWN, STALE, "")
+        nodes.sort(key=lambda node: rank.index(node_mark(node, state)[0]))
     elif order == "outliers":
         usual = usual_range(state, metric)
-        nodes.sort(key=lambda node: -_distance(node, metric, usual))
+        nodes.sort(key=lambda node: _distance(node, metric, usual), reverse=True)
     return nodes
 
 
@@ -337,22 +313,18 @@ def _distance(node: NodeState, metric: Metric, usual: tuple[float, float] | None
         return -1.0
     middle = sum(usual) / 2
     parts = (node.sample.gpus or ()) if metric.of_gpu else (node.sample,)
-    return max(
-        (abs(value - middle) for value in map(metric.read, parts) if value is not None),
-        default=-1.0,
-    )
+    values = (value for value in map(metric.read, parts) if value is not None)
+    return max((abs(value - middle) for value in values), default=-1.0)
 
 
 def _matches(node: NodeState, state: State, wanted: str) -> bool:
     """Any comma-separated term: part of the name, or a mark."""
-    terms = [term.strip() for term in wanted.split(",") if term.strip()]
     mark = node_mark(node, state)[0]
-    return not terms or any(
-        term == mark
-        if term in (ALARM, STALE, UNKNOWN, MISSING)
-        else term.lower() in node.name.lower()
-        for term in terms
-    )
+    for term in filter(None, map(str.strip, wanted.split(","))):
+        is_mark = term in (ALARM, STALE, UNKNOWN, MISSING)
+        if term == mark if is_mark else term.lower() in node.name.lower():
+            return True
+    return False
 
 
 SHORT_NAME = 8  # characters; names up to here are shown whole
@@ -367,16 +339,14 @@ def short_names(names: Iterable[str]) -> tuple[str, dict[str, str]]:
     if len(names) < 2 or max(map(len, names)) <= SHORT_NAME:
         return "", {name: name for name in names}
     low, high = min(names), max(names)
-    size = 0
-    while size < min(len(low), len(high)) and low[size] == high[size]:
-        size += 1
+    size = len(os.path.commonprefix([low, high]))  # noqa: RUF071 - names, not paths
     # Back to the beginning of a number: node-00[1-9] is cut before 00, not inside of it.
     while size and low[size - 1].isdigit():
         size -= 1
     while size and low[size - 1].isalnum() and not low[size : size + 1].isdigit():
         size -= 1
     if size < 3:
-        return "", {name: name for name in names}
+        size = 0
     return low[:size], {name: name[size:] for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Figures of a run for people: how far, how fast, until when, where the time goes. Pure."""
+"""Figures of a run: progress, speed, time left, and what the time is spent on. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trainer.runlog.telemetry import PHASES, Event, StepRecord
 
 # Rates are means over this many steps: enough to smooth buckets of different size.
 WINDOW = 50
-# A step may take this many times the usual one, or this many seconds, before it counts as stalled:
-# checkpoints and validation stand between steps.
+# A step may take this many times the usual one, or this many seconds, before it counts as stalled,
+# because of checkpoints and validation between steps.
 STALLED_TIMES = 6.0
 STALLED_S = 30.0
-FAR_S = 1e10  # 300 years: no date is told for that
+FAR_S = 1e10  # 300 years: no date is shown for that
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the run screen says beside the curves. None: not known yet."""
+    """What the run screen shows beside the curves. None: not known yet."""
 
     status: str  # waiting, running, stalled, finished, stopped, failed
     step: int
@@ -64,13 +64,11 @@ def figures(run: RunState, now_s: float) -> Figures:
     return base
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Same:
     """A run as a cache key: equal only to itself, as states are never changed."""
 
-    __slots__ = ("run",)
-
-    def __init__(self, run: RunState) -> None:
-        self.run = run
+    run: RunState
 
     def __hash__(self) -> int:
         return id(self.run)
@@ -91,7 +89,7 @@ def _of_records(same: _Same) -> Figures:
     times = sorted(record.step_s for record in run.recent)
     status = run.ended or ("finished" if left == 0 and run.last.steps_total else "running")
     ranks = Counter(r.slowest_rank for r in window if r.slowest_rank is not None)
-    rank, times_slowest = ranks.most_common(1)[0] if ranks else (None, 0)
+    rank, slowest_steps = ranks.most_common(1)[0] if ranks else (None, 0)
     idle = [record.idle_share for record in window if record.idle_share is not None]
     return Figures(
         status=status,
@@ -106,11 +104,11 @@ def _of_records(same: _Same) -> Figures:
         phases=_phases(window),
         idle_share=statistics.fmean(idle) if idle else None,
         slowest_rank=rank if run.last.world > 1 else None,
-        slowest_steps=times_slowest,
+        slowest_steps=slowest_steps,
         window=len(window),
         smooth_loss=run.smooth / run.smooth_weight if run.smooth_weight else None,
         flops_s=_flops_s(window, pace_s),
-        data_share=_share_of("data", window),
+        data_share=_data_share(window),
         buckets=_buckets(run.recent),
         checkpoint=_checkpoint(run),
         restarts=sum(sample.event.name == "resume" for sample in run.events),
@@ -118,7 +116,7 @@ def _of_records(same: _Same) -> Figures:
 
 
 def is_bad(event: Event) -> bool:
-    """Whether an event is to be seen as trouble."""
+    """Whether an event is a problem."""
     if event.name == "end":
         return event.data.get("exit_code", 0) not in (0, INTERRUPTED)
     if event.name == "rank-ended":
@@ -127,16 +125,16 @@ def is_bad(event: Event) -> bool:
 
 
 def one_line(event: Event) -> str:
-    """What happened in one line; of a traceback its last one, which names the error."""
+    """The event in one line; of a traceback the first and the last, which names the error."""
     lines = [line.strip() for line in event.text.splitlines() if line.strip()]
     return " … ".join(lines[:1] + lines[1:][-1:])
 
 
 def _pace_s(window: Sequence[StepRecord]) -> float:
-    """Seconds from step to step, with what stands between them (checkpoints, validation).
+    """Seconds from step to step, with checkpoints and validation between them.
 
-    Times of the records come from one writer, so their difference is good; where they are missing
-    or jump, the steps' own durations are all there is.
+    The times of the records come from one writer, so their difference is right; where they are
+    missing or jump, it is the mean duration of a step.
     """
     own = statistics.fmean(record.step_s for record in window)
     first, last = window[0], window[-1]
@@ -157,9 +155,9 @@ def _flops_s(window: Sequence[StepRecord], pace_s: float) -> float | None:
     return total / pace_s / max(1, window[-1].world) if total > 0 and pace_s > 0 else None
 
 
-def _share_of(phase: str, window: Sequence[StepRecord]) -> float | None:
+def _data_share(window: Sequence[StepRecord]) -> float | None:
     steps_s = sum(record.step_s for record in window)
-    known = [record.seconds[phase] for record in window if phase in record.seconds]
+    known = [record.seconds["data"] for record in window if "data" in record.seconds]
     return sum(known) / steps_s if known and steps_s > 0 else None
 
 
@@ -182,8 +180,8 @@ def mfu(now: Figures, peak_flops: float | None) -> float | None:
 
 
 def _phases(window: Sequence[StepRecord]) -> tuple[tuple[str, float], ...]:
-    names = [name for name in PHASES if any(name in record.seconds for record in window)]
-    names += sorted({name for record in window for name in record.seconds} - set(PHASES))
+    known = {name for record in window for name in record.seconds}
+    names = [name for name in PHASES if name in known] + sorted(known - set(PHASES))
     means = [
         (name, statistics.fmean(record.seconds.get(name, 0.0) for record in window))
         for name in names

@@ -25,7 +25,7 @@ _CURVE = Thin(4)
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """The last word of one node, and its last hour."""
+    """The last reading of a node, and its last hour."""
 
     name: str
     sample: NodeSample | None = None
@@ -45,7 +45,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """One training as its run directory tells it."""
+    """One training as its run directory has it."""
 
     directory: str
     name: str
@@ -93,17 +93,22 @@ class State:
     history_step_s: float = 1.0  # seconds between rows of every history
     odd: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (node, GPU) -> why
     alerts: AlertBook = field(default_factory=AlertBook)
-    watches: bool = True  # False: nodes are known from the run's plan only, nobody asks them
+    watches: bool = True  # False: nodes are known from the run's plan only and give no readings
 
     @property
     def has_gpus(self) -> bool:
         return any(node.gpus_seen for node in self.nodes.values())
 
 
+def new_node(name: str, limit: int) -> NodeState:
+    """A node without readings, with a history of `limit` rows."""
+    return NodeState(name, history=Ring(len(NODE_COLUMNS), limit))
+
+
 def initial_state(
     nodes: Sequence[str], *, now_s: float, interval_s: float = 1.0, source: str = ""
 ) -> State:
-    """Nodes that have said nothing yet.
+    """Nodes without readings.
 
     Above 100 nodes history rows lie further apart, so that an hour of 1,000 nodes of 8 GPUs stays
     below 60 MB.
@@ -114,7 +119,7 @@ def initial_state(
         now_s=now_s,
         interval_s=interval_s,
         source=source,
-        nodes={name: NodeState(name, history=Ring(len(NODE_COLUMNS), limit)) for name in nodes},
+        nodes={name: new_node(name, limit) for name in nodes},
         fleet=Ring(len(FLEET_COLUMNS), limit),
         history_step_s=step,
         watches=bool(nodes),

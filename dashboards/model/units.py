@@ -2,53 +2,68 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 UNKNOWN = "-"
 
 
-def known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _if_known(text: Callable[[float], str]) -> Callable[[float | None], str]:
+    @functools.wraps(text)
+    def shown(value: float | None) -> str:
+        return UNKNOWN if value is None or not math.isfinite(value) else text(value)
+
+    return shown
 
 
-def power(watts: float | None) -> str:
+@_if_known
+def degrees(celsius: float) -> str:
+    return f"{celsius:.0f} °C"
+
+
+@_if_known
+def mhz(value: float) -> str:
+    return f"{value:,.0f} MHz"
+
+
+@_if_known
+def two_digits(value: float) -> str:
+    return f"{value:.2f}"
+
+
+@_if_known
+def power(watts: float) -> str:
     """700 W, 5.57 kW, 127 kW."""
-    if watts is None or not math.isfinite(watts):
-        return UNKNOWN
     return f"{watts:.0f} W" if watts < 1000 else f"{_three(watts / 1000)} kW"
 
 
-def gib(count: float | None) -> str:
+@_if_known
+def gib(count: float) -> str:
     """Bytes as GiB without the unit: 3.1, 71, 2,048."""
-    if count is None or not math.isfinite(count):
-        return UNKNOWN
     value = count / 2**30
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
-def size(count: float | None) -> str:
+@_if_known
+def size(count: float) -> str:
     """Bytes with a binary unit: 812 MiB, 71 GiB, 3.5 TiB."""
-    if count is None or not math.isfinite(count):
-        return UNKNOWN
-    value = count / 2**20
-    for unit in ("MiB", "GiB", "TiB"):
-        if value < 1000 or unit == "TiB":
-            return f"{value:.1f} {unit}" if value < 10 and unit != "MiB" else f"{value:,.0f} {unit}"
-        value /= 1024
-    return UNKNOWN
+    value, unit = count / 2**20, "MiB"
+    for larger in ("GiB", "TiB"):
+        if value >= 1000:
+            value, unit = value / 1024, larger
+    return f"{value:.1f} {unit}" if value < 10 and unit != "MiB" else f"{value:,.0f} {unit}"
 
 
-def offset(value: float | None) -> str:
+@_if_known
+def offset(value: float) -> str:
     """A clock's offset with its sign: +0.4 ms, -2.51 s."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
     return f"{value * 1000:+.1f} ms" if abs(value) < 0.0995 else f"{value:+.2f} s"
 
 
-def rate(bytes_s: float | None) -> str:
+@_if_known
+def rate(bytes_s: float) -> str:
     """12 kB/s, 1.4 MB/s, 48 GB/s: decimal, as network speeds are."""
-    if bytes_s is None or not math.isfinite(bytes_s):
-        return UNKNOWN
     if bytes_s < 1e3:
         return f"{bytes_s:.0f} B/s"
     for limit, divisor, unit in ((1e6, 1e3, "kB/s"), (1e9, 1e6, "MB/s")):
@@ -57,9 +72,8 @@ def rate(bytes_s: float | None) -> str:
     return f"{_three(bytes_s / 1e9)} GB/s"
 
 
-def percent(part: float | None) -> str:
-    if part is None or not math.isfinite(part):
-        return UNKNOWN
+@_if_known
+def percent(part: float) -> str:
     return f"{100 * part:.0f}%"
 
 
@@ -77,37 +91,35 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{max(0, digits - 1 - size)}f}"
 
 
-def count(value: float | None) -> str:
+@_if_known
+def count(value: float) -> str:
     """A whole number with separators; from 100,000 on as 123k, 1.2M, 3.4G."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    for limit, divisor, unit in ((1e5, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M")):
+    if value < 1e5:
+        return f"{value:,.0f}"
+    for limit, divisor, unit in ((1e6, 1e3, "k"), (1e9, 1e6, "M")):
         if value < limit:
-            return f"{value:,.0f}" if divisor == 1.0 else f"{_three(value / divisor)}{unit}"
+            return f"{_three(value / divisor)}{unit}"
     return f"{_three(value / 1e9)}G"
 
 
-def seconds(value: float | None) -> str:
+@_if_known
+def seconds(value: float) -> str:
     """A short time that is measured: 0.21 s, 4.11 s, 65 s."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
     return f"{value * 1000:.0f} ms" if value < 0.0995 else f"{_three(value)} s"
 
 
-def age(value: float | None) -> str:
+@_if_known
+def age(value: float) -> str:
     """How long ago, coarse: 3 s, 12 min, 5 h, 2 d."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
     for limit, divisor, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
         if value < limit:
             return f"{max(0.0, value) / divisor:.0f} {unit}"
     return f"{value / 86400:.0f} d"
 
 
-def span(value: float | None) -> str:
+@_if_known
+def span(value: float) -> str:
     """A long duration in two units: 52 s, 4 min 10 s, 4 h 46 min, 3 d 2 h."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
     whole = round(value)
     if whole < 60:
         return f"{whole} s"
@@ -120,6 +132,5 @@ def span(value: float | None) -> str:
 
 def _three(value: float) -> str:
     """Three significant digits of a number from 0 to 999."""
-    return (
-        f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-    )
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f}"
