@@ -14,6 +14,7 @@ from clusterctl.host_names import why_no_host_name, why_no_user_name
 
 MAX_NODES = 100_000  # n[1-1000000000] must not fill the memory
 MAX_DIGITS = 18
+_PART = re.compile(r"(?:\[[^\]]*\]?|[^,\[])+")  # up to a comma outside brackets
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"(\d+)\s*-\s*(\d+)(?:\s*/\s*(\d+))?")
 _OPERATORS = re.compile(r"[!&^](?![^\[]*\])")
@@ -100,18 +101,16 @@ def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
         for name in names:
             node = _make_node(name, fields, where)
             if node.name in first_line:
-                raise HostfileError(
-                    f"{where}: {node.name} is already defined on line {first_line[node.name]}",
-                    hint="a node that is listed twice would get every rank twice",
-                )
+                before = f"{node.name} is already defined on line {first_line[node.name]}"
+                hint = "a node that is listed twice would get every rank twice"
+                raise HostfileError(f"{where}: {before}", hint=hint)
             first_line[node.name] = number
             nodes.append(node)
         if len(nodes) > MAX_NODES:
             raise HostfileError(f"{where}: this line makes more than {MAX_NODES:,} nodes")
     if not nodes:
-        raise HostfileError(
-            f"{source} names no node", hint="write one node per line, see nodes.txt.example"
-        )
+        hint = "write one node per line, see nodes.txt.example"
+        raise HostfileError(f"{source} names no node", hint=hint)
     return nodes
 
 
@@ -120,10 +119,8 @@ def _parse_fields(words: Iterable[str], where: str) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key or not value:
-            raise HostfileError(
-                f"{where}: {word!r} is not key=value",
-                hint=f"keys: {', '.join(KEYS)}, or your own; comments start with #",
-            )
+            hint = f"keys: {', '.join(KEYS)}, or your own; comments start with #"
+            raise HostfileError(f"{where}: {word!r} is not key=value", hint=hint)
         if key in fields:
             raise HostfileError(f"{where}: {key}= is given twice")
         fields[key] = value
@@ -174,13 +171,14 @@ def expand(text: str, where: str = "node set") -> list[str]:
     from ClusterShell.NodeUtils import GroupResolverError, GroupSourceError
 
     # Before NodeSet sees it, which would build the whole set in memory.
-    if sum(_count(part) for part in _split_parts(text)) > MAX_NODES:
+    parts = [part for part in _PART.findall(text) if part.strip()]
+    if sum(map(_count, parts)) > MAX_NODES:
         shown = text if len(text) < 80 else text[:77] + "..."
         raise HostfileError(f"{where}: {shown!r} names more than {MAX_NODES:,} nodes")
     names: dict[str, None] = {}
     try:
         # One part at a time: NodeSet sorts, we keep the order in which the user wrote the parts.
-        for part in _split_parts(text):
+        for part in parts:
             user, at, rest = part.strip().rpartition("@")
             user = "" if user.startswith("@") else user  # root@n[1-3], but @group and @source:group
             prefix = user + at if user else ""
@@ -190,19 +188,6 @@ def expand(text: str, where: str = "node set") -> list[str]:
     if not names:
         raise HostfileError(f"{where}: {text!r} names no node")
     return list(names)
-
-
-def _split_parts(text: str) -> list[str]:
-    """Split at commas outside brackets."""
-    parts, depth, current = [], 0, ""
-    for char in text:
-        depth += (char == "[") - (char == "]")
-        if char == "," and depth == 0:
-            parts.append(current)
-            current = ""
-        else:
-            current += char
-    return [part for part in [*parts, current] if part.strip()]
 
 
 def _count(part: str) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,10 @@ class Settings:
         return in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
 
 
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
 def option(*words: str, **attributes: Any) -> Option:
     """`click.option` that shows its default; the last of `words` is the help."""
     *names, text = words
@@ -87,15 +93,15 @@ def with_options(
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
-        def prepared(*args: Any, **values: Any) -> Any:
+        def command(*args: Any, **values: Any) -> Any:
             if prepare is not None:
                 prepare(values)
             return function(*args, **values)
 
-        command: Command = prepared
+        made: Command = command
         for one in reversed(options):
-            command = one(command)
-        return command
+            made = one(made)
+        return made
 
     return decorate
 
@@ -114,8 +120,8 @@ def _read_settings(values: Values) -> None:
 
 
 cluster_options = with_options(
-    click.argument("hostfile", required=False, type=click.Path(path_type=Path)),
-    click.option("--hostfile", "hostfile_option", type=click.Path(path_type=Path), envvar="CLUSTERCTL_HOSTFILE", help="Same as the argument HOSTFILE. Default: nodes.txt."),
+    click.argument("hostfile", required=False, type=PATH),
+    click.option("--hostfile", "hostfile_option", type=PATH, envvar="CLUSTERCTL_HOSTFILE", help="Same as the argument HOSTFILE. Default: nodes.txt."),
     click.option("-w", "--only", metavar="SET", help="Only these nodes: n[1-3],n7."),
     click.option("-x", "--without", metavar="SET", help="Leave these nodes out."),
     click.option("-f", "--fanout", "width", type=click.IntRange(1, 1024), default=WIDTH, show_default=True, envvar="CLUSTERCTL_FANOUT", help="Nodes talked to at once."),
@@ -141,14 +147,14 @@ source_options = with_options(
         "--run-dir",
         "run_dir",
         "Run directory. Default: the one below outputs/ that was written last.",
-        type=click.Path(path_type=Path),
+        type=PATH,
         metavar="DIR",
     ),
     flag("--demo", "An invented cluster of 24 nodes."),
     option("--interval", "Seconds between readings.", type=Duration(0.2, 60), default=1.0),
     prepare=_one_source,
 )
-"""Give a command that goes on looking --run, --demo and --interval.
+"""Give a command that repeats its reading --run, --demo and --interval.
 
 It receives `run_dir`, `demo` and `interval`. At most one of --run, --demo and a --replay of the
 command may be given.
@@ -164,12 +170,13 @@ output_options = with_options(
     flag("--json", "as_json", "One JSON document on stdout."),
     flag("-q", "--quiet", "Only the verdict."),
     click.option("-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases."),
-    click.option(
+    option(
         "--color",
+        "Colour on a terminal (auto), always or never.",
         type=click.Choice(["auto", "always", "never"]),
         default="auto",
+        show_default=False,
         envvar="CLUSTERCTL_COLOR",
-        help="Colour on a terminal (auto), always or never.",
     ),
     prepare=_read_output,
 )
@@ -181,13 +188,15 @@ def cluster_command(
 ) -> Callable[[Command], click.Command]:
     """Make a command of `options`, `cluster_options` and `output_options`.
 
-    Its help ends with `examples`, a line each.
+    Its help is the first line of the module, the function's docstring, and `examples`, a line each.
     """
     every = with_options(*options, cluster_options, output_options)
 
     def decorate(function: Command) -> click.Command:
+        summary = (sys.modules[function.__module__].__doc__ or "").partition("\n")[0]
+        text = f"{summary}\n\n{inspect.cleandoc(function.__doc__ or '')}"
         epilog = f"\b\nExamples:{examples}"
-        return click.command(name, cls=cls, epilog=epilog)(every(function))
+        return click.command(name, cls=cls, help=text, epilog=epilog)(every(function))
 
     return decorate
 
@@ -199,21 +208,12 @@ def watch_options(text: str, *, interval_s: float, least_s: float) -> Option:
         if values["for_s"] and not values["watch"]:
             raise UsageError("--for goes with --watch")
 
+    between, until = "Seconds between two looks of --watch.", "Default: until Ctrl-C."
+    least, positive = Duration(least_s), Duration(0, min_open=True)
     return with_options(
         flag("--watch", text),
-        option(
-            "--interval",
-            "interval_s",
-            "Seconds between two looks of --watch.",
-            type=Duration(least_s),
-            default=interval_s,
-        ),
-        option(
-            "--for",
-            "for_s",
-            "Seconds to watch. Default: until Ctrl-C.",
-            type=Duration(0, min_open=True),
-        ),
+        option("--interval", "interval_s", between, type=least, default=interval_s),
+        option("--for", "for_s", f"Seconds to watch. {until}", type=positive),
         prepare=check,
     )
 

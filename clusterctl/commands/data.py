@@ -15,10 +15,14 @@ import click
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.settings import Settings, cluster_options, flag, option, output_options
+from clusterctl.settings import PATH, Settings, cluster_options, flag, option, output_options
 
 TIMEOUT_S = {"probe": 30.0, "check": 120.0}
 NAMES = {"probe": "probed", "check": "checked"}
+COUNT = click.IntRange(0)
+PYTHON = "Of the training environment on the nodes. Default: the one that runs this."
+WORKERS = "Processes on each node. Default: one for each core."
+CLIP_TIMEOUT = "Seconds for one clip. Default: 30 to probe, 120 to check."
 
 
 @click.command(
@@ -30,39 +34,13 @@ Examples:
 )
 @click.argument("verb", type=click.Choice(list(TIMEOUT_S)))
 @cluster_options
-@click.argument("manifest", type=click.Path(path_type=Path))
-@option(
-    "--out",
-    "Default: MANIFEST with .probed or .checked in its name.",
-    type=click.Path(path_type=Path),
-)
-@option(
-    "--root",
-    "Folder that relative paths start from, on all nodes.",
-    type=click.Path(path_type=Path),
-)
-@click.option(
-    "--python",
-    metavar="PATH",
-    default=sys.executable,
-    help="Of the training environment on the nodes. Default: the one that runs this.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(0),
-    default=0,
-    help="Processes on each node. Default: one for each core.",
-)
-@option(
-    "--clip-timeout",
-    "Seconds for one clip. Default: 30 to probe, 120 to check.",
-    type=Duration(0.1),
-)
-@option(
-    "--max-wrong-rows",
-    "Stop above this many rows that have to be left out.",
-    type=click.IntRange(0),
-)
+@click.argument("manifest", type=PATH)
+@option("--out", "Default: MANIFEST with .probed or .checked in its name.", type=PATH)
+@option("--root", "Folder that relative paths start from, on all nodes.", type=PATH)
+@option("--python", PYTHON, metavar="PATH", default=sys.executable, show_default=False)
+@option("--workers", WORKERS, type=COUNT, default=0, show_default=False)
+@option("--clip-timeout", "clip_timeout_s", CLIP_TIMEOUT, type=Duration(0.1))
+@option("--max-wrong-rows", "Stop above this many rows that have to be left out.", type=COUNT)
 @flag("--force", "Replace OUT if it is there.")
 @output_options
 def command(
@@ -74,7 +52,7 @@ def command(
     root: Path | None,
     python: str,
     workers: int,
-    clip_timeout: float | None,
+    clip_timeout_s: float | None,
     max_wrong_rows: int | None,
     force: bool,
 ) -> int:
@@ -90,7 +68,7 @@ def command(
         raise UsageError(f"--python {python} is not an absolute path")
     nodes = settings.nodes()
     target = str(out or manifest.with_name(f"{manifest.stem}.{NAMES[verb]}{manifest.suffix}"))
-    timeout_s = clip_timeout or TIMEOUT_S[verb]
+    timeout_s = clip_timeout_s or TIMEOUT_S[verb]
     words = [str(manifest), target, "--clip-timeout-s", f"{timeout_s:g}"]
     words += ["--root", str(root)] if root else []
     words += ["--max-wrong-rows", str(max_wrong_rows)] if max_wrong_rows is not None else []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.output import Output, clock
-from clusterctl.settings import flag, option, output_options
+from clusterctl.settings import PATH, flag, option, output_options
 
 if TYPE_CHECKING:
     from clusterctl.demo import DemoResult
@@ -30,12 +30,7 @@ Examples:
   clusterctl demo --json --seed 7
   clusterctl demo --steps 20 --no-score     # only whether everything works here: half a minute""",
 )
-@option(
-    "--outputs",
-    "Folder of data set and run directory.",
-    type=click.Path(path_type=Path),
-    default=Path("outputs"),
-)
+@option("--outputs", "Folder of data set and run directory.", type=PATH, default=Path("outputs"))
 @option("--seed", "Of data and training.", type=click.IntRange(0), default=42)
 @option(
     "--steps", "Fewer steps than the config's: quicker, and not good at it.", type=click.IntRange(1)

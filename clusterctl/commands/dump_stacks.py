@@ -17,7 +17,7 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.settings import Settings, cluster_command, with_options
+from clusterctl.settings import FILE, Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
     from clusterctl.jobs.processes import Pick
@@ -28,7 +28,7 @@ _stack_options = with_options(
     click.option("--samples", type=click.IntRange(1, 100), default=2, show_default=True, help="How often each process is looked at."),
     click.option("--interval", "interval_s", type=Duration(0.1), default=2.0, show_default=True, help="Seconds between samples."),
     click.option("--all", "everything", is_flag=True, help="All classes, threads and evidence."),
-    click.option("--speedscope", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a profile for speedscope.app: stacks weighted by processes."),
+    click.option("--speedscope", type=FILE, metavar="FILE", help="Also write a profile for speedscope.app: stacks weighted by processes."),
     click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Also write NODE/RANK-ROLE-PID.txt, report.json and index.html."),
     click.option("--diff", nargs=2, type=click.Path(path_type=Path, exists=True), metavar="A B", help="Compare two reports (--json files or --out folders) instead."),
     click.option("--native-suspects", is_flag=True, help="C stacks of the suspects; stops each for some seconds."),
@@ -36,7 +36,7 @@ _stack_options = with_options(
     click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own if no other user could have made it, else it is carried there and removed."),
     click.option("--dump-timeout", "limit_s", type=Duration(0.1), default=5.0, show_default=True, help="Seconds for one process."),
     click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
-    click.option("--sites", "sites_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="More wait sites, TOML."),
+    click.option("--sites", "sites_file", type=FILE, metavar="FILE", help="More wait sites, TOML."),
 )  # fmt: skip
 
 
@@ -60,9 +60,7 @@ def command(
     out: Path | None,
     **options: Any,
 ) -> int:
-    """Say which rank hangs, where, and since when.
-
-    Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told.
+    """Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told.
     docs/guide/stacks.md says how to read a verdict.
     """
     from clusterctl.stacks.diagnose import DumpOptions, diagnose

@@ -40,9 +40,7 @@ SHOWN = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFN
 def command(
     settings: Settings, output: Output, growth_s: float, sudo: bool, no_fold: bool, no_memory: bool
 ) -> int:
-    """Show InfiniBand and RoCE ports of all nodes, and what NCCL should use of them.
-
-    With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors grow
+    """With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors grow
     or nodes disagree, 3 when a node or something about it could not be found out.
     """
     from clusterctl.fabric.collect import collect_fabric, suggestions

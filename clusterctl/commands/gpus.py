@@ -8,10 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from clusterctl.output import Output, local_time
-from clusterctl.settings import NO_FOLD, Settings, cluster_command, flag, option, watch_options
+from clusterctl.settings import (
+    FILE,
+    NO_FOLD,
+    Settings,
+    cluster_command,
+    flag,
+    option,
+    watch_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +42,7 @@ COLUMNS = ["NODE", "GPUS", "PROC", "POWER", "W/GPU", "UTIL", "MEM", "TEMP", "FLA
     option(
         "--profile",
         "What `preflight --record` wrote: GPUs per node; without it the majority is right.",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         metavar="FILE",
     ),
     NO_FOLD,
@@ -54,9 +60,7 @@ def command(
     profile: Path | None,
     no_fold: bool,
 ) -> int:
-    """Show GPUs, processes, power and memory of each node.
-
-    POWER is the node's, W/GPU and UTIL are means, TEMP is the hottest GPU's. Exit code 1 when a
+    """POWER is the node's, W/GPU and UTIL are means, TEMP is the hottest GPU's. Exit code 1 when a
     GPU is missing against the other nodes (or the profile) or a driver fails, 3 when a node or its
     nvidia-smi gave no answer.
     """

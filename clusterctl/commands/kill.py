@@ -93,9 +93,7 @@ def command(
     dry_run: bool,
     **options: Any,
 ) -> int:
-    """End a job on all nodes, and prove that it is gone.
-
-    A job is found by the tag that `launch` gives to all its processes, or by --match or --gpus;
+    """A job is found by the tag that `launch` gives to all its processes, or by --match or --gpus;
     always with all that descends from it. Exit code 1 when something is left, 3 when a node did not
     confirm, 4 without a yes.
     """

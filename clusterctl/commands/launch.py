@@ -18,12 +18,11 @@ import click
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
-from clusterctl.settings import Settings, cluster_command, with_options
+from clusterctl.settings import PATH, Settings, cluster_command, with_options
 from clusterctl.signal_handlers import handled_by
 from clusterctl.trailing_args import PassingCommand
 
 if TYPE_CHECKING:
-    from checks.finding import Report
     from clusterctl.launch.plan import LaunchPlan
     from clusterctl.launch.start import LaunchOptions, Prepared
     from clusterctl.launch.state import RunResult
@@ -40,8 +39,8 @@ _launch_options = with_options(
     click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment: h100-ib, ethernet, none."),
     click.option("--env-from-facts", is_flag=True, help="Work the NCCL environment out from the nodes, as clusterctl env prints it."),
     click.option("--python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter on the nodes."),
-    click.option("--workdir", type=click.Path(path_type=Path), default=Path(), help="Folder that ranks start in. Default: this one."),
-    click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
+    click.option("--workdir", type=PATH, default=Path(), help="Folder that ranks start in. Default: this one."),
+    click.option("--outputs", type=PATH, default=Path("outputs"), show_default=True, help="Folder of the run directories."),
     click.option("--share", metavar="GROUP", default="", help="Let this group read the run directory. Default: only you."),
     click.option("--grace", "grace_s", type=Duration(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: time for a checkpoint."),
     click.option("--start-timeout", "start_s", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
@@ -75,17 +74,19 @@ def command(
     dry_run: bool,
     **options: Any,
 ) -> int:
-    """Start a training run on all nodes, watch it, and stop it everywhere.
-
-    Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4;
+    """Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4;
     they stand last, and behind -- everything is the trainer's.
     Ctrl-C once stops in order (the trainer saves), twice at once.
     """
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.run_dir import group_id
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
+    from clusterctl.payload.mask_secrets import is_secret
 
-    _warn_of_secrets(output, options["env"])
+    for name in [pair.partition("=")[0] for pair in options["env"] if "=" in pair]:
+        if is_secret(name):  # every user of this machine can read a command line
+            hint = f"--env {name} alone takes it from your environment"
+            output.warn(f"other users of this machine can read --env {name}=…; {hint}", "warn")
     if options["share"]:
         group_id(options["share"])  # before anything is asked or promised
         os.umask(0o027)  # plan, events and logs too
@@ -118,16 +119,6 @@ def command(
     return result.exit_code
 
 
-def _warn_of_secrets(output: Output, env: tuple[str, ...]) -> None:
-    """A command line can be read by every user of this machine while the run lasts."""
-    from clusterctl.payload.mask_secrets import is_secret
-
-    for name in [pair.partition("=")[0] for pair in env if "=" in pair]:
-        if is_secret(name):
-            hint = f"--env {name} alone takes it from your environment"
-            output.warn(f"other users of this machine can read --env {name}=…; {hint}", "warn")
-
-
 def _environment_from_facts(
     output: Output, settings: Settings, nodes: list[Node], transport: Any, wanted: LaunchOptions
 ) -> dict[str, str]:
@@ -143,9 +134,8 @@ def _environment_from_facts(
     if not suggested:
         raise no_answers(results)
     odd = [one for one in suggested if one.odd]
-    for line, _ in suggestion_lines(suggested if output.verbose else odd):
-        output.warn(line)
-    for line in unsure_lines(suggested):
+    lines = [line for line, _ in suggestion_lines(suggested if output.verbose else odd)]
+    for line in [*lines, *unsure_lines(suggested)]:
         output.warn(line)
     return chosen_values(suggested)
 
@@ -174,7 +164,8 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     output.note(f"preflight  {headline(report)}")
     if report.go:
         return 0
-    if is_only_busy(report):
+    if {one.id for one in report.findings if report.stops(one)} == {"gpu.busy"}:
+        # Only other processes on the GPUs prevent the start: the user may allow it.
         question = f"Start on GPUs that are in use on {fold(report.bad_nodes)}?"
         output.confirm(question, "nothing was started", yes=assume_yes)
         return 0
@@ -184,11 +175,6 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
         output.document("launch", ok=False, exit_code=code, reason=reason, preflight=findings)
     output.warn("nothing was started; --skip-preflight starts in spite of it")
     return report.exit_code
-
-
-def is_only_busy(report: Report) -> bool:
-    """Whether only other processes on the GPUs prevent the start: the user may allow it."""
-    return {one.id for one in report.findings if report.stops(one)} == {"gpu.busy"}
 
 
 def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Output) -> RunResult:

@@ -23,7 +23,6 @@ from clusterctl.settings import Settings, cluster_command, flag, option
   clusterctl nodes --expand 'ml-64-node-[001-003]'""",
 )
 def command(settings: Settings, output: Output, to_expand: str | None, to_fold: bool) -> None:
-    """List the nodes of the hostfile, folded or one a line."""
     if to_expand:
         for name in expand(to_expand, "--expand"):
             output.line(name)

@@ -16,7 +16,7 @@ from clusterctl.nodes import counted
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Number
 from clusterctl.preflight.active.options import active_options, make_work
-from clusterctl.settings import Settings, cluster_command, with_options
+from clusterctl.settings import FILE, PATH, Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
     from checks.facts import LaunchNeeds
@@ -40,17 +40,17 @@ _needs_options = with_options(
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="What ranks will compute on; auto: cuda where any node has a GPU."),
     click.option("--nproc-per-node", "--nproc_per_node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else 1."),
     click.option("--master-port", "--master_port", "port", type=click.IntRange(1, 65535), default=29500, show_default=True, help="Rendezvous port on the first node."),
-    click.option("--workdir", type=click.Path(path_type=Path), default=Path(), help="Folder that ranks start in: its commit is compared. Default: this one."),
-    click.option("--outputs", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True, help="Folder of the run directories."),
+    click.option("--workdir", type=PATH, default=Path(), help="Folder that ranks start in: its commit is compared. Default: this one."),
+    click.option("--outputs", type=PATH, default=Path("outputs"), show_default=True, help="Folder of the run directories."),
     click.option("--shared", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR", help="Prove that DIR is one folder on all nodes, with a small file that is removed again."),
     click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--check", "checks", metavar="IDS", multiple=True, callback=_ids, help="Only these checks or subjects: gpu,ssh.reachable. (--only names nodes.)"),
     click.option("--skip", "--skip-check", "skipped", metavar="IDS", multiple=True, callback=_ids, help="Leave these checks or subjects out."),
     click.option("--severity", "severity", metavar="ID=WORD", multiple=True, help="Another verdict for a check that is not content: warn, fail, skip."),
-    click.option("--profile", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Thresholds and expected values; without it the majority is right."),
-    click.option("--record", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write what all nodes agree on as a profile."),
-    click.option("--write-good", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a hostfile of the nodes that may go."),
-    click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a JUnit file, a suite for each node."),
+    click.option("--profile", type=FILE, metavar="FILE", help="Thresholds and expected values; without it the majority is right."),
+    click.option("--record", type=FILE, metavar="FILE", help="Write what all nodes agree on as a profile."),
+    click.option("--write-good", type=FILE, metavar="FILE", help="Write a hostfile of the nodes that may go."),
+    click.option("--junit", type=FILE, metavar="FILE", help="Write a JUnit file, a suite for each node."),
     click.option("--sudo", is_flag=True, help="Try `sudo -n`, which never asks, for what you may not read: the kernel's log."),
     click.option("--explain", metavar="ID", help="Say what a check does, why, and how to silence it; asks no node."),
     click.option("--list", "list_all", is_flag=True, help="List all checks; asks no node."),
@@ -77,9 +77,7 @@ def command(
     list_all: bool,
     **options: Any,
 ) -> int:
-    """Check all nodes before a launch: go or no-go, and the line that fixes it.
-
-    Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out,
+    """Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out,
     4 active tests were declined or refused.
     """
     from checks.runner import record as recorded

@@ -15,13 +15,13 @@ import click
 from clusterctl.nodes import Node, counted, fold
 from clusterctl.output import Output, clock, unreachable_json
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
-from clusterctl.settings import YES, Settings, cluster_command, flag
+from clusterctl.settings import PATH, YES, Settings, cluster_command, flag
 from clusterctl.transport.base import Progress
 
 
 @cluster_command(
     "push",
-    click.argument("source", metavar="SRC", type=click.Path(path_type=Path)),
+    click.argument("source", metavar="SRC", type=PATH),
     click.argument("dest", metavar="DEST"),
     YES,
     flag("--dry-run", "Print what would be done and stop."),
@@ -32,9 +32,7 @@ from clusterctl.transport.base import Progress
 def command(
     settings: Settings, output: Output, source: Path, dest: str, yes: bool, dry_run: bool
 ) -> int:
-    """Copy a file or folder to all nodes: checked on arrival, put in place by one rename.
-
-    DEST is the name it gets there, or, with a slash at its end, the folder it goes into; a relative
+    """DEST is the name it gets there, or, with a slash at its end, the folder it goes into; a relative
     one starts in the home of the user who logs in. Exit code 1 when a node had to refuse, 3 when
     one could not be reached.
     """

@@ -28,9 +28,7 @@ GRACE_S = 6.0  # for SIGTERM, SIGKILL and the answer after the command's own tim
   clusterctl run --diff -w 'ml-64-node-[001-024]' 'cat /etc/fstab'""",
 )
 def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fold: bool) -> int:
-    """Run a shell command on all nodes, equal answers together.
-
-    COMMAND is one word: quote it. Exit code 1 when it failed on a node, 3 when a node could not
+    """COMMAND is one word: quote it. Exit code 1 when it failed on a node, 3 when a node could not
     be reached and it failed nowhere.
     """
     nodes, limit_s = settings.nodes(), settings.limits.command_s

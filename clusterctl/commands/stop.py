@@ -41,9 +41,7 @@ def command(
     dry_run: bool,
     **options: Any,
 ) -> int:
-    """Ask a run to save a checkpoint and end, on all nodes.
-
-    Ranks end after the step at hand, all at the same one. A rank that has no handler for SIGTERM
+    """Ranks end after the step at hand, all at the same one. A rank that has no handler for SIGTERM
     would die unsaved: then nothing is sent at all. Exit code 1 when ranks still run.
     """
     from clusterctl.jobs.kill import processes_json
