@@ -6,6 +6,7 @@ taken and the others are named; what nobody could find out is left out, and NCCL
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import re
 from collections import Counter
@@ -65,34 +66,35 @@ def _cards(fleet: Fleet) -> Iterator[Suggestion]:
     yield chosen
     if chosen.name == "NCCL_IB_HCA" and chosen.value is not None:
         yield _gdr_level(fleet)
-        yield Suggestion(
-            "NCCL_IB_PCI_RELAXED_ORDERING",
-            "1",
-            "PCIe writes of the cards need not wait for each other",
-        )
+        why = "PCIe writes of the cards need not wait for each other"
+        yield Suggestion("NCCL_IB_PCI_RELAXED_ORDERING", "1", why)
         yield from _gid_index(fleet, chosen.value)
 
 
 def _most(values: Mapping[str, str]) -> str:
     """The value of most nodes; of equally common ones the first node's."""
-    counts = Counter(values.values())
-    best = max(counts.values())
-    return next(value for value in values.values() if counts[value] == best)
+    return Counter(values.values()).most_common(1)[0][0]
 
 
-def _split(
-    fleet: Fleet, read: Callable[[NodeFacts], Maybe[str]]
-) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
-    """Known values by node, and (node, reason) of the others, the unreached among them."""
-    values: dict[str, str] = {}
-    unsure: list[tuple[str, str]] = []
-    for node in fleet.nodes:
-        found = Unknown("no answer") if node.unreached is not None else read(node)
-        if isinstance(found, Unknown):
-            unsure.append((node.name, found.reason))
-        else:
-            values[node.name] = found
-    return values, tuple(unsure)
+class _Values:
+    """Known values of a variable by node, and (node, reason) of the others, also the unreached."""
+
+    def __init__(self, name: str, fleet: Fleet, read: Callable[[NodeFacts], Maybe[str]]) -> None:
+        self._name, self.by_node = name, dict[str, str]()
+        unsure: list[tuple[str, str]] = []
+        for node in fleet.nodes:
+            found = Unknown("no answer") if node.unreached is not None else read(node)
+            if isinstance(found, Unknown):
+                unsure.append((node.name, found.reason))
+            else:
+                self.by_node[node.name] = found
+        self.unsure = tuple(unsure)
+
+    def suggest(
+        self, value: str | None, reason: str, odd: Mapping[str, str] | None = None
+    ) -> Suggestion:
+        """`odd` is what is otherwise at some nodes."""
+        return Suggestion(self._name, value, reason, tuple((odd or {}).items()), self.unsure)
 
 
 def ib_hca(fleet: Fleet) -> Suggestion:
@@ -106,20 +108,20 @@ def ib_hca(fleet: Fleet) -> Suggestion:
                 return Unknown(f"the state of {port.name} cannot be read")
         return suggest_hca(node.fabric.ports) or ""
 
-    values, unsure = _split(fleet, read)
-    if not values:
-        return Suggestion("NCCL_IB_HCA", None, "the cards of no node are known", (), unsure)
-    best = _most(values)
-    odd = tuple(
-        (name, f"there it would be {value}" if value else f"there is {NO_PORT}")
-        for name, value in values.items()
+    values = _Values("NCCL_IB_HCA", fleet, read)
+    if not values.by_node:
+        return values.suggest(None, "the cards of no node are known")
+    best = _most(values.by_node)
+    odd = {
+        name: f"there it would be {value}" if value else f"there is {NO_PORT}"
+        for name, value in values.by_node.items()
         if value != best
-    )
+    }
     if not best:
-        return Suggestion("NCCL_IB_DISABLE", "1", NO_PORT, odd, unsure)
-    first = next(node for node in fleet.nodes if values.get(node.name) == best)
+        return dataclasses.replace(values.suggest("1", NO_PORT, odd), name="NCCL_IB_DISABLE")
+    first = next(node for node in fleet.nodes if values.by_node.get(node.name) == best)
     assert isinstance(first.fabric, Fabric)
-    return Suggestion("NCCL_IB_HCA", best, _why_these(first.fabric, best), odd, unsure)
+    return values.suggest(best, _why_these(first.fabric, best), odd)
 
 
 def _why_these(fabric: Fabric, value: str) -> str:
@@ -148,7 +150,7 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
     reached = [node for node in fleet.reached if not node.loopback]
     if not reached:
         return Suggestion(name, None, "all nodes are this machine")
-    if fleet.one_machine and len({_namespaces(node) for node in reached}) == 1:
+    if fleet.one_machine and len({node.namespaces for node in reached}) == 1:
         return Suggestion(name, None, "all nodes are one machine")
     own: dict[str, Interface] = {}
 
@@ -159,34 +161,27 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
         own[node.name] = found
         return found.name
 
-    values, unsure = _split(fleet, read)
-    if not values:
-        return Suggestion(name, None, "nobody could tell which interface carries it", (), unsure)
+    values = _Values(name, fleet, read)
+    if not own:
+        return values.suggest(None, "nobody could tell which interface carries it")
     subnets = {node: subnet_of(interface) or "?" for node, interface in own.items()}
-    common = _most(subnets)
-    best, names = _most(values), list(dict.fromkeys(values.values()))
-    elsewhere = tuple(
-        (node, f"{values[node]} is in {subnet}")
+    common, best = _most(subnets), _most(values.by_node)
+    names = list(dict.fromkeys(values.by_node.values()))
+    elsewhere = {
+        node: f"{own[node].name} is in {subnet}"
         for node, subnet in subnets.items()
         if subnet != common
-    )
+    }
     where = f"it carries the nodes' own addresses, {common}"
     if len(names) == 1:
-        return Suggestion(name, f"={best}", where, elsewhere, unsure)
+        return values.suggest(f"={best}", where, elsewhere)
     every = "=" + ",".join(names)
-    twice = [node for node in fleet.reached if node.name in own and _count(node, every) != 1]
-    if not twice:
-        who = "; ".join(
-            f"{one} on {', '.join(n for n, v in values.items() if v == one)}" for one in names
-        )
-        return Suggestion(name, every, f"{where}: {who}", elsewhere, unsure)
-    odd = tuple((node, f"there it is {one}") for node, one in values.items() if one != best)
-    return Suggestion(name, f"={best}", where, odd, unsure)
-
-
-def _namespaces(node: NodeFacts) -> str:
-    """Differs between containers of one machine, each of which has a network of its own."""
-    return "" if isinstance(node.machine, Unknown) else node.machine.namespaces
+    if all(_count(node, every) == 1 for node in fleet.reached if node.name in own):
+        nodes = {one: [n for n, v in values.by_node.items() if v == one] for one in names}
+        who = "; ".join(f"{one} on {', '.join(nodes[one])}" for one in names)
+        return values.suggest(every, f"{where}: {who}", elsewhere)
+    odd = {node: f"there it is {one}" for node, one in values.by_node.items() if one != best}
+    return values.suggest(f"={best}", where, odd)
 
 
 def _count(node: NodeFacts, value: str) -> int:
@@ -217,11 +212,8 @@ def _interface(node: NodeFacts, address: str | None) -> Maybe[Interface]:
 def _gloo(chosen: Suggestion) -> Iterator[Suggestion]:
     """gloo takes one exact name, without `=`."""
     if chosen.value is not None and "," not in chosen.value:
-        yield Suggestion(
-            "GLOO_SOCKET_IFNAME",
-            chosen.value.removeprefix("="),
-            "the same for gloo, which takes one name",
-        )
+        value = chosen.value.removeprefix("=")
+        yield Suggestion("GLOO_SOCKET_IFNAME", value, "the same for gloo, which takes one name")
 
 
 def _p2p_level(fleet: Fleet) -> Suggestion:
@@ -238,16 +230,16 @@ def _p2p_level(fleet: Fleet) -> Suggestion:
             return "yes" if gpus.nvlinks and all(one.active for one in gpus.nvlinks) else "no"
         return gpus.nvlinks
 
-    name = "NCCL_P2P_LEVEL"
-    values, unsure = _split(fleet, read)
-    without = tuple((node, "no NVLink between all GPUs") for node, v in values.items() if v == "no")
+    values = _Values("NCCL_P2P_LEVEL", fleet, read)
+    joined = values.by_node
+    without = {node: "no NVLink between all GPUs" for node in joined if joined[node] == "no"}
     if without:
-        odd = without if len(without) < len(values) else ()
-        return Suggestion(name, None, "not all GPUs are joined by NVLink", odd, unsure)
-    if "yes" not in values.values():
-        why = "nobody could tell whether there is NVLink" if unsure else "one GPU a node"
-        return Suggestion(name, None, why, (), unsure)
-    return Suggestion(name, "NVL", "NVLink joins all GPUs of a node", (), unsure)
+        odd = without if len(without) < len(joined) else None
+        return values.suggest(None, "not all GPUs are joined by NVLink", odd)
+    if "yes" not in joined.values():
+        unknown = "nobody could tell whether there is NVLink"
+        return values.suggest(None, unknown if values.unsure else "one GPU a node")
+    return values.suggest("NVL", "NVLink joins all GPUs of a node")
 
 
 def _gdr_level(fleet: Fleet) -> Suggestion:
@@ -272,28 +264,26 @@ def _gdr_level(fleet: Fleet) -> Suggestion:
             return Unknown("topo -m shows no card")
         return _NEAR[max(nearest.values())]
 
-    name = "NCCL_NET_GDR_LEVEL"
-    values, unsure = _split(fleet, read)
-    lacking = tuple(
-        (node, "module nvidia_peermem is not loaded")
-        for node, value in values.items()
-        if value == "peermem"
-    )
-    if lacking:
-        if len(lacking) == len(values) and not unsure:
-            return Suggestion(name, None, "module nvidia_peermem is not loaded", (), unsure)
-        return Suggestion(name, None, "not every node has nvidia_peermem", lacking, unsure)
-    levels = [value for value in values.values() if value in _NEAR]
+    values = _Values("NCCL_NET_GDR_LEVEL", fleet, read)
+    levels = {node: level for node, level in values.by_node.items() if level in _NEAR}
+    no_module = "module nvidia_peermem is not loaded"
+    without = {node: no_module for node, level in values.by_node.items() if level == "peermem"}
+    if without and len(without) == len(values.by_node) and not values.unsure:
+        return values.suggest(None, no_module)
+    if without:
+        return values.suggest(None, "not every node has nvidia_peermem", without)
     if not levels:
-        return Suggestion(name, None, "nobody could tell how near GPUs and cards are", (), unsure)
-    worst = max(levels, key=_NEAR.index)
+        return values.suggest(None, "nobody could tell how near GPUs and cards are")
+    worst = max(levels.values(), key=_NEAR.index)
+    next_card = {node: f"a GPU's next card is {level}" for node, level in values.by_node.items()}
     if worst not in ("PIX", "PXB"):
-        far = tuple((n, f"a GPU's next card is {v}") for n, v in values.items() if v == worst)
-        why = f"a GPU's next card is {worst}: NCCL decides"
-        return Suggestion(name, None, why, far if len(far) < len(values) else (), unsure)
-    odd = tuple((n, f"a GPU's next card is {v}") for n, v in values.items() if v != _most(values))
+        far = {node: words for node, words in next_card.items() if levels.get(node) == worst}
+        odd = far if len(far) < len(values.by_node) else None
+        return values.suggest(None, f"a GPU's next card is {worst}: NCCL decides", odd)
+    most = _most(values.by_node)
+    odd = {node: words for node, words in next_card.items() if values.by_node[node] != most}
     where = "on its own PCIe switch" if worst == "PIX" else "behind PCIe switches"
-    return Suggestion(name, worst, f"every GPU has a card {where}", odd, unsure)
+    return values.suggest(worst, f"every GPU has a card {where}", odd)
 
 
 def _gid_index(fleet: Fleet, hca: str) -> Iterator[Suggestion]:
@@ -341,17 +331,18 @@ def _threads(fleet: Fleet, slots: Mapping[str, int]) -> Suggestion:
         return Suggestion(name, "1", "ranks on CPU: more threads than cores are slower")
 
     def read(node: NodeFacts) -> Maybe[str]:
-        cpus = node.machine if isinstance(node.machine, Unknown) else node.machine.cpus
-        return cpus if isinstance(cpus, Unknown) else str(cpus)
+        count = node.machine if isinstance(node.machine, Unknown) else node.machine.cpus
+        return count if isinstance(count, Unknown) else str(count)
 
-    values, unsure = _split(fleet, read)
-    if not values:
-        return Suggestion(name, None, "the number of CPUs of no node is known", (), unsure)
-    share = {node: max(1, int(cpus) // max(1, slots.get(node, 1))) for node, cpus in values.items()}
+    values = _Values(name, fleet, read)
+    cpus = {node: int(count) for node, count in values.by_node.items()}
+    if not cpus:
+        return values.suggest(None, "the number of CPUs of no node is known")
+    ranks = {node: max(1, slots.get(node, 1)) for node in cpus}
+    share = {node: max(1, cpus[node] // ranks[node]) for node in cpus}
     least = min(share, key=share.__getitem__)
-    ranks = max(1, slots.get(least, 1))
-    why = f"{values[least]} CPUs, {ranks} rank{'s' * (ranks != 1)} on {least}"
-    return Suggestion(name, str(share[least]), why, (), unsure)
+    why = f"{cpus[least]} CPUs, {ranks[least]} rank{'s' * (ranks[least] != 1)} on {least}"
+    return values.suggest(str(share[least]), why)
 
 
 def chosen_values(suggestions: tuple[Suggestion, ...]) -> dict[str, str]:
