@@ -1,7 +1,7 @@
-"""The environment of the ranks: what is passed on, what is added, what is never shown.
+"""The environment of the ranks: an allowlist, additions, and what is never shown.
 
-An allowlist: a shell's proxy passwords, tokens and LD_LIBRARY_PATH do not belong on every node.
-Values travel on the agent's stdin, never in an argv.
+A shell's proxy passwords, tokens and LD_LIBRARY_PATH do not belong on every node. Values travel on
+the agent's stdin, never in an argv.
 """
 
 from __future__ import annotations
@@ -101,10 +101,8 @@ def parse_assignments(pairs: Iterable[str], head: Mapping[str, str]) -> dict[str
             raise UsageError(f"--env {name}: this name is set by the launcher on every rank")
         if not equals:
             if name not in head:
-                raise UsageError(
-                    f"--env {name}: your environment has no such variable",
-                    hint=f"export {name} first, or give --env {name}=VALUE",
-                )
+                hint = f"export {name} first, or give --env {name}=VALUE"
+                raise UsageError(f"--env {name}: your environment has no such variable", hint=hint)
             value = head[name]
         if "\0" in value:
             raise UsageError(f"--env {name}: a value cannot hold a zero byte")
@@ -137,15 +135,13 @@ def build(
     take(_defaults(device, run_dir), "default")
     take(PRESETS[preset], f"preset {preset}")
     take(facts or {}, "facts")
-    take({key: value for key, value in head.items() if _is_passed(key)}, "your environment")
+    passed = [one for one in head if one.startswith(PASSED_PREFIXES)]
+    passed += [one for one in head if one == "TOKENIZERS_PARALLELISM"]
+    take({name: head[name] for name in passed}, "your environment")
     if device == "cpu":
         take({"CUDA_VISIBLE_DEVICES": ""}, "--device cpu")
     take(parse_assignments(assignments, head), BY_OPTION)
     return Environment(tuple(chosen[name] for name in sorted(chosen)))
-
-
-def _is_passed(name: str) -> bool:
-    return name.startswith(PASSED_PREFIXES) or name == "TOKENIZERS_PARALLELISM"
 
 
 def _defaults(device: str, run_dir: Path) -> dict[str, str]:

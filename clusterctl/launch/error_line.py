@@ -13,9 +13,8 @@ _STATED = re.compile(
     r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error).*)"
 )
 # The last line of a Python traceback: a class name, often with its module, and its str().
-_RAISED = re.compile(
-    r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Expired)(?:: .*)?"
-)
+_ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
+_RAISED = re.compile(rf"(?:\w+\.)*\w*(?:{_ENDINGS})(?:: .*)?")
 # How gloo, NCCL and torch's store word the end of a peer: the peer has the cause, not this rank.
 _OF_A_PEER = re.compile(
     r"connection (?:was )?(?:closed|reset|refused)|remote process exited|ncclRemoteError|"

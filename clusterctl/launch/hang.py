@@ -81,8 +81,8 @@ class StepClock:
 class Inspection:
     """Stacks of all ranks, judged and written, in a separate thread.
 
-    Nobody waits for it longer than `limit_s`: a fault that hangs a run may hang this as well. Its
-    attributes are read when `is_over`; what is missing then is None.
+    Nobody waits for it longer than `limit_s`: the fault may hang this as well. What is missing when
+    `is_over` is None.
     """
 
     def __init__(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
@@ -99,11 +99,9 @@ class Inspection:
         threading.Thread(target=self._work, args=arguments, name="stacks", daemon=True).start()
 
     def _work(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
-        run, options = Pick((plan.run_id,)), DumpOptions()
+        nodes, run, options = plan.nodes, Pick((plan.run_id,)), DumpOptions()
         try:
-            self.diagnosis = diagnose(
-                plan.nodes, transport, run, options, limits=limits, width=WIDTH
-            )
+            self.diagnosis = diagnose(nodes, transport, run, options, limits=limits, width=WIDTH)
             if not self._unwanted.is_set():
                 folder = next_place(plan.run_dir / "stacks", "hang")
                 self.diagnosis.write(folder)

@@ -1,7 +1,6 @@
 """The environment and the files of a launch, for checks of the nodes. Nothing is started.
 
-The trainer itself resolves the config, in a separate process. Secrets are left out: of the
-environment only the variables that checks read are kept.
+Secrets are left out: of the environment only the variables that checks read are kept.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def parse_line(line: str) -> tuple[str, list[str]]:
 def resolve(
     config: str, overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]
 ) -> LaunchLine:
-    """The launch as the trainer reads it. Raises `UsageError` with the trainer's message."""
+    """The launch as the trainer, in a separate process, reads it. Raises `UsageError`."""
     command = [sys.executable, "-m", "trainer.config", "show", config, "--json", *overrides]
     try:
         done = subprocess.run(
@@ -126,25 +125,14 @@ def _weights(name: str, workdir: Path, env: Mapping[str, str]) -> str:
 
 
 def kept_environment(
-    assignments: Iterable[str],
-    preset: str,
-    device: str = "auto",
-    facts: Mapping[str, str] | None = None,
+    assignments: Iterable[str], preset: str, facts: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The ranks' variables that checks read, as `clusterctl launch` would set them.
-
-    The value of WANDB_API_KEY is masked. Raises `UsageError` for a bad --env or --nccl.
-    """
+    """The ranks' variables that checks read, WANDB_API_KEY masked. Raises `UsageError`."""
     from clusterctl.launch import environment
     from clusterctl.payload.mask_secrets import HIDDEN
 
     built = environment.build(
-        os.environ,
-        assignments=assignments,
-        preset=preset,
-        facts=facts,
-        device=device,
-        run_dir=Path("outputs"),
+        os.environ, assignments=assignments, preset=preset, facts=facts, run_dir=Path("outputs")
     ).values()
     kept = {name: value for name, value in built.items() if name.startswith(KEPT)}
     if built.get("WANDB_API_KEY"):

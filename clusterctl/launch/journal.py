@@ -1,4 +1,4 @@
-"""JSON lines in the run directory: events.jsonl (what the head saw) and incidents.jsonl (why)."""
+"""Files of the run directory that the head appends to: events, incidents, logs of some nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from clusterctl.payload.mask_secrets import hide
 
 EVENTS_FILE = "events.jsonl"
 INCIDENTS_FILE = "incidents.jsonl"
+# payload/agent.py sends 256 kB a second of each rank's log, as text up to four times that, and at
+# the end once more 1 MiB.
+BYTES_S, BURST_BYTES = 1 << 20, 8 << 20
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
@@ -48,10 +53,8 @@ class Journal:
             "time_s": round(time.time(), 3),
             "data": _without_secrets(data),
         }
-        try:
+        with suppress(OSError):  # a full disk on the head must not keep it from stopping a run
             append(self._path, event)
-        except OSError:
-            pass  # a full disk on the head must not keep it from stopping a run
 
 
 def _without_secrets(value: Any) -> Any:
@@ -60,3 +63,53 @@ def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_secrets(item) for key, item in value.items()}
     return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(slots=True)
+class _File:
+    allowance: float
+    at_s: float
+    cut_bytes: int = 0  # not yet noted in the file
+    is_reported: bool = False  # the journal says that something was cut
+
+
+class Copies:
+    """Logs and telemetry of nodes that do not share the run directory.
+
+    Output beyond what an agent sends is cut, and the file and the journal say so. A head whose disk
+    is full goes on without copies.
+    """
+
+    def __init__(self, run_dir: Path, journal: Journal) -> None:
+        self._run_dir, self._journal = run_dir, journal
+        self._files: dict[str, _File] = {}
+        self._is_full = False
+
+    def append(self, name: str, text: str, node: str) -> None:
+        """Add what `node` sent for the file `name`. An `OSError` is recorded once, not raised."""
+        now = time.monotonic()
+        file = self._files.setdefault(name, _File(BURST_BYTES, now))
+        file.allowance = min(BURST_BYTES, file.allowance + BYTES_S * (now - file.at_s))
+        file.at_s = now
+        data = text.encode("utf-8", "backslashreplace")
+        capacity = int(file.allowance)
+        if len(data) > capacity:
+            file.cut_bytes += len(data) - capacity
+            data = data[:capacity]
+            if not file.is_reported:
+                file.is_reported = True
+                self._journal.write("cut", f"{name}: {node} sends too much", node=node)
+        elif file.cut_bytes:
+            note = f"[{file.cut_bytes} bytes of {node} were too many and are not here]\n"
+            data = note.encode() + data
+            file.cut_bytes = 0
+        file.allowance -= len(data)
+        if not data:
+            return
+        try:
+            with (self._run_dir / name).open("ab") as target:
+                target.write(data)
+        except OSError as error:
+            if not self._is_full:
+                self._is_full = True  # the head's disk is no reason to end a run
+                self._journal.write("error", f"{name}: {error}")

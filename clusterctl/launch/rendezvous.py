@@ -41,22 +41,18 @@ def candidates(plan: LaunchPlan, hello: Mapping[str, Any]) -> list[str]:
 def choose_address(
     plan: LaunchPlan, addresses: Sequence[str], errors: Mapping[str, Mapping[str, str | None]]
 ) -> str:
-    """The first address that every node reaches.
+    """The first address that every node reaches; else `RunFailed` names the nodes that do not.
 
-    `errors` holds for each node and address why the node cannot connect to it, or None. Raises
-    `RunFailed` with the nodes that cannot reach the best address.
+    `errors` holds for each node and address why the node cannot connect to it, or None.
     """
-    cut_off = {
-        address: [node.name for node in plan.nodes if errors[node.name][address] is not None]
-        for address in addresses
-    }
-    best = min(addresses, key=lambda address: len(cut_off[address]))
-    names = cut_off[best]
+
+    def cut_off(address: str) -> list[str]:
+        return [node.name for node in plan.nodes if errors[node.name][address] is not None]
+
+    best = min(addresses, key=lambda address: len(cut_off(address)))
+    names = cut_off(best)
     if not names:
         return best
-    raise RunFailed(
-        1,
-        f"{fold(names)} cannot reach the first node at {best}: {errors[names[0]][best]}",
-        hint="--master_addr ADDRESS names one that every node reaches; "
-        "a firewall must let the nodes reach each other",
-    )
+    why = f"{fold(names)} cannot reach the first node at {best}: {errors[names[0]][best]}"
+    hint = "--master_addr ADDRESS names one that every node reaches"
+    raise RunFailed(1, why, hint=f"{hint}; a firewall must let the nodes reach each other")

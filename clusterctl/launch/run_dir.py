@@ -27,10 +27,7 @@ LOCK_S = 10.0  # for the next number; it is held for a few file operations
 
 
 def find_config(config: str, workdir: Path) -> Path:
-    """The file of a config: a path (relative to `workdir`), or a name of trainer/configs.
-
-    Raises `UsageError` with the nearest names.
-    """
+    """The file of a config: a path below `workdir`, or a name of trainer/configs."""
     path = workdir / config
     if path.is_file():
         return path
@@ -103,15 +100,13 @@ def next_place(folder: Path, label: str) -> Path:
 
 
 def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
-    """Make and own the next free directory; launches at the same time get different numbers.
+    """Make the next free directory; launches at the same time get different numbers.
 
     Only this user can read it (0700), or also the group `share` (2750, files 0640). Raises
-    `UsageError` when `outputs` cannot be written or belongs to another user in a folder that is
-    open to all, and when there is no such group.
+    `UsageError` without such a group, or when `outputs` cannot be written or may be replaced.
     """
     gid = group_id(share) if share else None
-    why = planted(str(outputs))
-    if why:
+    if why := planted(str(outputs)):
         raise UsageError(f"no run directory is made in {outputs}: {why}")
     try:
         if not outputs.is_dir():

@@ -69,10 +69,7 @@ def prepare(
     width: int,
     sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
 ) -> Prepared:
-    """One census of all nodes; the checks that a launch needs. Nothing is started or written.
-
-    The quality of nodes (clocks, errors, logs) is checked by `clusterctl preflight` only.
-    """
+    """One census of all nodes; the checks that a launch needs. Nothing is started or written."""
     started = time.monotonic()
     port = options.master_port or PORT_RANGE[0]
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())

@@ -116,10 +116,7 @@ class Death:
 
     @property
     def settle_s(self) -> float:
-        """How long to wait for a likelier cause before this one is reported.
-
-        An end without a status may have been a good one: only torchrun's end tells.
-        """
+        """Seconds to wait for a likelier cause; an unseen end may have been a good one."""
         return (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)[self.weight]
 
 

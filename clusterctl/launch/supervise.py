@@ -7,11 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from clusterctl.launch import error_line, journal
 from clusterctl.launch.hang import Inspection, StepClock
-from clusterctl.launch.log_copies import Copies
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.rendezvous import candidates, check_fitness, choose_address
 from clusterctl.launch.run_dir import furnish
@@ -24,7 +24,7 @@ from clusterctl.launch.state import (
     RunState,
     cause,
 )
-from clusterctl.launch.termination import prove_gone
+from clusterctl.launch.termination import Lines, prove_gone
 from clusterctl.nodes import fold
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
@@ -54,35 +54,34 @@ def supervise(
 ) -> RunResult:
     """Run the plan to its end. Set `stop` for an orderly stop, `kill` to cut its grace short.
 
-    Never raises for a failure on nodes; however the run ends, every node is checked for leftovers.
+    A failure on nodes is in the result; every node is checked for leftovers at the end.
     """
     return _Supervisor(plan, transport, on_update, stop, kill or threading.Event(), limits).run()
 
 
+@dataclass
 class _Supervisor:
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        transport: Transport,
-        on_update: Callable[[RunState], None],
-        stop: Flag,
-        kill: Flag,
-        limits: Limits,
-    ) -> None:
-        self.plan, self.transport, self.limits = plan, transport, limits
-        self.on_update, self.stop, self.kill = on_update, stop, kill
+    plan: LaunchPlan
+    transport: Transport
+    on_update: Callable[[RunState], None]
+    stop: Flag
+    kill: Flag
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        plan = self.plan
         self.state = RunState({node.name: NodeState() for node in plan.nodes})
         self.shares = {share.node.name: share for share in plan.shares}
         self.agents = SessionPool(
             plan.nodes,
-            transport,
-            limits,
+            self.transport,
+            self.limits,
             verb="agent",
             args=lambda node: plan.agent_args(self.shares[node.name]),
             start_timeout_s=plan.timing.hello_s,
         )
         self.journal = journal.Journal(plan.run_dir)
-        self.copies = Copies(plan.run_dir, self.journal)
+        self.copies = journal.Copies(plan.run_dir, self.journal)
         self.hellos: dict[str, dict[str, Any]] = {}
         self.addresses: list[str] = []  # of the first node, which all nodes try to reach
         self.address_errors: dict[str, dict[str, str | None]] = {}
@@ -121,9 +120,7 @@ class _Supervisor:
         if code == 0 and (left or unconfirmed):
             code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)
-        return RunResult(
-            code, reason, leftovers=tuple(left), unconfirmed=tuple(unconfirmed), **facts
-        )
+        return RunResult(code, reason, leftovers=left, unconfirmed=unconfirmed, **facts)
 
     # --- before the start ---
 
@@ -147,13 +144,11 @@ class _Supervisor:
         """Wait for every agent's report, then find an address and port that all nodes reach."""
         plan, first = self.plan, self.plan.master.name
 
-        def judge_first() -> None:
-            # At once: of two concurrent launches one fails here, and must not keep the other's
-            # nodes.
+        def check_first() -> None:  # at once, so that the later of two launches frees the nodes
             if first in self.hellos:
                 check_fitness(plan, first, self.hellos[first])
 
-        self._wait_for(self.hellos, "did not report", judge_first)
+        self._wait_for(self.hellos, "did not report", check_first)
         for node in plan.nodes:
             check_fitness(plan, node.name, self.hellos[node.name])
         port = self.hellos[first]["port"]
@@ -163,15 +158,15 @@ class _Supervisor:
         return Rendezvous(choose_address(plan, self.addresses, self.address_errors), port)
 
     def _wait_for(
-        self, answers: Mapping[str, Any], what: str, meanwhile: Callable[[], None] = lambda: None
+        self, answers: Mapping[str, Any], what: str, check: Callable[[], None] = lambda: None
     ) -> None:
-        """Until all nodes have answered. `meanwhile` may raise to give up."""
+        """Until all nodes have answered. `check` may raise to give up."""
         timeout_s = self.plan.timing.hello_s
         deadline = time.monotonic() + timeout_s
         while len(answers) < len(self.plan.shares):
             self._turn()
             self._check_stop()
-            meanwhile()
+            check()
             if time.monotonic() > deadline:
                 late = [node.name for node in self.plan.nodes if node.name not in answers]
                 raise RunFailed(3, f"{fold(late)} {what} within {timeout_s:g} s")
@@ -220,10 +215,7 @@ class _Supervisor:
         self.clock.is_saving = self.state.is_saving
         found, is_late = self.inspection, self.clock.is_late(now)
         if found is None and is_late:
-            why, limit_s = (
-                self.clock.sentence() + self._ranks_without_beat(),
-                self.plan.timing.look_s,
-            )
+            why, limit_s = self._why_hung(), self.plan.timing.look_s
             if not limit_s:
                 raise RunFailed(1, why, hint=self.clock.hint)
             self._tell("hang", f"{why}: collecting the stacks of all ranks, {limit_s:g} s at most")
@@ -238,7 +230,7 @@ class _Supervisor:
 
     def _fail_hung(self, found: Inspection) -> NoReturn:
         """Record what was found and raise; the stop follows, whatever that was."""
-        why, run_dir = self.clock.sentence() + self._ranks_without_beat(), self.plan.run_dir
+        why, run_dir = self._why_hung(), self.plan.run_dir
         headline = self.plan.environment.redact(found.headline)
         step = self.clock.step.step if self.clock.step else None
         data = found.to_json(run_dir)
@@ -263,13 +255,14 @@ class _Supervisor:
         self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
         self.on_update(self.state)
 
-    def _ranks_without_beat(self) -> str:
-        """Which ranks have not shown a heartbeat, as the end of a sentence."""
-        beating = self.state.beats
+    def _why_hung(self) -> str:
+        """Why the run is taken to hang, and which ranks have not shown a heartbeat."""
+        why, beating = self.clock.sentence(), self.state.beats
         silent = [str(rank) for rank in range(self.plan.world_size) if rank not in beating]
         if not silent or not beating:
-            return ""
-        return f"; rank {', '.join(silent[:8])}{' …' * (len(silent) > 8)} never showed a heartbeat"
+            return why
+        more = " …" if len(silent) > 8 else ""
+        return f"{why}; rank {', '.join(silent[:8])}{more} never showed a heartbeat"
 
     def _check_stop(self) -> None:
         if self.stop.is_set():
@@ -403,7 +396,7 @@ class _Supervisor:
 
     # --- the end ---
 
-    def _end_all(self, grace_s: float) -> tuple[list[str], list[str]]:
+    def _end_all(self, grace_s: float) -> tuple[Lines, Lines]:
         """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""
         hurried = False
         for name, node in self.state.nodes.items():
@@ -420,4 +413,4 @@ class _Supervisor:
                 deadline = min(deadline, time.monotonic() + 10.0)
                 self.agents.send_all({"op": "stop", "grace_s": 0})
         self.agents.close()
-        return prove_gone(self.plan, self.transport, self.limits) if self.started else ([], [])
+        return prove_gone(self.plan, self.transport, self.limits) if self.started else ((), ())

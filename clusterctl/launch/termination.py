@@ -10,24 +10,21 @@ from clusterctl.transport.base import Limits, Transport
 REAP_S = 15.0  # TERM, KILL and a look on each node
 
 
-def prove_gone(
-    plan: LaunchPlan, transport: Transport, limits: Limits
-) -> tuple[list[str], list[str]]:
-    """Connect to every node again and end what is left of the run.
+Lines = tuple[str, ...]
 
-    Returns (leftovers, unconfirmed), a sentence for each process and for each node.
-    """
+
+def prove_gone(plan: LaunchPlan, transport: Transport, limits: Limits) -> tuple[Lines, Lines]:
+    """Look for the run on every node again and end it; a sentence per leftover, per silent node."""
     args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
     leftovers, unconfirmed = [], []
     sweep = ask(plan.nodes, transport, "reap", args, limits=limits, width=WIDTH, timeout_s=REAP_S)
     for result in in_order(plan.nodes, list(sweep)):
         name = result.node.name
         if result.unreachable is not None:
-            unconfirmed.append(
-                f"{name}: {result.unreachable.sentence()}; if its agent lives, it ends the ranks "
-                f"{plan.timing.lease_s:g} s after its last message from here"
-            )
+            until = f"{plan.timing.lease_s:g} s after its last message from here"
+            why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
+            unconfirmed.append(f"{name}: {why}")
         for left in result.value["left"] if result.value else ():
             process = f"pid {left['pid']} ({left['command']}, state {left['state']})"
             leftovers.append(f"{name}: {process}")
-    return leftovers, unconfirmed
+    return tuple(leftovers), tuple(unconfirmed)

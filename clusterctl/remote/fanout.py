@@ -69,26 +69,19 @@ class Fanout(Generic[T]):
     def waiting(self) -> list[tuple[Node, str, float]]:
         """(node, phase, seconds in it) of nodes started and not answered, in hostfile order."""
         now = time.monotonic()
+        progress = [(node, self._progress[node]) for node in self._nodes if node in self._open]
         return [
-            (node, progress.phase, now - progress.since)
-            for node, progress in self._progress.items()
-            if node in self._open and progress.phase != "queued"
+            (node, one.phase, now - one.since) for node, one in progress if one.phase != "queued"
         ]
 
     def __iter__(self) -> Iterator[NodeResult[T]]:
         started = time.monotonic()
-        todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
+        todo = iter(self._nodes)  # shared by the threads: a step of a list's iterator is atomic
         done: queue.SimpleQueue[NodeResult[T]] = queue.SimpleQueue()
         stop = threading.Event()
-        for node in self._nodes:
-            todo.put(node)
 
         def worker() -> None:
-            while not stop.is_set():
-                try:
-                    node = todo.get_nowait()
-                except queue.Empty:
-                    return
+            while not stop.is_set() and (node := next(todo, None)) is not None:
                 done.put(self._one(node))
 
         for index in range(self._width):
@@ -106,10 +99,9 @@ class Fanout(Generic[T]):
                 if result.node in self._open:
                     self._open.discard(result.node)
                     yield result
-            for node in self._nodes:
-                if node in self._open:
-                    self._open.discard(node)
-                    yield self._late(node, time.monotonic() - started)
+            for node in [node for node in self._nodes if node in self._open]:
+                self._open.discard(node)
+                yield self._late(node, time.monotonic() - started)
         finally:
             stop.set()  # also when the caller stops early: queued nodes are not started
 

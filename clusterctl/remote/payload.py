@@ -164,10 +164,12 @@ def _noise(data: bytes) -> str:
 
 
 class PayloadStream:
-    """A payload that keeps running: JSON lines both ways. Closing it ends the payload."""
+    """A payload that keeps running: JSON lines both ways over a `transport.base.Stream`.
+
+    Closing it ends the payload. `started_s` is the monotonic time of its start.
+    """
 
     def __init__(self, channel: Stream, name: str, noise: str, started_s: float) -> None:
-        """`started_s`: monotonic time when it was started."""
         self._channel, self._name = channel, name
         self.noise, self.started_s = noise, started_s
 
@@ -192,15 +194,12 @@ class PayloadStream:
         return message
 
     def read_some(self, limit: int) -> bytes:
-        """See `transport.base.Stream`."""
         return self._channel.read_some(limit)
 
     def on_readable(self, call: Callable[[], None]) -> None:
-        """See `transport.base.Stream`."""
         self._channel.on_readable(call)
 
     def wait(self, timeout_s: float) -> int | None:
-        """See `transport.base.Stream`."""
         return self._channel.wait(timeout_s)
 
     def end_lease(self) -> None:
@@ -240,10 +239,7 @@ def stream(
     sudo: bool = False,
     start_timeout_s: float = 10.0,
 ) -> PayloadStream:
-    """Start a payload that runs until its lease ends; returns once its marker has arrived.
-
-    Raises `TransportError` with phase "start" when that does not happen within `start_timeout_s`.
-    """
+    """Start a payload; returns once its marker has arrived, else `TransportError("start")`."""
     channel = connection.stream(command_line(sudo), request(verb, args, nvml=nvml))
     noise = b""
     size = 0

@@ -63,7 +63,7 @@ def converse(
     width: int,
     **options: Any,
 ) -> Fanout[Answer]:
-    """A fan-out whose values are what `talk(stream, connect_s)` returns; nothing starts before it.
+    """A fan-out whose values are what `talk(stream, connect_s)` returns; nothing runs before it.
 
     `timeout_s` is for one node after connecting; `options` are those of `payload.stream`.
     """

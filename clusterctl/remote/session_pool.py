@@ -1,7 +1,6 @@
 """One payload stream on each node, and the messages of all of them in one inbox.
 
-A node that does not answer in time costs the others no more than that time. Closing a stream ends
-its payload, and with it all that the payload started.
+A late node costs the others no more than its time limit. Closing a stream ends its payload.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.fanout import WIDTH, Fanout, NodeResult
 from clusterctl.remote.followers import CLOSE_S, join_all
-from clusterctl.remote.messages.active import misfit
 from clusterctl.remote.payload import PayloadStream
 from clusterctl.remote.run_payload import sweep_deadline_s
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
@@ -27,6 +25,21 @@ ROUND_TRIP_S = 3.0  # for an answer, on top of what the node may take
 FLOOD_S = 0.05
 WAITING = 64  # messages of one node; an agent sends a dozen a second
 WAITING_BYTES = 8 << 20  # of one node; one message more is let in
+# Keys of an answer without an error, by the order; for `files` and `work` by the task in it.
+_NEEDED = {
+    "start": ("ranks",),
+    "work": ("answers",),
+    "door": ("port", "addresses"),
+    "knock": ("why",),
+    "write": ("seconds",),
+    "watch": ("seen_s",),
+    "read": ("bytes", "seconds"),
+    "matmul": ("model", "tflops", "finite"),
+    "host": ("port",),
+    "group": ("reduce_s",),
+}
+# Lists of equal length: one of the answer, one of its order.
+_PAIRS = {"start": ("ranks", "devices"), "work": ("answers", "orders"), "knock": ("why", "where")}
 Answer = dict[str, Any]
 Sweep = Callable[[Fanout[None], int], Iterator[NodeResult[None]]]
 
@@ -92,10 +105,7 @@ class Inbox:
 
 
 class SessionPool:
-    """One payload on each node; all their messages arrive in `inbox`, until `close`.
-
-    A stream that opens after `close` is closed as well.
-    """
+    """One payload on each node; all messages arrive in `inbox`. Late streams are closed."""
 
     def __init__(
         self,
@@ -223,7 +233,7 @@ class SessionPool:
                     self.lost.setdefault(name, message.why)
                 elif name not in waiting or answer["id"] != number:
                     continue  # to an order that was given up, or one too many
-                elif (wrong := misfit(orders[name], answer)) is not None:
+                elif (wrong := _misfit(orders[name], answer)) is not None:
                     self.lost[name] = f"its answer is not as it should be: {wrong}"
                 else:
                     answers[name] = answer
@@ -263,3 +273,24 @@ def _close(connection: Connection, stream: PayloadStream, exit_s: float) -> None
     for opened in (stream, connection):
         with suppress(TransportError, OSError):
             opened.close()
+
+
+def _misfit(order: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
+    """What is wrong with an answer to `order`; None when it fits or reports an error."""
+    if answer.get("error"):
+        return None
+    op = order["op"]
+    wrong = _missing(order["ask"]["do"] if op == "files" else op, answer)
+    if wrong is None and op in _PAIRS:
+        found, wanted = _PAIRS[op]
+        if len(answer[found]) != len(order[wanted]):
+            return f"{found} should be {len(order[wanted])}, are {len(answer[found])}"
+    if wrong is None and op == "work":
+        for job, one in zip(order["orders"], answer["answers"], strict=True):
+            wrong = wrong or (None if one.get("error") else _missing(job["do"], one))
+    return wrong
+
+
+def _missing(task: str, answer: Mapping[str, Any]) -> str | None:
+    missing = [name for name in _NEEDED.get(task, ()) if name not in answer]
+    return f"{missing[0]} should be there" if missing else None

@@ -83,15 +83,11 @@ class Stream(Protocol):
     def read_line(self, timeout_s: float) -> bytes | None:
         """Next line of stdout without its newline; None after `timeout_s` without one.
 
-        Raises `EOFError` when the command has closed its stdout, `TransportError` when the
-        connection is gone.
+        Raises `EOFError` after the last one, `TransportError` when the connection is gone.
         """
 
     def read_some(self, limit: int) -> bytes:
-        """What has arrived, at most `limit` bytes; b"" for nothing yet. Never waits.
-
-        For one thread that reads many streams. Raises as `read_line` does.
-        """
+        """At most `limit` bytes that have arrived, perhaps none. Never waits; raises as above."""
 
     def on_readable(self, call: Callable[[], None]) -> None:
         """Call `call` from any thread whenever `read_some` may return something new."""

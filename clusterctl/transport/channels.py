@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from clusterctl.errors import TransportError
@@ -45,10 +46,7 @@ class ParamikoConnection:
             process.close()
 
     def stream(self, command: str, stdin: bytes) -> ParamikoStream:
-        """Start `command`, send `stdin` and leave its stdin open.
-
-        Raises `TransportError` with phase channel or command.
-        """
+        """Start `command`, send `stdin` and leave its stdin open. Raises `TransportError`."""
         stream = self._start(ParamikoStream, command)
         try:
             stream.write(stdin)
@@ -126,7 +124,7 @@ def _run(process: Process, stdin: bytes, timeout_s: float, max_bytes: int) -> Co
 
 
 class ParamikoStream(Process):
-    """A command that keeps running. One thread may read while another writes."""
+    """A `base.Stream`. One thread may read while another writes."""
 
     def __init__(self, transport: PatchedTransport, channel: SafeChannel) -> None:
         super().__init__(transport, channel)
@@ -153,7 +151,7 @@ class ParamikoStream(Process):
                         self.channel.out_buffer_cv.wait(0.2)
 
     def read_line(self, timeout_s: float) -> bytes | None:
-        """See `base.Stream`. A line over 16 MiB raises `TransportError("parse")`."""
+        """A line over 16 MiB raises `TransportError("parse")`."""
         deadline = time.monotonic() + timeout_s
         with self._reading:
             while True:
@@ -178,14 +176,14 @@ class ParamikoStream(Process):
                 self.wake.wait(left_s)
 
     def read_some(self, limit: int) -> bytes:
-        """See `base.Stream`. The rest stays on the node once its window is full."""
+        """The rest stays on the node once its window is full."""
         with self._reading:
             if not self._buffer and not self._pump() and self.at_end():
                 raise self._end()
             return self._cut(limit)
 
     def on_readable(self, call: Callable[[], None]) -> None:
-        """See `base.Stream`. `call` runs in the connection's thread: it must be quick."""
+        """`call` runs in the connection's thread: it must be quick."""
         self.wake.call = call
         call()
 
@@ -208,7 +206,7 @@ class ParamikoStream(Process):
         return bool(chunk or chunk_err)
 
     def wait(self, timeout_s: float) -> int | None:
-        """See `base.Stream`. Unread output over 16 MiB stays with the node, which then waits."""
+        """Unread output over 16 MiB stays with the node, which then waits."""
         deadline = time.monotonic() + timeout_s
         with self._reading:
             while not self.status_known():
@@ -225,10 +223,9 @@ class ParamikoStream(Process):
         """What has arrived of the last 16 KiB of stderr."""
         if self._reading.acquire(blocking=False):  # else the reader does it
             try:
-                if self.channel.recv_stderr_ready():
-                    self._pump()
-            except TransportError:
-                pass  # the reader raises it; the answer is what has arrived so far
+                with suppress(TransportError):  # the reader raises it
+                    if self.channel.recv_stderr_ready():
+                        self._pump()
             finally:
                 self._reading.release()
         return bytes(self._stderr).decode(errors="replace")

@@ -27,7 +27,7 @@ class _Given(fabric.Connection):  # type: ignore[misc,unused-ignore]
 def over(connection: ParamikoConnection, node: Node, stall_s: float) -> fabric.Connection:
     """A fabric connection to `node` whose transfers fail after `stall_s` without an answer.
 
-    The caller closes `connection`. Raises `TransportError("channel")` when the node has no sftp.
+    The caller closes `connection`. Raises `TransportError("channel")` without sftp.
     """
     config = fabric.Config(lazy=True)  # reads no ~/.fabric.yaml and no ssh_config
     given = _Given(host=node.name, user=connection.transport.get_username(), config=config)

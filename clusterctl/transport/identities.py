@@ -6,9 +6,10 @@ import copy
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clusterctl.transport.paramiko_import import BROKEN, paramiko
 from clusterctl.transport.public_keys import CERTIFICATE, certified_blob, key_type, public_blob
@@ -18,6 +19,8 @@ DEFAULT_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_TIMEOUT_S = 7.0
 # sshd closes a connection after MaxAuthTries (6) refused keys without a reason.
 MAX_KEYS = 6
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,11 @@ class Identities:
         in_agent = {_blob(identity.key): identity for identity in agent_keys}
         first, last = [], []
         for path in files:
-            held = in_agent.pop(self._public(path) or b"", None)
+            held = in_agent.pop(self._cached(self._publics, path, public_blob) or b"", None)
             if held is not None:
                 first.append(held)  # also where the file needs a passphrase
                 continue
-            loaded = self._file(path)
+            loaded = self._cached(self._files, path, _load)
             bits = config.required_rsa_bits or LEAST_RSA_BITS
             if isinstance(loaded, str):
                 offer.problems.append(loaded)
@@ -108,7 +111,7 @@ class Identities:
         by_public = {_blob(identity.key): identity for identity in reversed(known)}
         certified = []
         for path in named or [Path(f"{path}-cert") for path in files]:
-            blob = self._public(path)
+            blob = self._cached(self._publics, path, public_blob)
             about = certified_blob(blob) if blob is not None else None
             if blob is None or about is None:
                 if named:
@@ -119,19 +122,6 @@ class Identities:
                 certified.append(Identity(str(path), _with_certificate(by_public[about].key, blob)))
         return certified
 
-    def _public(self, path: Path) -> bytes | None:
-        with self._lock:
-            if path not in self._publics:
-                self._publics[path] = public_blob(path)
-            return self._publics[path]
-
-    def _file(self, path: Path) -> paramiko.PKey | str:
-        """The key in a file, or the sentence why there is none."""
-        with self._lock:
-            if path not in self._files:
-                self._files[path] = _load(path)
-            return self._files[path]
-
     def _agent(self, wanted: str | None) -> tuple[list[Identity], str | None]:
         """Keys of the agent at `wanted` (IdentityAgent) or $SSH_AUTH_SOCK, and what went wrong."""
         socket_path = "$SSH_AUTH_SOCK" if wanted in (None, "SSH_AUTH_SOCK") else wanted or ""
@@ -139,13 +129,17 @@ class Identities:
             socket_path = os.environ.get(socket_path[1:], "")
         if socket_path in ("", "none"):
             return [], None
+        return self._cached(self._agents, socket_path, _query_agent)
+
+    def _cached(self, known: dict[K, V], key: K, read: Callable[[K], V]) -> V:
         with self._lock:
-            if socket_path not in self._agents:
-                self._agents[socket_path] = _query_agent(socket_path)
-            return self._agents[socket_path]
+            if key not in known:
+                known[key] = read(key)
+            return known[key]
 
 
 def _load(path: Path) -> paramiko.PKey | str:
+    """The key in a file, or the sentence why there is none."""
     try:
         key = paramiko.PKey.from_path(path)
     except FileNotFoundError:

@@ -68,7 +68,6 @@ class File:
     """The index of one file. Plain names are a dict; a hashed line is found by the key it holds."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.plain: dict[str, list[Entry]] = {}
         self.patterns: list[Entry] = []  # wildcards and negations
         self.hashed: dict[str, list[Entry]] = {}  # by key
@@ -140,17 +139,22 @@ def _hash_matches(names: str, name: str) -> bool:
 class KnownHosts:
     """Several files as one. Safe to use from many threads; files are read on the first lookup."""
 
-    def __init__(self, paths: Iterable[Path], files: dict[Path, File] | None = None) -> None:
-        """Overlapping sets of paths share their parsed `files`."""
-        self.paths = tuple(dict.fromkeys(paths))
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        files: dict[Path, File] | None = None,
+        lock: threading.Lock | None = None,
+    ) -> None:
+        """Objects with overlapping paths share their parsed `files` and its lock."""
+        self._paths = tuple(dict.fromkeys(paths))
         self._files = {} if files is None else files
-        self._lock = threading.Lock()
+        self._lock = lock or threading.Lock()
 
     def _all(self) -> list[File]:
-        for path in self.paths:
+        for path in self._paths:
             if path not in self._files:
                 self._files[path] = File(path)
-        return [self._files[path] for path in self.paths]
+        return [self._files[path] for path in self._paths]
 
     def types(self, host: str, port: int) -> tuple[str, ...]:
         """Key types on record in plain lines: a client asks for these first, as OpenSSH does."""

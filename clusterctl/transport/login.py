@@ -48,11 +48,11 @@ class OtherTypes(Exception):
         self.types = types
 
 
+Types = tuple[str, ...] | None
+
+
 def verify(
-    transport: PatchedTransport,
-    target: Target,
-    progress: Progress,
-    requested: tuple[str, ...] | None,
+    transport: PatchedTransport, target: Target, progress: Progress, requested: Types
 ) -> None:
     """Check the host key. Raises `OtherTypes` when types other than `requested` are on record."""
     key = transport.get_remote_server_key()
@@ -86,10 +86,9 @@ def _refused_key(target: Target, verdict: Verdict, key_type: str, text: str) -> 
     if verdict.state == "revoked" and entry is not None:
         return TransportError("hostkey", f"the host key is revoked in {entry.where}")
     if entry is not None:  # changed, or on record only with other types
-        message = (
-            f"the host key has changed: {entry.where} has {entry.key_type} "
-            f"{fingerprint(entry.key)}, the node shows {key_type} {fingerprint(text)}"
-        )
+        old = f"{entry.where} has {entry.key_type} {fingerprint(entry.key)}"
+        new = f"the node shows {key_type} {fingerprint(text)}"
+        message = f"the host key has changed: {old}, {new}"
         shown = name if port == DEFAULT_PORT else f"[{name}]:{port}"
         remove = f"ssh-keygen -R '{shown}' -f {entry.path}"
         hint = f"if the node was reinstalled: {remove}, then once --accept-new"

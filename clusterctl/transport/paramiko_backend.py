@@ -66,8 +66,7 @@ class ParamikoTransport:
         self._identities = Identities()
         self._jumps = JumpPool()
         self._files: dict[Path, File] = {}
-        self._known: dict[tuple[Path, ...], KnownHosts] = {}
-        self._lock = threading.Lock()
+        self._lock, self._files_lock = threading.Lock(), threading.Lock()
 
     def connect(self, node: Node, limits: Limits, progress: Progress) -> ParamikoConnection:
         """See `base.Transport`. A jump host on the way gets the same limits once more."""
@@ -107,17 +106,11 @@ class ParamikoTransport:
             user=config.user or local_user(),
             config=config,
             identity=node.identity,
-            known=self._known_hosts(tuple(paths)),
+            known=KnownHosts(paths, self._files, self._files_lock),
             accept_to=own if self._accept_new or configured else None,
             # UserKnownHostsFile /dev/null means: record nothing.
             record=self._accept_new or config.user_known_hosts != ("/dev/null",),
         )
-
-    def _known_hosts(self, paths: tuple[Path, ...]) -> KnownHosts:
-        with self._lock:
-            if paths not in self._known:
-                self._known[paths] = KnownHosts(paths, self._files)
-            return self._known[paths]
 
     def _open(self, target: Target, way: _Way) -> PatchedTransport:
         """A logged-in connection; tried twice when the server closes it during the handshake."""
@@ -150,8 +143,7 @@ class ParamikoTransport:
         deadline = time.monotonic() + way.limits.handshake_s
         transport: PatchedTransport | None = None
         try:
-            transport = PatchedTransport(sock, on_banner=lambda: progress.enter("kex"))
-            transport.at_close(release)
+            transport = PatchedTransport(sock, lambda: progress.enter("kex"), release)
             recorded = target.known.types(*target.known_as) if types is None else types
             transport.limit(target.config.algorithms)
             transport.prefer_host_keys(recorded)

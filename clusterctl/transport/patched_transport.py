@@ -70,17 +70,15 @@ class _Packets(paramiko.packet.Packetizer):
             try:
                 sent = self._sock.send(view)
             except (TimeoutError, BlockingIOError):
-                sent = 0
                 if self.closed or time.monotonic() - moved > STALL_S:
                     raise EOFError("the node reads no data") from None
+                continue
             except OSError as error:
                 raise EOFError(str(error)) from None
-            else:
-                if sent <= 0:
-                    raise EOFError("connection closed")
-            if sent:
-                moved = time.monotonic()
-                view = view[sent:]
+            if sent <= 0:
+                raise EOFError("connection closed")
+            moved = time.monotonic()
+            view = view[sent:]
 
 
 class SafeChannel(paramiko.Channel):
@@ -163,7 +161,10 @@ paramiko.transport.Channel = SafeChannel  # type: ignore[attr-defined]
 
 
 class PatchedTransport(paramiko.Transport):
-    """One ssh connection below authentication. `on_banner` is called at the server's banner."""
+    """One ssh connection below authentication.
+
+    `on_banner` is called at the server's banner, `on_close` once when the connection is closed.
+    """
 
     _active_check_timeout = IDLE_POLL_S
     _preferred_keys: tuple[str, ...] = _Transport._preferred_keys
@@ -177,13 +178,14 @@ class PatchedTransport(paramiko.Transport):
         paramiko.common.MSG_CHANNEL_CLOSE: SafeChannel._handle_close,
     }
 
-    def __init__(self, sock: Any, on_banner: Callable[[], None]) -> None:
+    def __init__(
+        self, sock: Any, on_banner: Callable[[], None], on_close: Callable[[], None]
+    ) -> None:
         super().__init__(sock, default_window_size=WINDOW_BYTES, packetizer_class=_Packets)
         self.banner_timeout = 3600  # the caller's deadline decides
         self.clear_to_send_timeout = STALL_S
         self._on_banner = on_banner
-        self._on_close: list[Callable[[], None]] = []
-        self._close_lock = threading.Lock()
+        self._on_close = [on_close]
         self._is_limited = False
 
     def _parse_global_request(self, m: paramiko.Message) -> None:
@@ -239,14 +241,8 @@ class PatchedTransport(paramiko.Transport):
         known = [one for one in supported if ("ssh-rsa" if one in _RSA else one) in types]
         self._preferred_keys = tuple(dict.fromkeys([*known, *supported]))
 
-    def at_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when this connection is closed."""
-        self._on_close.append(callback)
-
     def close(self) -> None:
         """Idempotent, and immediate: paramiko alone would wait for its thread's idle poll."""
-        with self._close_lock:
-            callbacks, self._on_close = self._on_close, []
         with suppress(*BROKEN):  # not connected any more
             self.sock.shutdown(socket.SHUT_RDWR)
         # The shutdown wakes the thread. Closing the file before it ends could leave it waiting on
@@ -256,5 +252,5 @@ class PatchedTransport(paramiko.Transport):
         super().close()
         with suppress(*BROKEN):
             self.sock.close()
-        for callback in callbacks:
-            callback()
+        with suppress(IndexError):  # atomic: another thread may close as well
+            self._on_close.pop()()

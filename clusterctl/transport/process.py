@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from clusterctl.errors import TransportError
@@ -80,10 +80,7 @@ class Process:
             raise TransportError("channel", lost(error)) from None
 
     def read(self) -> tuple[bytes, bytes]:
-        """What has arrived of stdout and stderr, b"" for nothing.
-
-        Raises `TransportError`: reading opens the window.
-        """
+        """What has arrived of stdout and stderr. Raises `TransportError`: it opens the window."""
         channel = self.channel
         try:
             out = channel.recv(CHUNK_BYTES) if channel.recv_ready() else b""
@@ -104,16 +101,14 @@ class Process:
             raise TransportError("command", lost(error)) from None
 
     def close_stdin(self) -> None:
-        try:
+        with suppress(*BROKEN):  # already closed
             self.channel.shutdown_write()
-        except BROKEN:
-            pass  # already closed
 
     def at_end(self) -> bool:
         """stdout is closed and everything in it has been read."""
-        return bool(self.channel.eof_received or self.channel.closed) and not (
-            self.channel.recv_ready() or self.channel.recv_stderr_ready()
-        )
+        channel = self.channel
+        has_data = channel.recv_ready() or channel.recv_stderr_ready()
+        return bool(channel.eof_received or channel.closed) and not has_data
 
     def status_known(self) -> bool:
         return self.channel.status_event.is_set()
@@ -138,13 +133,9 @@ class Process:
 
     def kill(self) -> None:
         """Ask sshd (7.9 and newer) to send SIGTERM; older ones ignore it."""
-        try:
-            self._request("signal", signal.SIGTERM.name.removeprefix("SIG"), wants_reply=False)
-        except TransportError:
-            pass  # already gone
+        with suppress(TransportError):  # already gone
+            self._request("signal", "TERM", wants_reply=False)
 
     def close(self) -> None:
-        try:
+        with suppress(*BROKEN):  # the connection is gone, and the channel with it
             self.channel.close()
-        except BROKEN:
-            pass  # the connection is gone, and the channel with it

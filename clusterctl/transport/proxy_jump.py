@@ -35,10 +35,7 @@ class JumpPool:
     def borrow(
         self, key: object, connect: Callable[[], PatchedTransport]
     ) -> tuple[PatchedTransport, Callable[[], None]]:
-        """A live connection and the function that releases it.
-
-        Raises what `connect` raises, and the same again for `FAILURE_HOLDS_S`.
-        """
+        """A live connection and the function that releases it. Raises what `connect` raises."""
         with self._lock:
             slot = self._slots.setdefault(key, _Slot())
             slot.users += 1
@@ -81,10 +78,7 @@ class _Slot:
 
 
 def proxy_command(command: str) -> tuple[socket.socket, Callable[[], None]]:
-    """Start a ProxyCommand on a socket pair; returns our end and a function to end the command.
-
-    Raises `TransportError("tcp")` when the shell cannot be started.
-    """
+    """Start a ProxyCommand on a socket pair: our end, and a function that ends the command."""
     ours, theirs = socket.socketpair()
     try:
         process = subprocess.Popen(  # noqa: S602 - the user's own ssh_config, run as ssh runs it

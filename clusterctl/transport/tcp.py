@@ -18,10 +18,7 @@ Address = tuple[int, tuple[object, ...]]  # family, socket address
 def addresses(
     host: str, port: int, deadline: float, limits: Limits, family: int = socket.AF_UNSPEC
 ) -> list[Address]:
-    """Addresses of a host. getaddrinfo has no time limit, so it runs in a thread.
-
-    Raises `TransportError("resolve")`.
-    """
+    """Addresses of a host; in a thread, as getaddrinfo has no limit. Raises `TransportError`."""
     if family != socket.AF_INET6:
         with suppress(ValueError):
             return [(socket.AF_INET, (str(ipaddress.IPv4Address(host)), port))]
@@ -48,10 +45,7 @@ def addresses(
 
 
 def connect(candidates: list[Address], port: int, deadline: float, limits: Limits) -> socket.socket:
-    """Connect to the first address that answers; each gets an equal share of the remaining time.
-
-    Raises `TransportError("tcp")`.
-    """
+    """Connect to the first address that answers; each gets an equal share of the time left."""
     message, hint = "no address", None
     for position, (family, address) in enumerate(candidates):
         share = (deadline - time.monotonic()) / (len(candidates) - position)

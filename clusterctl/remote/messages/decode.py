@@ -19,10 +19,7 @@ TEXTS = 100_000
 
 
 def decode(line: bytes, what: str, shape: Shape) -> Any:
-    """The value of a line, as `shape` returns it.
-
-    Raises `TransportError` with phase parse; its message starts with `what`: "the answer of kill".
-    """
+    """The value of a line, as `shape` returns it, or a parse `TransportError` about `what`."""
     if len(line) > STRUCTURE_BYTES and _has_too_many(line):
         raise TransportError("parse", f"{what} holds too many values for its kind")
     try:

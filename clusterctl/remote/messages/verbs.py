@@ -1,7 +1,4 @@
-"""The shape of the lines of each payload verb, and how long a line may be.
-
-The payloads in clusterctl/payload/ send these lines and no others.
-"""
+"""The shape and length of the lines of each payload verb; payloads send no others."""
 
 from __future__ import annotations
 
@@ -49,11 +46,8 @@ NAME = text(256)
 MACHINE = text(1024)
 _addresses = items(NAME, 64)
 
-_SECTION_FACTS = {
-    "state": one_of("ended", "missing", "timeout", "error"),
-    "rc": _exit_code,
-    "seconds": SECONDS,
-}
+_STATE = one_of("ended", "missing", "timeout", "error")
+_SECTION_FACTS = {"state": _STATE, "rc": _exit_code, "seconds": SECONDS}
 _SECTION = record(
     {**_SECTION_FACTS, "out": text(6 * MIB, lines=True), "err": text(4 * MIB, lines=True)},
     {"truncated": flag},
@@ -133,9 +127,8 @@ _STOP = _envelope(
         "seconds": SECONDS,
     },
 )
-_CENSUS = has_key(
-    "time_s", record({"time_s": number(0, 1e12)}), _envelope("census", {"cpu_s": SECONDS})
-)
+_TIME = record({"time_s": number(0, 1e12)})
+_CENSUS = has_key("time_s", _TIME, _envelope("census", {"cpu_s": SECONDS}))
 _CLOCK = has_key(
     "sections",
     record({"node": NODE, "sections": _SECTIONS, "cpu_s": SECONDS}),
@@ -146,9 +139,8 @@ _SHELL_SECTION = {
     "out": packed_text(SHELL_BYTES),
     "err": packed_text(SHELL_BYTES // 4 + 1024),  # with a line of the payload's own
 }
-_SHELL = _envelope(
-    "shell", sections=record({"command": record(_SHELL_SECTION, {"truncated": flag})})
-)
+_COMMAND = record(_SHELL_SECTION, {"truncated": flag})
+_SHELL = _envelope("shell", sections=record({"command": _COMMAND}))
 _PUSHED = _envelope("push", {"error": maybe(text())})
 _PREPARED = has_key(
     "error",

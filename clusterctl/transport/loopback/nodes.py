@@ -6,11 +6,10 @@ file system, processes and GPUs.
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import json
 import os
-import selectors
+import select
 import shlex
 import signal
 import socket
@@ -47,7 +46,7 @@ class LoopbackCluster:
         self.ports: list[int] = []
         self._token = uuid.uuid4().hex
         self._env = {**(env or {}), MARK: self._token}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stop_lock = threading.Lock()
 
     def __enter__(self) -> LoopbackCluster:
@@ -80,8 +79,9 @@ class LoopbackCluster:
                 "die_with_parent": threading.current_thread() is threading.main_thread(),
             }
             self._file(name, "json").write_text(json.dumps(config), encoding="utf-8")
-            self._processes.append(self._spawn(name))
-        self.ports = self._wait_until_ready()
+            self._processes[name] = self._spawn(name)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        self.ports = [self._wait_until_ready(name, deadline) for name in self._processes]
         me = getpass.getuser()
         nodes, known = [], []
         for name, port, key in zip(self.names, self.ports, host_keys, strict=True):
@@ -100,7 +100,7 @@ class LoopbackCluster:
         search = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._file(name, "log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", __name__, "--name", name, "--dir", str(self.directory)],
+                [sys.executable, "-m", __name__, str(self._file(name, "json"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -108,38 +108,25 @@ class LoopbackCluster:
                 start_new_session=True,  # Ctrl-C is for us; we stop the nodes in order
             )
 
-    def _wait_until_ready(self) -> list[int]:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        ports: dict[int, int] = {}
-        with selectors.DefaultSelector() as selector:
-            for index, process in enumerate(self._processes):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, index)
-            while len(ports) < len(self._processes):
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    late = [n for i, n in enumerate(self.names) if i not in ports]
-                    raise ClusterctlError(f"loopback nodes {', '.join(late)} do not start")
-                for key, _ in ready:
-                    line = key.fileobj.readline()  # type: ignore[union-attr]
-                    if not line:
-                        raise ClusterctlError(self._why_not_started(key.data))
-                    ports[key.data] = json.loads(line)["port"]
-                    selector.unregister(key.fileobj)
-        return [ports[index] for index in range(len(self.names))]
-
-    def _why_not_started(self, index: int) -> str:
-        name = self.names[index]
+    def _wait_until_ready(self, name: str, deadline: float) -> int:
+        """The port of a node. Raises `ClusterctlError` when it does not start."""
+        output = self._processes[name].stdout
+        assert output is not None
+        left_s = max(0.0, deadline - time.monotonic())
+        if not select.select([output], [], [], left_s)[0]:
+            raise ClusterctlError(f"loopback node {name} does not start in {START_TIMEOUT_S:g} s")
+        line = output.readline()
+        if line:
+            port: int = json.loads(line)["port"]
+            return port
         log = self._file(name, "log").read_text(errors="replace").strip()
-        return f"loopback node {name} does not start: {log[-500:] or 'no reason given'}"
+        reason = log[-500:] or "no reason given"
+        raise ClusterctlError(f"loopback node {name} does not start: {reason}")
 
     def stop(self, timeout_s: float = 5) -> None:
-        """End the nodes and everything that runs on them; remove the keys. Idempotent.
-
-        Raises `ClusterctlError` when something is left after all.
-        """
+        """End the nodes and what runs on them, remove the keys. Raises `ClusterctlError`."""
         with self._stop_lock:
-            processes, self._processes = self._processes, []
+            processes, self._processes = list(self._processes.values()), {}
             for process in processes:
                 if process.stdin is not None:
                     process.stdin.close()  # the lease
@@ -198,16 +185,10 @@ def make_key(path: Path) -> str:
 
 def _marked(token: str) -> list[int]:
     """Processes of this cluster that still run; those of other users cannot be ours."""
-    wanted = f"{MARK}={token}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # ended meanwhile, or another user's
-    return found
+    import psutil
+
+    every = psutil.process_iter(["environ"])
+    return [one.pid for one in every if (one.info["environ"] or {}).get(MARK) == token]
 
 
 def _answers(port: int) -> bool:
@@ -217,14 +198,10 @@ def _answers(port: int) -> bool:
 
 
 def main() -> None:
-    """`python -m clusterctl.transport.loopback.nodes --name N --dir D`: one node."""
-    parser = argparse.ArgumentParser(prog="clusterctl.transport.loopback.nodes")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--dir", required=True, type=Path)
-    options = parser.parse_args()
+    """`python -m clusterctl.transport.loopback.nodes CONFIG`: one node."""
     from clusterctl.transport.loopback.ssh_server import serve
 
-    serve(options.dir / f"{options.name.replace('/', '_')}.json")
+    serve(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import select
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -79,7 +80,15 @@ class Node:
         self.user = pwd.getpwuid(os.getuid()).pw_name
         self.key = paramiko.PKey.from_path(config["host_key"])
         self.authorized = config["authorized"]
-        self.environment = _environment(config["env"])
+        # As from sshd, with the node's own additions.
+        self.environment = {
+            "HOME": os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir,
+            "USER": self.user,
+            "LOGNAME": self.user,
+            "SHELL": "/bin/sh",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            **config["env"],
+        }
         self.lock = threading.Lock()  # over start and wait, so that a status finds its command
         self.commands: dict[int, Command] = {}
         self.sessions: set[_Session] = set()
@@ -98,7 +107,7 @@ class Node:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 command = self.commands.pop(ended[0], None)
                 if command is not None:
-                    command.status = os.waitstatus_to_exitcode(ended[1])
+                    command.process.returncode = os.waitstatus_to_exitcode(ended[1])
                     command.exited.set()
 
     def stop(self) -> None:
@@ -151,40 +160,29 @@ class Command:
 
     def __init__(self, node: Node, channel: paramiko.Channel, command: bytes) -> None:
         self.channel = channel
-        self.status = 0
         self.exited = threading.Event()
-        stdin, self._stdin = os.pipe()
-        self._stdout, stdout = os.pipe()
-        self._stderr, stderr = os.pipe()
-        os.set_blocking(self._stdin, False)
-        actions = [(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate((stdin, stdout, stderr))]
-        defaults = [signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD]
-        try:
-            with node.lock:
-                self.pid = os.posix_spawn(
-                    "/bin/sh",
-                    ["sh", "-c", os.fsdecode(command)],
-                    node.environment,
-                    file_actions=actions,
-                    setsid=True,
-                    setsigdef=defaults,
-                    setsigmask=[],
-                )
-                node.commands[self.pid] = self
-        except OSError:
-            for fd in (self._stdin, self._stdout, self._stderr):
-                os.close(fd)
-            raise
-        finally:
-            for fd in (stdin, stdout, stderr):
-                os.close(fd)
+        with node.lock:
+            self.process = subprocess.Popen(
+                ["sh", "-c", os.fsdecode(command)],
+                bufsize=0,
+                executable="/bin/sh",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=node.environment,
+                start_new_session=True,
+            )
+            node.commands[self.process.pid] = self
+        pipe: Any = self.process.stdin
+        self._stdin = pipe
+        os.set_blocking(pipe.fileno(), False)
         channel.clusterctl_command = self  # type: ignore[attr-defined]
         channel.settimeout(None)
 
     def go(self) -> None:
         """Move data; call it after the client has the reply that the command runs."""
-        out = (self._stdout, self.channel.sendall)
-        err = (self._stderr, self.channel.sendall_stderr)
+        out = (self.process.stdout, self.channel.sendall)
+        err = (self.process.stderr, self.channel.sendall_stderr)
         work: list[tuple[Any, Any]] = [(self._pump, out), (self._pump, err)]
         work += [(self._feed, ()), (self._finish, ())]
         threads = [threading.Thread(target=one, args=args, daemon=True) for one, args in work]
@@ -192,15 +190,11 @@ class Command:
         for thread in threads:
             thread.start()
 
-    def _pump(self, fd: int, send: Any) -> None:
+    def _pump(self, pipe: Any, send: Any) -> None:
         """Pipe to channel; blocks while the client's window is full, and so does the command."""
-        try:
-            while data := os.read(fd, PIPE_BYTES):
+        with pipe, suppress(*BROKEN):  # the client has gone; the closed pipe ends the command
+            while data := pipe.read(PIPE_BYTES):
                 send(data)
-        except BROKEN:
-            pass  # the client has gone; the closed pipe ends the command
-        finally:
-            os.close(fd)
 
     def _feed(self) -> None:
         """Channel to stdin; when the client has gone, end the command."""
@@ -209,7 +203,7 @@ class Command:
                 self._write(data)
         except BROKEN:
             pass  # the command does not read, or the connection broke: both end its stdin
-        os.close(self._stdin)
+        self._stdin.close()
         self.channel.status_event.wait()  # set when the channel closes, from either side
         if self.exited.wait(LEASE_GRACE_S):
             return  # what it left in the background stays, as with sshd
@@ -223,19 +217,20 @@ class Command:
         view = memoryview(data)
         while view:
             try:
-                view = view[os.write(self._stdin, view) :]
-            except BlockingIOError:
-                if self.channel.closed:
-                    raise
-                select.select([], [self._stdin], [], 0.2)
+                sent = self._stdin.write(view)
             except BrokenPipeError:
                 return  # keep reading the channel, as sshd does, until the client stops
+            if sent is None:  # the pipe is full
+                if self.channel.closed:
+                    raise EOFError
+                select.select([], [self._stdin], [], 0.2)
+            view = view[sent or 0 :]
 
     def _finish(self) -> None:
         self.exited.wait()
         with suppress(*BROKEN):  # the client has gone
-            if self.status >= 0:
-                self.channel.send_exit_status(self.status)
+            if self.process.returncode >= 0:
+                self.channel.send_exit_status(self.process.returncode)
             else:
                 self._send_exit_signal()
             for pump in self._pumps:
@@ -248,7 +243,7 @@ class Command:
         message.add_int(self.channel.remote_chanid)
         message.add_string("exit-signal")
         message.add_boolean(False)
-        message.add_string(signal.Signals(-self.status).name.removeprefix("SIG"))
+        message.add_string(signal.Signals(-self.process.returncode).name.removeprefix("SIG"))
         message.add_boolean(False)
         message.add_string("")
         message.add_string("")
@@ -259,20 +254,7 @@ class Command:
         """Signal the whole process group, as long as its leader lives."""
         if not self.exited.is_set():
             with suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
-
-
-def _environment(extra: dict[str, str]) -> dict[str, str]:
-    """What sshd gives a command, and the node's own additions."""
-    me = pwd.getpwuid(os.getuid())
-    return {
-        "HOME": os.environ.get("HOME") or me.pw_dir,
-        "USER": me.pw_name,
-        "LOGNAME": me.pw_name,
-        "SHELL": "/bin/sh",
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        **extra,
-    }
+                os.killpg(self.process.pid, number)
 
 
 def serve(config_path: Path) -> None:

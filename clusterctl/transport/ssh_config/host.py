@@ -7,6 +7,7 @@ import os
 import pwd
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,10 +66,8 @@ class Query:
         self.original = original
         self.matched_name = original  # by Host lines; in the second pass the resolved name
         self.final = False
-        given = {"user": user, "port": port}
-        self.values: dict[str, Any] = {
-            key: value for key, value in given.items() if value is not None
-        }
+        given = (("user", user), ("port", port))
+        self.values: dict[str, Any] = {key: one for key, one in given if one is not None}
         self.where: dict[str, str] = {}
 
     @property
@@ -113,21 +112,18 @@ class Query:
 
 
 def canonical_name(query: Query) -> str:
-    """The host's name after the first pass: addresses in their usual form, names in lower case.
+    """The host's name after the first pass: usual form of addresses, lower case of names.
 
     Raises `TransportError` where CanonicalizeHostname would ask the DNS.
     """
     name, values = query.hostname, query.values
     if name[:1].isdigit() or ":" in name:
-        family = FAMILIES[values.get("addressfamily", "any")]
-        try:
-            (*_, address), *more = socket.getaddrinfo(
-                name, None, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST
-            )
-            if not more:
-                return socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
-        except OSError:
-            pass
+        family, flags = FAMILIES[values.get("addressfamily", "any")], socket.AI_NUMERICHOST
+        with suppress(OSError):
+            found = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM, 0, flags)
+            if len(found) == 1:
+                numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+                return socket.getnameinfo(found[0][4], numeric)[0]
         if "%" in name or ":" in name or not name.strip("0123456789."):
             return name
     name = name.lower()

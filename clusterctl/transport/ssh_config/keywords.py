@@ -130,22 +130,21 @@ HARMLESS: dict[str, Callable[[str], bool]] = {
 IGNORED = frozenset(
     """addkeystoagent afstokenpassing batchmode casignaturealgorithms
     challengeresponseauthentication channeltimeout cipher clearallforwardings compression
-    compressionlevel connectionattempts connecttimeout controlmaster controlpath
-    controlpersist dynamicforward enableescapecommandline enablesshkeysign escapechar
-    exitonforwardfailure fallbacktorsh fingerprinthash forkafterauthentication forwardagent
-    forwardx11 forwardx11timeout forwardx11trusted gatewayports globalknownhostsfile2
-    gssapiauthentication gssapiclientidentity gssapidelegatecredentials gssapikexalgorithms
-    gssapikeyexchange gssapirenewalforcesrekey gssapiserveridentity gssapitrustdns
-    hashknownhosts hostbasedacceptedalgorithms hostbasedauthentication hostbasedkeytypes
-    ipqos kbdinteractiveauthentication kbdinteractivedevices keepalive kerberosauthentication
+    compressionlevel connectionattempts connecttimeout controlmaster controlpath controlpersist
+    dynamicforward enableescapecommandline enablesshkeysign escapechar exitonforwardfailure
+    fallbacktorsh fingerprinthash forkafterauthentication forwardagent forwardx11
+    forwardx11timeout forwardx11trusted gatewayports globalknownhostsfile2 gssapiauthentication
+    gssapiclientidentity gssapidelegatecredentials gssapikexalgorithms gssapikeyexchange
+    gssapirenewalforcesrekey gssapiserveridentity gssapitrustdns hashknownhosts
+    hostbasedacceptedalgorithms hostbasedauthentication hostbasedkeytypes ipqos
+    kbdinteractiveauthentication kbdinteractivedevices keepalive kerberosauthentication
     kerberostgtpassing localcommand localforward loglevel logverbose
     nohostauthenticationforlocalhost numberofpasswordprompts obscurekeystroketiming
     passwordauthentication permitlocalcommand permitremoteopen pkcs11provider protocol
     rekeylimit remotecommand remoteforward requesttty rhostsauthentication
     rhostsrsaauthentication rsaauthentication securitykeyprovider sendenv serveralivecountmax
     sessiontype setenv skeyauthentication smartcarddevice stdinnull streamlocalbindmask
-    streamlocalbindunlink syslogfacility tag tcpkeepalive tisauthentication tunnel
-    tunneldevice updatehostkeys useprivilegedport useroaming userknownhostsfile2 usersh
-    verifyhostkeydns versionaddendum visualhostkey warnweakcrypto
-    xauthlocation""".split()  # noqa: SIM905 - shorter than a list
+    streamlocalbindunlink syslogfacility tag tcpkeepalive tisauthentication tunnel tunneldevice
+    updatehostkeys useprivilegedport useroaming userknownhostsfile2 usersh verifyhostkeydns
+    versionaddendum visualhostkey warnweakcrypto xauthlocation""".split()  # noqa: SIM905 - shorter than a list
 )

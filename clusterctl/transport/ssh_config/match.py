@@ -44,16 +44,18 @@ def parse_match(text: str) -> tuple[Criterion, ...]:
     position = 0
     while text[position:].strip(" \t") and not text[position:].lstrip(" \t").startswith("#"):
         found = _ALONE.match(text, position) or _CRITERION.match(text, position)
-        value = found and (found.groupdict().get("quoted") or found.groupdict().get("plain") or "")
-        is_alone = found is not None and found["name"].lower() in ALONE
-        if found is None or (not value and not is_alone and text[found.end() :].strip(" \t")):
+        if found is None:
             raise BadValue(f"Match {text.strip()}: {_DIFFERENT}")
-        name = found["name"].lower()
+        name, groups = found["name"].lower(), found.groupdict()
+        value = groups.get("quoted") or groups.get("plain") or ""
+        needs_value = not value and name not in ALONE
+        if needs_value and text[found.end() :].strip(" \t"):
+            raise BadValue(f"Match {text.strip()}: {_DIFFERENT}")
         if name not in _DECIDE and name not in UNSUPPORTED:
             raise BadValue(f"Match {name}: unknown criterion")
-        if not value and not is_alone:
+        if needs_value:
             raise BadValue(f"Match {name} needs a value")
-        criteria.append(Criterion(name, value or "", bool(found["negated"])))
+        criteria.append(Criterion(name, value, bool(found["negated"])))
         position = found.end()
     if not criteria:
         raise BadValue("Match needs a criterion")

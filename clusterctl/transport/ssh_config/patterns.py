@@ -28,8 +28,7 @@ def host_matches(name: str, patterns: str) -> bool:
 def limited(ours: Iterable[str], supported: Iterable[str], spec: str) -> tuple[str, ...]:
     """The algorithms to use, best first: `spec` replaces `ours`, or + adds, - removes, ^ prefers.
 
-    `spec` is such as `+aes256-cbc` of Ciphers. Empty when the backend supports none of them, so
-    that a list can only make it stricter.
+    Empty when the backend supports none of them, so that a list can only make it stricter.
     """
     sign, names = (spec[0], spec[1:]) if spec[0] in "+-^" else ("", spec)
     ours, supported = list(ours), list(supported)

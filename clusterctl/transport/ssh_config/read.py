@@ -7,11 +7,11 @@ supported is refused with its line, never ignored.
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import re
 import stat
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,8 +67,7 @@ class SshConfig:
         self._sections: list[_Section] = []
         self._by_name: dict[str, list[int]] = {}
         self._general: list[int] = []
-        self._cache: dict[tuple[str, str | None, int | None], HostConfig] = {}
-        self._lock = threading.Lock()
+        self._resolved = functools.cache(self._resolve)
         self._ignored_unknown: list[str] = []
         self._has_final = False
         self._negated_final: str | None = None  # the line of a `Match !final`
@@ -88,19 +87,12 @@ class SshConfig:
     def resolve(self, host: str, user: str | None = None, port: int | None = None) -> HostConfig:
         """Settings for `host`; `user` and `port` are those already chosen, as by ssh's -l and -p.
 
-        Raises `TransportError("resolve")` with file and line for what ssh refuses as well, what
-        cannot be decided and what is not supported.
+        Raises `TransportError("resolve")` with file and line for what ssh refuses, what cannot be
+        decided and what is not supported.
         """
         if self._failure is not None:
             raise TransportError("resolve", str(self._failure), hint=self._failure.hint)
-        key = (host, user, port)
-        with self._lock:
-            known = self._cache.get(key)
-        if known is None:
-            known = self._resolve(host, user, port)
-            with self._lock:
-                self._cache[key] = known
-        return known
+        return self._resolved(host, user, port)
 
     def _parse(self, path: Path, outer: tuple[_Condition, ...], depth: int) -> None:
         if depth > MAX_INCLUDE_DEPTH:

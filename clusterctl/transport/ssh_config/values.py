@@ -25,10 +25,7 @@ class BadValue(ValueError):
 
 
 def split_words(text: str) -> list[str]:
-    """Words of a line: quotes of both kinds, backslashes before quotes and spaces, a # comment.
-
-    Raises `BadValue` for a quote that is not closed.
-    """
+    """Words: quotes of both kinds, backslashes before quotes and spaces, a # comment."""
     words: list[str] = []
     word: str | None = None  # None between words
     quote = ""

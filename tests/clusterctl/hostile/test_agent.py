@@ -111,7 +111,7 @@ def test_flood_holds_up_no_stop_and_fills_neither_memory_nor_disk(bench, message
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"type": "knocked", "errors": {"elsewhere": None}}, "addresses that it was not asked to"),
+        ({"type": "knocked", "errors": {"elsewhere": None}}, "it tried addresses that were not requested"),
         ({"type": "rank", "rank": 0, "pid": 9}, "it sends data of rank 0, which is not its own"),
         ({"type": "rank", "rank": 1, "pid": 9}, "rank 1 started twice"),
         ({"type": "telemetry", "text": "{}\n"}, "telemetry of a rank 0 that is not its own"),

@@ -139,7 +139,7 @@ def test_nodes_end_when_the_program_that_started_them_is_killed(tmp_path: Path) 
         "import sys, time; from pathlib import Path\n"
         "from clusterctl.transport.loopback.nodes import LoopbackCluster\n"
         f"c = LoopbackCluster(['a', 'b'], Path({str(tmp_path / 'nodes')!r})).__enter__()\n"
-        "print(*[p.pid for p in c._processes], flush=True); time.sleep(100)\n"
+        "print(*[p.pid for p in c._processes.values()], flush=True); time.sleep(100)\n"
     )
     starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert starter.stdout is not None
