@@ -13,25 +13,21 @@ from typing import Any
 
 from clusterctl.output import Cell, Output
 from clusterctl.printable import printable
-from dashboards.model import units
-from dashboards.model.fleet import (
-    ALARM,
-    METRICS,
-    MISSING,
-    STALE,
-    UNKNOWN,
-    missing,
-    node_mark,
-    node_value,
-    summarise,
-)
+from dashboards.feeds.replay import Player
+from dashboards.model import fleet, units
 from dashboards.model.run_progress import Figures, figures, one_line
 from dashboards.model.samples import Feed, Tick
 from dashboards.model.state import NodeState, RunState, State, initial_state
 from dashboards.reduce import fold
 from trainer.runlog.telemetry import StepRecord
 
-STATES = {"": "ok", ALARM: "alarm", STALE: "stale", UNKNOWN: "unknown", MISSING: "missing"}
+STATES = {
+    "": "ok",
+    fleet.ALARM: "alarm",
+    fleet.STALE: "stale",
+    fleet.UNKNOWN: "unknown",
+    fleet.MISSING: "missing",
+}
 LOOK_S = 0.05
 
 
@@ -39,9 +35,8 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
     """Run a feed until every source has answered once or `patience_s`; a replay to its end."""
     feed.start()
     try:
-        seek_end = getattr(feed, "seek_end", None)
-        if seek_end is not None:  # a replay
-            seek_end()
+        if isinstance(feed, Player):
+            feed.seek_end()
         state = initial_state(
             feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
         )
@@ -59,11 +54,11 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
 
 def exit_code(state: State) -> int:
     """1 something is wrong, 3 nothing worse than not being able to find out, 0 all is well."""
-    marks = {node_mark(node, state)[0] for node in state.nodes.values()}
+    marks = {fleet.node_mark(node, state)[0] for node in state.nodes.values()}
     run = figures(state.run, state.now_s).status if state.run else ""
-    if marks & {ALARM, MISSING} or run in ("failed", "stalled"):
+    if marks & {fleet.ALARM, fleet.MISSING} or run in ("failed", "stalled"):
         return 1
-    return 3 if marks & {UNKNOWN, STALE} else 0
+    return 3 if marks & {fleet.UNKNOWN, fleet.STALE} else 0
 
 
 def write(state: State, output: Output) -> None:
@@ -77,34 +72,31 @@ def write(state: State, output: Output) -> None:
 
 
 def _write_nodes(state: State, output: Output) -> None:
-    columns = ["NODE", "STATE", "CPU", "LOAD", "MEM GiB", "NET"]
     gpu_columns = ["GPUS", "POWER", "UTIL", "GPU MEM", "TEMP", "SM CLOCK"] if state.has_gpus else []
+    numbers = [*gpu_columns, "CPU", "LOAD", "MEM GiB", "NET"]
     rows: list[list[str | Cell]] = []
     for node in state.nodes.values():
-        mark, why = node_mark(node, state)
-        style = {"": "good", STALE: "warn", UNKNOWN: "warn"}.get(mark, "bad")
+        mark, why = fleet.node_mark(node, state)
+        style = {"": "good", fleet.STALE: "warn", fleet.UNKNOWN: "warn"}.get(mark, "bad")
         row: list[str | Cell] = [node.name, Cell(f"{mark} {why}" if mark else "ok", style)]
         sample = None if node.down else node.sample
+        if sample is None:
+            rows.append(row + ["-"] * len(numbers))
+            continue
         if gpu_columns:
-            shown = (
-                "-"
-                if sample is None or sample.gpus is None
-                else str(node.gpus_seen - len(missing(node)))
+            row.append(
+                "-" if sample.gpus is None else str(node.gpus_seen - len(fleet.missing(node)))
             )
-            row.append(shown)
-            row += [m.say(node_value(sample, m) if sample else None) for m in METRICS]
+            row += [metric.say(fleet.node_value(sample, metric)) for metric in fleet.METRICS]
+        used, total = sample.memory_used_bytes, sample.memory_total_bytes
         row += [
-            units.percent(sample.cpu if sample else None),
-            units.number(sample.load1 if sample else None, 2),
-            f"{units.gib(sample.memory_used_bytes)}/{units.gib(sample.memory_total_bytes)}"
-            if sample
-            else units.UNKNOWN,
-            units.rate(sample.network_bytes_s if sample else None),
+            units.percent(sample.cpu),
+            units.number(sample.load1, 2),
+            f"{units.gib(used)}/{units.gib(total)}",
+            units.rate(sample.network_bytes_s),
         ]
         rows.append(row)
-    output.table(
-        [*columns[:2], *gpu_columns, *columns[2:]], rows, right=[*columns[2:], *gpu_columns]
-    )
+    output.table(["NODE", "STATE", *numbers], rows, right=numbers)
     for node in state.nodes.values():
         if node.down is not None:
             output.warn(printable(f"{node.name}  {node.down.phase}  {node.down.message}"), "warn")
@@ -147,7 +139,7 @@ def verdict(state: State) -> str:
     """One line that says it all."""
     parts = []
     if state.watches:
-        summary = summarise(state)
+        summary = fleet.summarise(state)
         parts.append(f"{summary.answering} of {summary.nodes} nodes answer")
         if summary.gpus_seen:
             parts.append(f"{summary.gpus}/{summary.gpus_seen} GPUs, {summary.odd} odd")
@@ -159,62 +151,55 @@ def verdict(state: State) -> str:
 
 def as_json(state: State) -> dict[str, Any]:
     """The state with units in the names; what is not known is null."""
-    return {
-        "time_s": state.now_s,
-        "source": state.source,
-        "nodes": [_node_json(node, state) for node in state.nodes.values()],
-        "run": _run_json(state.run, state) if state.run else None,
-        "odd": [
-            {"node": name, "gpu": index, "reason": reason}
-            for (name, index), reason in state.odd.items()
-        ],
-        "exit_code": exit_code(state),
-    }
+    document: dict[str, Any] = _finite(
+        {
+            "time_s": state.now_s,
+            "source": state.source,
+            "nodes": [_node_json(node, state) for node in state.nodes.values()],
+            "run": _run_json(state.run, state) if state.run else None,
+            "odd": [
+                {"node": name, "gpu": index, "reason": reason}
+                for (name, index), reason in state.odd.items()
+            ],
+            "exit_code": exit_code(state),
+        }
+    )
+    return document
 
 
 def _node_json(node: NodeState, state: State) -> dict[str, Any]:
-    mark, why = node_mark(node, state)
-    reading = None
-    if node.sample is not None:
-        reading = {key: value for key, value in asdict(node.sample).items() if key != "node"}
-    return _finite_values(
-        {
-            "name": node.name,
-            "state": STATES[mark],
-            "why": why,
-            "age_s": node.age_s(state.now_s),
-            "missing_gpus": missing(node),
-            "unreachable": {"phase": node.down.phase, "message": node.down.message}
-            if node.down
-            else None,
-            "reading": reading,
-        }
-    )
+    mark, why = fleet.node_mark(node, state)
+    reading = asdict(node.sample) if node.sample is not None else None
+    if reading is not None:
+        del reading["node"]
+    down = node.down
+    return {
+        "name": node.name,
+        "state": STATES[mark],
+        "why": why,
+        "age_s": node.age_s(state.now_s),
+        "missing_gpus": fleet.missing(node),
+        "unreachable": {"phase": down.phase, "message": down.message} if down else None,
+        "reading": reading,
+    }
 
 
 def _run_json(run: RunState, state: State) -> dict[str, Any]:
     now = asdict(figures(run, state.now_s))
-    now["phases"] = dict(now["phases"])
-    return _finite_values(
-        {
-            "directory": run.directory,
-            "name": run.name,
-            "nodes": list(run.planned),
-            "node_states": dict(run.node_states),
-            "age_s": None if run.last_s is None else state.now_s - run.last_s,
-            "figures": now,
-            "last": asdict(run.last) if run.last else None,
-            "events": [asdict(sample.event) for sample in run.events[-20:]],
-        }
-    )
-
-
-def _finite_values(document: dict[str, Any]) -> dict[str, Any]:
-    return {key: _finite(value) for key, value in document.items()}
+    return {
+        "directory": run.directory,
+        "name": run.name,
+        "nodes": run.planned,
+        "node_states": run.node_states,
+        "age_s": None if run.last_s is None else state.now_s - run.last_s,
+        "figures": {**now, "phases": dict(now["phases"])},
+        "last": asdict(run.last) if run.last else None,
+        "events": [asdict(sample.event) for sample in run.events[-20:]],
+    }
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity are no JSON; they become null."""
+    """NaN and infinity are not valid JSON; they become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

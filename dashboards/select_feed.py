@@ -11,6 +11,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
+from clusterctl.transport.base import Limits
 from dashboards.feeds.base import (
     RunDirFeed,
     Together,
@@ -85,6 +86,11 @@ def run_of(path: Path) -> Path:
     return newest
 
 
+def patience_s(limits: Limits) -> float:
+    """Seconds until the slowest node has answered or failed once."""
+    return limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0
+
+
 def live_batches(
     feed: Feed,
     *,
@@ -101,23 +107,21 @@ def live_batches(
     """
     feed.start()
     try:
-        started = time.monotonic()
-        due, rounds = started, 0
+        begin = due = time.monotonic()
+        end = begin + for_s if for_s is not None else math.inf
+        rounds = 0
         while not is_over():
             settled = feed.settled()
             yield [*feed.drain(), Tick(feed.now())]
             now = time.monotonic()
-            if rounds_once_settled is not None and (settled or now - started > patience_s):
+            if rounds_once_settled is not None and (settled or now - begin > patience_s):
                 rounds += 1
                 if rounds > rounds_once_settled:
                     return
             due = max(due + interval_s, now)
-            while not is_over() and (left_s := due - time.monotonic()) > 0:
-                if for_s is not None and time.monotonic() - started >= for_s:
-                    break
-                # Before anybody has answered there is nothing to be late for.
+            while not is_over() and (left_s := min(due, end) - time.monotonic()) > 0:
                 time.sleep(min(NAP_S, left_s))
-            if for_s is not None and time.monotonic() - started >= for_s:
+            if time.monotonic() >= end:
                 return
     finally:
         feed.close()

@@ -15,12 +15,18 @@ from dashboards.model.alert_book import Rule
 
 FILE = "clusterctl-alerts.yml"
 SEVERITY = '{{ if eq $labels.severity "fail" }}critical{{ else }}warning{{ end }}'
+HEAD = """\
+# Made by `python -m dashboards.export.grafana_rules`; the ids are in docs/reference/alerts.md.
+groups:
+  - name: clusterctl
+    rules:
+"""
 WHERE = "{{ $labels.node }} {{ $labels.part }}"
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """A rule that only Prometheus can judge."""
+class PrometheusRule:
+    """One rule of the file."""
 
     name: str
     expr: str
@@ -29,22 +35,35 @@ class Own:
     summary: str
     description: str
 
+    def lines(self) -> list[str]:
+        return [
+            f"      - alert: {self.name}",
+            f"        expr: {json.dumps(self.expr)}",
+            f"        for: {self.wait}",
+            "        labels:",
+            f"          severity: {json.dumps(self.severity)}",
+            "        annotations:",
+            f"          summary: {json.dumps(self.summary)}",
+            f"          description: {json.dumps(self.description, ensure_ascii=False)}",
+        ]
 
+
+# Rules that only Prometheus can judge.
 OWN = (
-    Own(
+    PrometheusRule(
         "ClusterctlExporterDown", f'up{{job="clusterctl"}} == 0 or absent({PREFIX}build_info)', "1m", "critical",
         "clusterctl export does not answer", "Nothing is known of the cluster: this is no sign that it is well.",
     ),
-    Own(
+    PrometheusRule(
         "ClusterctlExporterStuck", f"{PREFIX}state_age_seconds > 30", "1m", "critical",
         "clusterctl export answers with old figures", "Its reading of nodes and run stands still.",
     ),
-    Own(
+    PrometheusRule(
         "ClusterctlDiskFullIn6h",
         f"predict_linear({PREFIX}disk_used_bytes[1h], 6 * 3600) > {PREFIX}disk_total_bytes", "15m", "warning",
         "{{ $labels.node }} {{ $labels.path }} is full in 6 h", "At the pace of the last hour.",
     ),
-    Own(
+    PrometheusRule(
         "ClusterctlNodeComesAndGoes", f"changes({PREFIX}node_up[1h]) > 6", "0s", "warning",
         "{{ $labels.node }} was lost and came back three times in an hour", "A cable, a machine that is too busy for its sshd, or a power supply.",
     ),
@@ -53,52 +72,26 @@ OWN = (
 
 def name_of(rule: Rule) -> str:
     """gpu.idle is ClusterctlGpuIdle."""
-    return "Clusterctl" + "".join(
-        word.capitalize() for word in rule.id.replace("_", ".").split(".")
+    return "Clusterctl" + "".join(map(str.capitalize, rule.id.replace("_", ".").split(".")))
+
+
+def _exported(rule: Rule) -> PrometheusRule:
+    remote = repr(rule.remote.format(part="PATH"))
+    command = rule.command.format(hosts="nodes.txt", nodes="", run="RUN", remote=remote)
+    return PrometheusRule(
+        name_of(rule),
+        f'{PREFIX}alert_active{{id="{rule.id}"}} == 1',
+        "0s",
+        SEVERITY,
+        f"{WHERE}: {rule.id}",
+        f"{rule.meaning} Limit: {rule.threshold}. Try: {' '.join(command.split())}",
     )
 
 
 def render() -> str:
     """The file for `rule_files`. Strings are JSON's, which YAML reads as they are."""
-    lines = [
-        (
-            "# Made by `python -m dashboards.export.grafana_rules`;"
-            " docs/reference/alerts.md says what each id means."
-        ),
-        "groups:",
-        "  - name: clusterctl",
-        "    rules:",
-    ]
-    for rule in RULES:
-        command = rule.command.format(
-            hosts="nodes.txt", nodes="", run="RUN", remote=repr(rule.remote.format(part="PATH"))
-        )
-        lines += _rule(
-            name_of(rule),
-            f'{PREFIX}alert_active{{id="{rule.id}"}} == 1',
-            "0s",
-            SEVERITY,
-            f"{WHERE}: {rule.id}",
-            f"{rule.meaning} Limit: {rule.threshold}. Try: {' '.join(command.split())}",
-        )
-    for own in OWN:
-        lines += _rule(own.name, own.expr, own.wait, own.severity, own.summary, own.description)
-    return "\n".join(lines) + "\n"
-
-
-def _rule(
-    name: str, expr: str, wait: str, severity: str, summary: str, description: str
-) -> list[str]:
-    return [
-        f"      - alert: {name}",
-        f"        expr: {json.dumps(expr)}",
-        f"        for: {wait}",
-        "        labels:",
-        f"          severity: {json.dumps(severity)}",
-        "        annotations:",
-        f"          summary: {json.dumps(summary)}",
-        f"          description: {json.dumps(description, ensure_ascii=False)}",
-    ]
+    rules = [*map(_exported, RULES), *OWN]
+    return HEAD + "\n".join(line for rule in rules for line in rule.lines()) + "\n"
 
 
 if __name__ == "__main__":

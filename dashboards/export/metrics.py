@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from clusterctl.printable import printable
 from dashboards.alerts.rules.nodes import is_down, is_up
 from dashboards.model.alert_book import SEVERITIES
 from dashboards.model.fleet import fresh, missing
 from dashboards.model.run_progress import Figures, figures
-from dashboards.model.samples import Disk, Gpu, Link, NodeSample
+from dashboards.model.samples import Link, NodeSample
 from dashboards.model.state import RunState, State
 
 PREFIX = "clusterctl_"
 GAUGE, COUNTER = "gauge", "counter"
+T = TypeVar("T")
 
 Rows = Iterable[tuple[tuple[str, ...], float | None]]
 
@@ -45,42 +48,25 @@ class Metric:
         return PREFIX + self.name
 
 
-def _nodes(read: Callable[[NodeSample], float | None]) -> Callable[[State], Rows]:
+def _parts(
+    parts: Callable[[NodeSample], Iterable[Any] | None],
+    labels: Callable[[Any], tuple[str, ...]],
+    read: Callable[[Any], float | None],
+) -> Callable[[State], Rows]:
+    """A figure of each part of each node that gives readings."""
+
     def rows(state: State) -> Rows:
-        return (((node.node,), read(node)) for node in fresh(state.nodes.values(), state))
+        for node in fresh(state.nodes.values(), state):
+            for part in parts(node) or ():
+                yield (node.node, *labels(part)), read(part)
 
     return rows
 
 
-def _parts(
-    parts: Callable[[NodeSample], Iterable[Any]], labels: Callable[[Any], tuple[str, ...]]
-) -> Callable[[Callable[[Any], float | None]], Callable[[State], Rows]]:
-    def of(read: Callable[[Any], float | None]) -> Callable[[State], Rows]:
-        def rows(state: State) -> Rows:
-            for node in fresh(state.nodes.values(), state):
-                for part in parts(node):
-                    yield (node.node, *labels(part)), read(part)
-
-        return rows
-
-    return of
-
-
-def _gpu_labels(gpu: Gpu) -> tuple[str, ...]:
-    return (str(gpu.index),)
-
-
-def _link_labels(link: Link) -> tuple[str, ...]:
-    return link.name, link.kind
-
-
-def _disk_labels(disk: Disk) -> tuple[str, ...]:
-    return (disk.path,)
-
-
-_gpus = _parts(lambda node: node.gpus or (), _gpu_labels)
-_links = _parts(lambda node: node.links or (), _link_labels)
-_disks = _parts(lambda node: node.disks or (), _disk_labels)
+_nodes = partial(_parts, lambda node: (node,), lambda node: ())
+_gpus = partial(_parts, lambda node: node.gpus, lambda gpu: (str(gpu.index),))
+_links = partial(_parts, lambda node: node.links, lambda link: (link.name, link.kind))
+_disks = partial(_parts, lambda node: node.disks, lambda disk: (disk.path,))
 
 
 def _run(read: Callable[[RunState, Figures, State], float | None]) -> Callable[[State], Rows]:
@@ -132,20 +118,12 @@ def _alert_counts(state: State) -> Rows:
         yield (severity,), float(sum(map(len, units)))
 
 
-def _whether(value: bool | None) -> float | None:
-    return None if value is None else float(value)
-
-
 def _link_up(link: Link) -> float | None:
     return 1.0 if is_up(link) else 0.0 if is_down(link) else None
 
 
-def _times(factor: float, value: float | None) -> float | None:
-    return None if value is None else factor * value
-
-
-def _pair(gpu: Gpu, place: int) -> float | None:
-    return None if gpu.nvlinks is None else float(gpu.nvlinks[place])
+def _if_known(value: T | None, convert: Callable[[T], float]) -> float | None:
+    return None if value is None else float(convert(value))
 
 
 CLUSTER, GPUS, NETWORK, NODES, RUN = "Cluster", "GPUs", "Network", "Nodes", "Run"
@@ -161,12 +139,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_memory_used_bytes", "Memory in use", "bytes", G, _gpus(lambda g: g.memory_used_bytes), row=GPUS, panel="Fullest memory", query="max by (node) ({})", legend="{{node}}"),
     Metric("gpu_memory_total_bytes", "Memory", "bytes", G, _gpus(lambda g: g.memory_total_bytes), row=GPUS, panel="Fullest memory", query="min({})", legend="of the smallest GPU"),
     Metric("gpu_temperature_celsius", "Temperature", "celsius", G, _gpus(lambda g: g.temperature_c), row=GPUS, panel="Hottest GPU", query="max by (node) ({})", legend="{{node}}"),
-    Metric("gpu_sm_clock_hertz", "Clock of the multiprocessors", "hertz", G, _gpus(lambda g: _times(1e6, g.sm_mhz)), row=GPUS, panel="Slowest clock", query="min by (node) ({})", legend="{{node}}"),
-    Metric("gpu_throttled", "Whether its clocks are held down", "short", G, _gpus(lambda g: _whether(None if g.throttle is None else bool(g.throttle))), row=GPUS, panel="GPUs in trouble", query="sum({})", legend="throttled"),
+    Metric("gpu_sm_clock_hertz", "Clock of the multiprocessors", "hertz", G, _gpus(lambda g: _if_known(g.sm_mhz, lambda mhz: 1e6 * mhz)), row=GPUS, panel="Slowest clock", query="min by (node) ({})", legend="{{node}}"),
+    Metric("gpu_throttled", "Whether its clocks are held down", "short", G, _gpus(lambda g: _if_known(g.throttle, bool)), row=GPUS, panel="GPUs in trouble", query="sum({})", legend="throttled"),
     Metric("gpus_missing", "GPUs that the node had and does not show now", "short", N, _missing, row=GPUS, panel="GPUs in trouble", query="sum({})", legend="missing"),
     Metric("gpu_ecc_uncorrected_errors_total", "Uncorrected memory errors since the driver was loaded", "short", G, _gpus(lambda g: g.ecc_errors), COUNTER, row=GPUS, panel="GPUs in trouble", query="sum({})", legend="ECC errors"),
-    Metric("gpu_nvlinks_active", "NVLinks that are up", "short", G, _gpus(lambda g: _pair(g, 0)), row=GPUS, panel="NVLinks", query="sum({})", legend="active"),
-    Metric("gpu_nvlinks", "NVLinks that are there", "short", G, _gpus(lambda g: _pair(g, 1)), row=GPUS, panel="NVLinks", query="sum({})", legend="present"),
+    Metric("gpu_nvlinks_active", "NVLinks that are up", "short", G, _gpus(lambda g: _if_known(g.nvlinks, itemgetter(0))), row=GPUS, panel="NVLinks", query="sum({})", legend="active"),
+    Metric("gpu_nvlinks", "NVLinks that are there", "short", G, _gpus(lambda g: _if_known(g.nvlinks, itemgetter(1))), row=GPUS, panel="NVLinks", query="sum({})", legend="present"),
     Metric("run_step", "Optimizer steps so far", "short", R, _of_last("step"), row=RUN, panel="Steps", legend="{{run}}"),
     Metric("run_steps_planned", "Where the run means to stop", "short", R, _of_last("steps_total"), row=RUN, panel="Steps", legend="{{run}} planned"),
     Metric("run_epoch", "Passes over the data so far", "short", R, _of_last("epoch")),
@@ -188,7 +166,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("link_errors_per_minute", "New errors in the last minute", "short", L, _links(lambda o: o.errors_min), row=NETWORK, panel="Link errors a minute", query="{} > 0", legend="{{node}} {{link}}"),
     Metric("link_up", "Whether the port is up", "short", L, _links(_link_up), row=NETWORK, panel="Links that are down", query="count by (node) ({} == 0)", legend="{{node}}"),
     Metric("link_downs_total", "How often the port was lost since boot", "short", L, _links(lambda o: o.downs), COUNTER, row=NETWORK, panel="Lost links", query="increase({}[10m]) > 0", legend="{{node}} {{link}}"),
-    Metric("link_rate_bytes_per_second", "What the port is trained to", "Bps", L, _links(lambda o: _times(1.25e8, o.rate_gbps))),
+    Metric("link_rate_bytes_per_second", "What the port is trained to", "Bps", L, _links(lambda o: _if_known(o.rate_gbps, lambda gbps: 1.25e8 * gbps))),
     Metric("node_clock_offset_seconds", "Node minus this machine", "s", N, _nodes(lambda n: n.clock_offset_s), row=NODES, panel="Clock offset", legend="{{node}}"),
     Metric("node_clock_bound_seconds", "The offset may be off by this much", "s", N, _nodes(lambda n: n.clock_bound_s)),
     Metric("node_cpu_ratio", "Busy share of all cores", "percentunit", N, _nodes(lambda n: n.cpu), row=NODES, panel="CPU", legend="{{node}}"),

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +28,7 @@ from clusterctl.settings import Settings
 from dashboards import select_feed as sources
 from dashboards.alerts.engine import HURRY_TICKS
 from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
-from dashboards.lifecycle import Ending, ended_by_signals
+from dashboards.lifecycle import ended_by_signals
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.fleet import fresh
 from dashboards.model.state import State, initial_state
@@ -35,14 +36,14 @@ from dashboards.reduce import fold
 from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
 
 FOREIGN = "ask by an address of this machine, by its own name, or by the name that --listen has\n"
-REQUEST_S = 30.0  # who asks must have said what by then
+REQUEST_S = 30.0  # for a client to send its request
 
 
 class StateCollector(Collector):
     """Gives the newest state; `state` is replaced whole by the loop, never changed."""
 
     def __init__(self, state: State) -> None:
-        self._state, self._at = state, time.monotonic()
+        self.show(state)
 
     def show(self, state: State) -> None:
         self._state, self._at = state, time.monotonic()
@@ -54,24 +55,19 @@ class StateCollector(Collector):
         )
         info.add_metric([version("clusterctl")], 1.0)
         yield info
-        # An exporter whose reading stands still must not look like a cluster that does.
-        yield GaugeMetricFamily(
-            PREFIX + "state_age_seconds", "Since the figures were made", time.monotonic() - at
-        )
+        # An exporter that reads nothing more must not look like a cluster where nothing changes.
+        age_s = time.monotonic() - at
+        yield GaugeMetricFamily(PREFIX + "state_age_seconds", "Since the figures were made", age_s)
         for metric in METRICS:
-            labels = list(metric.labels)
-            family: CounterMetricFamily | GaugeMetricFamily
-            if metric.kind == COUNTER:
-                family = CounterMetricFamily(metric.full_name, metric.help, labels=labels)
-            else:
-                family = GaugeMetricFamily(metric.full_name, metric.help, labels=labels)
-            for words, value in values(metric, state):
-                family.add_metric(list(words), value)
+            kind = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
+            family: Family = kind(metric.full_name, metric.help, labels=metric.labels)
+            for labels, value in values(metric, state):
+                family.add_metric(labels, value)  # type: ignore[attr-defined]
             yield family
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:
-    """A registry of our own: what other libraries of this process count is nobody's business."""
+    """A registry without the metrics of other libraries in this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return registry
@@ -101,16 +97,19 @@ def export(
         state = replace(state, alerts=AlertBook(hurry=once is not None))
         collector = StateCollector(state)
         registry = registry_of(collector)
-        limits = settings.limits
         batches = sources.live_batches(
             feed,
             interval_s=interval,
             is_over=ending.is_set,
             rounds_once_settled=None if once is None else HURRY_TICKS + 1,
-            patience_s=limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0,
+            patience_s=sources.patience_s(settings.limits),
         )
         if once is None:
-            return _serve(batches, state, collector, registry, host, port, output, ending)
+            with _served(host, port, registry, output):
+                for batch in batches:
+                    state = fold(state, batch)
+                    collector.show(state)
+            return ending.exit_code
         for batch in batches:
             state = fold(state, batch)
         collector.show(state)
@@ -123,16 +122,9 @@ def export(
         return 3 if silent else 0
 
 
-def _serve(
-    batches: sources.Batches,
-    state: State,
-    collector: StateCollector,
-    registry: CollectorRegistry,
-    host: str,
-    port: int,
-    output: Output,
-    ending: Ending,
-) -> int:
+@contextmanager
+def _served(host: str, port: int, registry: CollectorRegistry, output: Output) -> Iterator[None]:
+    """Answer requests in other threads while the block runs."""
     try:
         server = make_server(host, port, registry)
     except OSError as error:
@@ -143,25 +135,21 @@ def _serve(
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     try:
-        real_port = server.server_port
-        shown = f"[{host}]" if ":" in host else host
-        output.note(f"metrics on http://{shown}:{real_port}/metrics; Ctrl-C ends")
+        name = f"[{host}]" if ":" in host else host
+        output.note(f"metrics on http://{name}:{server.server_port}/metrics; Ctrl-C ends")
         if not is_loopback(host):
             output.warn(
                 "anybody who reaches this port can read the metrics: there is no password", "warn"
             )
-        for batch in batches:
-            state = fold(state, batch)
-            collector.show(state)
+        yield
     finally:
         server.shutdown()
         server.server_close()
         thread.join(5.0)
-    return ending.exit_code
 
 
 class Server(ThreadingMixIn, WSGIServer):
-    """Each request has a thread of its own: one that asks and says nothing keeps nobody waiting."""
+    """A thread for each request: a client that sends nothing keeps no other waiting."""
 
     daemon_threads = True
 
@@ -181,8 +169,7 @@ def make_server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if is_ours(environ.get("HTTP_HOST", ""), names):
-            found: Iterable[bytes] = metrics(environ, start_response)
-            return found
+            return metrics(environ, start_response)  # type: ignore[no-any-return]
         start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
         return [FOREIGN.encode()]
 

@@ -22,21 +22,21 @@ from textual.screen import Screen
 
 from clusterctl.printable import printable
 from dashboards.alerts import engine as alerts
+from dashboards.feeds.replay import Player
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.samples import Feed, Sample, Tick
 from dashboards.model.state import initial_state
 from dashboards.operations.actions import Actions
 from dashboards.reduce import fold, tick_parts
-from dashboards.tui import themes
 from dashboards.tui.screens.alerts import AlertsScreen
 from dashboards.tui.screens.base import MAIN_SCREENS, TABS, TopScreen
 from dashboards.tui.screens.cluster import ClusterScreen
-from dashboards.tui.screens.dialogs import KillDialog
-from dashboards.tui.screens.help import HelpScreen
+from dashboards.tui.screens.dialogs import HelpScreen, KillDialog
 from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
-from dashboards.tui.widgets.replay_bar import Replay, ReplayBar
+from dashboards.tui.widgets import palette
+from dashboards.tui.widgets.replay_bar import ReplayBar
 
 SCRUB = 0.02  # of the whole recording
 MANY_NODES = 200  # above, a round is done in parts
@@ -92,7 +92,7 @@ class TopApp(App[None]):
         `readonly` takes those away that end processes. `theme` None: ours, or the terminal's own
         colours where it has only 16. Raises `UsageError` for an unknown theme.
         """
-        themes.check(theme)
+        palette.check_theme(theme)
         # Under NO_COLOR the terminal's own two colours; Textual's greys would be colour codes too.
         plain = bool(os.environ.get("NO_COLOR"))
         super().__init__(ansi_color=True if plain else None)
@@ -100,19 +100,18 @@ class TopApp(App[None]):
         self.actions = actions
         self.readonly = readonly
         self.selected: tuple[str, int] | None = None  # (node, GPU) that all screens mean
-        is_replay = hasattr(feed, "seek")
-        self.replay: Replay | None = feed if is_replay else None  # type: ignore[assignment]
+        self.replay = feed if isinstance(feed, Player) else None
         self._noted = ""
         self._interval_s = interval_s
         self._first = first
         self.animation_level = "none"
-        for one in themes.OURS:
+        for one in palette.OURS:
             self.register_theme(one)
         self.state = initial_state(
             feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
         )
         few = plain or self.console.color_system in ("standard", None)
-        self.theme = themes.FEW_COLORS if few else theme or themes.NIGHT.name
+        self.theme = palette.FEW_COLORS if few else theme or palette.NIGHT.name
 
     def on_mount(self) -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -281,17 +280,18 @@ class TopApp(App[None]):
     def action_scrub(self, part: float) -> None:
         """Back or forth by a part of the whole."""
         assert self.replay is not None
-        self._seek(part * (self.replay.last_s - self.replay.first_s))
+        self._seek(self.replay.now() + part * (self.replay.last_s - self.replay.first_s))
 
     def action_nudge(self, intervals: float) -> None:
-        self._seek(intervals * self._interval_s)
+        assert self.replay is not None
+        self._seek(self.replay.now() + intervals * self._interval_s)
 
     def on_replay_bar_seek(self, event: ReplayBar.Seek) -> None:
-        self._seek(event.seconds)
+        self._seek(event.at_s)
 
-    def _seek(self, seconds: float) -> None:
+    def _seek(self, at_s: float) -> None:
         assert self.replay is not None
-        self.replay.seek(seconds)
+        self.replay.seek_to(at_s)
         self.tick()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:

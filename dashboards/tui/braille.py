@@ -18,15 +18,11 @@ BLANK = -1
 # Bits of a braille character: [column][row from the top].
 _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 # Character for a bar of 0 to 4 dots from the bottom in the left and the right column.
-_BARS = tuple(
-    tuple(
-        chr(0x2800 + sum(_BITS[0][4 - left :]) + sum(_BITS[1][4 - right :]))
-        if left or right
-        else " "
-        for right in range(5)
-    )
+_BARS = [
+    [chr(0x2800 + sum(_BITS[0][4 - left :]) + sum(_BITS[1][4 - right :])) for right in range(5)]
     for left in range(5)
-)
+]
+_BARS[0][0] = " "
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -94,16 +90,13 @@ def area(values: Sequence[float], width: int, height: int, scale: Scale) -> list
     `values` has one value a dot column (2 x width), NaN leaves a gap. A known value has at least
     one dot: it differs from a gap.
     """
-    heights = _heights(values, 4 * height - 1, scale)
-    heights = (heights + [0] * (2 * width - len(heights)))[: 2 * width]
+    heights = _heights(values[: 2 * width], 4 * height - 1, scale)
+    heights += [0] * (2 * width - len(heights))
     lowest, highest = min(filter(None, heights), default=0), max(heights, default=0)
 
     def text(row: int) -> str:
         low, high = 4 * row, 4 * row + 4
-        dots = [0 if h <= low else 4 if h >= high else h - low for h in heights]
-        return "".join(
-            [_BARS[left][right] for left, right in zip(dots[::2], dots[1::2], strict=True)]
-        )
+        return _bars([0 if h <= low else 4 if h >= high else h - low for h in heights])
 
     # Rows below the lowest bar are all the same, and so are those above the highest.
     full, blank = text(0) if lowest >= 4 else "", _BARS[0][0] * width
@@ -112,6 +105,10 @@ def area(values: Sequence[float], width: int, height: int, scale: Scale) -> list
         same = blank if 4 * row >= highest else full if 4 * row + 4 <= lowest else None
         rows.append([(text(row) if same is None else same, row)])
     return rows
+
+
+def _bars(dots: Sequence[int]) -> str:
+    return "".join([_BARS[left][right] for left, right in zip(dots[::2], dots[1::2], strict=True)])
 
 
 def _heights(values: Sequence[float], top: int, scale: Scale) -> list[int]:
@@ -125,23 +122,17 @@ def _heights(values: Sequence[float], top: int, scale: Scale) -> list[int]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One curve: y for each dot column (2 x width), NaN where there is none."""
-
-    values: Sequence[float]
-    layer: int
-
-
-def lines(
-    curves: Sequence[Line],
+def curve(
+    values: Sequence[float],
     width: int,
     height: int,
     scale: Scale,
     dots: Sequence[tuple[int, float]] = (),
-    dots_layer: int = 0,
 ) -> list[Row]:
-    """Single dots (dot column, y) and curves over them; the later one colours a shared cell."""
+    """A curve in layer 1 over single dots (dot column, y) in layer 0; it colours a shared cell.
+
+    `values` has y for each dot column (2 x width), NaN where there is none.
+    """
     bits = [[0] * width for _ in range(height)]
     layers = [[BLANK] * width for _ in range(height)]
     top = 4 * height - 1
@@ -149,24 +140,23 @@ def lines(
         if math.isfinite(value) and 0 <= x < 2 * width:
             y = top - round(scale.dots(value, height))
             bits[y >> 2][x >> 1] |= _BITS[x & 1][y & 3]
-            layers[y >> 2][x >> 1] = dots_layer
-    for curve in curves:
-        before: int | None = None
-        for x, value in enumerate(curve.values[: 2 * width]):
-            if not math.isfinite(value):
-                before = None
-                continue
-            y = top - round(scale.dots(value, height))
-            first = last = y
-            if before is not None and abs(before - y) > 1:
-                # Up to the neighbour's height, in this column: a steep step stays one line.
-                first, last = (before + 1, y) if before < y else (y, before - 1)
-            for dot in range(first, last + 1):
-                if layers[dot >> 2][x >> 1] == dots_layer != curve.layer:
-                    bits[dot >> 2][x >> 1] = 0  # a thin line reads better than a fat one
-                bits[dot >> 2][x >> 1] |= _BITS[x & 1][dot & 3]
-                layers[dot >> 2][x >> 1] = curve.layer
-            before = y
+            layers[y >> 2][x >> 1] = 0
+    before: int | None = None
+    for x, value in enumerate(values[: 2 * width]):
+        if not math.isfinite(value):
+            before = None
+            continue
+        y = top - round(scale.dots(value, height))
+        first = last = y
+        if before is not None and abs(before - y) > 1:
+            # Up to the neighbour's height, in this column: a steep step stays one line.
+            first, last = (before + 1, y) if before < y else (y, before - 1)
+        for dot in range(first, last + 1):
+            if layers[dot >> 2][x >> 1] == 0:
+                bits[dot >> 2][x >> 1] = 0  # a thin line reads better than a fat one
+            bits[dot >> 2][x >> 1] |= _BITS[x & 1][dot & 3]
+            layers[dot >> 2][x >> 1] = 1
+        before = y
     return [_runs(row_bits, row_layers) for row_bits, row_layers in zip(bits, layers, strict=True)]
 
 
@@ -222,7 +212,7 @@ def spark(values: Sequence[float], scale: Scale) -> str:
     ]
     if len(dots) % 2:
         dots.append(0)
-    return "".join([_BARS[left][right] for left, right in zip(dots[::2], dots[1::2], strict=True)])
+    return _bars(dots)
 
 
 def bar(part: float | None, width: int) -> tuple[str, str]:

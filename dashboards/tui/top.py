@@ -15,7 +15,7 @@ from clusterctl.transport.base import Limits
 from dashboards import once as look
 from dashboards.feeds.base import steady_clock
 from dashboards.model.samples import Feed
-from dashboards.select_feed import live_feed, run_of
+from dashboards.select_feed import live_feed, patience_s, run_of
 
 if TYPE_CHECKING:
     from dashboards.operations.actions import Actions
@@ -146,9 +146,7 @@ def _open_replay(path: Path, speed: float | None) -> Feed:
 
 def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> int:
     """One look: as long as the slowest node may take, and not longer."""
-    limits = settings.limits
-    patience_s = limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0
-    state = look.collect(feed, interval_s=interval, patience_s=patience_s)
+    state = look.collect(feed, interval_s=interval, patience_s=patience_s(settings.limits))
     note = getattr(feed, "note", "")  # of a recording that is damaged
     code = look.exit_code(state) or (3 if note else 0)
     if output.json:

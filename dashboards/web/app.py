@@ -1,9 +1,8 @@
 """`clusterctl top --web`: the same screens in a browser, by textual-serve, a process a page.
 
-On loopback unless asked otherwise, and read-only. Who opens it must know its address whole: a
-random word in it keeps out other users of this machine, whom loopback does not. A page elsewhere
-must not be able to reach it either: the name in the address bar and the origin of the connection
-are checked.
+On loopback by default, and read-only. A random word in the address keeps out other users of this
+machine, whom loopback does not. The name in the address bar and the origin of the connection are
+checked, so that a page of another site cannot reach it.
 """
 
 from __future__ import annotations
@@ -22,13 +21,9 @@ from dashboards.web.allowed_hosts import is_loopback, our_names
 WORD_BYTES = 16  # of the random word in the address
 # As `python -m clusterctl`, which would import from the current folder first: whoever may write a
 # `click.py` there would be run. (`python -P` is the same from 3.11 on.)
-START = "; ".join(
-    (
-        "import sys",
-        "sys.path = [path for path in sys.path if path]",
-        "import runpy",
-        "runpy.run_module('clusterctl', run_name='__main__', alter_sys=True)",
-    )
+START = (
+    "import sys; sys.path = [path for path in sys.path if path]; import runpy; "
+    "runpy.run_module('clusterctl', run_name='__main__', alter_sys=True)"
 )
 
 

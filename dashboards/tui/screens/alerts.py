@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from rich.style import Style
@@ -25,16 +25,12 @@ from dashboards.tui.widgets.panel import Line, Panel, clock, words
 MUTE_S = 3600.0
 
 
-class AlertList(Listing):
+class AlertList(Listing[Alert]):
     """Active ones, worst first, then those that are over."""
 
     with_history = True
-    listed: Sequence[Alert] = ()
     _prefix = ""  # what all nodes' names begin with
     _on: tuple[object, ...] | None = None  # the alert under the cursor
-
-    def chosen(self) -> Alert | None:
-        return self.listed[self.at] if self.at < len(self.listed) else None
 
     def put(self, at: int) -> None:
         at = max(0, min(len(self.listed) - 1, at))
@@ -48,8 +44,8 @@ class AlertList(Listing):
         self._prefix, _ = short_names(state.nodes)
         prefix = f"  {self._prefix}…" if self._prefix else ""
         self.title(f"alerts {len(book.active)}{prefix}", note)
-        self.listed = sorted(book.active, key=lambda alert: is_muted(alert, state))
-        self.listed += reversed(book.history if self.with_history else ())
+        active = sorted(book.active, key=lambda alert: is_muted(alert, state))
+        self.listed = [*active, *reversed(book.history if self.with_history else ())]
         # The cursor stays on its alert when others come, go, or step back.
         places = [place for place, alert in enumerate(self.listed) if _same(alert) == self._on]
         if places:
@@ -59,7 +55,7 @@ class AlertList(Listing):
         text = f"    {'since':<10}{wide}{'for':<8}{'':<6}{'alert':<16}{where}"
         return [words((text, colors.dim))] if self.listed else []
 
-    def rows(self, state: State, width: int, colors: Palette) -> Sequence[Line]:
+    def rows(self, state: State, width: int, colors: Palette) -> list[Line]:
         return [self._row(alert, state, width, colors) for alert in self.listed]
 
     def empty(self, state: State, colors: Palette) -> list[Line]:

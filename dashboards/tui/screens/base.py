@@ -12,12 +12,13 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
+from dashboards.feeds.replay import Player
 from dashboards.model.state import State
 from dashboards.operations.actions import Actions
 from dashboards.operations.background import Job, Watch
 from dashboards.tui.widgets.bars import Key, KeyBar, TopBar
 from dashboards.tui.widgets.panel import Panel
-from dashboards.tui.widgets.replay_bar import Replay, ReplayBar
+from dashboards.tui.widgets.replay_bar import ReplayBar
 
 T = TypeVar("T")
 SMALLEST = (60, 16)  # columns, rows
@@ -32,7 +33,8 @@ MAIN_SCREENS = (
 TABS: Sequence[Key] = tuple(
     (key, title, f"app.switch_mode('{title.lower()}')") for key, title, _ in MAIN_SCREENS
 )
-HELP, QUIT, PICTURE = ("?", "help", "app.help"), ("q", "quit", "app.quit"), ("w", "picture", "app.picture")  # fmt: skip
+HELP: Key = ("?", "help", "app.help")
+ALWAYS: Sequence[Key] = (("q", "quit", "app.quit"), ("w", "picture", "app.picture"))
 BACK = ("escape", "app.switch_mode('cluster')")
 Commands = Iterable[tuple[str, str, Callable[[], Any]]]  # (title, help, what to call)
 
@@ -43,7 +45,7 @@ class Top(Protocol):
     state: State
     actions: Actions | None
     readonly: bool
-    replay: Replay | None
+    replay: Player | None
     selected: tuple[str, int] | None  # (node, GPU), the same on all screens
 
     @property
@@ -97,7 +99,7 @@ class TopScreen(Screen[None]):
         yield TopBar(with_run=self.RUN_ABOVE, id="top")
         yield from self.body()
         yield ReplayBar(self.top.replay, id="replay")
-        keys = (HELP, *self._keys(), QUIT, PICTURE)
+        keys = (HELP, *self._keys(), *ALWAYS)
         yield KeyBar(TABS if self.TAB else (), self.TAB, keys, id="keys")
         yield Static("", id="too-small", markup=False)
 

@@ -11,26 +11,10 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.events import Click
 
-from dashboards.model import units
-from dashboards.model.fleet import (
-    ALARM,
-    METRICS,
-    MISSING,
-    STALE,
-    UNKNOWN,
-    Cell,
-    Metric,
-    arranged,
-    cells,
-    level,
-    node_mark,
-    node_value,
-    short_names,
-    usual_range,
-)
+from dashboards.model import fleet, units
 from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import SPARKS, Scale
-from dashboards.tui.sparkline import node_spark
+from dashboards.tui.widgets.history import node_spark
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, width_of, words
 
@@ -48,9 +32,6 @@ class Layout:
     block: int  # width of a column
     cell: int  # width of a GPU
 
-    def fits(self, height: int) -> bool:
-        return self.rows + 1 <= height
-
 
 def centred(text: str, width: int) -> str:
     """In the middle, and where that cannot be to the right: next to the mark that belongs to it."""
@@ -67,25 +48,23 @@ def tile(text: str, width: int, ground: Style, mark: str, mark_style: Style) -> 
 
 def lay_out(nodes: int, gpus: int, label: int, width: int, height: int) -> Layout:
     """The fewest columns that show all nodes; else those that show most, to be scrolled."""
-    smallest = None
+    found = Layout(1, nodes, width, CELL_WIDTHS[-1])
     for columns in range(1, max(2, width // 20)):
         block = width // columns
         room = block - (label + 2) - TAIL
-        fitting = [cell for cell in CELL_WIDTHS if cell * gpus <= room]
-        if not fitting and columns > 1:
+        cell = next((cell for cell in CELL_WIDTHS if cell * gpus <= room), None)
+        if cell is None:
             break
-        cell = fitting[0] if fitting else CELL_WIDTHS[-1]
-        smallest = Layout(columns, math.ceil(nodes / columns), block, cell)
-        if smallest.fits(height):
+        found = Layout(columns, math.ceil(nodes / columns), block, cell)
+        if found.rows + 1 <= height:
             break
-    assert smallest is not None
-    return smallest
+    return found
 
 
 class GpuGrid(Panel, can_focus=True):
     """The fleet. `cursor` is (node name, GPU)."""
 
-    metric: Metric = METRICS[0]
+    metric: fleet.Metric = fleet.METRICS[0]
     order = "hostfile"
     wanted = ""  # the filter
     only_outliers = False  # those within the fleet's usual range step back
@@ -103,24 +82,28 @@ class GpuGrid(Panel, can_focus=True):
         return self._lay_out(state, len(state.nodes), width, height).rows + 1
 
     def _lay_out(self, state: State, nodes: int, width: int, height: int) -> Layout:
-        _, short = short_names(state.nodes)
+        _, short = fleet.short_names(state.nodes)
         self._gpus = max((node.gpus_seen for node in state.nodes.values()), default=0)
         self._label = max([3, *map(len, short.values())])
         return lay_out(max(1, nodes), self._gpus, self._label, width, height)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        prefix, short = short_names(state.nodes)
-        self._listed = arranged(state, self.metric, self.order, self.wanted)
+        prefix, short = fleet.short_names(state.nodes)
+        self._listed = fleet.arranged(state, self.metric, self.order, self.wanted)
         self._shape = shape = self._lay_out(state, len(self._listed), width, height)
         self._keep_cursor(height)
-        hidden = max(0, shape.rows - (height - 1))
-        range_note = []
-        if self.only_outliers:
-            self._usual = usual_range(state, self.metric)
-            range_note = [self._range_note()]
-        notes = self._notes(*range_note)
-        notes += [f"{hidden * shape.columns} more, scroll"] if hidden else []
-        self.title(f"{prefix + '…  ' if prefix else ''}{self._heading_title()}", " · ".join(notes))
+        notes = []
+        self._usual = fleet.usual_range(state, self.metric) if self.only_outliers else None
+        if self._usual is not None:
+            low, high = (self.metric.say(value) for value in self._usual)
+            notes = [f"outliers: not {low} to {high}"]
+        elif self.only_outliers:
+            notes = ["outliers: too few readings"]
+        notes = self._notes(*notes)
+        hidden = shape.rows - (height - 1)
+        notes += [f"{hidden * shape.columns} more, scroll"] if hidden > 0 else []
+        title = self.metric.whole_title if shape.cell >= 5 else self.metric.title
+        self.title(f"{prefix + '…  ' if prefix else ''}{title}", " · ".join(notes))
         if not self._listed:
             return [words((" no node has this name or mark", colors.dim))]
         lines = [self._heading(shape, colors) * shape.columns]
@@ -156,15 +139,6 @@ class GpuGrid(Panel, can_focus=True):
     def _is_here(self, node: NodeState) -> bool:
         return self.cursor is not None and self.cursor[0] == node.name
 
-    def _range_note(self) -> str:
-        if self._usual is None:
-            return "outliers: too few readings"
-        low, high = (self.metric.say(value) for value in self._usual)
-        return f"outliers: not {low} to {high}"
-
-    def _heading_title(self) -> str:
-        return self.metric.whole_title if self._shape.cell >= 5 else self.metric.title
-
     def _heading(self, shape: Layout, colors: Palette) -> Line:
         cell = shape.cell
         numbers = "".join(
@@ -182,17 +156,21 @@ class GpuGrid(Panel, can_focus=True):
     def _block(
         self, node: NodeState, label: str, state: State, colors: Palette, scale: Scale
     ) -> Line:
-        mark, why = node_mark(node, state)
-        silent = mark in (UNKNOWN, STALE)
+        mark, why = fleet.node_mark(node, state)
+        silent = mark in (fleet.UNKNOWN, fleet.STALE)
         line = self._front(node, label, silent, colors)
         line += self._tiles(node, mark, state, colors)
-        value = None if node.sample is None or node.down else node_value(node.sample, self.metric)
+        value = (
+            None if node.sample is None or node.down else fleet.node_value(node.sample, self.metric)
+        )
         total = self.metric.say(value).removesuffix(" MHz")
-        style = {"": colors.text, STALE: colors.stale, UNKNOWN: colors.warn}.get(mark, colors.bad)
+        style = {"": colors.text, fleet.STALE: colors.dim, fleet.UNKNOWN: colors.warn}.get(
+            mark, colors.bad
+        )
         room = self._shape.block - width_of(line)
         if room < TAIL + 14:
             if silent:
-                text = why if mark == UNKNOWN else why + mark
+                text = why if mark == fleet.UNKNOWN else why + mark
                 return line + words((f"{text[: TAIL - 1]:>{TAIL - 1}} ", style))
             short_total = total.replace(" kW", "k").replace(" W", "")
             return line + words((f"{short_total:>{TAIL - 3}}", colors.text), (f"{mark:>2} ", style))
@@ -205,10 +183,16 @@ class GpuGrid(Panel, can_focus=True):
     def _tiles(self, node: NodeState, mark: str, state: State, colors: Palette) -> Line:
         """The node's GPUs."""
         width, metric = self._shape.cell, self.metric
-        on = self.cursor[1] if self.cursor is not None and self.cursor[0] == node.name else -1
+        on = self.cursor[1] if self.cursor and self._is_here(node) else -1
         gpus = node.sample.gpus or () if node.sample is not None else ()
-        if not node.gpus_seen and node.sample is not None and mark not in (UNKNOWN, STALE):
-            return self._without_gpus(node, width * self._gpus, colors)
+        if (
+            not node.gpus_seen
+            and node.sample is not None
+            and mark not in (fleet.UNKNOWN, fleet.STALE)
+        ):
+            usage = f"cpu {units.percent(node.sample.cpu)}  mem {units.percent(node.sample.memory)}"
+            text = words((f"no GPU  {usage}", colors.label))
+            return fitted(text, width * self._gpus, colors.label)
         line: Line = []
         if not mark and on < 0 and len(gpus) == self._gpus and width > 2 and not self.only_outliers:
             # Nearly all nodes at every tick: each GPU is there and has nothing but its number.
@@ -217,35 +201,36 @@ class GpuGrid(Panel, can_focus=True):
                 value = metric.read(gpu)
                 if value is None or gpu.index != index:
                     break
-                step = int((level(value, metric, gpu) or 0.0) * len(ramp))
+                step = int((fleet.level(value, metric, gpu) or 0.0) * len(ramp))
                 ground = ramp[min(len(ramp) - 1, step)]
                 line += tile(self._number(value, width), width, ground, " ", colors.text)
             else:
                 return line
             line.clear()
-        shown = cells(node, metric, state)
-        shown += [Cell(None, None, " ")] * (self._gpus - len(shown))
+        shown = fleet.cells(node, metric, state)
+        shown += [fleet.Cell(None, None, " ")] * (self._gpus - len(shown))
         for index, cell in enumerate(shown):
             line += self._cell(cell, width, index == on, colors)
         return line
 
-    def _cell(self, cell: Cell, width: int, at: bool, colors: Palette) -> tuple[Segment, ...]:
+    def _cell(self, cell: fleet.Cell, width: int, at: bool, colors: Palette) -> tuple[Segment, ...]:
         """A tile and behind it the mark or a gap."""
         ground = colors.cell(cell.level, self.metric.key == "temperature")
-        mark_style = colors.text
-        mark = cell.mark or " "
+        mark_style, mark = colors.text, cell.mark or " "
         if cell.value is None:
-            ground = {MISSING: colors.bad, UNKNOWN: colors.dim}.get(cell.mark, colors.text)
+            ground = {fleet.MISSING: colors.bad, fleet.UNKNOWN: colors.dim}.get(
+                cell.mark, colors.text
+            )
             text, mark = cell.mark, " "
         else:
             text = SPARKS[min(7, int(8 * (cell.level or 0.0)))]
             if width > 2:
                 text = self._number(cell.value, width)
-            if cell.mark == ALARM:
+            if cell.mark == fleet.ALARM:
                 ground = mark_style = colors.alarm
-            elif cell.mark == STALE:
-                ground = mark_style = colors.stale
-            elif self.only_outliers and self._usual is not None:
+            elif cell.mark == fleet.STALE:
+                ground = mark_style = colors.dim
+            elif self._usual is not None:
                 low, high = self._usual
                 if low <= cell.value <= high:
                     ground = mark_style = colors.dim
@@ -254,20 +239,13 @@ class GpuGrid(Panel, can_focus=True):
                     ground = mark_style = colors.warn
         if at:
             ground = ground + REVERSED
-            mark_style = ground if cell.mark == ALARM else mark_style
+            mark_style = ground if cell.mark == fleet.ALARM else mark_style
         return tile(text, width, ground, mark, mark_style)
 
     def _number(self, value: float, width: int) -> str:
         if width >= 5 and self.metric.is_scaled:
             return f"{value:.0f}"
         return self.metric.short(value)
-
-    def _without_gpus(self, node: NodeState, width: int, colors: Palette) -> Line:
-        """In the place of cells: CPU and memory."""
-        sample = node.sample
-        assert sample is not None
-        text = f"no GPU  cpu {units.percent(sample.cpu)}  mem {units.percent(sample.memory)}"
-        return fitted(words((text, colors.label)), width, colors.label)
 
     def _more(
         self, node: NodeState, state: State, room: int, silent: bool, scale: Scale, colors: Palette
@@ -286,7 +264,7 @@ class GpuGrid(Panel, can_focus=True):
             line += words((node_spark(node, self.metric, width, state, scale), ink))
         return line
 
-    # Moving about. Nodes run down the columns, as in the sketch of a phone book.
+    # Moving. Nodes are listed down the columns, as in a phone book.
 
     def _keep_cursor(self, height: int) -> None:
         names = [node.name for node in self._listed]

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
 
-from dashboards.model import units
-from dashboards.model.fleet import (
-    METRICS,
-    NODE_METRICS,
-    Metric,
-    fresh,
-    load_per_core,
-    node_mark,
-    past,
-    short_names,
-)
+from dashboards.model import fleet, units
 from dashboards.model.history_columns import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
+from dashboards.model.ring_buffer import CHUNK, column_of
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import NodeState, State
-from dashboards.tui.braille import Scale, area, binned, finite, nice_scale
+from dashboards.tui.braille import Scale, area, binned, finite, nice_scale, spark
 from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, Panel, fitted, width_of, with_parts, words
+from dashboards.tui.widgets.panel import Line, Panel, width_of, with_parts, words
 
 WINDOW = 600  # rows of history that a chart reaches back, when it is wide enough
+_KEPT = 8192  # chunks; five of each of 1,000 nodes are on a screen at most
+assert CHUNK % 2 == 0, "a character would reach over the end of a chunk"
 
 
 def chart(
@@ -69,13 +64,13 @@ def reach(node: NodeState) -> int:
 class FleetHistory(Panel):
     """The whole fleet's metric over the last minutes, and who stands out."""
 
-    metric: Metric = METRICS[0]
+    metric: fleet.Metric = fleet.METRICS[0]
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         metric, power = self.metric, self.metric.key == "power"
         values = state.fleet.column(FLEET_COLUMNS.index(metric.fleet_column), WINDOW)
         values = [value * 1000 for value in values] if power else values
-        samples = fresh(state.nodes.values(), state)
+        samples = fleet.fresh(state.nodes.values(), state)
         name = f"{metric.name}, {'all' if metric.of_many == 'total' else metric.of_many}"
         value = f"  {metric.say(values[-1] if values else None)}"
         nodes = f" of {len(samples)} nodes"
@@ -100,21 +95,18 @@ class FleetHistory(Panel):
         ]
         if not found:
             return []
-        _, short = short_names(state.nodes)
-        low, high = (
-            words(
-                (name, colors.dim), (f"{short[node]}/{index} {self.metric.say(value)}", colors.text)
-            )
-            for name, (value, node, index) in ((" low ", min(found)), ("  high ", max(found)))
-        )
-        line = with_parts(low, [high], width)
-        return [fitted(line, width, colors.text)]
+        _, short = fleet.short_names(state.nodes)
+        parts = []
+        for name, (value, node, index) in ((" low ", min(found)), ("  high ", max(found))):
+            gpu = f"{short[node]}/{index} {self.metric.say(value)}"
+            parts.append(words((name, colors.dim), (gpu, colors.text)))
+        return [with_parts(parts[0], parts[1:], width)]
 
 
 class Selected(Panel):
     """What the cursor stands on: its figures, why it is odd, its last minutes."""
 
-    metric: Metric = METRICS[0]
+    metric: fleet.Metric = fleet.METRICS[0]
     cursor: tuple[str, int] | None = None
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
@@ -134,7 +126,7 @@ class Selected(Panel):
         column = NODE_COLUMNS.index("cpu")
         if node.gpus_seen:
             column = gpu_column(index, self.metric.column)
-        values = past(node, column, reach(node), state)
+        values = fleet.past(node, column, reach(node), state)
         full = self.metric.full_scale or 1.0
         if self.metric.is_scaled:
             full = max([full, *finite(values)])
@@ -150,7 +142,7 @@ class Selected(Panel):
         width: int,
         colors: Palette,
     ) -> list[Line]:
-        mark, why = node_mark(node, state)
+        mark, why = fleet.node_mark(node, state)
         if node.down is not None:
             phase = (f"{mark} {node.down.phase}: ", colors.warn)
             return [words(phase, (node.down.message, colors.text))]
@@ -199,7 +191,7 @@ def load_text(sample: NodeSample, digits: int) -> str:
 
 
 def load_style(sample: NodeSample, colors: Palette) -> Style:
-    return colors.warn if (load_per_core(sample) or 0.0) > 1.5 else colors.text
+    return colors.warn if (fleet.load_per_core(sample) or 0.0) > 1.5 else colors.text
 
 
 def node_line(node: NodeState, width: int, colors: Palette) -> Line:
@@ -213,10 +205,34 @@ def node_line(node: NodeState, width: int, colors: Palette) -> Line:
     load = words(("  load ", colors.dim), (load_text(sample, 2), load_style(sample, colors)))
     network = words(("  net ", colors.dim), (units.rate(sample.network_bytes_s), colors.text))
     # The fullest form that fits.
-    forms = (cpu + load + gibibytes + network, cpu + load + gibibytes, cpu + load + memory, cpu + memory)  # fmt: skip
+    full = cpu + load + gibibytes
+    forms = (full + network, full, cpu + load + memory, cpu + memory)
     return next((line for line in forms if width_of(line) <= width), cpu)
 
 
-def metrics_of(state: State) -> tuple[Metric, ...]:
+def metrics_of(state: State) -> tuple[fleet.Metric, ...]:
     """What `p` goes through: GPU metrics where there are GPUs."""
-    return METRICS if state.has_gpus else NODE_METRICS
+    return fleet.METRICS if state.has_gpus else fleet.NODE_METRICS
+
+
+def node_spark(
+    node: NodeState, metric: fleet.Metric, width: int, state: State, scale: Scale
+) -> str:
+    """The metric up to now in `width` characters of two readings; blank where nothing came.
+
+    History is in chunks that never change, so the text of a chunk is kept as long as it is asked
+    for. The curve moves by whole characters, without flicker.
+    """
+    column, ring = fleet.node_column(node, metric), node.history
+    newest = column_of(ring.tail, ring.width, ring.code, column)
+    text = spark(newest + [math.nan] * min(2 * width, fleet.silent_rows(node, state)), scale)
+    for chunk in reversed(ring.chunks):
+        if len(text) >= width:
+            break
+        text = _chunk_spark(chunk, ring.width, ring.code, column, scale.low, scale.high) + text
+    return text[len(text) - width :] if len(text) > width else text.rjust(width)
+
+
+@functools.lru_cache(_KEPT)
+def _chunk_spark(chunk: bytes, width: int, code: str, column: int, low: float, high: float) -> str:
+    return spark(column_of(chunk, width, code, column), Scale(low, high))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -12,14 +13,29 @@ from dashboards.model.state import State
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, words
 
-WHEEL = 3  # lines
+T = TypeVar("T")
 
 
-class Listing(Panel, can_focus=True):
-    """Rows of which one is under the cursor; subclasses give `heading` and `rows`."""
+class Scrolled(Panel, can_focus=True):
+    """Lines that the keys and the wheel move in."""
+
+    WHEEL = 1  # lines
+
+    def move(self, rows: int, columns: int = 0) -> None:
+        raise NotImplementedError
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        self.move(self.WHEEL)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        self.move(-self.WHEEL)
+
+
+class Listing(Scrolled, Generic[T]):
+    """Rows of which one is under the cursor; subclasses set `listed` and give `rows`."""
 
     at = 0  # of the row under the cursor
-    count = 0
+    listed: Sequence[T] = ()
     _top = 0
     _above = 0  # lines of the heading
 
@@ -27,18 +43,21 @@ class Listing(Panel, can_focus=True):
         """Lines above the rows that do not scroll."""
         return []
 
-    def rows(self, state: State, width: int, colors: Palette) -> Sequence[Line]:
-        """All rows; each gets two cells for the cursor before it."""
+    def rows(self, state: State, width: int, colors: Palette) -> list[Line]:
+        """A line for each of `listed`; it gets two cells for the cursor before it."""
         raise NotImplementedError
 
     def empty(self, state: State, colors: Palette) -> list[Line]:
         """Lines to show where there are no rows."""
         return []
 
+    def chosen(self) -> T | None:
+        return self.listed[self.at] if self.at < len(self.listed) else None
+
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         above = self.heading(state, width, colors)
         rows = self.rows(state, width - 2, colors)
-        self._above, self.count = len(above), len(rows)
+        self._above = len(above)
         if not rows:
             return above + self.empty(state, colors)
         self.at = max(0, min(self.at, len(rows) - 1))
@@ -63,8 +82,8 @@ class Listing(Panel, can_focus=True):
         self.put(self.at + rows)
 
     def put(self, at: int) -> None:
-        at = max(0, min(self.count - 1, at))
-        if at != self.at and self.count:
+        at = max(0, min(len(self.listed) - 1, at))
+        if at != self.at:
             self.at = at
             self.again()
             self.post_message(self.Moved())
@@ -77,21 +96,16 @@ class Listing(Panel, can_focus=True):
         if offset is None or offset.y < self._above:
             return
         at = self._top + offset.y - self._above
-        if at < self.count:
+        if at < len(self.listed):
             self.put(at)
             if event.chain == 2:
                 self.post_message(self.Opened())
 
-    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        self.move(1)
 
-    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        self.move(-1)
-
-
-class Text(Panel, can_focus=True):
+class Text(Scrolled):
     """Long text. At its end it stays there when more is added."""
 
+    WHEEL = 3
     _rows: Sequence[tuple[str, str]] = ()  # (text, name of a style in Palette)
     _first = 0
     _room = 1  # lines that are seen
@@ -143,9 +157,3 @@ class Text(Panel, can_focus=True):
     def _show_place(self) -> None:
         self.again()
         self.post_message(self.Moved())
-
-    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        self.move(WHEEL)
-
-    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        self.move(-WHEEL)

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from rich.segment import Segment
 
-from dashboards.model import units
-from dashboards.model.fleet import (
-    NODE_METRICS,
-    STALE,
-    UNKNOWN,
-    arranged,
-    level,
-    node_column,
-    node_mark,
-    node_value,
-    past,
-    short_names,
-)
+from dashboards.model import fleet, units
 from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import Scale, finite, nice_scale, spark
 from dashboards.tui.widgets.gpu_grid import GpuGrid, Layout
@@ -32,34 +19,26 @@ SIDE = 30  # bars beside the chart
 ROW_WIDTH = 58
 
 
-@dataclass(frozen=True, slots=True)
-class Cards:
-    """How many cards beside each other; none: lines."""
-
-    columns: int
-    height: int
-
-
-def lay_out_cards(nodes: int, width: int, height: int) -> Cards | None:
-    """Cards of pleasant shape, or None when there is no room for that."""
+def lay_out_cards(nodes: int, width: int, height: int) -> tuple[int, int] | None:
+    """(cards beside each other, lines of a card), or None when there is no room for cards."""
     choices = []
     for columns in range(1, max(2, width // CARD_WIDTH + 1)):
         tall = min(16, height // math.ceil(nodes / columns))
         if tall >= CARD_HEIGHT and width // columns >= CARD_WIDTH:
             # About eight times as wide as tall reads best: a cell is twice as tall as wide.
-            choices.append((abs(math.log((width / columns) / tall / 8)), Cards(columns, tall)))
-    return min(choices, key=lambda choice: choice[0])[1] if choices else None
+            choices.append((abs(math.log((width / columns) / tall / 8)), (columns, tall)))
+    return min(choices)[1] if choices else None
 
 
 class NodeCards(GpuGrid):
     """The fleet of machines without GPUs; moves like the grid."""
 
-    metric = NODE_METRICS[0]
+    metric = fleet.NODE_METRICS[0]
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        self._listed = arranged(state, self.metric, self.order, self.wanted)
+        self._listed = fleet.arranged(state, self.metric, self.order, self.wanted)
         self._gpus = 0
-        prefix, short = short_names(state.nodes)
+        prefix, short = fleet.short_names(state.nodes)
         many = len(self._listed) > 4
         prefix = f"{prefix}…  " if prefix and many else ""
         self.title(prefix + self.metric.title, " · ".join(self._notes()))
@@ -67,31 +46,25 @@ class NodeCards(GpuGrid):
             text = "no node has this name or mark" if state.nodes else "no nodes are watched"
             return [words((" " + text, colors.dim))]
         cards = lay_out_cards(len(self._listed), width, height)
-        columns = cards.columns if cards else max(1, width // ROW_WIDTH)
+        columns = cards[0] if cards else max(1, width // ROW_WIDTH)
         rows = math.ceil(len(self._listed) / columns)
         self._shape = Layout(columns, rows, width // columns, 1)
+        lines: list[Line] = []
         if cards is not None:
             self._keep_cursor(height)
-            return self._paint_cards(state, cards, colors)
+            tall, wide, scale = cards[1], self._shape.block, self._scale(state)
+            for row in range(rows):
+                nodes = self._listed[row::rows]
+                blocks = [(self._card(n, state, wide, tall, scale, colors), wide) for n in nodes]
+                lines += beside(blocks, tall, colors.text)
+            return lines
         self._keep_cursor(height + 1)
         self._label = max(map(len, short.values()))
-        lines = []
         for row in range(self._top, min(rows, self._top + height)):
             line: Line = []
             for node in self._listed[row::rows]:
                 line += self._row(node, short[node.name], state, colors)
             lines.append(line)
-        return lines
-
-    def _paint_cards(self, state: State, cards: Cards, colors: Palette) -> list[Line]:
-        lines: list[Line] = []
-        shape, scale = self._shape, self._scale(state)
-        for row in range(shape.rows):
-            blocks = [
-                (self._card(node, state, shape.block, cards.height, scale, colors), shape.block)
-                for node in self._listed[row :: shape.rows]
-            ]
-            lines += beside(blocks, cards.height, colors.text)
         return lines
 
     def _scale(self, state: State) -> Scale:
@@ -105,7 +78,7 @@ class NodeCards(GpuGrid):
         return nice_scale([*finite(values), least], from_zero=True)
 
     def _past(self, node: NodeState, state: State, rows: int) -> list[float]:
-        values = past(node, node_column(node, self.metric), rows, state)
+        values = fleet.past(node, fleet.node_column(node, self.metric), rows, state)
         if self.metric.key == "load" and node.sample is not None and node.sample.cpus:
             return [value / node.sample.cpus for value in values]
         return values
@@ -114,7 +87,7 @@ class NodeCards(GpuGrid):
         self, node: NodeState, state: State, width: int, height: int, scale: Scale, colors: Palette
     ) -> list[Line]:
         here = self._is_here(node)
-        mark, why = node_mark(node, state)
+        mark, why = fleet.node_mark(node, state)
         head = words(
             ("▸ " if here else "  ", colors.cursor),
             (node.name, colors.cursor if here else colors.strong),
@@ -132,7 +105,7 @@ class NodeCards(GpuGrid):
         wide = inner - (SIDE + 3 if side else 0)
         values = self._past(node, state, reach(node))
         body = chart(state, values, wide, tall, scale, self.metric.say, colors)
-        if mark in (UNKNOWN, STALE):
+        if mark in (fleet.UNKNOWN, fleet.STALE):
             body = [[Segment(text, colors.dim) for text, _, _ in line] for line in body]
         if side:
             body = beside([(body, wide + 3), (self._bars(node, colors), SIDE)], tall, colors.text)
@@ -144,14 +117,14 @@ class NodeCards(GpuGrid):
         if sample is None:
             return []
         lines = []
-        for metric in NODE_METRICS:
+        for metric in fleet.NODE_METRICS:
             own = colors.strong if metric.key == self.metric.key else colors.label
             line = words((f"{metric.title.split(' ')[0]:<8}", own))
-            value = node_value(sample, metric)
+            value = fleet.node_value(sample, metric)
             if metric.key == "network":
                 lines.append(line + words((f"{metric.say(value):>21}", colors.text)))
                 continue
-            part = value if metric.key == "load" else level(value, metric)
+            part = value if metric.key == "load" else fleet.level(value, metric)
             text = load_text(sample, 2) if metric.key == "load" else metric.say(value)
             line += gauge(part, 12, colors.ink(part, hot=metric.key == "memory"), colors)
             lines.append(line + words((f" {text:>8}", colors.text)))
@@ -161,15 +134,15 @@ class NodeCards(GpuGrid):
     def _row(self, node: NodeState, label: str, state: State, colors: Palette) -> Line:
         """A node in one line: name, cpu, memory, load, the metric's last minutes or its trouble."""
         block = self._shape.block
-        mark, why = node_mark(node, state)
-        silent = mark in (UNKNOWN, STALE)
+        mark, why = fleet.node_mark(node, state)
+        silent = mark in (fleet.UNKNOWN, fleet.STALE)
         line = self._front(node, label, silent, colors)
         sample = node.sample
         if sample is None or node.down:
             line += words((f"{mark} {why}" if mark else "not watched", colors.warn))
             return fitted(line, block, colors.text)
-        for metric in NODE_METRICS[:2]:
-            value = node_value(sample, metric)
+        for metric in fleet.NODE_METRICS[:2]:
+            value = fleet.node_value(sample, metric)
             ink = colors.ink(value, hot=metric.key == "memory")
             line += words((f" {metric.title[:3]} ", colors.dim)) + gauge(value, 8, ink, colors)
             line += words((f"{units.percent(value):>5}", colors.text))

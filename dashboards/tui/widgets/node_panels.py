@@ -38,6 +38,10 @@ class NodePanel(Panel):
     def of(self, state: State) -> NodeState | None:
         return state.nodes.get(self.node)
 
+    def sample(self, state: State) -> NodeSample | None:
+        node = self.of(state)
+        return node.sample if node else None
+
 
 class NodeHead(NodePanel):
     """The machine in two lines: who, how long up, driver, clock; cpu, memory, load, network."""
@@ -56,22 +60,22 @@ class NodeHead(NodePanel):
         if sample is None:
             text = node.down.message if node.down else "no reading yet"
             return [line, words((f" {text}", colors.warn))]
-        facts = [
-            words((f"  {name} ", colors.dim), (text, ink))
-            for name, text, ink in self._facts(sample, colors)
-        ]
-        line = with_parts(line, facts, width)
+        line = with_parts(line, self._facts(sample, colors), width)
         if node.down is not None:
             return [line, words((f" {node.down.phase}: {node.down.message}", colors.warn))]
-        load = [
-            words((f" {name} ", colors.dim), (f"{text} ", ink))
-            for name, text, ink in self._load(sample, colors)
-        ]
-        return [line, with_parts([], load, width)]
+        full = colors.warn if (sample.memory or 0) > 0.92 else colors.text
+        load = (
+            ("cpu", units.percent(sample.cpu), colors.text),
+            ("load", load_text(sample, 1), load_style(sample, colors)),
+            ("mem", memory_text(sample), full),
+            ("net", units.rate(sample.network_bytes_s), colors.text),
+        )
+        parts = [words((f" {name} ", colors.dim), (f"{text} ", ink)) for name, text, ink in load]
+        return [line, with_parts([], parts, width)]
 
-    def _facts(self, sample: NodeSample, colors: Palette) -> Iterator[tuple[str, str, Style]]:
+    def _facts(self, sample: NodeSample, colors: Palette) -> Iterator[Line]:
         if sample.up_s is not None:
-            yield "up", units.span(sample.up_s), colors.text
+            yield words(("  up ", colors.dim), (units.span(sample.up_s), colors.text))
         offset = sample.clock_offset_s
         if offset is not None:
             is_bad = abs(offset) > CLOCK_BAD_S
@@ -79,18 +83,10 @@ class NodeHead(NodePanel):
             text = units.offset(offset)
             if sample.clock_bound_s is not None:
                 text += f" ±{1000 * sample.clock_bound_s:.1f} ms"
-            yield "clock", text + " !" * is_bad, colors.bad if is_bad else ink
+            ink = colors.bad if is_bad else ink
+            yield words(("  clock ", colors.dim), (text + " !" * is_bad, ink))
         if sample.driver:
-            yield "driver", sample.driver, colors.text
-
-    def _load(self, sample: NodeSample, colors: Palette) -> list[tuple[str, str, Style]]:
-        full = colors.warn if (sample.memory or 0) > 0.92 else colors.text
-        return [
-            ("cpu", units.percent(sample.cpu), colors.text),
-            ("load", load_text(sample, 1), load_style(sample, colors)),
-            ("mem", memory_text(sample), full),
-            ("net", units.rate(sample.network_bytes_s), colors.text),
-        ]
+            yield words(("  driver ", colors.dim), (sample.driver, colors.text))
 
 
 class NodeGpus(NodePanel, can_focus=True):
@@ -133,29 +129,23 @@ class NodeGpus(NodePanel, can_focus=True):
     )
 
     def _columns(self, node: NodeState, width: int) -> list[tuple[str, int]]:
-        room = width - 6
-        kept = []
-        known = self._known(node)
+        """Those that this node has something for, as many as fit."""
+        gpus = node.sample.gpus or () if node.sample else ()
+        known = {"power", "util", "memory", "temp", "SM MHz"}
+        if any(gpu.ecc_errors is not None for gpu in gpus):
+            known.add("ECC")
+        if any(gpu.nvlinks is not None for gpu in gpus):
+            known.add("NVLink")
+        if any(gpu.throttle for gpu in gpus):
+            known.add("throttle")
+        if node.sample is not None and node.sample.processes:
+            known |= {"process", "rank"}
+        room, kept = width - 6, []
         for name, cells in self._COLUMNS:
             if name in known and cells + 1 <= room:
                 kept.append((name, cells))
                 room -= cells + 1
         return kept
-
-    def _known(self, node: NodeState) -> set[str]:
-        """Columns that this node has something for."""
-        known = {"power", "util", "memory", "temp", "SM MHz"}
-        sample = node.sample
-        for gpu in (sample.gpus or ()) if sample else ():
-            if gpu.ecc_errors is not None:
-                known.add("ECC")
-            if gpu.nvlinks is not None:
-                known.add("NVLink")
-            if gpu.throttle:
-                known.add("throttle")
-        if sample is not None and sample.processes:
-            known |= {"process", "rank"}
-        return known
 
     def _row(
         self,

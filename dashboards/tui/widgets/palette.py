@@ -5,12 +5,17 @@ Colour says nothing that text does not say too: cells hold numbers and marks.
 
 from __future__ import annotations
 
+import difflib
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from rich.color import Color
 from rich.style import Style
 from textual.app import App
+from textual.theme import BUILTIN_THEMES, Theme
+
+from clusterctl.errors import UsageError
 
 # From dark to light along one path that colour-blind eyes can follow as well (blue to
 # yellow-green); heat goes on to red, where a number near its limit is bad.
@@ -38,7 +43,9 @@ _SCHEMES = {  # (grounds of cells, of heat, cells as ink, heat as ink, alarm's g
 }  # fmt: skip
 _ANSI_COOL = ("blue", "cyan", "cyan", "green", "bright_green")
 _ANSI_HEAT = ("blue", "cyan", "green", "yellow", "red")
+_ANSI_BARS = ("cyan", "blue", "green", "magenta", "yellow", "red", "default")
 LEVELS = 24
+Rgb = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,6 @@ class Palette:
     warn: Style
     alarm: Style  # on its own ground: has to be seen
     bad: Style
-    stale: Style
     cursor: Style
     chart: tuple[Style, ...]  # from the bottom to the top of an area
     spark: Style  # small curves in rows
@@ -98,7 +104,7 @@ def _many_colors(colors: tuple[str, ...], ground: tuple[int, ...], scheme: str) 
     under = (ground[0], ground[1], ground[2])
     behind = Color.from_rgb(*under)
 
-    def ink(color: tuple[int, int, int], part: float = 1.0, bold: bool = False) -> Style:
+    def ink(color: Rgb, part: float = 1.0, bold: bool = False) -> Style:
         return Style(color=Color.from_rgb(*_mix(under, color, part)), bgcolor=behind, bold=bold)
 
     return Palette(
@@ -111,21 +117,15 @@ def _many_colors(colors: tuple[str, ...], ground: tuple[int, ...], scheme: str) 
         warn=ink(warning, bold=True),
         alarm=Style(color=on_alarm, bgcolor=Color.from_rgb(*_rgb(alarm)), bold=True),
         bad=ink(error, bold=True),
-        stale=ink(foreground, 0.5),
         cursor=ink(accent, bold=True),
-        chart=tuple(
-            ink(_mix(primary, success, part / 11), 0.55 + 0.45 * part / 11) for part in range(12)
-        ),
+        chart=tuple(ink(_mix(primary, success, n / 11), 0.55 + 0.45 * n / 11) for n in range(12)),
         spark=ink(_mix(primary, success, 0.5), 0.8),
         faint=ink(primary, 0.75),
-        cool=tuple(_on(color) for color in _ramp(cool_ground)),
-        heat=tuple(_on(color) for color in _ramp(heat_ground)),
-        cool_ink=tuple(ink(color) for color in _ramp(cool)),
-        heat_ink=tuple(ink(color) for color in _ramp(heat)),
-        bars=tuple(
-            ink(color)
-            for color in (accent, primary, success, secondary, warning, error, foreground)
-        ),
+        cool=tuple(map(_on, _ramp(cool_ground))),
+        heat=tuple(map(_on, _ramp(heat_ground))),
+        cool_ink=tuple(map(ink, _ramp(cool))),
+        heat_ink=tuple(map(ink, _ramp(heat))),
+        bars=tuple(map(ink, (accent, primary, success, secondary, warning, error, foreground))),
     )
 
 
@@ -136,7 +136,7 @@ def _few_colors(plain: bool) -> Palette:
     def ink(name: str, bold: bool = False, dim: bool = False) -> Style:
         return Style(color="default" if plain else name, bold=bold, dim=dim)
 
-    cool, heat = (tuple(ink(name) for name in ramp) for ramp in (_ANSI_COOL, _ANSI_HEAT))
+    cool, heat = tuple(map(ink, _ANSI_COOL)), tuple(map(ink, _ANSI_HEAT))
     return Palette(
         text=ink("default"),
         strong=ink("default", bold=True),
@@ -147,7 +147,6 @@ def _few_colors(plain: bool) -> Palette:
         warn=ink("yellow", bold=True),
         alarm=Style(color="default" if plain else "red", bold=True, reverse=True),
         bad=ink("red", bold=True),
-        stale=ink("default", dim=True),
         cursor=ink("bright_white", bold=True),
         chart=(ink("cyan"),),
         spark=ink("cyan"),
@@ -156,13 +155,11 @@ def _few_colors(plain: bool) -> Palette:
         heat=heat,
         cool_ink=cool,
         heat_ink=heat,
-        bars=tuple(
-            ink(name) for name in ("cyan", "blue", "green", "magenta", "yellow", "red", "default")
-        ),
+        bars=tuple(map(ink, _ANSI_BARS)),
     )
 
 
-def _ramp(stops: tuple[tuple[float, str], ...]) -> list[tuple[int, int, int]]:
+def _ramp(stops: tuple[tuple[float, str], ...]) -> list[Rgb]:
     colors = []
     for index in range(LEVELS):
         part = index / (LEVELS - 1)
@@ -173,21 +170,63 @@ def _ramp(stops: tuple[tuple[float, str], ...]) -> list[tuple[int, int, int]]:
     return colors
 
 
-def _on(ground: tuple[int, int, int]) -> Style:
+def _on(ground: Rgb) -> Style:
     """Text that can be read on a ground."""
     red, green, blue = ground
     bright = 0.299 * red + 0.587 * green + 0.114 * blue > 140
     return Style(color="#0c1117" if bright else "#dfe6ee", bgcolor=Color.from_rgb(red, green, blue))
 
 
-def _rgb(text: str) -> tuple[int, int, int]:
+def _rgb(text: str) -> Rgb:
     if not text.startswith("#") or len(text) < 7:
         return (136, 136, 136)
     return (int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16))
 
 
-def _mix(
-    first: tuple[int, int, int], second: tuple[int, int, int], part: float
-) -> tuple[int, int, int]:
+def _mix(first: Rgb, second: Rgb, part: float) -> Rgb:
     red, green, blue = (round(a + (b - a) * part) for a, b in zip(first, second, strict=True))
     return red, green, blue
+
+
+# Our themes beside Textual's own.
+_NAMES = [
+    "primary",
+    "secondary",
+    "accent",
+    "success",
+    "warning",
+    "error",
+    "foreground",
+    "background",
+    "surface",
+    "panel",
+]
+
+
+def _theme(name: str, colors: str, *, dark: bool = True, cells: str = "") -> Theme:
+    """`colors` in the order of _NAMES; `cells` is a scheme of the palette."""
+    named: dict[str, Any] = dict(zip(_NAMES, colors.split(), strict=True))
+    return Theme(name, **named, dark=dark, variables={"cells": cells} if cells else {})
+
+
+_NIGHT = "#3f8fb8 #8f7fd8 #58c4dc #6fcf7f #e8b454 #f0657a #d6dde8 #0f131a #141a23 #1c2531"
+# Good is blue and bad is orange: told apart with every kind of colour blindness, and in grey by
+# lightness. Nothing on any screen needs red against green.
+_BLUE_ORANGE = "#4a90d9 #b3a6d9 #9ad1ff #6db3f2 #f2c464 #ff9a3c #dbe2ea #10141b #151b24 #1d2733"
+_DAY = "#2d7ba3 #6a58b8 #00708f #217a3c #9a6200 #c22742 #1d2630 #f6f7f9 #eceff3 #dfe5ec"
+NIGHT = _theme("clusterctl", _NIGHT)
+OURS = (
+    NIGHT,
+    _theme("clusterctl-blue-orange", _BLUE_ORANGE, cells="blue-orange"),
+    _theme("clusterctl-day", _DAY, dark=False, cells="day"),
+)
+FEW_COLORS = "ansi-dark"  # Textual's theme of the terminal's own sixteen colours
+
+
+def check_theme(name: str | None) -> None:
+    """Raises `UsageError` for a theme that is neither ours nor Textual's."""
+    known = {*BUILTIN_THEMES, *(theme.name for theme in OURS)}
+    if name is not None and name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
+        raise UsageError(f"no theme is called {name!r}", hint=hint)

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from textual.events import Click
 from textual.message import Message
 
+from dashboards.feeds.replay import Player
 from dashboards.model import units
 from dashboards.model.state import State
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, clock, gauge, width_of, words
 
 
-class Replay(Protocol):
-    """A feed that plays something again."""
-
-    @property
-    def first_s(self) -> float: ...
-    @property
-    def last_s(self) -> float: ...
-    @property
-    def speed(self) -> float:
-        """Seconds of the past in a second; 0 while it is paused."""
-
-    def now(self) -> float: ...
-    def pause(self) -> None:
-        """Stop the time, or let it go on."""
-
-    def faster(self, factor: float) -> None: ...
-    def seek(self, seconds: float) -> None:
-        """Forth, or back."""
-
-
 class ReplayBar(Panel):
     """One line above the keys; not there where nothing is played."""
 
     class Seek(Message):
-        """The user wants to see another time, so many seconds later or, negative, earlier."""
+        """The user wants to see another time."""
 
-        def __init__(self, seconds: float) -> None:
+        def __init__(self, at_s: float) -> None:
             super().__init__()
-            self.seconds = seconds
+            self.at_s = at_s
 
     _bar = range(0)  # the columns of the bar
 
-    def __init__(self, replay: Replay | None, *, id: str) -> None:
+    def __init__(self, replay: Player | None, *, id: str) -> None:
         super().__init__(id=id)
         self._replay = replay
 
@@ -77,4 +56,4 @@ class ReplayBar(Panel):
         if replay is not None and offset is not None and offset.x in self._bar:
             part = (offset.x - self._bar.start) / max(1, len(self._bar) - 1)
             at_s = replay.first_s + part * (replay.last_s - replay.first_s)
-            self.post_message(self.Seek(at_s - replay.now()))
+            self.post_message(self.Seek(at_s))

@@ -6,11 +6,10 @@ from rich.style import Style
 
 from dashboards.model import units
 from dashboards.model.fleet import short_names
-from dashboards.model.run_progress import Figures, figures, mfu
+from dashboards.model.run_progress import figures, mfu
 from dashboards.model.state import RunState, State
-from dashboards.tui.braille import bar
 from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, Panel, fitted, words
+from dashboards.tui.widgets.panel import Line, Panel, beside, gauge, words
 from trainer.runlog.gpu_peaks import peak_flops
 
 
@@ -24,51 +23,31 @@ class Phases(Panel):
         run = state.run
         now = figures(run, state.now_s) if run else None
         if now is None or not now.phases:
-            self.title("where a step goes", "")
+            self.title("where a step goes")
             return [words((" no timings yet", colors.dim))]
         total = sum(seconds for _, seconds in now.phases)
         self.title("where a step goes", f"mean of {now.window} steps")
+        by_time = sorted(range(len(now.phases)), key=lambda index: -now.phases[index][1])
         result: list[Line] = []
-        shown = list(enumerate(now.phases))
-        if len(shown) > height:  # the smallest ones give way
-            keep = sorted(shown, key=lambda item: -item[1][1])[:height]
-            shown = sorted(keep)
-        inner = width - 28
-        for index, (name, seconds) in shown:
-            filled, empty = bar(seconds / total, max(4, inner))
-            ink = colors.bars[index % len(colors.bars)]
-            result.append(
-                words(
-                    (f" {name:<10}", colors.label),
-                    (filled, ink),
-                    (empty, colors.dim),
-                    (f"{units.seconds(seconds):>8}", colors.text),
-                    (f"{100 * seconds / total:5.0f}%", colors.label),
-                )
+        for index in sorted(by_time[:height]):  # the smallest ones give way
+            (name, seconds), style = now.phases[index], colors.bars[index % len(colors.bars)]
+            filled = gauge(seconds / total, max(4, width - 28), style, colors)
+            share = words(
+                (f"{units.seconds(seconds):>8}", colors.text),
+                (f"{100 * seconds / total:5.0f}%", colors.label),
             )
-        if height - len(result) >= 3 and now.buckets:
-            result += _buckets(now, run, width, height - len(result), colors)
+            result.append(words((f" {name:<10}", colors.label)) + filled + share)
+        room = height - len(result)
+        if room < 3 or not now.buckets:
+            return result
+        # Which sizes of clips the recent steps were made of.
+        result += [[], words((f" buckets of {len(run.recent) if run else 0} steps", colors.dim))]
+        wide = min(24, max(len(name) for name, _ in now.buckets))
+        for name, part in now.buckets[: room - 2]:
+            filled = gauge(part, max(4, width - wide - 9), colors.spark, colors)
+            percent = words((f"{100 * part:5.0f}%", colors.label))
+            result.append(words((f" {name[:wide]:<{wide}} ", colors.label)) + filled + percent)
         return result
-
-
-def _buckets(
-    now: Figures, run: RunState | None, width: int, room: int, colors: Palette
-) -> list[Line]:
-    """Which sizes of clips the recent steps were made of."""
-    recent = len(run.recent) if run else 0
-    lines: list[Line] = [[], words((f" buckets of {recent} steps", colors.dim))]
-    wide = min(24, max(len(name) for name, _ in now.buckets))
-    for name, part in now.buckets[: room - 2]:
-        filled, empty = bar(part, max(4, width - wide - 9))
-        lines.append(
-            words(
-                (f" {name[:wide]:<{wide}} ", colors.label),
-                (filled, colors.spark),
-                (empty, colors.dim),
-                (f"{100 * part:5.0f}%", colors.label),
-            )
-        )
-    return lines
 
 
 class RunFigures(Panel):
@@ -76,33 +55,30 @@ class RunFigures(Panel):
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
-        self.title("figures", "")
+        self.title("figures")
         if run is None or run.last is None:
             return [words((" no step yet", colors.dim))]
-        pairs = self._pairs(run, state, colors)
         entries = [
-            words((f" {name:<12}", colors.label), (text, style)) for name, text, style in pairs
+            words((f" {name:<12}", colors.label), (text, style))
+            for name, text, style in self._pairs(run, state, colors)
         ]
         if height >= len(entries) or width < 56:
-            return entries[:height]
-        half = width // 2
-        return [
-            fitted(left, half, colors.text)
-            + (entries[height + y] if height + y < len(entries) else [])
-            for y, left in enumerate(entries[:height])
-        ]
+            return entries
+        columns = [(entries[:height], width // 2), (entries[height:], width - width // 2)]
+        return beside(columns, height, colors.text)
 
     def _pairs(self, run: RunState, state: State, colors: Palette) -> list[tuple[str, str, Style]]:
         """(name, text, style), the ones to be seen on small terminals first."""
         last, now = run.last, figures(run, state.now_s)
         assert last is not None
-        idle = now.idle_share
+        idle, rank = now.idle_share, now.slowest_rank
         waits = (idle or 0) > 0.2 or (now.data_share or 0) > 0.2
-        slowest = units.UNKNOWN
         late = now.slowest_steps > 0.3 * now.window and (idle or 0) > 0.1
-        if now.slowest_rank is not None:
-            slowest = f"{'! ' * late}rank {now.slowest_rank}{_where(run, now.slowest_rank)}"
-            slowest += f" {now.slowest_steps}/{now.window}"
+        slowest = units.UNKNOWN
+        if rank is not None:
+            place = run.place_of(rank)
+            where = f" ({short_names(run.planned)[1][place[0]]}/{place[1]})" if place else ""
+            slowest = f"{'! ' * late}rank {rank}{where} {now.slowest_steps}/{now.window}"
         used = mfu(now, _peak(state))
         speed = f"{units.percent(used)}  " if used is not None else ""
         if now.flops_s is not None:
@@ -138,13 +114,3 @@ def _peak(state: State) -> float | None:
         if gpu.name
     }
     return peak_flops(names.pop(), "bf16") if len(names) == 1 else None
-
-
-def _where(run: RunState, rank: int) -> str:
-    """The node of a rank, and its place there; empty when nobody planned the run."""
-    _, short = short_names(run.planned)
-    for name, ranks in zip(run.planned, run.ranks, strict=True):
-        if rank < ranks:
-            return f" ({short[name]}/{rank})"
-        rank -= ranks
-    return ""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-from rich.style import Style
 
 from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull
 from clusterctl.stacks.report import header, permission_lines
@@ -17,13 +14,17 @@ from dashboards.model.state import State
 from dashboards.operations.background import Job
 from dashboards.tui.widgets.listing import Listing
 from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, Panel, fitted, width_of, words
+from dashboards.tui.widgets.panel import Line, Panel, clock, fitted, width_of, words
 
 if TYPE_CHECKING:
     from clusterctl.stacks.diagnose import Diagnosis
 
 MOVING_KINDS = ("moving",)
 UNSURE_KINDS = ("busy", "no-answer", "unknown")
+WHAT_IT_DOES = (
+    " looks at every process of the run on all nodes, twice, 2 s apart,",
+    " and says whom the others wait for. It stops nothing and leaves nothing there.",
+)
 
 
 class VerdictPanel(Panel):
@@ -31,98 +32,69 @@ class VerdictPanel(Panel):
 
     job: Job[Diagnosis] | None = None
     diagnosis: Diagnosis | None = None
-    why_not = ""  # there is nobody to ask
+    why_not = ""  # why there is nothing to look at
 
     def lines_wanted(self, width: int) -> int:
         """Lines that all of it would take."""
         seen = self.diagnosis
         if seen is None or (self.job and not self.job.done):
             return 3
-        evidence = seen.verdict.evidence[:3]
-        return (
-            1
-            + len(wrapped(self._headline(seen), width))
-            + sum(len(wrapped(f"because {text}", width)) for text in evidence)
-            + min(2, len(seen.clues))
-            + sum(len(wrapped(f"next: {text}", width)) for text in seen.verdict.next_steps[:2])
-            + len(permission_lines(seen.snapshot))
-        )
-
-    def _headline(self, seen: Diagnosis) -> str:
-        return f"{seen.verdict.headline} ({seen.verdict.confidence} confidence)"
+        return 1 + sum(len(wrapped(text, width)) for text, _ in self._texts(seen))
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         job, seen = self.job, self.diagnosis
         if job is not None and not job.done and not job.cancelled:
             self.title("stacks", "esc cancels")
             dots = "·" * (1 + int(job.seconds) % 3)
-            said = job.watch.line() or "begins"
+            progress = job.watch.line() or "begins"
             return [
                 words((f" looking at every process, twice {dots}", colors.accent)),
-                words((f" {job.seconds:.0f} s  {said}", colors.text)),
+                words((f" {job.seconds:.0f} s  {progress}", colors.text)),
             ]
         if job is not None and (job.cancelled or job.error):
             self.title("stacks")
-            said = job.error or "cancelled"
-            return [words((f" {line}", colors.warn)) for line in wrapped(said, width)] + [
-                words((" enter looks again", colors.label))
-            ]
+            reason = wrapped(job.error or "cancelled", width)
+            lines = [words((f" {line}", colors.warn)) for line in reason]
+            return [*lines, words((" enter looks again", colors.label))]
         if seen is None:
             self.title("stacks")
             if self.why_not:
                 return [words((f" {self.why_not}", colors.dim))]
             return [
-                words(
-                    (" enter", colors.accent),
-                    (
-                        " looks at every process of the run on all nodes, twice, 2 s apart,",
-                        colors.text,
-                    ),
-                ),
-                words(
-                    (
-                        (
-                            " and says whom the others wait for. It stops nothing"
-                            " and leaves nothing there."
-                        ),
-                        colors.text,
-                    )
-                ),
+                words((" enter", colors.accent), (WHAT_IT_DOES[0], colors.text)),
+                words((WHAT_IT_DOES[1], colors.text)),
             ]
-        return self._verdict(seen, state, width, colors)
-
-    def _verdict(self, seen: Diagnosis, state: State, width: int, colors: Palette) -> list[Line]:
-        verdict = seen.verdict
-        at = time.strftime("%H:%M:%S", time.localtime(seen.snapshot.taken_s))
-        ago = units.age(max(0.0, state.now_s - seen.snapshot.taken_s))
-        self.title(f"stacks of {at}", f"{ago} ago")
-        style = colors.bad
-        if verdict.kind in MOVING_KINDS:
-            style = colors.good
-        elif verdict.kind in UNSURE_KINDS:
-            style = colors.warn
+        taken_s = seen.snapshot.taken_s
+        self.title(
+            f"stacks of {clock(taken_s)}", f"{units.age(max(0.0, state.now_s - taken_s))} ago"
+        )
         lines = [words((f" {header(seen.snapshot)}", colors.label))]
-        lines += [words((f" {line}", style)) for line in wrapped(self._headline(seen), width)]
-        said: list[tuple[str, Style]] = [
-            (f"because {text}", colors.text) for text in verdict.evidence[:3]
-        ]
-        said += [(f"{clue.source}: {clue.text}", colors.warn) for clue in seen.clues[:2]]
-        said += [(f"next: {text}", colors.accent) for text in verdict.next_steps[:2]]
-        said += [(text, colors.warn) for text in permission_lines(seen.snapshot)]
-        for text, ink in said:
-            lines += [words((f" {line}", ink)) for line in wrapped(text, width)]
+        for text, style in self._texts(seen):
+            lines += [words((f" {line}", getattr(colors, style))) for line in wrapped(text, width)]
         return lines
 
+    def _texts(self, seen: Diagnosis) -> list[tuple[str, str]]:
+        """(text, name of a style in Palette), in the order of weight."""
+        verdict, style = seen.verdict, "bad"
+        if verdict.kind in MOVING_KINDS:
+            style = "good"
+        elif verdict.kind in UNSURE_KINDS:
+            style = "warn"
+        return [
+            (f"{verdict.headline} ({verdict.confidence} confidence)", style),
+            *((f"because {text}", "text") for text in verdict.evidence[:3]),
+            *((f"{clue.source}: {clue.text}", "warn") for clue in seen.clues[:2]),
+            *((f"next: {text}", "accent") for text in verdict.next_steps[:2]),
+            *((text, "warn") for text in permission_lines(seen.snapshot)),
+        ]
 
-class ClassList(Listing):
+
+class ClassList(Listing[Class]):
     """Processes that stand in the same place, a line for each class."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.diagnosis: Diagnosis | None = None
-        self.everything = False
-        self.listed: list[Class] = []
-        self._hidden = ""
+    diagnosis: Diagnosis | None = None
+    everything = False  # idle classes too
+    _hidden = ""
 
     def take(self, diagnosis: Diagnosis) -> None:
         self.diagnosis = diagnosis
@@ -138,21 +110,16 @@ class ClassList(Listing):
         self._hidden = hidden_line(dull, self.diagnosis.snapshot).replace("(--all)", "(x shows)")
         self.at = 0
 
-    def chosen(self) -> Class | None:
-        return self.listed[self.at] if self.at < len(self.listed) else None
-
     def heading(self, state: State, width: int, colors: Palette) -> list[Line]:
         self.title("classes" if self.listed else "", self._hidden)
         return []
 
-    def rows(self, state: State, width: int, colors: Palette) -> Sequence[Line]:
+    def rows(self, state: State, width: int, colors: Palette) -> list[Line]:
         _, short = short_names(state.nodes)
         names = [_who(one, short) for one in self.listed]
         wide = min(40 if width >= 100 else 26, max(map(len, names), default=0))
-        return [
-            self._row(one, who, wide, width, colors)
-            for one, who in zip(self.listed, names, strict=True)
-        ]
+        pairs = zip(self.listed, names, strict=True)
+        return [self._row(one, who, wide, width, colors) for one, who in pairs]
 
     def _row(self, one: Class, who: str, wide: int, width: int, colors: Palette) -> Line:
         proc = one.first

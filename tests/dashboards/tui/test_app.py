@@ -14,7 +14,7 @@ from dashboards.model.samples import NodeDown, NodeSample
 from dashboards.simulation.demo_feed import DemoFeed
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.cluster import ClusterScreen
-from dashboards.tui.screens.help import HelpScreen
+from dashboards.tui.screens.dialogs import HelpScreen
 from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.widgets.gpu_grid import GpuGrid, lay_out

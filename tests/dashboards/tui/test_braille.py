@@ -7,17 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.model import units
-from dashboards.tui.braille import (
-    Line,
-    Scale,
-    area,
-    bar,
-    binned,
-    lines,
-    nice_scale,
-    resampled,
-    spark,
-)
+from dashboards.tui.braille import Scale, area, bar, binned, curve, nice_scale, resampled, spark
 
 NAN = math.nan
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -33,7 +23,7 @@ def test_any_numbers_fill_exactly_the_area(values: list[float], width: int, heig
     assert scale.low < scale.high
     for rows in (
         area(values[: 2 * width], width, height, scale),
-        lines([Line(values, 0)], width, height, scale, dots=[(0, v) for v in values]),
+        curve(values, width, height, scale, dots=[(0, v) for v in values]),
     ):
         assert [len(line) for line in text(rows)] == [width] * height
 
@@ -48,12 +38,12 @@ def test_smallest_known_value_differs_from_unknown() -> None:
 
 
 def test_line_joins_steep_steps_and_not_gaps() -> None:
-    drawn = text(lines([Line([0.0, 1.0, NAN, 0.0], 0)], 2, 2, Scale(0.0, 1.0)))
+    drawn = text(curve([0.0, 1.0, NAN, 0.0], 2, 2, Scale(0.0, 1.0)))
     assert drawn == ["⢸ ", "⡸⢀"]
 
 
 def test_line_clears_the_dots_of_its_cell() -> None:
-    drawn = lines([Line([1.0, 1.0], 1)], 1, 1, Scale(0.0, 1.0), dots=[(0, 0.0), (1, 0.0)])
+    drawn = curve([1.0, 1.0], 1, 1, Scale(0.0, 1.0), dots=[(0, 0.0), (1, 0.0)])
     assert drawn == [[("⠉", 1)]]
 
 
