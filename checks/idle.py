@@ -1,4 +1,4 @@
-"""Whether GPUs compute, by their power: what an idle one among them is held against. Pure."""
+"""Whether GPUs compute, by their power: what an idle one among them is compared with. Pure."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Profile:
     # SuperBench warns at 5 % under its baseline; GPUs of one node differ by 5 % already.
     active_tflops_warn_share: float = 0.95
     active_tflops_fail_share: float = 0.90
-    # Cores are shared, and clocks go with the load: on a CPU only half the speed says something.
+    # Cores are shared, and clocks go with the load: on a CPU only half the speed is a sign.
     active_cpu_fail_share: float = 0.5
     # Of the best shape's speed in checks/reference/gpu_throughput.py; the test has one shape.
     active_floor_share: float = 0.65

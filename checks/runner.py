@@ -72,7 +72,7 @@ def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             text = f"fault in this check, please report it: {type(error).__name__}: {error}"
             drafts = [unknown(text)]
         names = tuple(node.name for node in members)
-        for draft in drafts or [unknown("the check said nothing")]:
+        for draft in drafts or [unknown("the check found nothing")]:
             fix = draft.fix
             if fix is None and draft.verdict in (Verdict.WARN, Verdict.FAIL):
                 fix = one.fix

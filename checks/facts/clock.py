@@ -32,7 +32,7 @@ class ChronyTracking:
 
     @property
     def is_local(self) -> bool:
-        """It serves its own clock: says Normal and follows nothing (`local stratum 10`)."""
+        """It serves its own clock: it reports Normal and follows nothing (`local stratum 10`)."""
         return self.ref_id.upper() == "7F7F0101"
 
 
@@ -61,7 +61,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A node's clock, who steers it, and how it ran while we looked."""
+    """A node's clock, what steers it, and how it ran during the census."""
 
     time_s: Maybe[float] = NOT_ASKED
     boottime_s: Maybe[float] = NOT_ASKED

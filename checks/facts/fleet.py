@@ -29,7 +29,7 @@ class LaunchNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The nodes asked, in the hostfile's order, and what is to be launched on them."""
+    """The chosen nodes, in the hostfile's order, and what is to be launched on them."""
 
     nodes: tuple[NodeFacts, ...]
     launch: LaunchNeeds | None = None

@@ -95,9 +95,9 @@ GpuState = Literal[
     "partial",  # some GPUs answered, and there was an error text beside them
     "none",  # the driver works and has no device
     "no-tool",  # no nvidia-smi on the node
-    "failed",  # nvidia-smi says in words why it cannot
+    "failed",  # an error message of nvidia-smi
     "hung",  # no answer before its deadline
-    "unreadable",  # an answer that is none
+    "unreadable",  # text that is no answer
 ]
 
 
@@ -112,7 +112,7 @@ class GpuFacts:
     on_pci: Maybe[int] = NOT_ASKED  # NVIDIA devices that the kernel sees on PCI, driver or not
     nvswitches: Maybe[int] = NOT_ASKED  # NVSwitch chips on PCI
     nvlinks: Maybe[tuple[NvLinks, ...]] = NOT_ASKED
-    fabric_manager: Maybe[str] = NOT_ASKED  # what systemctl says: active, inactive, failed
+    fabric_manager: Maybe[str] = NOT_ASKED  # word of systemctl: active, inactive, failed
     pairs: Maybe[Mapping[str, str]] = NOT_ASKED  # "0-1" -> NV18, PIX, ... of topo -m
 
     @property

@@ -18,7 +18,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Tells two machines apart: `boot_id` is new with every boot; a machine-id survives cloning."""
+    """`boot_id` identifies a machine: it is new with every boot; a machine-id survives cloning."""
 
     boot_id: Maybe[str]
     kernel: Maybe[str]
@@ -44,7 +44,7 @@ class KernelEvent:
 
 @dataclass(frozen=True, slots=True)
 class KernelLog:
-    """What the kernel said since boot, or since its buffer's oldest line."""
+    """The kernel's log since boot, or since its buffer's oldest line."""
 
     events: tuple[KernelEvent, ...]
     lines: int
@@ -62,7 +62,7 @@ class ShellLimits:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A process that sleeps in the kernel and cannot be killed (state D in two looks)."""
+    """A process that sleeps in the kernel and cannot be killed (state D in two reads)."""
 
     pid: int
     name: str

@@ -55,7 +55,7 @@ class IbPort:
 
     @property
     def is_active(self) -> bool | None:
-        """None where that cannot be told."""
+        """None where it is not known."""
         both = ((self.state, "ACTIVE"), (self.phys_state, "LinkUp"))
         if any(isinstance(value, str) and value != good for value, good in both):
             return False

@@ -18,7 +18,7 @@ GPUS_NOT_ASKED = GpuFacts("unreadable", NOT_ASKED.reason)
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The last look at this node, as the head remembers it."""
+    """The head's record of the last census of this node."""
 
     boot_id: str
     wall_minus_boot_s: Maybe[float]
@@ -82,7 +82,7 @@ class NodeFacts:
 
     @property
     def last_look(self) -> Previous | None:
-        """The record of the last look, if the node was not booted since."""
+        """The record of the last census, if the node was not booted since."""
         before = self.previous
         if isinstance(before, Unknown) or before.boot_id != self.boot_id:
             return None

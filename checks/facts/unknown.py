@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Could not find out, and why; or there is nothing to find out (`is_absence`)."""
+    """A value that could not be had, and why; or there is none (`is_absence`)."""
 
     reason: str
     is_absence: bool = field(default=False, compare=False)  # this card, driver or machine has none
@@ -54,7 +54,7 @@ class Section:
             return errors[-1] if errors else self.state
         lines = errors or [line.strip() for line in self.out.splitlines() if line.strip()]
         if self.rc != 0:
-            return f"exit {self.rc}: {lines[0]}" if lines else f"exit {self.rc} without a word"
+            return f"exit {self.rc}: {lines[0]}" if lines else f"exit {self.rc} without a message"
         return "its output is longer than what is kept" if self.truncated else "it printed nothing"
 
 

@@ -1,7 +1,7 @@
 """The NCCL environment of a launch, worked out from what the nodes have.
 
 The list is the one of the recorded H100 runs. Where nodes differ the value of most of them is
-taken and the others are named; what nobody could find out is left out, and NCCL decides.
+taken and the others are named; what is not known is left out, and NCCL decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_PORT = "no active InfiniBand or RoCE port"
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A variable and why. `value` None: it is left out on purpose, the reason says why."""
+    """A variable and the reason for it. `value` None: it is left out on purpose."""
 
     name: str
     value: str | None
@@ -163,7 +163,7 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
 
     values = _Values(name, fleet, read)
     if not own:
-        return values.suggest(None, "nobody could tell which interface carries it")
+        return values.suggest(None, "no node knows which interface carries it")
     subnets = {node: subnet_of(interface) or "?" for node, interface in own.items()}
     common, best = _most(subnets), _most(values.by_node)
     names = list(dict.fromkeys(values.by_node.values()))
@@ -237,7 +237,7 @@ def _p2p_level(fleet: Fleet) -> Suggestion:
         odd = without if len(without) < len(joined) else None
         return values.suggest(None, "not all GPUs are joined by NVLink", odd)
     if "yes" not in joined.values():
-        unknown = "nobody could tell whether there is NVLink"
+        unknown = "it is not known whether there is NVLink"
         return values.suggest(None, unknown if values.unsure else "one GPU a node")
     return values.suggest("NVL", "NVLink joins all GPUs of a node")
 
@@ -273,7 +273,7 @@ def _gdr_level(fleet: Fleet) -> Suggestion:
     if without:
         return values.suggest(None, "not every node has nvidia_peermem", without)
     if not levels:
-        return values.suggest(None, "nobody could tell how near GPUs and cards are")
+        return values.suggest(None, "it is not known how near GPUs and cards are")
     worst = max(levels.values(), key=_NEAR.index)
     next_card = {node: f"a GPU's next card is {level}" for node, level in values.by_node.items()}
     if worst not in ("PIX", "PXB"):

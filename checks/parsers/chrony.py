@@ -25,7 +25,7 @@ NEVER = 4294967295  # LastRx of a server that has not answered yet
 
 
 def usable(section: Section | None) -> Maybe[str]:
-    """Text of a section that may be read. chronyc without a daemon exits 1 and says so."""
+    """Text of a section that may be read. chronyc without a daemon exits 1 with a message."""
     if section is not None and section.state == "ended":
         for line in (section.out + "\n" + section.err).splitlines():
             if re.match(r"\s*(506 |Could not open connection|Could not open connect)", line):

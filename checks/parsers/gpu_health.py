@@ -1,7 +1,7 @@
 """`nvidia-smi -q`, `nvidia-smi nvlink -s` and `topo -m` to facts about each GPU.
 
 Two traps are in the captures: Hopper prints `T.Limit`, the degrees that are left and not a limit,
-and MIG or a broken card prints [N/A] or words where a number belongs.
+and MIG or a broken card prints [N/A] or text in place of a number.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def bus_key(bus_id: str) -> str:
 def read_details(text: str, failed: str = "") -> Maybe[Mapping[str, GpuHealth]]:
     """The log's blocks `GPU 00000000:18:00.0`; keys are joined with their indented parents.
 
-    `failed` says why lines may be lacking; without it a line that is not there is one that this
-    card or driver does not have.
+    `failed` is the reason why lines may be missing; without it this card or driver does not have a
+    line that is not there.
     """
     common: dict[str, str] = {}
     blocks: dict[str, dict[str, str]] = {}
@@ -107,7 +107,7 @@ def read_details(text: str, failed: str = "") -> Maybe[Mapping[str, GpuHealth]]:
         name, colon, value = line.strip().partition(" : ")
         if not colon and name.endswith(":"):
             name, colon = name[:-1], ":"
-        # Throttle reasons nest although their parent has a value of its own.
+        # Throttle reasons nest although their parent has a value, too.
         path.append((depth, name.strip()))
         if colon:
             here.setdefault("/".join(part for _, part in path), value.strip())

@@ -140,7 +140,7 @@ def _unit_state(text: str) -> Maybe[str]:
 
 def _said(who: Mapping[str, Any], key: str) -> Maybe[str]:
     value = who.get(key)
-    return value if isinstance(value, str) and value else Unknown(f"the node did not say its {key}")
+    return value if isinstance(value, str) and value else Unknown(f"the node reported no {key}")
 
 
 def _object(text: str) -> Maybe[dict[str, Any]]:

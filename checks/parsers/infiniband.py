@@ -28,7 +28,7 @@ ERROR_COUNTERS = (
     "roce_adp_retrans_to",
     "req_remote_access_errors",
 )
-"""Counters whose growth says something; their values say nothing (a healthy capture holds 14)."""
+"""Counters whose growth matters; their values do not (a healthy capture has 14)."""
 
 _LINE = re.compile(r"^(?:/sys/class/infiniband/)?([\w.-]+)/(\S+)(?:\t| {2,})(.*)$")
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)\b(?:\s*(Gb|Mb)/sec)?")
@@ -156,8 +156,8 @@ def _growth(
     now = _counters(after.get(device, {}), top)
     counted = [name for name in ERROR_COUNTERS if name in before]
     if lost := [name for name in counted if name not in now]:
-        return Unknown(f"{lost[0]} was gone at the second look")
-    # A counter that went down was reset between the looks: nothing is known about it.
+        return Unknown(f"{lost[0]} was gone at the second read")
+    # A counter that went down was reset between the reads: nothing is known about it.
     return {name: now[name] - before[name] for name in counted if now[name] >= before[name]}
 
 

@@ -56,13 +56,13 @@ INTERESTING = (
     r"|Link (?:is )?(?:[Dd]own|[Uu]p)|link (?:is )?(?:[Dd]own|[Uu]p)|peermem|segfault"
     r"|PCIe bandwidth"
 )
-"""Lines that a node sends home; everything else of the log stays there. The payload has a copy."""
+"""Lines that a node sends; the rest of the log stays there. The payload has a copy."""
 
 
 def parse_kernel_log(
     section: Section | None, uptime_s: Maybe[float], now_s: Maybe[float]
 ) -> Maybe[KernelLog]:
-    """What the census sent of the log; a log that cannot be read is Unknown.
+    """The lines that the census sent; a log that cannot be read is Unknown.
 
     It begins with `#lines N`, their number, and `#first LINE`, the oldest of them: the kernel's
     buffer and ours keep the newest only.
@@ -135,7 +135,7 @@ def _prefix(line: str) -> re.Match[str]:
 
 
 def _age(line: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> Maybe[float]:
-    """Seconds since a line was logged, as far as its prefix and the node's clocks tell."""
+    """Seconds since a line was logged, by its prefix and the node's clocks."""
     match = _prefix(line)
     since_boot = match["s"] or match["mono"] or (match["us"] and str(int(match["us"][:18]) / 1e6))
     if since_boot:

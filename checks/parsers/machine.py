@@ -32,7 +32,7 @@ from checks.parsers.section import Sections, parsed, rows_of, text_of, unreadabl
 
 
 def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None) -> Maybe[Clock]:
-    """All that the census knows about time; a part that was not to be had is Unknown.
+    """The clock of a node; a part that could not be had is Unknown.
 
     `samples` are the head's round trips: [sent, the node's time, received] in seconds.
     """
@@ -80,14 +80,14 @@ def _triples(samples: Any) -> Iterable[tuple[float, float, float]]:
 def _seconds(value: Any) -> Maybe[float]:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12:
         return float(value)
-    return Unknown("the node did not say its time")
+    return Unknown("the node reported no time")
 
 
 def _moved(text: str, now_s: Maybe[float], boot_s: Maybe[float]) -> Maybe[float]:
     """How far the wall clock went against boot time while the payload ran."""
     words = [parse_quantity(word) for word in text.split()]
     if len(words) != 2 or isinstance(now_s, Unknown) or isinstance(boot_s, Unknown):
-        return Unknown("the time at the start was not said")
+        return Unknown("the time at the start was not reported")
     first, second = words
     if isinstance(first, Unknown) or isinstance(second, Unknown):
         return Unknown("the time at the start cannot be read")
@@ -129,7 +129,7 @@ def read_limits(text: str) -> Maybe[ShellLimits]:
     numbers = {key: int(n) for key, n in re.findall(r"^(\w+)=(-?\d{1,20})$", text, re.MULTILINE)}
     found = {key: number if 0 <= number < 1 << 62 else None for key, number in numbers.items()}
     if not {"nofile", "nproc", "memlock"} <= found.keys():
-        return Unknown("the limits were not said")
+        return Unknown("the limits are incomplete")
     shm = found.get("shm")
     shm_bytes = Unknown("no /dev/shm") if shm is None else shm
     return ShellLimits(found["nofile"], found["memlock"], shm_bytes)
@@ -215,7 +215,7 @@ def _interface(cells: list[str], addresses: Iterable[str]) -> Interface:
         name=cells[0],
         up=cells[1] in ("up", "unknown"),
         mtu=parse_number(cells[2]),
-        speed_mbps=speed if is_known else Unknown("not said", is_absence=True),
+        speed_mbps=speed if is_known else Unknown("not reported", is_absence=True),
         addresses=tuple(addresses),
         is_hardware=cells[4] == "1",
     )

@@ -24,9 +24,9 @@ STA_UNSYNC = 0x40
 
 
 def parse_peers(section: Section | None) -> Maybe[tuple[TimeSource, ...]]:
-    """`ntpq -pn`. Without a daemon it still exits 0: only its words tell."""
+    """`ntpq -pn`. Without a daemon it exits 0, too, with a message."""
     if section is not None and section.state == "ended" and not section.out.strip():
-        return read_peers(section.err)  # its words, if any, say why
+        return read_peers(section.err)  # the message, if any
     text = text_of(section)
     return text if isinstance(text, Unknown) else read_peers(text)
 
@@ -77,7 +77,7 @@ def _when(text: str) -> Maybe[float]:
 def read_timedatectl(text: str) -> Maybe[bool]:
     """`timedatectl show -p NTPSynchronized`; anything but yes and no is unknown."""
     match = re.search(r"^NTPSynchronized=(yes|no)\s*$", text, re.MULTILINE)
-    return Unknown("timedatectl says nothing about it") if match is None else match[1] == "yes"
+    return Unknown("timedatectl does not report it") if match is None else match[1] == "yes"
 
 
 def read_adjtimex(text: str) -> Maybe[bool]:

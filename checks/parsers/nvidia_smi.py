@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from checks.facts import NOT_ASKED, Gpu, GpuFacts, GpuProcess, GpuState, Maybe, Section, Unknown
 from checks.parsers.section import parsed, text_of, unreadable
 
-# Cells that stand for no value; the reason is kept as it is written.
+# Cells without a value; the text is the reason.
 _NO_VALUE = re.compile(
     r"^\[?(N/A|ERR!|Not Supported|Unknown Error|GPU is lost|GPU requires reset"
     r"|Insufficient Permissions|Not Found|No data|Requested functionality .*)\]?$",
@@ -56,7 +56,7 @@ def parse_gpus(
         state = "unreadable"
         message = message or "nvidia-smi printed nothing"
     if state in ("failed", "partial") and not message:
-        message = f"nvidia-smi exit {query.rc} without a word"
+        message = f"nvidia-smi exit {query.rc} without a message"
     return GpuFacts(state, message, gpus, parse_processes(processes, owners), on_pci)
 
 
@@ -118,7 +118,7 @@ def _table(
 class Values:
     """Values of one GPU by name, as nvidia-smi prints them or NVML returns them.
 
-    `failed` says why one may be missing; without it this card or driver does not have it.
+    `failed` is the reason why one may be missing; without it this card or driver does not have it.
     """
 
     def __init__(self, values: Mapping[str, Any], failed: str = "") -> None:
@@ -162,7 +162,7 @@ class Values:
 
 
 def is_no_value(cell: str) -> bool:
-    """Whether a cell stands for no value: `[N/A]`, `ERR!`, `[GPU is lost]`."""
+    """Whether a cell has no value: `[N/A]`, `ERR!`, `[GPU is lost]`."""
     return _NO_VALUE.match(cell) is not None
 
 

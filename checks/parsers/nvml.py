@@ -141,6 +141,6 @@ def _processes(rows: list[dict[str, Any]], owners: Section | None) -> Maybe[tupl
             pid, used = one
             owner = known.get(pid, Owner())
             name = owner.command.split(" ")[0] if isinstance(owner.command, str) else ""
-            used_bytes = used if isinstance(used, int) else Unknown("not said")
+            used_bytes = used if isinstance(used, int) else Unknown("not reported")
             found.append(GpuProcess(pid, str(row.get("uuid")), used_bytes, name, *owner))
     return tuple(found)

@@ -1,7 +1,7 @@
 """Sections of an envelope, and the one way to their text.
 
 A parser that reads `Section.out` itself can take half an answer for all. `text_of` gives the text
-only where all of it is there; a parser that can use part of an answer says so.
+only where all of it is there; a parser that can use part of an answer does so with a comment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What GPU models reach in bf16 matrix products, as somebody has measured it.
+"""What GPU models reach in bf16 matrix products, as measured by others.
 
 Source: stas00/ml-engineering, compute/accelerator, table "Maximum Achievable Matmul FLOPS" (BF16
 without sparsity, mean of 100 products of the best shape found; the table says that H200 is as H100
@@ -8,7 +8,7 @@ the distance from the other devices counts.
 
 from __future__ import annotations
 
-# Longest name first where one holds another; a name fits when all its words stand in the driver's.
+# Longest name first where one contains another; a name fits when the driver's has all its words.
 REACHED_TFLOPS: tuple[tuple[str, float], ...] = (
     ("GB200", 1822.0),
     ("GH200", 828.6),
@@ -29,7 +29,7 @@ OTHER_CARDS = ("NVL", "PCIe", "MIG")  # of the same chip with less power: no fig
 
 
 def reached_tflops(model: str) -> float | None:
-    """TFLOP/s that a device of this name can reach; None where nobody has told."""
+    """TFLOP/s that a device of this name can reach; None for other models."""
     words = model.upper()
     for name, tflops in REACHED_TFLOPS:
         plain = name.upper()

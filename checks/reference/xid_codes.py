@@ -1,6 +1,6 @@
 """NVIDIA's Xid numbers: what each means for a node that is about to train.
 
-From NVIDIA's catalogue and the grades of four peers; numbers that nobody names are a warning,
+From NVIDIA's catalogue and the grades of four peers; numbers that none of them has are a warning,
 because a new driver brings new ones.
 """
 
@@ -55,7 +55,7 @@ _RECOVERY = (
 
 
 def grade(number: int, text: str) -> Grade:
-    """The grade of one Xid line. 151, 154 and 168 say in words what they want, 144 to 150 Fatal."""
+    """The grade of an Xid line; the text decides for 151, 154, 168 (recovery), 144 to 150 (Fatal)."""
     if number in (151, 154, 168):
         words = text.lower().replace("required", "").replace("  ", " ")
         for mark, found in _RECOVERY:

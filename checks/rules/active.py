@@ -109,10 +109,10 @@ def _env_fix(reason: str) -> str | None:
 def allreduce(active: Active) -> Iterator[Finding]:
     """All-reduce over the nodes works: no node and no link between them fails, hangs or is slow.
 
-    A hang in a collective names nobody: every rank waits. Tests by pairs and halves do.
+    A hang in a collective names no node: every rank waits. Tests by pairs and halves name it.
 
     Bad: FAIL: fails, hangs, or under half (on a CPU a tenth) of the median node's best pair, and
-        again; UNKNOWN where nobody can tell which one
+        again; UNKNOWN where it is not known which one
     How: torch.distributed (nccl, or gloo on a CPU) sums over pairs along the ring of nodes, then
         over all, then over halves of what fails
     Fix: leave one node out: -x; its cable, NIC counters, MTU, firewall to the other
@@ -136,7 +136,7 @@ def allreduce(active: Active) -> Iterator[Finding]:
         yield fail(text, nodes=pair, fix=fix)
     for group, why in seen.unclear:
         named.update(group)
-        text = "all-reduce is bad among these, and it cannot be told whose fault it is"
+        text = "all-reduce is bad among these, and it is not known which one is at fault"
         yield unknown(f"{text}: {why}", nodes=group)
     for node, why in seen.unknown.items():
         if node not in named:
@@ -161,7 +161,7 @@ def port(active: Active) -> Iterator[Finding]:
     Fix: the firewall's line on that node; or another --master-port
     """
     if len(active.doors) < 2:
-        yield skip("one node has nobody to reach")
+        yield skip("there is no other node")
         return
     for node, seen in active.doors.items():
         names = (node,)

@@ -190,7 +190,7 @@ def errors(fleet: Fleet) -> Iterator[Finding]:
     Bad: WARN if an error counter grew since the last look or while we looked, FAIL if link_downed
         did
     How: counters and hw_counters read twice, and against the last look's record; their values alone
-        say nothing, a healthy port shows 14
+        have no meaning, a healthy port shows 14
     Fix: the port's cable and transceiver; mlxlink -d DEVICE -c
     """
     return _each_fabric(fleet, _judge_errors)

@@ -21,7 +21,7 @@ def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
 
 
 def no_gpu(gpus: GpuFacts) -> Finding | None:
-    """SKIP where there is surely no GPU, UNKNOWN where nobody can tell, None where there is one."""
+    """SKIP where there is surely no GPU, UNKNOWN where it is not known, None where there is one."""
     if gpus.has_hardware:
         return None
     surely = gpus.state in ("none", "no-tool") and not gpus.is_pci_unread
@@ -95,7 +95,7 @@ def count_majority(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
             return warn(text, count, most, source="majority", fix="")
         if count < most:
             fix, action = None, Action.REBOOT
-            # Containers hide PCI: a list shorter than what the driver shows says nothing.
+            # Containers hide PCI: a list shorter than the driver's has no meaning.
             if isinstance(on_pci, int) and on_pci >= count:
                 text += f"; PCI shows {on_pci}"
                 if on_pci < most:

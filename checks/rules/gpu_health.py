@@ -61,7 +61,7 @@ def per_gpu(gpus: GpuFacts, judge: Judge, good: str) -> Iterator[Finding]:
             bad.setdefault(unknown(found), []).append(label)
     for gpu, label, why in absent:
         if gpu.name in good_models:
-            text = f"{why}, although others of its model tell"
+            text = f"{why}, although others of its model report it"
             bad.setdefault(unknown(text), []).append(label)
     for one, labels in bad.items():
         yield replace(one, evidence=f"GPU {','.join(labels)}: {one.evidence}")
@@ -71,7 +71,7 @@ def per_gpu(gpus: GpuFacts, judge: Judge, good: str) -> Iterator[Finding]:
 
 
 def unread(*values: Maybe[object]) -> Unknown | None:
-    """The first value that the card should tell and that cannot be read."""
+    """The first value that the card has and that cannot be read."""
     unknowns = (value for value in values if isinstance(value, Unknown))
     return next((one for one in unknowns if not one.is_absence), None)
 
@@ -84,9 +84,9 @@ def first_unknown(*values: Maybe[object]) -> Unknown | None:
 
 @check("gpu.details", advisory=True)
 def gpu_details(gpus: GpuFacts) -> Finding:
-    """The driver tells the state of every GPU: all other checks of GPUs read it.
+    """The driver reports the state of every GPU: all other checks of GPUs read it.
 
-    Bad: UNKNOWN if the driver does not tell the state of a GPU
+    Bad: UNKNOWN if the driver does not report the state of a GPU
     How: NVML, else nvidia-smi -q
     Fix: nvidia-smi -q on that node
     """
@@ -98,7 +98,7 @@ def gpu_details(gpus: GpuFacts) -> Finding:
         return skip(NOT_ASKED)
     if silent:
         return unknown(f"{len(silent)} of {count} GPUs: {silent[0]}", fix="nvidia-smi -q")
-    return silent_others(gpus) or passed(f"{count} GPUs tell their state")
+    return silent_others(gpus) or passed(f"{count} GPUs report their state")
 
 
 @check("gpu.ecc_mode", advisory=True)
@@ -171,7 +171,7 @@ def remap(_gpu: Gpu, health: GpuHealth) -> Judgement:
 
 
 @check("gpu.recovery", advisory=True)
-@each_gpu("no recovery is asked for")
+@each_gpu("no recovery is needed")
 def recovery(_gpu: Gpu, health: GpuHealth) -> Judgement:
     """The driver asks for no reset or reboot.
 

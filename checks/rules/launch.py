@@ -94,7 +94,7 @@ def order(node: NodeFacts, hostname: str, fleet: Fleet) -> Finding:
 def files(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Finding]:
     """Data, checkpoint and model cache are on every node, and the same.
 
-    A rank that finds another CSV draws other batches, and no error says so.
+    A rank that finds another CSV draws other batches, without an error.
 
     Bad: FAIL if a file is missing, or has another size than on most nodes
     How: size of data, checkpoint and model cache on each node; of a folder all files together

@@ -65,7 +65,7 @@ def _is_loopback(address: str) -> bool:
 def reachable(network: Network) -> Finding:
     """Every node can talk to the first one, where the ranks meet.
 
-    That the head reaches both says nothing about the way between them.
+    The head may reach both although there is no route between them.
 
     Bad: FAIL if no packet comes back from the first node
     How: a TCP connection from each node to the rendezvous port of the first; a refusal is an answer

@@ -156,7 +156,7 @@ def packages_equal(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
 
 
 def packages_hash(env: PythonEnv) -> str:
-    """Twelve hex digits that stand for all packages of an environment."""
+    """Twelve hex digits of a hash of all packages of an environment."""
     text = "\n".join(f"{name}=={version}" for name, version in sorted(env.installed.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

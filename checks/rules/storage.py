@@ -58,7 +58,7 @@ def disks(mounts: Sequence[Mount], limits: Profile) -> Iterator[Finding]:
 
 @check("storage.inodes", advisory=True)
 def inodes(mounts: Sequence[Mount], limits: Profile) -> Iterator[Finding]:
-    """No local disk is out of inodes: it says `No space left` with half of it free.
+    """No local disk is out of inodes: the error is `No space left` with half of it free.
 
     Bad: WARN over 90 % of the inodes used, FAIL over 95 %
     How: statfs of every local file system

@@ -91,7 +91,7 @@ def fell_off(kernel_log: KernelLog, gpus: GpuFacts) -> Finding:
     """No GPU has fallen off the bus.
 
     Bad: FAIL on the words, also without a number
-    How: `fallen off the bus` in the kernel's log, which may stand over three lines without any Xid
+    How: `fallen off the bus` in the kernel's log, which may be three lines without any Xid
     Fix: power cycle the node; if it comes back, service
     """
     lost = [one for one in kernel_log.events if one.kind in ("fell-off-bus", "probe-failed")]

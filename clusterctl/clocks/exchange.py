@@ -92,7 +92,7 @@ def ask_time(
         number = next(_numbers)
         sent_s = now_s()
         stream.send({"op": "time", "id": number})
-        # A late answer to an earlier question would look like a quick one to this.
+        # A late answer to an earlier question would be taken for a quick one to this.
         reply = receive_one(stream, "id", ANSWER_S, number)
         received_s = now_s()
         if reply is None:

@@ -45,12 +45,12 @@ class Sample:
     offset_s: float
     error_s: float
     wall_minus_boot_s: float
-    boot: str = ""  # changes when the channel had to be opened anew after a reboot
+    boot: str = ""  # changes when the channel was opened again after a reboot
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A node that cannot be asked just now."""
+    """A node that does not answer."""
 
     node: str
     at_s: float
@@ -71,7 +71,7 @@ class Alarm:
 
 @dataclass(slots=True)
 class Track:
-    """What is known of one node's clock since the watch began."""
+    """What is known of one node's clock since the start of the watch."""
 
     node: str
     offsets_s: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))

@@ -1,7 +1,7 @@
 """Clocks of a cluster: each node against the head and against the others, steps, who steers them.
 
 Offsets are positive where a clock is ahead. A node is judged by its distance from the middle of
-all clocks, the head's among them: whose clock is wrong is what most clocks say.
+all clocks, the head's among them: most clocks decide whose clock is wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RULES = ("time.sync", "time.daemons", "time.sources", "time.log_ahead", "time.cl
 
 @dataclass(frozen=True, slots=True)
 class ClockRow:
-    """One node's clock. `flags` say what is wrong with it; a good one has none."""
+    """One node's clock. `flags` are its faults; a good one has none."""
 
     node: str
     offset_s: Maybe[float]  # against the head
@@ -127,7 +127,7 @@ def read_clocks(
 
 
 def _machine(boot_id: Any) -> Machine:
-    boot = boot_id if isinstance(boot_id, str) else Unknown("the node did not say its boot id")
+    boot = boot_id if isinstance(boot_id, str) else Unknown("the node reported no boot id")
     return Machine(boot, NOT_ASKED, NOT_ASKED, "")
 
 

@@ -17,7 +17,7 @@ from clusterctl.nodes import counted, fold
 
 @dataclass(frozen=True, slots=True)
 class FabricRow:
-    """One node's ports. `flags` say what is wrong; an unknown value makes it unknown."""
+    """One node's ports. `flags` are its faults; an unknown value makes it unknown."""
 
     node: str
     active: int | None = None  # None: unknown
@@ -165,7 +165,7 @@ def _port_cells(port: IbPort) -> list[str]:
 
 
 def suggestion_lines(suggested: Sequence[Suggestion]) -> list[tuple[str, str]]:
-    """(line, kind) for people: what is set and why, what is left out, and who disagrees."""
+    """(line, kind) for people: what is set and why, what is left out, and which nodes differ."""
     lines: list[tuple[str, str]] = []
     for one in suggested:
         if one.value is not None:

@@ -12,7 +12,7 @@ from checks.profile import Profile
 from clusterctl.jobs.processes import fold_ranks
 
 FEWEST = 3  # of two nobody can say which one is odd
-IDLE_PERCENT, BUSY_PERCENT = 5.0, 50.0  # of utilization, where a card tells no power
+IDLE_PERCENT, BUSY_PERCENT = 5.0, 50.0  # of utilization, where a card reports no power
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Place:
 
 
 def coldest_and_hottest(nodes: Sequence[NodeFacts]) -> tuple[Place | None, Place | None]:
-    """By temperature, then power; (None, None) with fewer than two GPUs that tell it."""
+    """By temperature, then power; (None, None) with fewer than two GPUs that report it."""
     places = [
         Place(node.name, gpu.label(position), gpu.temperature_c, or_none(gpu.power_w))
         for node in nodes

@@ -1,4 +1,4 @@
-"""The census again and again: each node is asked at its own pace over a connection that stays open.
+"""Repeated census: each node is asked at its own pace over a connection that stays open.
 
 A node that hangs or dies keeps its row with the age of what is known; the others go on.
 """

@@ -32,7 +32,7 @@ WAITING = "waiting"  # phase of a node whose first answer has not come yet
 
 
 def read_fleet(results: Sequence[NodeResult[dict[str, Any]]]) -> tuple[NodeFacts, ...]:
-    """Facts of the nodes from what the census payload sent home, in the given order."""
+    """Facts of the nodes from the messages of the census payload, in the given order."""
     return tuple(read_node(result) for result in results)
 
 
