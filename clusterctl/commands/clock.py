@@ -60,9 +60,9 @@ def command(
     no_fold: bool,
     no_memory: bool,
 ) -> int:
-    """OFFSET is against this machine, STEP how far wall time moved against boot time while we looked
-    and since the last look. Exit code 1 when a clock is too far from the others, was stepped or is
-    not steered as it should be, 3 when a node gave no answer.
+    """OFFSET is against this machine, STEP how far wall time moved against boot time while we
+    looked and since the last look. Exit code 1 when a clock is too far from the others, was stepped
+    or is not steered as it should be, 3 when a node gave no answer.
     """
     from dataclasses import replace
 

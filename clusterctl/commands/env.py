@@ -20,8 +20,8 @@ from clusterctl.settings import DEVICE, Settings, cluster_command
   clusterctl launch stage1 nodes.txt --env-from-facts""",
 )
 def command(settings: Settings, output: Output, device: str) -> int:
-    """stdout has `export NAME=value` lines only; reasons, and nodes that disagree, go to stderr. Exit
-    code 1 when nodes disagree, 3 when a node or something about it could not be found out.
+    """stdout has `export NAME=value` lines only; reasons, and nodes that disagree, go to stderr.
+    Exit code 1 when nodes disagree, 3 when a node or something about it could not be found out.
     """
     from clusterctl.fabric.collect import collect_fabric, no_answers, suggestions
     from clusterctl.fabric.report import suggestion_json, suggestion_lines, unsure_lines

@@ -40,8 +40,8 @@ SHOWN = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFN
 def command(
     settings: Settings, output: Output, growth_s: float, sudo: bool, no_fold: bool, no_memory: bool
 ) -> int:
-    """With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors grow
-    or nodes disagree, 3 when a node or something about it could not be found out.
+    """With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors
+    grow or nodes disagree, 3 when a node or something about it could not be found out.
     """
     from clusterctl.fabric.collect import collect_fabric, suggestions
     from clusterctl.fabric.report import report_fabric, to_document

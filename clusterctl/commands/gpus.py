@@ -5,6 +5,7 @@ What is missing, broken or hung, and nodes that do not answer, are flags in the 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,14 +100,11 @@ class View:
         self._output = output
         self._processes, self._no_fold = processes, no_fold
         self._width: int | None = None
-        self._lines: int | None = None  # left for tables on the page; None: no page
+        self._left = math.inf  # lines for tables on the page
 
     def once(self, census: Census, facts: Sequence[NodeFacts]) -> None:
         if not self._output.quiet:
-            self._census(census)
-            if self._processes:
-                self._output.line("")
-                self._list(facts)
+            self._tables(census, facts)
         self._output.summary(census.summary(), census.exit_code)
         if census.extremes():
             self._output.note(census.extremes(), "warn" if census.idle else None)
@@ -129,42 +127,38 @@ class View:
             output.repaint()
             self._width = output.columns()
             # The clock, the summary, the extremes, and the line below them stay free.
-            self._lines = max(3, (output.rows() or 24) - 4)
-        self._line(f"{local_time(now_s)}  {census.summary()}", "bad" if census.exit_code else None)
+            self._left = max(3, (output.rows() or 24) - 4)
+        line = f"{local_time(now_s)}  {census.summary()}"
+        output.line(line[: self._width], "bad" if census.exit_code else None)
         if not output.quiet:
             if words := census.extremes():
-                self._line(words, "warn" if census.idle else None)
-            self._census(census)
-            if self._processes and (self._lines is None or self._lines > 3):
-                output.line("")
-                self._list(facts)
+                output.line(words[: self._width], "warn" if census.idle else None)
+            self._tables(census, facts)
             if not is_page:
                 output.line("")
         output.flush()
         return census.exit_code
 
-    def _line(self, text: str, style: str | None) -> None:
-        self._output.line(text[: self._width], style)
-
-    def _census(self, census: Census) -> None:
+    def _tables(self, census: Census, facts: Sequence[NodeFacts]) -> None:
         rows = [(row.node, row) for row in census.rows] if self._no_fold else census.folded()
         shown = self._fit(rows)
         hidden = len(rows) - len(shown)
         cells = [(names, row.verdict, row.cells()) for names, row in shown]
         self._output.node_table(COLUMNS, cells, COLUMNS[1:-1], self._width)
         if hidden:
-            self._output.line(
-                f"... and {hidden} more lines, nothing flagged: a taller window shows them", "dim"
-            )
-        if self._lines is not None:
-            self._lines -= len(shown) + 1 + (hidden > 0)
+            how = "nothing flagged: a taller window shows them"
+            self._output.line(f"... and {hidden} more lines, {how}", "dim")
+        self._left -= len(shown) + 1 + (hidden > 0)
+        if self._processes and self._left > 3:
+            self._output.line("")
+            self._list(facts)
 
     def _fit(self, rows: list[tuple[str, GpuRow]]) -> list[tuple[str, GpuRow]]:
         """Rows for the page: all that are flagged, then the others while there are lines left."""
-        if self._lines is None or len(rows) + 1 <= self._lines:
+        if len(rows) + 1 <= self._left:
             return rows
         ranked = sorted(range(len(rows)), key=lambda at: (not rows[at][1].flags, at))
-        return [rows[at] for at in sorted(ranked[: max(1, self._lines - 2)])]
+        return [rows[at] for at in sorted(ranked[: max(1, int(self._left) - 2)])]
 
     def _list(self, facts: Sequence[NodeFacts]) -> None:
         from clusterctl.gpus.processes import columns, list_processes
@@ -174,11 +168,10 @@ class View:
             self._output.line("no process on a GPU that could be asked")
             return
         with_run = any(row.run is not None or row.rank is not None for row in found)
-        shown = found
-        if self._lines is not None and len(found) + 2 > self._lines:
-            shown = found[: max(1, self._lines - 3)]
-        cells = [row.cells(with_run) for row in shown]
+        fits = len(found) + 2 <= self._left
+        cells = [row.cells(with_run) for row in found]
+        cells = cells if fits else cells[: max(1, int(self._left) - 3)]
         width = self._width or self._output.columns()
         self._output.table(columns(with_run), cells, ["PID", "AGE", "MEM", "RANK"], width)
-        if len(shown) < len(found):
-            self._output.line(f"... and {len(found) - len(shown)} more processes", "dim")
+        if len(cells) < len(found):
+            self._output.line(f"... and {len(found) - len(cells)} more processes", "dim")

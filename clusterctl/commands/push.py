@@ -32,9 +32,9 @@ from clusterctl.transport.base import Progress
 def command(
     settings: Settings, output: Output, source: Path, dest: str, yes: bool, dry_run: bool
 ) -> int:
-    """DEST is the name it gets there, or, with a slash at its end, the folder it goes into; a relative
-    one starts in the home of the user who logs in. Exit code 1 when a node had to refuse, 3 when
-    one could not be reached.
+    """DEST is the name it gets there, or, with a slash at its end, the folder it goes into; a
+    relative one starts in the home of the user who logs in. Exit code 1 when a node had to refuse,
+    3 when one could not be reached.
     """
     from clusterctl.transfer import push
 
