@@ -34,52 +34,49 @@ _DTYPES = {"fp16": "F16", "bf16": "BF16", "fp32": "F32"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="training config, a file or a short name")
-    parser.add_argument("out", type=Path, help="folder of the cache, seen by all ranks")
-    parser.add_argument(
+    option = parser.add_argument
+    option("config", help="training config, a file or a short name")
+    option("out", type=Path, help="folder of the cache, seen by all ranks")
+    option(
         "--sample",
         action="store_true",
         help="keep one draw of each latent instead of mean and log-variance: half the bytes, no "
         "fresh noise in training",
     )
-    parser.add_argument(
+    option(
         "--latent-dtype",
         choices=sorted(_DTYPES),
         default=None,
         help="of latents as stored (fp16; fp32 where pixels are the latents). "
         "Captions keep the encoder's",
     )
-    parser.add_argument(
+    option(
         "--caption-embedder",
         action="store_true",
         help="keep captions behind the frozen caption embedder of --ckpt-path: "
         "1,152 numbers a token instead of 4,096",
     )
-    parser.add_argument(
+    option(
         "--max-frames", type=whole(1), metavar="N", help="encode only the first N frames of a clip"
     )
-    parser.add_argument(
+    option(
         "--shard-mb",
         type=whole(1),
         default=SHARD_MB,
         metavar="MB",
         help="size of a shard, which a kill costs at most for each rank (%(default)s)",
     )
-    parser.add_argument("--workers", type=whole(), help="decoding processes a rank (num_workers)")
-    parser.add_argument(
+    option("--workers", type=whole(), help="decoding processes a rank (num_workers)")
+    option(
         "--max-bad",
         type=whole(),
         metavar="N",
         help="stop above this many clips that cannot be read (max_bad_samples)",
     )
-    parser.add_argument("--retry-bad", action="store_true", help="try those again that could not")
-    parser.add_argument(
-        "--force", action="store_true", help="throw away what OUT holds and begin anew"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say what would be made, make nothing"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    option("--retry-bad", action="store_true", help="try those again that could not")
+    option("--force", action="store_true", help="throw away what OUT holds and begin anew")
+    option("--dry-run", action="store_true", help="say what would be made, make nothing")
+    option("-q", "--quiet", action="store_true", help="no progress")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -145,7 +145,7 @@ def work(
 def _key(
     config: Config, manifest: Manifest, out: Path, options: Options, hashes: Hashes
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The key of what is made, and its shapes. Raises FeaturesError when this machine lacks weights."""
+    """The key of what is made, and its shapes. Raises FeaturesError when weights are missing."""
     from trainer.components import TINY_T5, make_tiny_text_encoder
 
     make_tiny_text_encoder(config, out, manifest.texts)
@@ -172,7 +172,8 @@ def _key(
 
 def _refuse(out: Path, before: Mapping[str, Any], key: Mapping[str, Any]) -> None:
     refuse_other(out, before, key)
-    pairs = [("caption embedder", *(one["captions"]["embedder"] for one in (before, key)))]
+    embedders = (str(one["captions"]["embedder"])[:12] for one in (before, key))
+    pairs = [("caption embedder", *embedders)]
     for name, word in (
         ("kind", "latents"),
         ("dtype", "--latent-dtype"),
@@ -182,7 +183,7 @@ def _refuse(out: Path, before: Mapping[str, Any], key: Mapping[str, Any]) -> Non
     for word, was, has in pairs:
         if was != has:
             raise FeaturesError(
-                f"the features in {out} were made with {word} {str(was)[:12]}, not {str(has)[:12]}",
+                f"the features in {out} were made with {word} {was}, not {has}",
                 hint="use the same options, or another folder, or --force to start over",
             )
 

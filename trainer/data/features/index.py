@@ -32,8 +32,8 @@ from trainer.data.features.units import Grid, Keys, Units, is_count, keys_of
 SCHEMA = 1
 _LATENT_KINDS, _STORED = ("posterior", "sample", "exact"), ("F32", "F16", "BF16")
 _COUNTS = ("job", "latents", "captions", "bytes", "text_channels", "encoder_channels")
-# Columns of a shard's own table, those of eight bytes first, so that all are aligned; the index adds
-# shard and offset. `crc_at` points into `crc`.
+# Columns of a shard's own table, those of eight bytes first, so that all are aligned; the index
+# adds shard and offset. `crc_at` points into `crc`.
 COLUMNS = {
     LATENTS: {
         "key": "U64",

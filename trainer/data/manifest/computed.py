@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -106,8 +107,8 @@ class _Answers:
         self.wrong: int = state.get("wrong", 0)
         self._flushed = time.monotonic(), self.rows
         # surrogateescape: cells may be any bytes
-        encoding = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
-        self._file = self.path.open("r+" if kept else "w", **encoding)  # type: ignore[call-overload]
+        text: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
+        self._file = self.path.open("r+" if kept else "w", **text)
         self._file.seek(kept)
         self._file.truncate()
         self._writer = csv.writer(self._file)
@@ -125,7 +126,8 @@ class _Answers:
 
     def add(self, answers: list[Cells]) -> None:
         for cells in answers:
-            if self._is_utf8 and not is_utf8("".join(cells)):  # a parquet file holds no other bytes
+            # a parquet file holds no other bytes
+            if self._is_utf8 and not is_utf8("".join(cells)):
                 pairs = zip(self._names, cells, strict=True)
                 name, cell = next(pair for pair in pairs if not is_utf8(pair[1]))
                 cells[-1] = cells[-1] or f"{name} {repr(cell)[:60]} is not UTF-8"

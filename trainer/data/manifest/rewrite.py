@@ -8,6 +8,7 @@ import io
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -21,17 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.data.manifest.left_out import RESUME, Options, check_limit
+from trainer.data.manifest.left_out import RESUME, Options, check_limit, report
 from trainer.data.manifest.manifest import ManifestError, WrongRow, check_suffix
 from trainer.data.manifest.sql import BATCH_ROWS, Database, Source, unescaped
-from trainer.data.manifest.table_io import (
-    ParquetTable,
-    cell,
-    column_type,
-    first_line,
-    is_text,
-    open_table,
-)
+from trainer.data.manifest.table_io import ParquetTable, cell, first_line, is_text, open_table
 from trainer.data.manifest.work_folder import WorkFolder, identity
 from trainer.runlog.progress import RowProgress
 
@@ -88,15 +82,19 @@ class Rewrite:
     progress: RowProgress
     hint: str  # where too many rows are left out
     wrong: list[WrongRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # for stderr
     rows: int = 0
 
     @property
     def out(self) -> Path:
         return self.work.out
 
-    @property
-    def exit_code(self) -> int:
-        """1 when rows had to be left out."""
+    def report(self, text: str) -> int:
+        """Print what was made and what was left out; returns the exit code, 1 if rows were."""
+        print(f"{self.out}: {text}")
+        for note in self.notes:
+            print(note, file=sys.stderr)
+        report(self.wrong)
         return 1 if self.wrong else 0
 
     def add(self, path: Path, required: Sequence[str] = (), named: bool = False) -> Source:
@@ -113,7 +111,7 @@ class Rewrite:
 
     def columns(self, source: Source, names: Sequence[str]) -> list[str]:
         """SQL for columns as values of their types."""
-        return [_value(source, one) for one in _fields(self.database, source, names)]
+        return [_value(source, one) for one in self.database.fields(source, names)]
 
     def write(self, parts: Sequence[Rows], names: Sequence[str] | None = None) -> None:
         """Write all parts one behind the other; `names` are the columns, by default all."""
@@ -223,10 +221,10 @@ class Rewrite:
         """Types that hold the columns of all parts. Raises ManifestError where none does."""
         fields: dict[str, pa.Field] = {}
         for part in parts:
-            for one in _fields(self.database, part.source, part.source.names):
+            for one in self.database.fields(part.source, part.source.names):
                 fields[one.name] = _common(fields.get(one.name, one), one)
             for other in part.beside:
-                for one in _fields(self.database, other.source, other.names):
+                for one in self.database.fields(other.source, other.names):
                     self._check_cells(other.source, one)
                     fields.setdefault(one.name, one)
         return pa.schema([fields[name] for name in names])
@@ -429,14 +427,6 @@ def _value(source: Source, one: pa.Field) -> str:
     if pa.types.is_floating(one.type):
         return number
     return text if is_text(one.type) else f"nullif({text}, '')"
-
-
-def _fields(database: Database, source: Source, names: Sequence[str]) -> list[pa.Field]:
-    """Arrow's fields of columns: as the parquet file has them, or guessed from a csv's cells."""
-    if source.schema is not None:
-        return [source.schema.field(name) for name in names]
-    kinds: Mapping[str, Any] = database.guess_types(source, names)
-    return [pa.field(name, column_type(name) or kinds[name]) for name in names]
 
 
 def _common(one: pa.Field, two: pa.Field) -> pa.Field:

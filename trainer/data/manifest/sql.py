@@ -204,10 +204,9 @@ class Database:
 
     def column(self, query: str) -> np.ndarray[Any, Any]:
         """A result of one column of numbers."""
-        parts = [
-            batch.column(0).to_numpy(zero_copy_only=False) for batch in self.stream(query, 1 << 17)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        cursor = self._cursor()
+        found = self._wait(self._pool.submit(lambda: cursor.execute(query).fetchnumpy()))
+        return np.asarray(next(iter(found.values())))
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         self._cursors.append(self._connection.cursor())
@@ -294,11 +293,13 @@ class Database:
         self.all("SET enable_external_access = false")
         self.all("SET lock_configuration = true")
 
-    def guess_types(self, source: Source, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """int64, double or string for columns of a csv, from all of their cells."""
-        unknown = [name for name in names if column_type(name) is None]
-        if not unknown:
-            return {}
+    def fields(self, source: Source, names: Sequence[str]) -> list[pa.Field]:
+        """Arrow's fields of columns: a parquet file's own; of a csv, where the column is not one of
+        ours, int64, double or string, as all of its cells are."""
+        if source.schema is not None:
+            return [source.schema.field(name) for name in names]
+        types = {name: column_type(name) for name in names}
+        unknown = [name for name, kind in types.items() if kind is None]
         tests = []
         for name in unknown:
             cell = source.text(name)
@@ -309,14 +310,12 @@ class Database:
             )
             tests += [f"bool_and({cell} = '' OR {test})" for test in (is_whole, is_real)]
             tests.append(f"coalesce(bool_or({cell} <> ''), false)")
-        found = self.all(f"SELECT {', '.join(tests)} FROM {source.view}")[0]
-        kinds = {}
-        for name, whole, real, seen in zip(
-            unknown, found[::3], found[1::3], found[2::3], strict=True
-        ):
-            kind = pa.int64() if whole else pa.float64() if real else pa.string()
-            kinds[name] = kind if seen else pa.string()
-        return kinds
+        found = self.all(f"SELECT {', '.join(tests)} FROM {source.view}")[0] if tests else ()
+        for name, *is_all in zip(unknown, found[::3], found[1::3], found[2::3], strict=True):
+            is_whole, is_real, is_seen = is_all
+            kind = pa.int64() if is_whole else pa.float64() if is_real else pa.string()
+            types[name] = kind if is_seen else pa.string()
+        return [pa.field(name, types[name]) for name in names]
 
 
 def _csv_reader(columns: int, more: str = "") -> str:

@@ -38,12 +38,11 @@ def column_type(name: str) -> Any:
     """Arrow's type of a column that the verbs here write; None for one they know nothing of."""
     import pyarrow as pa
 
-    whole = ("num_frames", "height", "width", "resolution", "file_size")
-    real = ("aspect_ratio", "fps")
-    text = ("path", "text", "check")
-    if name in whole:
+    if name in ("num_frames", "height", "width", "resolution", "file_size"):
         return pa.int64()
-    return pa.float64() if name in real else pa.string() if name in text else None
+    if name in ("aspect_ratio", "fps"):
+        return pa.float64()
+    return pa.string() if name in ("path", "text", "check") else None
 
 
 def open_table(source: Path, required: Sequence[str] = ()) -> CsvTable | ParquetTable:
@@ -77,8 +76,8 @@ class CsvTable:
             require(source, self.names, required)
         except csv.Error as error:
             self._file.close()
-            end = self._line
-            why = f"line 1 {_open(end)}" if end > 1 or _is_open(self._raw(end)) else str(error)
+            end = self._reader.line_num
+            why = f"line 1 {_open(end)}" if end > 1 or _is_open(self._raw()) else str(error)
             raise ManifestError(f"{source}: {why}") from None
         except ManifestError:
             self._file.close()
@@ -96,11 +95,6 @@ class CsvTable:
             if not self._block_line:
                 texts[0] = texts[0].removeprefix("\ufeff")
             yield texts
-
-    @property
-    def _line(self) -> int:
-        """Lines of the file that the reader has had."""
-        return self._reader.line_num
 
     @property
     def share(self) -> float:
@@ -130,38 +124,37 @@ class CsvTable:
                 else:
                     ended = True
             except csv.Error as error:
-                lenient = self._lenient(line, error)
-                if lenient is not None and len(lenient) == width:
-                    found.append(lenient)
+                row = self._lenient(line, error)
+                if len(row) == width:
+                    found.append(row)
                     lines.append(line)
-                elif lenient is not None:
-                    self._refuse_width(line, lenient)
+                elif row:
+                    self._refuse_width(line, row)
         if not found:
             return None
         start, self._row = self._row, self._row + len(found)
         return CsvBatch(found, lines, start)
 
     def _refuse_width(self, line: int, row: list[str]) -> None:
-        last = self._line
+        last = self._reader.line_num
         where = f" in lines {line} to {last}" if last > line else ""
         reason = f"{len(row)} cells{where}, the header has {len(self.names)}"
         self.wrong.append(WrongRow(line, reason))
 
-    def _lenient(self, line: int, error: csv.Error) -> list[str] | None:
-        """A row that the strict reader refused, if its quotes concern no other row; else None."""
-        last = self._line
-        raw = self._raw(last)
-        if last == line and not _is_open(raw):  # "a" b, as other programs read it too
-            try:
-                return next(csv.reader([raw]))
-            except csv.Error:
-                self.wrong.append(WrongRow(line, str(error)))
-                return None
-        self._refuse_quote(line)
-        return None
+    def _lenient(self, line: int, error: csv.Error) -> list[str]:
+        """A row that the strict reader refused, if its quotes concern no other row; else none."""
+        raw = self._raw()
+        if self._reader.line_num > line or _is_open(raw):
+            self._refuse_quote(line)
+            return []
+        try:
+            return next(csv.reader([raw]))  # "a" b, as other programs read it too
+        except csv.Error:
+            self.wrong.append(WrongRow(line, str(error)))
+            return []
 
     def _refuse_quote(self, line: int) -> None:
-        last = self._line
+        last = self._reader.line_num
         self.wrong.append(WrongRow(line, _open(last)))
         reason = f"belongs to the quote that line {line} opens"
         self.wrong += [WrongRow(swallowed, reason) for swallowed in range(line + 1, last + 1)]
@@ -171,16 +164,19 @@ class CsvTable:
 
         The reader pairs the quote of `"a` with the first of a later row's `",b"`, and one is left.
         """
-        here = self._block[max(0, line - 1 - self._block_line) : self._line - self._block_line]
+        here = self._block[
+            max(0, line - 1 - self._block_line) : self._reader.line_num - self._block_line
+        ]
         earlier = self._block_line - line + 1  # of its lines in the block before
         if earlier > len(self._block_before):
             return False
         there = self._block_before[len(self._block_before) - earlier :] if earlier > 0 else []
         return sum(raw.count(b'"') for raw in (*there, *here)) % 2 == 0
 
-    def _raw(self, line: int) -> str:
+    def _raw(self) -> str:
         """The text of the last line that the reader has had."""
-        return self._block[line - 1 - self._block_line].decode("utf-8", "surrogateescape")
+        line = self._block[self._reader.line_num - 1 - self._block_line]
+        return line.decode("utf-8", "surrogateescape")
 
     def close(self) -> None:
         self._file.close()

@@ -19,9 +19,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from trainer.arguments import above_0, whole
+from trainer.data.manifest.left_out import RESUME
 from trainer.data.manifest.row_check import path_fault
 from trainer.data.video import helper_process
 from trainer.errors import TrainerError
@@ -40,15 +41,6 @@ class ExamineBroken(TrainerError):
     """Files cannot be looked into at all (not one clip's fault); the text says why."""
 
 
-class Pool(Protocol):
-    """Somebody who answers questions."""
-
-    def ask(self, question: Question) -> Future[Answer]:
-        """An answer has what was asked for, or "error" with the reason."""
-
-    def close(self) -> None: ...
-
-
 class Examiner:
     """One examining process, started when first needed, replaced when it is late or dies."""
 
@@ -60,16 +52,16 @@ class Examiner:
 
     def ask(self, question: Question) -> Answer:
         """Raises ExamineBroken when the process cannot be started."""
-        self._start()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        except OSError:  # it died while nobody asked: no clip's fault
-            self._end()
-            if not question.get("again"):
-                return self.ask({**question, "again": True})
-            raise ExamineBroken("the examining process dies as soon as it is started") from None
+        for _ in range(2):
+            questions = self._started().stdin
+            assert questions is not None
+            try:
+                questions.write(json.dumps(question).encode() + b"\n")
+                break
+            except OSError:  # it died while it had no question: no clip's fault
+                self._end()
+        else:
+            raise ExamineBroken("the examining process dies as soon as it is started")
         answer = self._line(self._timeout_s)
         if answer is None:
             self._end()
@@ -85,11 +77,11 @@ class Examiner:
         self._closed = True
         self._end()
 
-    def _start(self) -> None:
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._closed:
             raise ExamineBroken("examining was ended")
         if self._process is not None:
-            return
+            return self._process
         home = str(Path(__file__).resolve().parents[3])
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
         with helper_process.signals_held():
@@ -101,37 +93,35 @@ class Examiner:
                 bufsize=0,
             )
         self._text = b""
-        ready = self._line(START_TIMEOUT_S)
+        process, ready = self._process, self._line(START_TIMEOUT_S)
         if not ready or "ready" not in ready:
             self._end()
-            why = ready.get("failed") if ready else f"no word within {START_TIMEOUT_S:g} s"
+            why = ready.get("failed", "it ended") if ready is not None else "it does not answer"
             raise ExamineBroken(
-                f"the examining process does not start: {why or 'it ended'}",
+                f"the examining process does not start: {why}",
                 hint="it needs PyAV, see docs/guide/install.md",
             )
+        return process
 
     def _line(self, timeout_s: float) -> Answer | None:
-        """The next answer; {} when the process has ended, None when it says nothing in time."""
+        """The next answer; {} when the process has ended, None when none comes in time."""
         process = self._process
         if process is None or process.stdout is None:
             return {}
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._text:
             try:
-                ready, _, _ = select.select(
-                    [process.stdout], [], [], max(0.0, deadline - time.monotonic())
-                )
-                data = os.read(process.stdout.fileno(), 1 << 16) if ready else None
-            except (OSError, ValueError):
-                return {}  # closed by another thread
-            if data is None:
-                return None
+                left_s = max(0.0, deadline - time.monotonic())
+                if not select.select([process.stdout], [], [], left_s)[0]:
+                    return None
+                data = os.read(process.stdout.fileno(), 1 << 16)
+            except (OSError, ValueError):  # closed by another thread
+                data = b""
             if not data:
                 return {}
             self._text += data
         text, self._text = self._text.split(b"\n", 1)
-        answer: Answer = json.loads(text)
-        return answer
+        return dict(json.loads(text))
 
     def _end(self) -> int | None:
         process, self._process = self._process, None
@@ -164,8 +154,7 @@ class LocalPool:
         if not hasattr(self._mine, "examiner"):
             self._mine.examiner = Examiner(self._timeout_s)
             self._all.append(self._mine.examiner)
-        answer: Answer = self._mine.examiner.ask(question)
-        return answer
+        return dict(self._mine.examiner.ask(question))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -211,22 +200,18 @@ class ElsewherePool:
                 if future is not None:
                     future.set_result(answer)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass  # what stands behind speaks no more sense: it counts as gone
-        finally:  # whoever waits for an answer must not wait for ever
+            pass  # no valid answer: the other side counts as gone
+        finally:  # nothing may wait for an answer that never comes
             with self._lock:
                 self._ended = True
                 left, self._open = self._open, {}
             for future in left.values():
                 future.set_exception(_gone())
 
-    def close(self) -> None:
-        pass  # the other side sees our end
-
 
 def _gone() -> ExamineBroken:
     return ExamineBroken(
-        "nobody is left who could look into the files",
-        hint="finished work is kept; run the same command again to continue",
+        "nobody is left who could look into the files", hint=f"finished work is kept; {RESUME}"
     )
 
 
@@ -246,21 +231,25 @@ def add_pool_options(parser: argparse.ArgumentParser, clip_timeout_s: float) -> 
 
 
 @contextmanager
-def pool_of(args: argparse.Namespace) -> Iterator[tuple[Pool, int]]:
+def pool_of(args: argparse.Namespace) -> Iterator[tuple[LocalPool | ElsewherePool, int]]:
     """Who answers, and how many questions should be under way."""
     if args.elsewhere:
         out, back, ahead = args.elsewhere
-        pool: Pool = ElsewherePool(os.fdopen(out, "wb"), os.fdopen(back, "rb"))
-    else:
-        pool, ahead = LocalPool(args.workers, args.clip_timeout_s), max(256, 8 * args.workers)
+        yield ElsewherePool(os.fdopen(out, "wb"), os.fdopen(back, "rb")), ahead
+        return
+    pool = LocalPool(args.workers, args.clip_timeout_s)
     try:
-        yield pool, ahead
+        yield pool, max(256, 8 * args.workers)
     finally:
         pool.close()
 
 
 def asking(
-    pool: Pool, what: str, folder: Path, columns: int, cells_of: Callable[[Cells, Answer], Cells]
+    pool: LocalPool | ElsewherePool,
+    what: str,
+    folder: Path,
+    columns: int,
+    cells_of: Callable[[Cells, Answer], Cells],
 ) -> Ask:
     """Questions of `compute` about files; the first input is the path, from `folder` on.
 
@@ -305,29 +294,28 @@ def run(args: argparse.Namespace) -> int:
     lock = threading.Lock()
     broken: list[BaseException] = []
 
-    def say(message: Mapping[str, Any]) -> None:
+    def write(message: Mapping[str, Any]) -> None:
         with lock:
             sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
             sys.stdout.buffer.flush()
 
     pool = LocalPool(workers, args.clip_timeout_s)
 
-    def tell(number: int, future: Future[Answer]) -> None:
+    def answer(number: int, future: Future[Answer]) -> None:
         if future.cancelled():
             return
-        error = future.exception()
-        if error is not None:
+        if (error := future.exception()) is not None:
             broken.append(error)
-            say({"failed": str(error)})
+            write({"failed": str(error)})
         else:
-            say({"id": number, **future.result()})
+            write({"id": number, **future.result()})
 
     try:
-        say({"ready": True, "workers": workers})
+        write({"ready": True, "workers": workers})
         for line in sys.stdin.buffer:
             question = json.loads(line)
             number = question.pop("id")
-            pool.ask(question).add_done_callback(partial(tell, number))
+            pool.ask(question).add_done_callback(partial(answer, number))
             if broken:
                 break
     except BrokenPipeError:

@@ -24,7 +24,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.manifest.left_out import Options, add_options, report
+from trainer.data.manifest.left_out import Options, add_options
 from trainer.data.manifest.manifest import ManifestError, WrongRow, require
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import floats
@@ -49,6 +49,10 @@ BOUNDS = {
     "fps": "fps",
     "aspect": "aspect_ratio",
     "size": SIZE,
+}
+_HELP = {
+    "resolution": "resolution (height x width) in pixels, or a name: 720p",
+    SIZE: "file_size in bytes, or 50M, 1G",
 }
 
 
@@ -124,8 +128,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="manifest")
     parser.add_argument("out", type=Path, help="manifest to write")
     for name, column in BOUNDS.items():
-        for end in ("min", "max"):
-            parser.add_argument(f"--{end}-{name}", metavar=name.upper(), help=_help(end, column))
+        what = _HELP.get(column, column)
+        for end, word in (("min", "least"), ("max", "greatest")):
+            parser.add_argument(f"--{end}-{name}", metavar=name.upper(), help=f"{word} {what}")
     parser.add_argument("--checked", action="store_true", help="only clips that `check` found ok")
     parser.add_argument(
         "--where",
@@ -136,14 +141,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(DuckDB)",
     )
     add_options(parser)
-
-
-def _help(end: str, column: str) -> str:
-    what = {
-        "resolution": "resolution (height x width) in pixels, or a name: 720p",
-        SIZE: "file_size in bytes, or 50M, 1G",
-    }.get(column, column)
-    return f"{'least' if end == 'min' else 'greatest'} {what}"
 
 
 def _bounds(args: argparse.Namespace) -> list[Condition]:
@@ -187,11 +184,10 @@ def run(args: argparse.Namespace) -> int:
         require(args.source, source.names, columns)
         state = _decide(made, source, wanted)
         made.write([Rows(source, state == _KEPT)])
-    print(f"{args.out}: {made.rows:,} of {source.rows:,} rows")
+    lines = [f"{made.rows:,} of {source.rows:,} rows"]
     for number, condition in enumerate(wanted):
-        print(f"{np.count_nonzero(state == number):>10,}  not {condition}")
-    report(made.wrong)
-    return made.exit_code
+        lines.append(f"{np.count_nonzero(state == number):>10,}  not {condition}")
+    return made.report("\n".join(lines))
 
 
 def _decide(made: Rewrite, source: Source, wanted: Sequence[Condition | str]) -> NDArray[np.uint16]:
@@ -217,30 +213,25 @@ def _decide(made: Rewrite, source: Source, wanted: Sequence[Condition | str]) ->
     for condition in wanted:
         if isinstance(condition, str):
             _check_expression(database, source, condition, view)
-    parts = [np.zeros(0, np.uint16)]
-    unknown: list[tuple[int, int, str]] = []
-    start = 0
-    for batch in database.stream(
-        f"SELECT CAST(state AS USMALLINT), {text} "
-        f"FROM (SELECT *, CASE {cases} ELSE {_KEPT} END AS state "
+    decided = (
+        f"(SELECT *, CASE {cases} ELSE {_KEPT} END AS state "
         f"FROM (SELECT {', '.join(inner)} FROM {source.view}))"
-    ):
-        parts.append(batch.column(0).to_numpy(zero_copy_only=False))
-        for row in np.flatnonzero((parts[-1] & _UNKNOWN) != 0).tolist():
-            unknown.append((start + row, int(parts[-1][row]), batch.column(1)[row].as_py()))
-        start += batch.num_rows
-    lines = source.lines([row for row, _, _ in unknown])
+    )
+    states = database.column(f"SELECT CAST(state AS USMALLINT) FROM {decided}")
+    rows = np.flatnonzero(states & _UNKNOWN).tolist()
+    seen = f"SELECT state, {text} FROM {decided} WHERE state & {_UNKNOWN} <> 0"
+    lines = source.lines(rows)
     wrong = []
-    for row, state, value in unknown:
+    for row, (state, value) in zip(rows, database.all(seen) if rows else (), strict=True):
         condition = wanted[state - _UNKNOWN]
         assert isinstance(condition, Condition)
         kind = source.types[source.names.index(condition.column)]
-        seen = repr(unescaped(value)) if kind == "VARCHAR" else value
-        wrong.append(WrongRow(lines[row], f"{condition.column} is {seen[:60]}"))
+        cell = repr(unescaped(value)) if kind == "VARCHAR" else value
+        wrong.append(WrongRow(lines[row], f"{condition.column} is {cell[:60]}"))
     if wrong:
         made.leave_out(wrong)
         made.wrong.sort(key=lambda row: row.line)
-    return np.concatenate(parts)
+    return states
 
 
 def _view(made: Rewrite, source: Source, expressions: Sequence[str]) -> str:

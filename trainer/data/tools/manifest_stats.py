@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainer.data.manifest.manifest import Manifest
 
 SIZES_SHOWN = 12
+UNITS = {
+    "frames": "frames",
+    "resolution": "pixels",
+    "aspect ratio": "height / width",
+    "rate": "frames/s",
+}
 _SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Least, 5 %, quarter, half, three quarters, 95 % and greatest of a column."""
-
-    name: str
-    unit: str
-    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,16 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Stats:
-    """All that is said and drawn."""
+    """All that is printed and drawn."""
 
     rows: int
     left_out: int
     sizes: dict[str, int]  # height x width -> clips, most frequent first
-    spreads: tuple[Spread, ...]
+    spreads: dict[str, dict[str, float]]  # of columns as in UNITS: share -> quantile
     unknown_fps: int
     epochs: tuple[Epoch, ...] = ()
     buckets: tuple[dict[str, Any], ...] = ()  # of the first epoch
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
 
 def describe(manifest: Manifest) -> Stats:
@@ -52,12 +50,8 @@ def describe(manifest: Manifest) -> Stats:
     sizes, counts = np.unique(height << 32 | width, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     fps = manifest.fps[~np.isnan(manifest.fps)]
-    columns = [
-        ("frames", "frames", manifest.num_frames),
-        ("resolution", "pixels", height * width),
-        ("aspect ratio", "height / width", height / width),
-        ("rate", "frames/s", fps),
-    ]
+    columns = (manifest.num_frames, height * width, height / width, fps)
+    named = zip(UNITS, columns, strict=True)
     return Stats(
         rows=len(manifest),
         left_out=len(manifest.wrong),
@@ -65,20 +59,11 @@ def describe(manifest: Manifest) -> Stats:
             f"{s >> 32}x{s & 0xFFFFFFFF}": int(n)
             for s, n in zip(sizes[order].tolist(), counts[order].tolist(), strict=True)
         },
-        spreads=tuple(
-            Spread(name, unit, tuple(np.quantile(values, _SHARES, method="nearest").tolist()))
-            for name, unit, values in columns
-            if len(values)
-        ),
+        spreads={name: _quantiles(values) for name, values in named if len(values)},
         unknown_fps=len(manifest) - len(fps),
     )
 
 
-def document(stats: Stats) -> dict[str, Any]:
-    """As JSON; quantiles stand under their shares."""
-    plain = asdict(stats)
-    plain["spreads"] = {
-        spread.name: dict(zip(map(str, _SHARES), spread.values, strict=True))
-        for spread in stats.spreads
-    }
-    return {"schema": 1, "command": "stats", **plain}
+def _quantiles(values: NDArray[Any]) -> dict[str, float]:
+    found = np.quantile(values, _SHARES, method="nearest").tolist()
+    return dict(zip(map(str, _SHARES), found, strict=True))

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from trainer.data.manifest.computed import compute
-from trainer.data.manifest.left_out import Options, add_options, report
+from trainer.data.manifest.left_out import Options, add_options
 from trainer.data.manifest.manifest import COLUMNS, PROBED
 from trainer.data.manifest.rewrite import rewriting
 from trainer.data.tools.file_probe import Answer, Cells, add_pool_options, asking, pool_of
@@ -48,9 +48,7 @@ def run(args: argparse.Namespace) -> int:
         ask = asking(pool, "probe", folder, len(added), cells_of)
         rows = compute(made, source, ["path"], added, ask, 64, ahead)
         made.write([rows], [*dict.fromkeys([*COLUMNS, *added, *source.names])])
-    print(f"{args.out}: {made.rows:,} rows")
-    report(made.wrong)
-    return made.exit_code
+    return made.report(f"{made.rows:,} rows")
 
 
 def _facts(answer: Answer) -> dict[str, str]:

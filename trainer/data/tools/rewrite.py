@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainer.arguments import whole
 from trainer.data.manifest.computed import Cells, compute
-from trainer.data.manifest.left_out import Options, add_options, report
+from trainer.data.manifest.left_out import Options, add_options
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.video import helper_process
@@ -47,9 +47,7 @@ def run(args: argparse.Namespace) -> int:
         with rewriting(args.verb, [args.source], args.out, options, {}) as made:
             changed, empty = _clean(made, args.source, args.workers)
         more = f", {changed:,} captions changed" + (f", {empty:,} are empty" if empty else "")
-    print(f"{args.out}: {made.rows:,} rows{more}")
-    report(made.wrong)
-    return made.exit_code
+    return made.report(f"{made.rows:,} rows{more}")
 
 
 def cleaner() -> Callable[[str], str]:

@@ -10,13 +10,12 @@ python -m trainer.data dedupe all.csv unique.csv --on text
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from trainer.data.manifest.left_out import Options, add_options, report
+from trainer.data.manifest.left_out import Options, add_options
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.rewrite import Columns, Rewrite, Rows, rewriting
 from trainer.data.manifest.sql import Source, unescaped
@@ -52,24 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     paths = args.sources if args.verb == "merge" else [args.source]
-    if getattr(args, "other", None) is not None:
+    if "other" in args:
         paths = [*paths, args.other]
-    notes: list[str] = []
+    of = ""
     with rewriting(args.verb, paths, args.out, Options.of(args)) as made:
         if args.verb != "merge":
-            source = _choose(args, made)
-            rows = f"{made.rows:,} of {source.rows:,} rows"
+            of = f" of {_choose(args, made):,}"
+        elif args.on:
+            _join(args, made)
         else:
-            notes = _join(args, made) if args.on else _append(args, made)
-            rows = f"{made.rows:,} rows"
-    print(f"{args.out}: {rows}")
-    for note in notes:
-        print(note, file=sys.stderr)
-    report(made.wrong)
-    return made.exit_code
+            _append(args, made)
+    return made.report(f"{made.rows:,}{of} rows")
 
 
-def _append(args: argparse.Namespace, made: Rewrite) -> list[str]:
+def _append(args: argparse.Namespace, made: Rewrite) -> None:
     sources = [made.add(path, named=len(args.sources) > 1) for path in args.sources]
     for other in () if args.fill else sources[1:]:
         for one, two in ((sources[0], other), (other, sources[0])):
@@ -80,17 +75,15 @@ def _append(args: argparse.Namespace, made: Rewrite) -> list[str]:
                     hint="--fill leaves it empty; --on path puts columns side by side",
                 )
     made.write([Rows(source) for source in sources])
-    return []
 
 
-def _join(args: argparse.Namespace, made: Rewrite) -> list[str]:
+def _join(args: argparse.Namespace, made: Rewrite) -> None:
     paths = args.sources[1:]
     if not paths:
         raise ManifestError("merge --on needs a second manifest")
     first = made.add(args.sources[0], (args.on,))
     present = list(first.names)
     beside: list[Columns] = []
-    notes: list[str] = []
     for path in paths:
         other = made.add(path, (args.on,), named=True)
         names = [name for name in other.names if name not in present]
@@ -99,10 +92,9 @@ def _join(args: argparse.Namespace, made: Rewrite) -> list[str]:
         present += names
         _refuse_bytes(other, names)
         _refuse_twice(made, other, args.on)
-        notes += _without_partner(made, first, other, args.on)
+        _note_without_partner(made, first, other, args.on)
         beside.append(Columns(other, names, _partners(first, other, args.on)))
     made.write([Rows(first, beside=beside)])
-    return notes
 
 
 def _partners(first: Source, other: Source, on: str) -> Callable[[str], str]:
@@ -118,18 +110,16 @@ def _partners(first: Source, other: Source, on: str) -> Callable[[str], str]:
     return query
 
 
-def _without_partner(made: Rewrite, first: Source, other: Source, on: str) -> list[str]:
+def _note_without_partner(made: Rewrite, first: Source, other: Source, on: str) -> None:
     counts = []
     for one, two in ((first, other), (other, first)):
         theirs = f"SELECT {two.key([on])} FROM {two.view}"
         query = f"SELECT count(*) FROM {one.view} WHERE {one.key([on])} NOT IN ({theirs})"
         counts.append(made.database.all(query)[0][0])
-    notes = []
     if counts[0]:
-        notes.append(f"{other.path.name} has no row for {counts[0]:,} of them")
+        made.notes.append(f"{other.path.name} has no row for {counts[0]:,} of them")
     if counts[1]:
-        notes.append(f"{counts[1]:,} rows of {other.path.name} have none here, left out")
-    return notes
+        made.notes.append(f"{counts[1]:,} rows of {other.path.name} have none here, left out")
 
 
 def _refuse_twice(made: Rewrite, other: Source, on: str) -> None:
@@ -161,7 +151,8 @@ def _refuse_bytes(other: Source, names: Sequence[str]) -> None:
             )
 
 
-def _choose(args: argparse.Namespace, made: Rewrite) -> Source:
+def _choose(args: argparse.Namespace, made: Rewrite) -> int:
+    """Write some rows of a manifest; returns how many it has."""
     names = [name.strip() for name in args.on.split(",")]
     source = made.add(args.source, names)
     keys = source.keys(names)
@@ -175,4 +166,4 @@ def _choose(args: argparse.Namespace, made: Rewrite) -> Source:
     keep = np.zeros(source.rows, bool)
     keep[made.database.column(query)] = True
     made.write([Rows(source, keep)])
-    return source
+    return source.rows

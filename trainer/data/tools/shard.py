@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainer.arguments import whole
-from trainer.data.manifest.left_out import Options, add_options, report
+from trainer.data.manifest.left_out import Options, add_options
 from trainer.data.manifest.manifest import REQUIRED, WrongRow
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import RowCheck
@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
             "source_bytes": args.source.stat().st_size,
         }
         write_synced(folder / INDEX, json.dumps(index))
-    print(f"{out}: {made.rows:,} rows in {-(-made.rows // args.rows):,} shards")
-    report(made.wrong)
-    return made.exit_code
+    return made.report(f"{made.rows:,} rows in {-(-made.rows // args.rows):,} shards")
 
 
 def _training_rows(made: Rewrite, source: Source) -> NDArray[np.bool_]:

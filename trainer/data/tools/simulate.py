@@ -46,13 +46,12 @@ class Outcome:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", help=f"manifest (csv or parquet), or {' or '.join(STAND_INS)}")
-    parser.add_argument("config", help="training config, a file or a short name")
-    parser.add_argument("--ranks", type=whole(1), default=192, help="default 192")
-    parser.add_argument(
-        "--windows", type=whole(), nargs="+", default=list(_WINDOWS), metavar="STEPS"
-    )
-    parser.add_argument(
+    option = parser.add_argument
+    option("data", help=f"manifest (csv or parquet), or {' or '.join(STAND_INS)}")
+    option("config", help="training config, a file or a short name")
+    option("--ranks", type=whole(1), default=192, help="default 192")
+    option("--windows", type=whole(), nargs="+", default=list(_WINDOWS), metavar="STEPS")
+    option(
         "--accumulate",
         type=whole(1),
         nargs="*",
@@ -60,34 +59,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="microbatches a rank and step",
     )
-    parser.add_argument("--rows", type=whole(1), default=1_000_000, help="clips of a stand-in")
-    parser.add_argument("--epoch", type=whole(), default=0)
-    parser.add_argument(
-        "--peak-tflops", type=above_0, default=989, help="of a GPU; default H100, bf16"
-    )
-    parser.add_argument("--cached", action="store_true", help="latents and text from a cache")
-    parser.add_argument("--json", action="store_true")
+    option("--rows", type=whole(1), default=1_000_000, help="clips of a stand-in")
+    option("--epoch", type=whole(), default=0)
+    option("--peak-tflops", type=above_0, default=989, help="of a GPU; default H100, bf16")
+    option("--cached", action="store_true", help="latents and text from a cache")
+    option("--json", action="store_true")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when rows would be left out of training."""
     from trainer.config.load import load
     from trainer.data.manifest.left_out import report
+    from trainer.data.manifest.read import read_manifest
 
     config = load(args.config)
-    manifest = _data(args.data, args.rows, config)
+    if args.data in STAND_INS:
+        manifest = stand_in(args.rows, mira=args.data == "openvid+mira")
+    else:
+        manifest = read_manifest(Path(args.data), config.dataset.root)
     report(manifest.wrong)
     code = 1 if manifest.wrong else 0
-    found = simulate(
-        manifest,
-        config,
-        args.ranks,
-        args.windows,
-        args.accumulate,
-        args.epoch,
-        args.peak_tflops * 1e12,
-        args.cached,
-    )
+    orders, peak = (args.ranks, args.windows, args.accumulate), args.peak_tflops * 1e12
+    found = simulate(manifest, config, *orders, args.epoch, peak, args.cached)
     if args.json:
         print(json.dumps([asdict(outcome) for outcome in found]))
         return code
@@ -178,14 +171,6 @@ def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[floa
     ]
 
 
-def _data(name: str, rows: int, config: Config) -> Manifest:
-    from trainer.data.manifest.read import read_manifest
-
-    if name not in STAND_INS:
-        return read_manifest(Path(name), config.dataset.root)
-    return stand_in(rows, mira=name == "openvid+mira")
-
-
 def stand_in(rows: int, *, mira: bool, seed: int = 0) -> Manifest:
     """Sizes and lengths like OpenVid-1M's, a quarter of them like MiraData's; no files."""
     from trainer.data.manifest.manifest import Manifest
@@ -198,13 +183,8 @@ def stand_in(rows: int, *, mira: bool, seed: int = 0) -> Manifest:
         long = draw.random(rows) < 0.25
         frames[long] = np.clip(draw.lognormal(np.log(900), 0.6, int(long.sum())), 60, 4000)
         size[long] = sizes[1]
-    return Manifest(
-        source=Path("stand-in"),
-        root=Path(),
-        paths=[""] * rows,
-        texts=[""] * rows,
-        num_frames=frames.astype(np.int32),
-        height=size[:, 0].astype(np.int32),
-        width=size[:, 1].astype(np.int32),
-        fps=np.full(rows, 24, np.float32),
-    )
+    height, width = size.astype(np.int32).T
+    rate = np.full(rows, 24, np.float32)
+    texts = [""] * rows
+    place = Path("stand-in"), Path()
+    return Manifest(*place, texts, texts, frames.astype(np.int32), height, width, rate)

@@ -10,12 +10,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.arguments import whole
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestError
-from trainer.data.tools.manifest_stats import SIZES_SHOWN, Epoch, Stats, describe, document
+from trainer.data.tools.manifest_stats import SIZES_SHOWN, UNITS, Epoch, Stats, describe
 
 if TYPE_CHECKING:
     from trainer.data.plan.buckets import Buckets
@@ -47,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
     with RowProgress(f"stats {args.manifest.name}", args.quiet) as progress:
         manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.at)
     stats = _with_config(manifest, args) if args.config else describe(manifest)
-    print(json.dumps(document(stats)) if args.json else text(stats, args.world))
+    if args.json:
+        print(json.dumps({"schema": 1, "command": "stats", **asdict(stats)}))
+    else:
+        print(text(stats, args.world))
     report(manifest.wrong)
     for warning in stats.warnings[:WARNINGS_SHOWN]:
         print(f"warning: {warning}", file=sys.stderr)
@@ -63,8 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
-    from dataclasses import replace
-
     from trainer.config.load import load
     from trainer.data.plan.buckets import Buckets
     from trainer.data.plan.data_plan import Cursor, DataPlan, uses
@@ -121,9 +123,9 @@ def text(stats: Stats, world: int) -> str:
         f"{'':<14}{'least':>12}{'5 %':>12}{'25 %':>12}{'50 %':>12}"
         f"{'75 %':>12}{'95 %':>12}{'most':>12}"
     )
-    for spread in stats.spreads:
-        cells = "".join(f"{_short(value):>12}" for value in spread.values)
-        lines.append(f"{spread.name:<14}{cells}  {spread.unit}")
+    for name, quantiles in stats.spreads.items():
+        cells = "".join(f"{_short(value):>12}" for value in quantiles.values())
+        lines.append(f"{name:<14}{cells}  {UNITS[name]}")
     if stats.unknown_fps:
         lines.append(f"rate unknown of {stats.unknown_fps:,}")
     shown = list(stats.sizes.items())[:SIZES_SHOWN]
