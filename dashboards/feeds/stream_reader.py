@@ -1,8 +1,8 @@
-"""One thread that reads many streams: what came is handed on in pieces of bounded size.
+"""One thread that reads many streams in pieces of bounded size.
 
-A stream with a descriptor is waited for by the kernel (pipes, later masters of OpenSSH), another
-one says itself that it has something (paramiko's thread calls). Between two rounds the thread
-sleeps a moment, so that a thousand lines a second cost a few dozen wake-ups and not a thousand.
+The kernel waits for a stream with a descriptor (a pipe); another one calls when it has data
+(paramiko's thread). Between two rounds the thread sleeps a moment, so that a thousand lines a
+second cost a few dozen wake-ups and not a thousand.
 """
 
 from __future__ import annotations
@@ -13,46 +13,36 @@ import selectors
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+
+from clusterctl.remote.payload import PayloadStream
 
 PIECE = 64 << 10  # bytes of one stream before the others have their turn
 ROUND_S = 0.04
-LOOK_S = 0.5  # how often `Pump.look` is called
-
-
-class Readable(Protocol):
-    """What the pump needs of a stream; see `ship.PayloadStream`."""
-
-    def descriptor(self) -> int | None: ...
-
-    def read_some(self, limit: int) -> bytes: ...
-
-    def on_readable(self, call: Callable[[], None]) -> None: ...
+CHECK_S = 0.5  # how often `check` is called
 
 
 class Pump:
     """Calls `take(key, data, wall_s, error)` from its thread: data and the wall clock when the
-    last of it came, or the error that ended the stream.
-
-    After an error the stream is no longer read; its owner closes it.
+    last of it came, or the error that ended the stream. Its owner then closes the stream.
     """
 
     def __init__(
         self,
         take: Callable[[Any, bytes, float, BaseException | None], None],
-        look: Callable[[], None],
+        check: Callable[[], None],
     ) -> None:
-        self._take, self._look = take, look
+        self._take, self._check = take, check
         self._lock = threading.Lock()
-        self._streams: dict[Any, Readable] = {}
+        self._streams: dict[Any, PayloadStream] = {}
         self._ready: dict[Any, float] = {}  # -> wall clock of the last call
         self._new: list[tuple[Any, int | None]] = []
         self._gone: list[Any] = []
         self._descriptors: dict[Any, int] = {}  # the pump thread's own
         self._selector = selectors.DefaultSelector()
         self._bell_out, self._bell_in = os.pipe()
-        os.set_blocking(self._bell_in, False)
-        os.set_blocking(self._bell_out, False)
+        for end in (self._bell_in, self._bell_out):
+            os.set_blocking(end, False)
         self._selector.register(self._bell_out, selectors.EVENT_READ, None)
         self._rung = False
         self._ending = False
@@ -62,20 +52,20 @@ class Pump:
     def start(self) -> None:
         self._thread.start()
 
-    def add(self, key: Any, stream: Readable) -> None:
+    def add(self, key: Any, stream: PayloadStream) -> None:
         """Read a stream from now on. `key` must be new."""
         descriptor = stream.descriptor()
         with self._lock:
             self._streams[key] = stream
             self._new.append((key, descriptor))
-            # What came while it was started lies in the stream and wakes nobody.
+            # Data that came while it was started is in the stream and causes no call.
             self._ready[key] = time.time()
         if descriptor is None:
             stream.on_readable(lambda: self._is_ready(key))
         self._ring()
 
     def remove(self, key: Any) -> None:
-        """Let go of a stream; returns when its descriptor may be closed."""
+        """Read a stream no more; returns when its descriptor may be closed."""
         with self._lock:
             self._streams.pop(key, None)
             self._ready.pop(key, None)
@@ -91,7 +81,7 @@ class Pump:
             time.sleep(0.005)
 
     def hurry(self, seconds: float) -> None:
-        """Do without the sleep between rounds for so long: something is measured."""
+        """No sleep between rounds for so long, because a round trip is measured."""
         self._hot_until = time.monotonic() + seconds
 
     def close(self) -> None:
@@ -121,9 +111,9 @@ class Pump:
                 os.write(self._bell_in, b"!")
 
     def _run(self) -> None:
-        looked = time.monotonic()
+        checked = time.monotonic()
         while not self._ending:
-            selection = self._selector.select(LOOK_S)
+            selection = self._selector.select(CHECK_S)
             wall_s = time.time()
             for selected, _ in selection:
                 if selected.data is None:
@@ -137,9 +127,9 @@ class Pump:
             self._change_registrations()
             self._round()
             now = time.monotonic()
-            if now - looked >= LOOK_S:
-                looked = now
-                self._look()
+            if now - checked >= CHECK_S:
+                checked = now
+                self._check()
             if now >= self._hot_until:
                 time.sleep(ROUND_S)
 
@@ -179,5 +169,5 @@ class Pump:
                 continue
             if data:
                 if len(data) == PIECE and key not in self._descriptors:
-                    self._is_ready(key)  # more may wait, and nobody calls twice for it
+                    self._is_ready(key)  # more may wait, for which there is no second call
                 self._take(key, data, wall_s, None)

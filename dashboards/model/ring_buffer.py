@@ -37,7 +37,8 @@ class Ring:
     def append(self, row: Sequence[float | None]) -> Ring:
         """With one row more; a wider row widens the ring, a narrower one is filled with NaN."""
         if len(row) > self.width:
-            return self._widened(len(row)).append(row)
+            past = [(self.width, self.newest_bytes(None))]
+            return Ring.from_bytes(past, self.limit, len(row), self.code).append(row)
         limit = LARGEST[self.code]
         values = [NAN if v is None or v != v else max(-limit, min(limit, v)) for v in row]
         values += [NAN] * (self.width - len(values))
@@ -49,17 +50,20 @@ class Ring:
 
     def rows(self, last: int | None = None) -> list[tuple[float, ...]]:
         """The newest `last` rows (all by default), oldest first."""
-        form = f"={self.width}{self.code}"
-        data = b"".join(self._newest(last))
-        return list(struct.iter_unpack(form, data))
+        return list(struct.iter_unpack(f"={self.width}{self.code}", self.newest_bytes(last)))
 
     def column(self, index: int, last: int | None = None) -> list[float]:
         """One value of the newest `last` rows, oldest first; empty when there is no such column."""
-        return column_of(b"".join(self._newest(last)), self.width, self.code, index)
+        return column_of(self.newest_bytes(last), self.width, self.code, index)
 
-    def newest_bytes(self, last: int) -> bytes:
+    def newest_bytes(self, last: int | None) -> bytes:
         """The newest `last` rows packed, oldest first; for `from_bytes`."""
-        return b"".join(self._newest(last)) if last > 0 else b""
+        if last is None:
+            return b"".join((*self.chunks, self.tail))
+        whole = max(0, -(-(last - len(self.tail) // self._row_bytes) // CHUNK))
+        first = max(0, len(self.chunks) - whole)
+        data = b"".join((*self.chunks[first:], self.tail))
+        return data[max(0, len(data) - max(0, last) * self._row_bytes) :]
 
     @classmethod
     def from_bytes(
@@ -81,23 +85,6 @@ class Ring:
         chunks = tuple(bytes(data[at : at + chunk]) for at in range(0, whole, chunk))
         keep = -(-limit // CHUNK)
         return replace(ring, chunks=chunks[-keep:], tail=bytes(data[whole:]))
-
-    def _newest(self, last: int | None) -> Sequence[bytes]:
-        if last is None:
-            return (*self.chunks, self.tail)
-        rows_in_tail = len(self.tail) // self._row_bytes
-        whole = max(0, -(-(last - rows_in_tail) // CHUNK))
-        parts = [*self.chunks[len(self.chunks) - min(whole, len(self.chunks)) :], self.tail]
-        surplus = sum(map(len, parts)) - last * self._row_bytes
-        if surplus > 0:
-            parts[0] = parts[0][surplus:]
-        return parts
-
-    def _widened(self, width: int) -> Ring:
-        wider = Ring(width, self.limit, self.code)
-        for row in self.rows():
-            wider = wider.append(row)
-        return wider
 
 
 def column_of(rows: bytes, width: int, code: str, index: int) -> list[float]:

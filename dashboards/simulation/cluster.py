@@ -6,13 +6,14 @@ time. Times of incidents count from `began_s`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from dashboards.model.samples import EventSample, Gpu, Sample, StepSample, Tick
+from dashboards.model.samples import EventSample, Sample, StepSample, Tick
 from dashboards.simulation import healthy
 from dashboards.simulation.faults import Incident, spoil, unsent
 from dashboards.simulation.healthy import (
@@ -56,15 +57,11 @@ class Cluster:
             self._by_kind[incident.kind].append(incident)
             if incident.kind not in OF_RUN:
                 self._by_node[incident.node].append(incident)
-        self._own = {  # drawn once for each GPU
-            seed: [self._noise(seed, draw) for draw in range(3)]
-            for seed in (n * 64 + i for n in range(1, nodes + 1) for i in range(gpus))
-        }
         self._records = self._run()
         self._next = next(self._records, None)
 
-    def _noise(self, a: float, b: float) -> float:
-        return noise(self._seed + a, b)
+    def _draw(self, source: float) -> Callable[[float], float]:
+        return functools.partial(noise, self._seed + source)
 
     def until(self, at_s: float) -> list[Sample]:
         """What the run wrote up to `at_s`, each once."""
@@ -115,74 +112,38 @@ class Cluster:
 
     def _record(self, step: int, at_s: float, throttled: Incident | None) -> StepRecord:
         slowest = (throttled.node - 1) * self._gpus + throttled.gpu if throttled else None
-        places = itertools.count(1)
-        return healthy.step_record(
-            step,
-            at_s,
-            len(self.nodes) * self._gpus,
-            lambda: self._noise(step, next(places)),
-            waits_for=slowest,
-        )
+        draw, places = self._draw(step), itertools.count(1)
+        ranks = len(self.nodes) * self._gpus
+        return healthy.step_record(step, at_s, ranks, lambda: draw(next(places)), waits_for=slowest)
 
     def readings(self, at_s: float) -> Iterator[Sample]:
         """A sample of each node that reports at `at_s`."""
         passed_s = at_s - self.began_s
         throttled = self._there("throttle", at_s)
-        dip = self._noise(at_s // 4, 9) if throttled else None
+        dip = self._draw(at_s // 4)(9) if throttled else None
         waits = self._there("stalled_steps", at_s) is not None
         # About once in 100 steps, as the run's own records have it.
         saves = (passed_s + 240) % (CHECKPOINT_STEPS * STEP_S + CHECKPOINT_S) < CHECKPOINT_S
         for number, name in enumerate(self.nodes, 1):
             slow = throttled.gpu if throttled and throttled.node == number else None
             gpus = tuple(
-                self._gpu(number * 64 + i, at_s, i, dip, waits, saves, slow)
-                for i in range(self._gpus)
+                healthy.gpu(
+                    index,
+                    at_s,
+                    self._draw(number * 64 + index),
+                    dip=dip,
+                    waits=waits,
+                    saves=saves,
+                    throttled=index == slow,
+                )
+                for index in range(self._gpus)
             )
-            first = (number - 1) * self._gpus
-            sample = healthy.reading(
-                name,
-                at_s,
-                now=self._noise(number, at_s),
-                load=self._noise(number, at_s // 20),
-                memory=self._noise(number, 3),
-                clock=self._noise(number, 5),
-                passed_s=passed_s,
-                gpus=gpus,
-                processes=healthy.processes(
-                    self._gpus,
-                    first_rank=first,
-                    first_pid=88_120 + first,
-                    age_s=12_000 + passed_s // 60 * 60,
-                ),
-            )
+            first_rank = (number - 1) * self._gpus
+            sample = healthy.reading(name, at_s, self._draw(number), passed_s, gpus, first_rank)
             found = [(one, one.since(passed_s)) for one in self._by_node[number]]
             spoilt = spoil(sample, [(one, since) for one, since in found if since is not None])
             if spoilt is not None:
                 yield spoilt
-
-    def _gpu(
-        self,
-        seed: int,
-        at_s: float,
-        index: int,
-        dip: float | None,
-        waits: bool,
-        saves: bool,
-        slow: int | None,
-    ) -> Gpu:
-        own_w, warmth, memory = self._own[seed]
-        return healthy.gpu(
-            index,
-            own_w=42 * own_w,
-            warmth=warmth,
-            memory=memory,
-            now=self._noise(seed, at_s),
-            air=self._noise(seed, at_s // 10),
-            dip=dip,
-            waits=waits,
-            saves=saves,
-            throttled=index == slow,
-        )
 
 
 def hour(

@@ -91,22 +91,15 @@ def checkpoint(step: int, at_s: float) -> EventSample:
     return EventSample(Event("checkpoint", text, step=step, time_s=at_s), at_s)
 
 
-def reading(
-    name: str,
-    at_s: float,
-    *,
-    now: float,
-    load: float,
-    memory: float,
-    clock: float,
-    passed_s: float,
-    gpus: tuple[Gpu, ...],
-    processes: tuple[Process, ...],
-) -> NodeSample:
-    """A node's reading `passed_s` after the cluster began.
+Draw = Callable[[float], float]
+"""A random figure, 0 to 1: the same for the same number. 0 to 9 are drawn once, a time at it."""
 
-    `memory` and `clock` are drawn once for it, `load` now and then, `now` each second.
-    """
+
+def reading(
+    name: str, at_s: float, draw: Draw, passed_s: float, gpus: tuple[Gpu, ...], first_rank: int
+) -> NodeSample:
+    """A node's reading `passed_s` after the cluster began."""
+    now = draw(at_s)
     rate = (2.4 + 0.4 * now) * 1e9
     ports = (Link(f"mlx5_{port}/1", "ib", "Active", 400.0, rate, rate, 0.0, 0) for port in range(8))
     return NodeSample(
@@ -114,15 +107,15 @@ def reading(
         at_s=at_s,
         cpu=0.19 + 0.05 * now,
         cpus=208,
-        load1=36 + 9 * load,
-        memory_used_bytes=(600 + 30 * memory) * GIB,
+        load1=36 + 9 * draw(at_s // 20),
+        memory_used_bytes=(600 + 30 * draw(3)) * GIB,
         memory_total_bytes=2048 * GIB,
         network_bytes_s=(21 + 4 * now) * 1e9,
         gpus=gpus,
-        processes=processes,
+        processes=processes(len(gpus), first_rank, 12_000 + passed_s // 60 * 60),
         links=(*ports, Link("eth0", "eth", "up", 25.0, 2.1e6, 1.3e6, 0.0, 0)),
         disks=DISKS,
-        clock_offset_s=0.0004 * (clock - 0.5),
+        clock_offset_s=0.0004 * (draw(5) - 0.5),
         clock_bound_s=0.0003,
         clock_step_s=0.0,
         up_s=12.3 * 86_400 + passed_s,
@@ -132,31 +125,28 @@ def reading(
 
 
 @functools.lru_cache(maxsize=2048)
-def processes(gpus: int, *, first_rank: int, first_pid: int, age_s: float) -> tuple[Process, ...]:
+def processes(gpus: int, first_rank: int, age_s: float) -> tuple[Process, ...]:
     """A rank on each GPU of a node; the same objects while nothing changes, as from real nodes."""
     return tuple(
         Process(
-            pid=first_pid + index,
+            pid=88_120 + rank,
             user="trainer",
             name="python3",
             gpu=index,
             memory_bytes=70.2 * GIB,
             run=RUN,
-            rank=first_rank + index,
+            rank=rank,
             age_s=age_s,
         )
-        for index in range(gpus)
+        for index, rank in enumerate(range(first_rank, first_rank + gpus))
     )
 
 
 def gpu(
     index: int,
+    at_s: float,
+    draw: Draw,
     *,
-    own_w: float,
-    warmth: float,
-    memory: float,
-    now: float,
-    air: float,
     dip: float | None,
     waits: bool,
     saves: bool,
@@ -164,12 +154,12 @@ def gpu(
 ) -> Gpu:
     """One GPU of the run.
 
-    `own_w` watts more than the least of them, `warmth` and `memory` drawn once for it, `now` each
-    second, `air` now and then; `dip` drawn while all wait for a slow rank. It `waits` in a
-    collective, or the run `saves` a checkpoint, or it is the slow one, `throttled`.
+    `dip` is drawn while all wait for a slow rank. It `waits` in a collective, or the run `saves` a
+    checkpoint, or it is the slow one, `throttled`.
     """
-    power = 652 + own_w + 12 * now
-    temperature = 55 + 11 * warmth + 2 * air
+    now = draw(at_s)
+    power = 652 + 42 * draw(0) + 12 * now
+    temperature = 55 + 11 * draw(1) + 2 * draw(at_s // 10)
     util, mhz = 1.0 - 0.03 * now, SM_MHZ
     if dip is not None:
         # The others wait for the slow one a third of the time.
@@ -189,7 +179,7 @@ def gpu(
         power_w=min(LIMIT_W + 4, power),
         power_limit_w=LIMIT_W,
         util=util,
-        memory_used_bytes=(70.2 + memory) * GIB,
+        memory_used_bytes=(70.2 + draw(2)) * GIB,
         memory_total_bytes=79.6 * GIB,
         temperature_c=temperature,
         sm_mhz=mhz,
