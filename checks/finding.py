@@ -113,7 +113,7 @@ class Report:
     @property
     def go(self) -> bool:
         """Whether a launch may start; an UNKNOWN of an advisory check does not stop it."""
-        return not self.bad_nodes and not any(map(self.stops, self.findings))
+        return not any(map(self.stops, self.findings))
 
     def stops(self, finding: Finding) -> bool:
         """Whether a finding alone is reason enough not to launch on its nodes."""

@@ -30,7 +30,7 @@ REASONS = {
 _VOLATILE, _AGGREGATE = "ECC Errors/Volatile/", "ECC Errors/Aggregate/"
 _SRAM = ("SRAM Uncorrectable", "SRAM Uncorrectable Parity", "SRAM Uncorrectable SEC-DED")
 
-FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
+HEALTH_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cuda": ("text", ("CUDA Version",)),
     "vbios": ("text", ("VBIOS Version",)),
     "inforom": ("text", ("Inforom Version/Image Version",)),
@@ -118,7 +118,7 @@ def read_details(text: str, failed: str = "") -> Maybe[Mapping[str, GpuHealth]]:
 
 def _health(words: Mapping[str, str], failed: str) -> GpuHealth:
     get = Values(words, failed)
-    values = {field: getattr(get, method)(*keys) for field, (method, keys) in FIELDS.items()}
+    values = {field: getattr(get, method)(*keys) for field, (method, keys) in HEALTH_FIELDS.items()}
     return GpuHealth(throttle=_reasons(words, get), margin_c=_margin(get), **values)
 
 

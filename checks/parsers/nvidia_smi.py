@@ -20,6 +20,20 @@ _HAS_NONE = re.compile(r"^\[?(N/A|Not Supported|Requested functionality .*)\]?$"
 _NUMBER = re.compile(r"^([+-]?\d+(?:[.,]\d+)?)\s*(W|mW|MiB|KiB|GiB|B|%|C|MHz|x)?$")
 _SCALE = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1, "mW": 1e-3}
 _FLAGS = {"enabled": True, "yes": True, "1": True, "disabled": False, "no": False, "0": False}
+GPU_FIELDS = {
+    "index": ("whole", "index", "index"),
+    "uuid": ("text", "uuid", "uuid"),
+    "name": ("text", "name", "name"),
+    "driver": ("text", "driver_version", "driver"),
+    "bus_id": ("text", "pci.bus_id", "bus_id"),
+    "power_w": ("number", "power.draw", "power_mw"),
+    "power_limit_w": ("number", "power.limit", "power_limit_mw"),
+    "memory_used_bytes": ("whole", "memory.used", "memory_used"),
+    "memory_total_bytes": ("whole", "memory.total", "memory_total"),
+    "utilization_percent": ("number", "utilization.gpu", "utilization"),
+    "temperature_c": ("number", "temperature.gpu", "temperature"),
+}
+"""Fields of Gpu: the method of Values that reads them, their names in nvidia-smi and NVML."""
 _NO_PROCESSES = re.compile(r"no running (compute )?processes found", re.IGNORECASE)
 _NO_DEVICES = re.compile(r"no devices (were )?found", re.IGNORECASE)
 
@@ -41,7 +55,7 @@ def parse_gpus(
         failed: GpuState = "hung" if query.state == "timeout" else "unreadable"
         return GpuFacts(failed, f"nvidia-smi: {query.why_not}", on_pci=on_pci)
     rows, strange = _table(query.out, "index")
-    gpus = tuple(_gpu(Values(row, "no such column")) for row in rows)
+    gpus = tuple(_gpu(row) for row in rows)
     message = "\n".join([*strange, *_lines(query.err)])
     state: GpuState
     if gpus:
@@ -60,20 +74,10 @@ def parse_gpus(
     return GpuFacts(state, message, gpus, parse_processes(processes, owners), on_pci)
 
 
-def _gpu(get: Values) -> Gpu:
-    return Gpu(
-        index=get.whole("index"),
-        uuid=get.text("uuid"),
-        name=get.text("name"),
-        driver=get.text("driver_version"),
-        bus_id=get.text("pci.bus_id"),
-        power_w=get.number("power.draw"),
-        power_limit_w=get.number("power.limit"),
-        memory_used_bytes=get.whole("memory.used"),
-        memory_total_bytes=get.whole("memory.total"),
-        utilization_percent=get.number("utilization.gpu"),
-        temperature_c=get.number("temperature.gpu"),
-    )
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    get = Values(row, "no such column")
+    values = {field: getattr(get, method)(name) for field, (method, name, _) in GPU_FIELDS.items()}
+    return Gpu(**values)
 
 
 def _lines(text: str) -> list[str]:
@@ -138,10 +142,9 @@ class Values:
     def missing(self, name: str) -> Unknown:
         return Unknown(self._failed or f"no {name}", is_absence=not self._failed)
 
-    def number(self, *names: str, scale: float = 1) -> Maybe[float]:
+    def number(self, *names: str) -> Maybe[float]:
         value = self.text(*names)
-        number = value if isinstance(value, Unknown) else parse_quantity(value)
-        return number if isinstance(number, Unknown) else number * scale
+        return value if isinstance(value, Unknown) else parse_quantity(value)
 
     def whole(self, *names: str) -> Maybe[int]:
         value = self.number(*names)

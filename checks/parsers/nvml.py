@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from checks.facts import Gpu, GpuFacts, GpuHealth, GpuProcess, Maybe, NvLinks, Section, Unknown
-from checks.parsers.gpu_health import FIELDS
-from checks.parsers.nvidia_smi import Owner, Values, parse_owners
+from checks.parsers.gpu_health import HEALTH_FIELDS
+from checks.parsers.nvidia_smi import GPU_FIELDS, Owner, Values, parse_owners
 from checks.parsers.section import text_of, unreadable
 
 REASON_BITS = {
@@ -23,6 +23,7 @@ REASON_BITS = {
     0x80: "power brake",
     0x100: "display clock",
 }
+_NAMES = {"sram_threshold_exceeded": "sram_threshold", "power_default_w": "power_default_mw"}
 _COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 _RECOVERIES = (
     "None",
@@ -66,48 +67,30 @@ def parse_nvml(section: Section | None, owners: Section | None = None) -> GpuFac
     )
 
 
-def _value(value: Any) -> Any:
-    """A number or text; {"error": why} is Unknown."""
-    if not isinstance(value, dict):
-        return value
-    why = str(value.get("error", "no value"))[:120]
-    return Unknown(why, is_absence=_HAS_NONE.search(why) is not None)
+def _value(name: str, value: Any) -> Any:
+    """A number or text, with its unit; {"error": why} is Unknown."""
+    if isinstance(value, dict):
+        why = str(value.get("error", "no value"))[:120]
+        return Unknown(why, is_absence=_HAS_NONE.search(why) is not None)
+    return f"{value} mW" if name.endswith("_mw") and value is not None else value
 
 
 def _gpu(row: Mapping[str, Any]) -> Gpu:
-    get = Values({name: _value(value) for name, value in row.items()})
+    get = Values({name: _value(name, value) for name, value in row.items()})
     health: dict[str, Any] = {
-        # NVML adds counters up itself.
-        field: get.whole(field) if method == "total" else getattr(get, method)(field)
-        for field, (method, _) in FIELDS.items()
+        field: getattr(get, method)(_NAMES.get(field, field))
+        for field, (method, _) in HEALTH_FIELDS.items()
         if field not in ("pages_pending", "reset_required")
     }
-    health |= {
-        "compute_mode": _named(get.whole("compute_mode"), _COMPUTE_MODES, "{}"),
-        "recovery_action": _named(get.whole("recovery"), _RECOVERIES, "action {}"),
-        "sram_threshold_exceeded": get.flag("sram_threshold"),
-        "power_default_w": get.number("power_default_mw", scale=1e-3),
-    }
+    health["compute_mode"] = _named(get.whole("compute_mode"), _COMPUTE_MODES, "{}")
+    health["recovery_action"] = _named(get.whole("recovery"), _RECOVERIES, "action {}")
     mask = get.whole("throttle")
+    bits = 0 if isinstance(mask, Unknown) else mask
+    reasons = tuple(word for bit, word in REASON_BITS.items() if bits & bit)
+    throttle = mask if isinstance(mask, Unknown) else reasons
     return Gpu(
-        index=get.whole("index"),
-        uuid=get.text("uuid"),
-        name=get.text("name"),
-        driver=get.text("driver"),
-        bus_id=get.text("bus_id"),
-        power_w=get.number("power_mw", scale=1e-3),
-        power_limit_w=get.number("power_limit_mw", scale=1e-3),
-        memory_used_bytes=get.whole("memory_used"),
-        memory_total_bytes=get.whole("memory_total"),
-        utilization_percent=get.number("utilization"),
-        temperature_c=get.number("temperature"),
-        health=GpuHealth(
-            throttle=mask
-            if isinstance(mask, Unknown)
-            else tuple(word for bit, word in REASON_BITS.items() if mask & bit),
-            margin_c=get.number("margin_c"),
-            **health,
-        ),
+        **{field: getattr(get, method)(name) for field, (method, _, name) in GPU_FIELDS.items()},
+        health=GpuHealth(throttle=throttle, margin_c=get.number("margin_c"), **health),
     )
 
 
