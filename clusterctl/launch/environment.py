@@ -121,9 +121,8 @@ def build(
 ) -> Environment:
     """Variables by name. Precedence: --env, the head's environment, facts, preset, default.
 
-    `facts` is what `clusterctl env` recommends. The head's environment overrides the preset:
-    `NCCL_SOCKET_IFNAME=eno2 clusterctl launch --nccl h100-ib` can only mean a correction.
-    Raises `UsageError` for an unknown preset or a bad --env.
+    `facts` is what `clusterctl env` recommends. The head's environment overrides the preset: there,
+    a variable can only be meant as a correction. Raises `UsageError`.
     """
     if preset not in PRESETS:
         raise UsageError(f"--nccl {preset} is none of {', '.join(PRESETS)}")

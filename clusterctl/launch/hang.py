@@ -27,7 +27,7 @@ SPARE_S = 1.0  # of the limit: to judge and write what has arrived
 
 @dataclass(slots=True)
 class StepClock:
-    """How long a run has been without a sign of a step. Pure; times are monotonic seconds.
+    """Time of a run without a sign of a step. Pure; times are monotonic seconds.
 
     Signs are the records of rank 0: steps, and events such as a checkpoint. Heartbeats are none: a
     rank that beats while the others wait for it takes no step.

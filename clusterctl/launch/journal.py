@@ -23,8 +23,7 @@ BYTES_S, BURST_BYTES = 1 << 20, 8 << 20
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Add one line, written whole, so a reader never sees half of one. Raises `OSError`.
 
-    Keys are only ever added. An incident has incident (its type), text, time_s (unix), step, and
-    more by type.
+    Keys are only ever added. An incident has incident (its type), text, time_s (unix), step.
     """
     line = json.dumps(record, default=str).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

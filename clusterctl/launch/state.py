@@ -100,9 +100,8 @@ class Death:
     def weight(self) -> int:
         """0 for a likely cause, more for a consequence.
 
-        torchrun sends SIGTERM to the peers of a rank that has died. NCCL's watchdog and gloo end
-        a rank whose peer is gone with SIGABRT, so it counts as an exit code. Of exit codes the
-        one whose log states an error comes first: ranks that agree on an error log it once.
+        torchrun sends SIGTERM to the peers of a dead rank. NCCL's watchdog and gloo send SIGABRT,
+        so it counts as an exit code; of those an error in the log comes first: ranks log it once.
         """
         if self.code is None:
             return 4

@@ -332,9 +332,12 @@ class _Supervisor:
         elif kind == "failed":
             raise RunFailed(1, f"{name}: {message['text']}")
         elif kind == "ended":
-            node.code = message["code"]
-            if node.code != 0:
-                self._starter_ended(name, message)
+            code = node.code = message["code"]
+            if code != 0 and self.deaths:  # torchrun ended because of a rank
+                self.starter_ended_s = min(self.starter_ended_s, time.monotonic())
+            elif code != 0:
+                why = f"{name}: what starts its ranks ended with code {code}"
+                raise RunFailed(1, why, last_lines=self._shown(message["tail"]))
         elif kind == "gone":
             node.is_over, node.text = True, "done" if node.code == 0 else "stopped"
 
@@ -370,14 +373,6 @@ class _Supervisor:
         self.journal.write("rank-ended", f"rank {rank}: {why}", node=name, code=code)
         if code != 0:
             self.deaths.append(Death(name, rank, code, why, tail, time.monotonic(), error))
-
-    def _starter_ended(self, name: str, message: dict[str, Any]) -> None:
-        """torchrun has failed: because of a rank, if one is known, else by itself."""
-        if self.deaths:
-            self.starter_ended_s = min(self.starter_ended_s, time.monotonic())
-            return
-        what = f"what starts its ranks ended with code {message['code']}"
-        raise RunFailed(1, f"{name}: {what}", last_lines=self._shown(message["tail"]))
 
     def _check_deaths(self, now: float) -> None:
         """Raise once the cause is known. After torchrun has failed, an unseen end counts too."""

@@ -14,6 +14,7 @@ from clusterctl.nodes import Node
 from clusterctl.transport.base import Progress, Unreachable
 
 T = TypeVar("T")
+Why = Unreachable | None
 
 # 64 handshakes in flight keep one interpreter busy (5-7 ms CPU each); more only adds switching.
 WIDTH = 64
@@ -44,10 +45,9 @@ def unreachable(error: Exception, progress: Progress) -> Unreachable:
 class Fanout(Generic[T]):
     """One sweep over nodes. Iterate it for results in order of arrival; `waiting()` for progress.
 
-    `work(node, progress)` runs in a worker thread. An exception it raises becomes that node's
-    result; a node without a result at the deadline is reported with its phase, and its thread is
-    left behind (daemon), so one dead node costs the others nothing. `meanwhile` is called several
-    times a second while none arrives, and may raise to give up.
+    `work(node, progress)` runs in a worker thread; its exception becomes that node's result. A node
+    without a result at the deadline is reported with its phase, its daemon thread left behind.
+    `meanwhile` is called several times a second while none arrives, and may raise to give up.
     """
 
     def __init__(
@@ -124,9 +124,7 @@ class Fanout(Generic[T]):
         why = Unreachable(progress.phase, time.monotonic() - progress.since, text)
         return self._result(node, None, why, seconds)
 
-    def _result(
-        self, node: Node, value: T | None, why: Unreachable | None, seconds: float
-    ) -> NodeResult[T]:
+    def _result(self, node: Node, value: T | None, why: Why, seconds: float) -> NodeResult[T]:
         progress = self._progress[node]
         return NodeResult(node, value, why, seconds, tuple(progress.notes), progress.phases())
 

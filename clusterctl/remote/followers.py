@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from clusterctl.errors import TransportError
@@ -52,7 +52,6 @@ class Followers:
         self._transport, self._limits = transport, limits
         self._talk, self._lose, self._pauses = talk, lose, pauses
         self._logins = threading.BoundedSemaphore(width)
-        self._lock = threading.Lock()
         self._open: dict[Node, Connection] = {}
         self._threads = [
             threading.Thread(target=self._follow, args=(node,), name=node.name, daemon=True)
@@ -66,9 +65,7 @@ class Followers:
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
-        with self._lock:
-            connections = list(self._open.values())
-        for connection in connections:  # an exchange under way ends now, not at its limit
+        for connection in list(self._open.values()):  # an exchange ends now, not at its limit
             with suppress(TransportError, OSError):
                 connection.close()
         join_all(self._threads, CLOSE_S)
@@ -79,26 +76,20 @@ class Followers:
             progress = Progress()
             started = time.monotonic()
             try:
-                self._connect(node, progress)
+                with self._logins:  # a thousand handshakes at once would all be too late
+                    connection = self._transport.connect(node, self._limits, progress)
+                with closing(connection):
+                    self._open[node] = connection
+                    self._talk(node, connection)
                 return
             except Exception as error:  # noqa: BLE001 - node boundary: becomes the node's result
                 why = unreachable(error, progress)
+            finally:
+                self._open.pop(node, None)
             lasted_s = time.monotonic() - started
             if not self.stop.is_set():
                 self._lose(NodeResult(node, None, why, lasted_s))
             self.stop.wait(pauses.after(lasted_s))
-
-    def _connect(self, node: Node, progress: Progress) -> None:
-        with self._logins:  # a thousand handshakes at once would all be too late
-            connection = self._transport.connect(node, self._limits, progress)
-        try:
-            with self._lock:
-                self._open[node] = connection
-            self._talk(node, connection)
-        finally:
-            with self._lock:
-                self._open.pop(node, None)
-            connection.close()
 
 
 def join_all(threads: Sequence[threading.Thread], seconds: float) -> None:

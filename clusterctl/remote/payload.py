@@ -96,12 +96,9 @@ def probe(
 ) -> dict[str, Any]:
     """Run a one-shot payload and return its envelope, with the shell's noise as `noise`.
 
-    With `lease` stdin stays open until the answer has arrived, so that a payload which holds the
-    lease ends early when the head goes away; without, stdin ends after the arguments.
-
-    Raises `TransportError`: "start" when python3 is missing, too old or does not start, "command"
-    when the payload ended without an answer or gave none within `timeout_s`, "parse" when the
-    answer is not one line of the verb's shape (messages/verbs.py).
+    With `lease` stdin stays open until the answer has arrived: a payload that holds the lease ends
+    when the head goes away. Raises `TransportError`: "start" when python3 is missing, too old or
+    does not start, "command" without an answer within `timeout_s`, "parse" for another shape.
     """
     no_answer = f"the payload {verb} gave no answer"
     if lease:
@@ -180,8 +177,8 @@ class PayloadStream:
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """Next line, of the verb's shape; None after `timeout_s` without one.
 
-        Raises `EOFError` when the payload has ended, `TransportError` when the connection is gone
-        or, with phase parse, when the line has another shape.
+        Raises `EOFError` when the payload has ended, `TransportError` without a connection or for
+        another shape (phase parse).
         """
         line = self._channel.read_line(timeout_s)
         return None if line is None else read_line(self._name, line)

@@ -38,9 +38,8 @@ def ask(
 ) -> Fanout[Answer]:
     """A fan-out whose values are the envelopes of `verb`; nothing runs before it is iterated.
 
-    `args` may be a function of the node; `sudo` runs the payload as root.
-    `timeout_s` bounds one node's answer (default: the command limit). With more nodes than
-    `width` the deadline for all grows by the number of waves, unless the user set it.
+    `args` may be a function of the node; `sudo` runs the payload as root. `timeout_s` bounds one
+    node's answer (default: the command limit). The deadline grows with nodes over `width`.
     """
     limit_s = limits.command_s if timeout_s is None else timeout_s
 

@@ -207,8 +207,7 @@ class SessionPool:
     def ask(self, orders: Mapping[str, Mapping[str, Any]], timeout_s: float) -> dict[str, Answer]:
         """Send each node its order and wait; an answer has `error` where the node could not do it.
 
-        A node that is lost meanwhile, or gives no answer within `timeout_s` and the round trip, is
-        missing in the result and has its reason in `lost`.
+        Nodes without an answer within `timeout_s` and the round trip have their reason in `lost`.
         """
         self._number += 1
         number = self._number

@@ -36,8 +36,7 @@ class ParamikoConnection:
     ) -> Completed:
         """Send all of `stdin` while reading; output over `max_bytes` is read and dropped.
 
-        Raises `TransportError` with phase channel or command. A command that is late is sent
-        SIGTERM, and its channel is closed.
+        Raises `TransportError` with phase channel or command. A late command is sent SIGTERM.
         """
         process = self._start(Process, command)
         try:

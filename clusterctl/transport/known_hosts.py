@@ -194,8 +194,7 @@ class KnownHosts:
     def accept(self, path: Path, host: str, port: int, key_type: str, key: str) -> Verdict:
         """Append a new host to `path` (0600, locked) and read it again. Raises `OSError`.
 
-        Another process may have written this host meanwhile: the answer of the file under the lock
-        counts. A host whose name would be a pattern stays unknown.
+        The file decides: another process may have written it. A name with wildcards stays unknown.
         """
         if set(host) & _NEVER_WRITTEN:
             return Verdict("unknown")

@@ -19,5 +19,16 @@ finally:
 # Raised by calls on a connection or channel that is closed or breaks.
 BROKEN = (paramiko.SSHException, EOFError, OSError)
 
+
+def channel_request(channel: paramiko.Channel, name: str, *parts: bool | str) -> paramiko.Message:
+    """A request of RFC 4254 on a channel; the first part says whether a reply is wanted."""
+    message = paramiko.Message()
+    message.add_byte(paramiko.common.cMSG_CHANNEL_REQUEST)
+    message.add_int(channel.remote_chanid)
+    for part in (name, *parts):
+        message.add_boolean(part) if isinstance(part, bool) else message.add_string(part)
+    return message
+
+
 # Errors reach callers as exceptions: paramiko's own log would print them once more.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)

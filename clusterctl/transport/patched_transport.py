@@ -85,9 +85,8 @@ class SafeChannel(paramiko.Channel):
     """A channel that sends nothing after its end, and reports exit signals and the node's close.
 
     paramiko reserves window under a lock and sends after it; when another thread closes meanwhile,
-    or answers the node's close, data follow the end. sshd then closes the whole connection ("data
-    packet referred to nonexistent channel") with all its channels. Here the end waits for sends
-    in progress.
+    data follow the end, and sshd closes the whole connection ("data packet referred to nonexistent
+    channel"). Here the end waits for sends in progress.
     """
 
     closed_by_peer = False  # the node closed the channel, so the connection was alive at its end

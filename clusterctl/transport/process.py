@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.paramiko_import import BROKEN, paramiko
+from clusterctl.transport.paramiko_import import BROKEN, channel_request
 from clusterctl.transport.patched_transport import PatchedTransport, SafeChannel
 
 CHUNK_BYTES = 1 << 18
@@ -67,12 +67,7 @@ class Process:
             raise TransportError("channel", "the node refuses to run commands")
 
     def _request(self, name: str, text: str, *, wants_reply: bool) -> None:
-        message = paramiko.Message()
-        message.add_byte(paramiko.common.cMSG_CHANNEL_REQUEST)
-        message.add_int(self.channel.remote_chanid)
-        message.add_string(name)
-        message.add_boolean(wants_reply)
-        message.add_string(text)
+        message = channel_request(self.channel, name, wants_reply, text)
         transport: Any = self.transport
         try:
             self.channel.before_end(lambda: transport._send_user_message(message))

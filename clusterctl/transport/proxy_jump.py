@@ -21,10 +21,9 @@ FAILURE_HOLDS_S = 10.0
 
 
 class JumpPool:
-    """Open connections to jump hosts, each shared by all nodes behind it; the last user closes it.
+    """Connections to jump hosts, each shared by all nodes behind it; the last user closes it.
 
-    One connection carries any number of direct-tcpip channels (sshd's MaxSessions does not count
-    them), so a thousand nodes cost the gateway one login.
+    sshd's MaxSessions does not count direct-tcpip channels: one login for a thousand nodes.
     """
 
     def __init__(self) -> None:

@@ -37,11 +37,6 @@ def strings(blob: bytes, most: int | None = None) -> list[bytes]:
     return found
 
 
-def pack(parts: list[bytes]) -> bytes:
-    """The inverse of `strings`."""
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-
-
 def key_type(blob: bytes) -> str:
     """The type at the start of a public key or a certificate."""
     return blob[4 : 4 + int.from_bytes(blob[:4], "big")].decode(errors="replace")
@@ -59,10 +54,9 @@ def is_key_of(name: str, blob: bytes) -> bool:
 
 
 def public_blob(path: Path) -> bytes | None:
-    """The public half of the key at `path`, to find it in an agent; None where it is not found.
+    """The public half of the key at `path`, to find it in an agent; None without one.
 
-    As OpenSSH, it reads the file itself, PATH.pub, and the part of a private key that is never
-    encrypted.
+    As OpenSSH, from the file itself, PATH.pub, or the part of a private key that is not encrypted.
     """
     for file in (path, Path(f"{path}.pub")):
         try:
@@ -95,4 +89,4 @@ def certified_blob(certificate: bytes) -> bytes | None:
         _, _, *key = strings(certificate, 2 + PARTS[plain])  # type and nonce come first
     except ValueError:
         return None
-    return pack([plain.encode(), *key])
+    return b"".join(len(part).to_bytes(4, "big") + part for part in (plain.encode(), *key))

@@ -119,31 +119,24 @@ def _text_as(wanted: str, most: int, read: Callable[[str], str | None]) -> Shape
 
 def whole(low: int = -WIDE, high: int = WIDE) -> Shape:
     """A whole number of low to high."""
-
-    def shape(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise Misshapen(f"a whole number{_between(low, high)}", value)
-        return value
-
-    return shape
+    return _in_range("a whole number", (int,), low, high)
 
 
 def number(low: float = -1e18, high: float = 1e18) -> Shape:
     """A number of low to high, whole or not; never infinite, never NaN."""
+    return _in_range("a number", (int, float), low, high)
 
-    def shape(value: Any) -> float:
-        kind = type(value)
-        if (kind is not float and kind is not int) or not low <= value <= high:
-            raise Misshapen(f"a number{_between(low, high)}", value)
-        return value  # type: ignore[no-any-return]
+
+def _in_range(what: str, kinds: tuple[type, ...], low: float, high: float) -> Shape:
+    limits = f" of at least {low}" if high >= 1e18 else f" of {low} to {high}"
+    wanted = what if low <= -1e18 and high >= 1e18 else what + limits
+
+    def shape(value: Any) -> Any:
+        if type(value) not in kinds or not low <= value <= high:
+            raise Misshapen(wanted, value)
+        return value
 
     return shape
-
-
-def _between(low: float, high: float) -> str:
-    if low <= -1e18 and high >= 1e18:
-        return ""
-    return f" of at least {low}" if high >= 1e18 else f" of {low} to {high}"
 
 
 def flag(value: Any) -> bool:
@@ -259,10 +252,11 @@ def either(
     return shape
 
 
-def has_key(key: str, with_it: Shape, without: Shape) -> Shape:
-    """An object of the one shape where it has the key, else of the other."""
+def by_key(shapes: Mapping[str, Shape], otherwise: Shape) -> Shape:
+    """An object of the shape of the first of these keys that it has."""
 
     def shape(value: Any) -> Any:
-        return (with_it if type(value) is dict and key in value else without)(value)
+        keys = [key for key in shapes if key in value] if type(value) is dict else []
+        return (shapes[keys[0]] if keys else otherwise)(value)
 
     return shape

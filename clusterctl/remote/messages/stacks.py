@@ -7,9 +7,9 @@ from typing import Any
 from clusterctl.remote.messages.decode import decode
 from clusterctl.remote.messages.shape import (
     Misshapen,
+    by_key,
     digits,
     flag,
-    has_key,
     items,
     maybe,
     one_of,
@@ -117,7 +117,7 @@ def _report(value: Any) -> Any:
     return report
 
 
-REPORT = has_key("native", _NATIVE, _report)
+REPORT = by_key({"native": _NATIVE}, _report)
 
 
 def read_report(line: bytes) -> dict[str, Any]:

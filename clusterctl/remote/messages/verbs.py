@@ -11,10 +11,10 @@ from clusterctl.remote.messages.decode import decode
 from clusterctl.remote.messages.shape import (
     Shape,
     ascii_text,
+    by_key,
     digits,
     either,
     flag,
-    has_key,
     items,
     maybe,
     number,
@@ -57,11 +57,9 @@ _BOOT = {"time_s": number(0, 1e12), "boottime_s": SECONDS}
 NODE = record({"hostname": NAME, "boot_id": maybe(NAME), "python": text(40), **_BOOT, "user": NAME})
 
 
-def _envelope(
-    verb: str, more: Mapping[str, Shape] | None = None, sections: Shape = _SECTIONS
-) -> Shape:
+def _envelope(verb: str, sections: Shape = _SECTIONS, **more: Shape) -> Shape:
     head = {"schema": whole(1, 1), "verb": one_of(verb), "node": NODE, "sections": sections}
-    return record({**head, **(more or {})})
+    return record({**head, **more})
 
 
 _BEAT = record({"step": maybe(_size), "phase": maybe(NAME), "age_s": AGE_S})
@@ -95,44 +93,40 @@ _OTHERS = rows(JOB_ROW)
 
 _KILL_LOOK = _envelope(
     "kill",
-    {
-        "rows": rows(JOB_ROW, gpu_bytes=maybe(_size)),
-        "others": _OTHERS,
-        "machine": MACHINE,
-        "login": NAME,
-        "notes": items(text(1024), 8),
-    },
+    rows=rows(JOB_ROW, gpu_bytes=maybe(_size)),
+    others=_OTHERS,
+    machine=MACHINE,
+    login=NAME,
+    notes=items(text(1024), 8),
 )
 _KILL = _envelope(
     "kill",
-    {
-        "left": rows({**_LEFT_ROW, "why": text()}),
-        "zombies": rows({"pid": _pid, "ppid": _size, "command": NAME}),
-        "gpu_left": rows({"pid": _pid, "bytes": maybe(_size)}),
-        "gpu_unknown": text(),
-        **dict.fromkeys(("asked", "missed", "swept", "forced"), _count),
-        "seconds": SECONDS,
-    },
+    left=rows({**_LEFT_ROW, "why": text()}),
+    zombies=rows({"pid": _pid, "ppid": _size, "command": NAME}),
+    gpu_left=rows({"pid": _pid, "bytes": maybe(_size)}),
+    gpu_unknown=text(),
+    **dict.fromkeys(("asked", "missed", "swept", "forced"), _count),
+    seconds=SECONDS,
 )
-_STOP_LOOK = _envelope(
-    "stop", {"rows": rows(JOB_ROW, asks=flag, beat=BEAT), "others": _OTHERS, "machine": MACHINE}
-)
+_STOP_ROWS = rows(JOB_ROW, asks=flag, beat=BEAT)
+_STOP_LOOK = _envelope("stop", rows=_STOP_ROWS, others=_OTHERS, machine=MACHINE)
 _STOP = _envelope(
     "stop",
-    {
-        "left": rows({**_LEFT_ROW, "beat": BEAT, "why": text()}),
-        "rest": whole(-PROCESSES, PROCESSES),
-        **dict.fromkeys(("asked", "gone"), _count),
-        "saved": maybe(_path),
-        "seconds": SECONDS,
-    },
+    left=rows({**_LEFT_ROW, "beat": BEAT, "why": text()}),
+    rest=whole(-PROCESSES, PROCESSES),
+    asked=_count,
+    gone=_count,
+    saved=maybe(_path),
+    seconds=SECONDS,
 )
 _TIME = record({"time_s": number(0, 1e12)})
-_CENSUS = has_key("time_s", _TIME, _envelope("census", {"cpu_s": SECONDS}))
-_CLOCK = has_key(
-    "sections",
-    record({"node": NODE, "sections": _SECTIONS, "cpu_s": SECONDS}),
-    has_key("boot_id", record({"boot_id": maybe(NAME)}), record({**_BOOT, "id": maybe(_size)})),
+_CENSUS = by_key({"time_s": _TIME}, _envelope("census", cpu_s=SECONDS))
+_CLOCK = by_key(
+    {
+        "sections": record({"node": NODE, "sections": _SECTIONS, "cpu_s": SECONDS}),
+        "boot_id": record({"boot_id": maybe(NAME)}),
+    },
+    record({**_BOOT, "id": maybe(_size)}),
 )
 _SHELL_SECTION = {
     **_SECTION_FACTS,
@@ -141,13 +135,12 @@ _SHELL_SECTION = {
 }
 _COMMAND = record(_SHELL_SECTION, {"truncated": flag})
 _SHELL = _envelope("shell", sections=record({"command": _COMMAND}))
-_PUSHED = _envelope("push", {"error": maybe(text())})
-_PREPARED = has_key(
-    "error",
-    _envelope("push", {"error": text()}),
-    _envelope("push", {"part": _path, "dest": _path, "there": flag, "same": flag}),
+_PUSHED = _envelope("push", error=maybe(text()))
+_PREPARED = by_key(
+    {"error": _envelope("push", error=text())},
+    _envelope("push", part=_path, dest=_path, there=flag, same=flag),
 )
-_REAP = _envelope("reap", dict.fromkeys(("found", "left"), rows(_LEFT_ROW)))
+_REAP = _envelope("reap", found=rows(_LEFT_ROW), left=rows(_LEFT_ROW))
 _STACKS = either(
     "type",
     {"found": {"processes": _count, "machine": NAME}, "report": {"packed": ascii_text(6 * MIB)}},
@@ -159,18 +152,13 @@ _CLIP_FACTS = {
     "fps": maybe(number(0, 1e9)),
     "cpu_s": SECONDS,
 }
-_EXAMINE = has_key(
-    "answers",
-    record({"answers": items(record({"id": _size}, _CLIP_FACTS), 10_000)}),
-    has_key(
-        "ready",
-        record({"ready": flag, "workers": whole(1, 100_000)}),
-        has_key(
-            "alive",
-            record({"alive": flag}),
-            record({"failed": text()}, {"said": text(8192, lines=True)}),
-        ),
-    ),
+_EXAMINE = by_key(
+    {
+        "answers": record({"answers": items(record({"id": _size}, _CLIP_FACTS), 10_000)}),
+        "ready": record({"ready": flag, "workers": whole(1, 100_000)}),
+        "alive": record({"alive": flag}),
+    },
+    record({"failed": text()}, {"said": text(8192, lines=True)}),
 )
 
 # One answer of a process of active_rank.py, or why it gave none.
@@ -232,8 +220,8 @@ _AGENT = either(
 class Verb:
     """The shape of a verb's lines, and the bytes that one line may have.
 
-    A line costs the head up to eight times its bytes, for a moment: one character beyond the BMP
-    makes a whole text four times as wide. So 64 MiB are never exceeded.
+    The head needs up to eight times that, at most 64 MiB: one character beyond the BMP makes a
+    whole text four times as wide.
     """
 
     shape: Shape

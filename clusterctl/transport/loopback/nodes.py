@@ -140,7 +140,11 @@ class LoopbackCluster:
                 if process.stdout is not None:
                     process.stdout.close()
             left = self._sweep() if processes else []
-            self._remove_files()
+            files = [self._file(n, s) for n in self.names for s in ("hostkey", "json", "log")]
+            for path in (self.identity, self.known_hosts, self.hostfile, *files):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # it holds other files, or is gone already
+                self.directory.rmdir()
             left += [f"port {port}" for port in self.ports if _answers(port)]
             self.ports = []
             if left:
@@ -157,14 +161,6 @@ class LoopbackCluster:
                 return [f"process {pid}" for pid in found]
             time.sleep(0.02)
         return []
-
-    def _remove_files(self) -> None:
-        paths = [self.identity, self.known_hosts, self.hostfile]
-        paths += [self._file(n, s) for n in self.names for s in ("hostkey", "json", "log")]
-        for path in paths:
-            path.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds other files, or is gone already
-            self.directory.rmdir()
 
 
 def make_key(path: Path) -> str:

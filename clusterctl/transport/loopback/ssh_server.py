@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.transport.loopback.sftp_server import HomeFiles
-from clusterctl.transport.paramiko_import import BROKEN, paramiko
+from clusterctl.transport.paramiko_import import BROKEN, channel_request, paramiko
 
 # After the client has gone: end of stdin, which ends a payload (its lease); then signals.
 LEASE_GRACE_S = 3.0
@@ -232,23 +232,13 @@ class Command:
             if self.process.returncode >= 0:
                 self.channel.send_exit_status(self.process.returncode)
             else:
-                self._send_exit_signal()
+                name = signal.Signals(-self.process.returncode).name.removeprefix("SIG")
+                message = channel_request(self.channel, "exit-signal", False, name, False, "", "")
+                transport: Any = self.channel.get_transport()
+                transport._send_user_message(message)
             for pump in self._pumps:
                 pump.join()
             self.channel.close()
-
-    def _send_exit_signal(self) -> None:
-        message = paramiko.Message()
-        message.add_byte(paramiko.common.cMSG_CHANNEL_REQUEST)
-        message.add_int(self.channel.remote_chanid)
-        message.add_string("exit-signal")
-        message.add_boolean(False)
-        message.add_string(signal.Signals(-self.process.returncode).name.removeprefix("SIG"))
-        message.add_boolean(False)
-        message.add_string("")
-        message.add_string("")
-        transport: Any = self.channel.get_transport()
-        transport._send_user_message(message)
 
     def kill(self, number: int) -> None:
         """Signal the whole process group, as long as its leader lives."""

@@ -31,10 +31,20 @@ ALIASES = {
 }
 
 
-def _word(words: list[str], rest: str) -> str:
-    if len(words) != 1 or not words[0]:
-        raise BadValue(f"expected one value, got {len(words)}; quote a value that contains spaces")
-    return words[0]
+def _one(read: Callable[[str], object]) -> Reader:
+    """A keyword with one value, as `read` returns it."""
+
+    def reader(words: list[str], rest: str) -> object:
+        if len(words) != 1 or not words[0]:
+            found = f"expected one value, got {len(words)}"
+            raise BadValue(f"{found}; quote a value that contains spaces")
+        return read(words[0])
+
+    return reader
+
+
+def _choice(*choices: str) -> Reader:
+    return _one(lambda text: one_of(text, *choices))
 
 
 def _words(words: list[str], rest: str) -> list[str] | None:
@@ -63,32 +73,17 @@ def _jump(words: list[str], rest: str) -> tuple[Hop, ...]:
     return parse_jump(rest.partition("#")[0].strip(" \t"))
 
 
-def _user(words: list[str], rest: str) -> str:
-    user = _word(words, rest)
+def _user(user: str) -> str:
     if "%" in user or "${" in user:
         raise BadValue(f"{user!r}: only some versions of ssh expand this; write the name")
     return user
 
 
-def _number(words: list[str], rest: str) -> int:
-    return whole_number(_word(words, rest))
-
-
-def _port(words: list[str], rest: str) -> int:
-    return port_number(_word(words, rest))
-
-
-def _time(words: list[str], rest: str) -> int | None:
-    text = _word(words, rest)
+def _time(text: str) -> int | None:
     return None if text == "none" else seconds(text)  # none leaves the value to a later line
 
 
-def _choice(*choices: str) -> Reader:
-    return lambda words, rest: one_of(_word(words, rest), *choices)
-
-
-_flag = _choice("yes", "no")
-
+_flag, _word = _choice("yes", "no"), _one(str)
 ALGORITHMS = ("ciphers", "hostkeyalgorithms", "kexalgorithms", "macs", "pubkeyacceptedalgorithms")
 _NAMES = ("certificatefile", "hostkeyalias", "hostname", "identityagent", "identityfile")
 _LISTS = ("canonicalizepermittedcnames", "globalknownhostsfile", "userknownhostsfile")
@@ -97,16 +92,16 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((*ALGORITHMS, *_NAMES, "ignoreunknown"), _word),
     **dict.fromkeys(_LISTS, _words),
     **dict.fromkeys(("canonicalizefallbacklocal", "identitiesonly"), _flag),
-    **dict.fromkeys(("canonicalizemaxdots", "requiredrsasize"), _number),
+    **dict.fromkeys(("canonicalizemaxdots", "requiredrsasize"), _one(whole_number)),
     "addressfamily": _choice("any", "inet", "inet6"),
     "canonicaldomains": _domains,
     "canonicalizehostname": _choice("yes", "no", "always"),
-    "port": _port,
+    "port": _one(port_number),
     "proxycommand": _rest,
     "proxyjump": _jump,
-    "serveraliveinterval": _time,
+    "serveraliveinterval": _one(_time),
     "stricthostkeychecking": _choice("yes", "no", "ask", "off", "accept-new"),
-    "user": _user,
+    "user": _one(_user),
     # Refused below, where their value asks for what this backend does not do.
     **dict.fromkeys(
         ("bindaddress", "bindinterface", "preferredauthentications", "revokedhostkeys"), _word
@@ -146,5 +141,6 @@ IGNORED = frozenset(
     sessiontype setenv skeyauthentication smartcarddevice stdinnull streamlocalbindmask
     streamlocalbindunlink syslogfacility tag tcpkeepalive tisauthentication tunnel tunneldevice
     updatehostkeys useprivilegedport useroaming userknownhostsfile2 usersh verifyhostkeydns
-    versionaddendum visualhostkey warnweakcrypto xauthlocation""".split()  # noqa: SIM905 - shorter than a list
+    versionaddendum visualhostkey warnweakcrypto xauthlocation
+    """.split()  # noqa: SIM905 - shorter than a list
 )

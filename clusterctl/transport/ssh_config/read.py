@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.host_names import why_no_host_name, why_no_user_name
+from clusterctl.nodes import why_no_host_name, why_no_user_name
 from clusterctl.transport.ssh_config.host import HostConfig, Query, build, canonical_name, problem
 from clusterctl.transport.ssh_config.keywords import ALIASES, GROWING, IGNORED, READERS
 from clusterctl.transport.ssh_config.match import Criterion, holds, parse_match
