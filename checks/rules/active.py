@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from checks.facts import Active, DeviceSpeed, Unknown
+from checks.facts import Active, DeviceSpeed, Unknown, known
 from checks.finding import Action, Finding, Source, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.reference.gpu_throughput import reached_tflops
@@ -31,9 +31,8 @@ def matmul(active: Active, limits: Profile) -> Iterator[Finding]:
     Fix: nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE there; another load? leave the node out: -x
     """
     peers: dict[str, list[float]] = {}
-    for speeds in active.speeds.values():
-        for one in () if isinstance(speeds, Unknown) else speeds:
-            peers.setdefault(one.model, []).append(one.tflops)
+    for one in (one for speeds in known(active.speeds.values()) for one in speeds):
+        peers.setdefault(one.model, []).append(one.tflops)
     for node, speeds in active.speeds.items():
         if isinstance(speeds, Unknown):
             yield unknown(speeds, nodes=(node,), fix=_env_fix(speeds.reason))
@@ -233,8 +232,8 @@ def read(active: Active, limits: Profile) -> Iterator[Finding]:
         yield skip("no --shared folder was named")
         return
     speeds = {node: seen.read_bytes_s for node, seen in active.shared.items()}
-    known = [speed for speed in speeds.values() if isinstance(speed, float)]
-    median = _median(known) if len(known) > 2 else 0.0
+    measured = known(speeds.values())
+    median = _median(measured) if len(measured) > 2 else 0.0
     for node, speed in speeds.items():
         names = (node,)
         if isinstance(speed, Unknown) and "not what was written" in speed.reason:

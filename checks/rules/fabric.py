@@ -6,7 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from checks.compare import each_node, majority, same
-from checks.facts import NOT_ASKED, Fabric, Fleet, IbPort, KernelLog, Maybe, NodeFacts, Unknown
+from checks.facts import (
+    NOT_ASKED,
+    Fabric,
+    Fleet,
+    IbPort,
+    KernelLog,
+    Maybe,
+    NodeFacts,
+    Unknown,
+    known,
+)
 from checks.finding import Action, Finding, fail, lacking, passed, skip, unknown, warn
 from checks.parsers.infiniband import ERROR_COUNTERS
 from checks.profile import Profile
@@ -18,7 +28,7 @@ _NO_CARD = "no InfiniBand or RoCE card"
 
 
 def _fabrics(fleet: Fleet) -> list[Fabric]:
-    return [node.fabric for node in fleet.reached if isinstance(node.fabric, Fabric)]
+    return known(node.fabric for node in fleet.reached)
 
 
 def _each_fabric(
@@ -62,7 +72,7 @@ def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
     counts = {
         node.name: sum(port.is_active is True for port in node.fabric.ports)
         for node in fleet.reached
-        if isinstance(node.fabric, Fabric)
+        if not isinstance(node.fabric, Unknown)
     }
     is_number = expected is not None and expected.isdecimal()
     most = int(expected or 0) if is_number else majority(counts).value

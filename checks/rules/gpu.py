@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from checks.compare import each_node
-from checks.facts import NOT_ASKED, Fleet, GpuFacts, GpuProcess, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, Fleet, GpuFacts, GpuProcess, NodeFacts, Unknown, known
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.registry import check
 
@@ -16,7 +16,7 @@ def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
 
     A GPU can vanish, none appears out of nothing.
     """
-    counts = Counter(n.gpus.count for n in nodes if not isinstance(n.gpus.count, Unknown))
+    counts = Counter(known(node.gpus.count for node in nodes))
     return max(counts, key=lambda count: (counts[count], count), default=0)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Union
 
-from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, Maybe, Unknown
+from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, Maybe, Unknown, known
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
@@ -221,7 +221,7 @@ def temperature(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     Fix: fans, filters, the coolant's flow
     """
     gpus = [gpu for node in fleet.reached for gpu in node.gpus.gpus]
-    warm = sorted(g.temperature_c for g in gpus if not isinstance(g.temperature_c, Unknown))
+    warm = sorted(known(gpu.temperature_c for gpu in gpus))
     median = warm[len(warm) // 2] if len(warm) > 8 else None
 
     def judge(gpu: Gpu, health: GpuHealth) -> Judgement:

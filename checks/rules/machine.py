@@ -17,6 +17,7 @@ from checks.facts import (
     ShellLimits,
     System,
     Unknown,
+    known,
 )
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
@@ -115,8 +116,7 @@ def memory_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     How: MemTotal
     Fix: sudo dmidecode -t memory | grep -i size: a module is lost
     """
-    memories = [node.memory for node in fleet.reached if isinstance(node.memory, Memory)]
-    sizes = sorted(memory.total_bytes for memory in memories)
+    sizes = sorted(memory.total_bytes for memory in known(node.memory for node in fleet.reached))
     median = sizes[len(sizes) // 2] if sizes else 0
 
     def judge(_node: NodeFacts, memory: Memory) -> Finding:

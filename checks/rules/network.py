@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from checks.compare import compare, each_node, same
-from checks.facts import NOT_ASKED, Fleet, Maybe, Network, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, Fleet, Maybe, Network, NodeFacts, Unknown, known
 from checks.finding import Finding, fail, passed, skip, unknown, warn
 from checks.registry import check
 
@@ -24,7 +24,7 @@ def names(fleet: Fleet) -> Iterator[Finding]:
     Fix: in its /etc/hosts: ADDRESS NAME
     """
     yield from each_node(fleet, "network", _own_name)
-    networks = [node.network for node in fleet.reached if isinstance(node.network, Network)]
+    networks = known(node.network for node in fleet.reached)
     for name in sorted({name for network in networks for name in network.names} - {"@"}):
         resolves = any(isinstance(network.names.get(name), tuple) for network in networks)
 

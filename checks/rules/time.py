@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from checks.compare import compare, each_node, majority
-from checks.facts import NOT_ASKED, ChronyTracking, Clock, Exchange, Fleet, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, ChronyTracking, Clock, Fleet, NodeFacts, Unknown, known
 from checks.finding import Finding, Verdict, fail, lacking, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
@@ -47,8 +47,7 @@ def skew(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     How: eight round trips over the open ssh channel, the shortest counts; error is half of it
     Fix: sudo chronyc makestep  (no job running)
     """
-    clocks = [node.clock for node in fleet.reached if isinstance(node.clock, Clock)]
-    trips = [one.exchange for one in clocks if isinstance(one.exchange, Exchange)]
+    trips = known(clock.exchange for clock in known(node.clock for node in fleet.reached))
     reference_s = middle_clock([trip.offset_s for trip in trips])
     # The head's own clock is read without a round trip.
     reference_error_s = {trip.offset_s: trip.error_s for trip in trips}.get(reference_s, 0.0)
