@@ -91,7 +91,7 @@ def _verdict(output: Output, answers: list[Answer], failed: list[Answer], total:
         return
     endings: dict[str, list[str]] = {}
     for answer in failed:
-        endings.setdefault(answer.ending(), []).append(answer.node)
+        endings.setdefault(answer.ending, []).append(answer.node)
     words = [f"{len(answers) - len(failed)} of {counted(total, 'node')} ok"]
     words += [f"{fold(names)}: {ending}" for ending, names in endings.items()]
     output.summary("; ".join(words), len(failed))

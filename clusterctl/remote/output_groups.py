@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterctl.nodes import fold
@@ -19,48 +19,32 @@ class Answer:
     rc: int | None
     out: str
     err: str
+    ending: str  # "exit 2", "signal SIGKILL", "no end in 30 s, killed"
     seconds: float
-    why: str = ""  # with rc None: why it did not end
-    truncated: bool = False
-    noise: str = ""
+    truncated: bool
+    noise: str
 
     @property
     def good(self) -> bool:
         return self.rc == 0
 
-    def ending(self) -> str:
-        """`exit 2`, `signal SIGKILL`, `no end in 30 s, killed`."""
-        if self.rc is None:
-            return self.why or "not run"
-        if self.rc < 0:
-            names = {number.value: number.name for number in signal.Signals}
-            return f"signal {names.get(-self.rc, -self.rc)}"
-        return f"exit {self.rc}"
-
     def to_json(self) -> dict[str, Any]:
-        return {
-            "node": self.node,
-            "rc": self.rc,
-            "out": self.out,
-            "err": self.err,
-            "ending": self.ending(),
-            "seconds": self.seconds,
-            "truncated": self.truncated,
-            "noise": self.noise,
-            "unreachable": None,
-        }
+        return {**asdict(self), "unreachable": None}
 
 
 def read_answer(node: str, envelope: dict[str, Any]) -> Answer:
     """The answer in the envelope of payload `shell`."""
     section = envelope["sections"]["command"]
-    err, why = section["err"], ""
-    if section["rc"] is None:  # the last line is the payload's, not the command's
-        *output, why = err.splitlines() or [section["state"]]
-        err = "".join(f"{line}\n" for line in output)
+    rc, out, err = section["rc"], section["out"], section["err"]
+    ending = f"exit {rc}"
+    if rc is None:  # the last line is the payload's, not the command's
+        *output, last = err.splitlines() or [section["state"]]
+        err, ending = "".join(f"{line}\n" for line in output), last or "not run"
+    elif rc < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        ending = f"signal {names.get(-rc, -rc)}"
     truncated, noise = bool(section.get("truncated")), envelope.get("noise", "")
-    rc, out, seconds = section["rc"], section["out"], section["seconds"]
-    return Answer(node, rc, out, err, seconds, why, truncated, noise)
+    return Answer(node, rc, out, err, ending, section["seconds"], truncated, noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +66,7 @@ class Group:
         count = len(self.answers)
         words = [f"{count} nodes"] if count > 1 else []
         if not self.first.good:
-            words.append(self.first.ending())
+            words.append(self.first.ending)
         if self.first.truncated:
             words.append("output cut")
         if timings:
@@ -96,7 +80,7 @@ def group(answers: Iterable[Answer]) -> list[Group]:
     """Groups of equal ending and output, in the order of their first node."""
     groups: dict[tuple[object, ...], list[Answer]] = {}
     for answer in answers:
-        key = (answer.rc, answer.why, answer.out, answer.truncated)
+        key = (answer.ending, answer.out, answer.truncated)
         groups.setdefault(key, []).append(answer)
     return [Group(tuple(members)) for members in groups.values()]
 

@@ -226,7 +226,7 @@ class ClusterActions(Actions):
             raise TransportError(result.unreachable.phase, result.unreachable.sentence())
         answer = read_answer(node, result.value)
         if not answer.good and not answer.out:
-            raise CouldNotFindOut(f"{node}: {answer.err.strip() or answer.ending()}")
+            raise CouldNotFindOut(f"{node}: {answer.err.strip() or answer.ending}")
         return answer.out
 
 
