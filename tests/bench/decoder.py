@@ -172,7 +172,7 @@ def times(args: argparse.Namespace) -> dict[int, dict[str, float]]:
 
 def peak(args: argparse.Namespace) -> int:
     """Bytes, in a process that does nothing else."""
-    from trainer.data.video.decode import peak_bytes
+    from trainer.data.video.decode_process import peak_bytes
 
     start = min(40, args.length - args.frames)
     reader(args.way, args)(str(args.folder / f"{GAPS[0]}.mp4"), start)

@@ -63,7 +63,7 @@ def test_stopped_decoder_is_named_with_its_rank_then_the_run_saves_and_ends(clus
 
         decoders = [
             pid for pid in tagged(run_id)
-            if b"trainer.data.video.decode" in command_line(pid) and variables(pid).get("RANK") == "1"
+            if b"trainer.data.video.decode_process" in command_line(pid) and variables(pid).get("RANK") == "1"
         ]  # fmt: skip
         assert len(decoders) == 2
         for pid in decoders:

@@ -28,17 +28,6 @@ from numpy.typing import NDArray
 from trainer.data.video.scale import Put, put
 from trainer.data.video.window import Window
 
-__all__ = [
-    "ClipError",
-    "ClipFacts",
-    "check_regular",
-    "open_clip",
-    "probe",
-    "read_window",
-    "scaler",
-    "video_stream",
-]
-
 # libavformat looks in the streams' first frames for what an mp4's header says already: 15 of the
 # 17 CPU ms that opening a 720p clip takes. With these options it looks at nothing.
 _UNPROBED = {"skip_frame": "all", "probesize": "32"}
@@ -46,13 +35,8 @@ _UNPROBED = {"skip_frame": "all", "probesize": "32"}
 _ONE_FILE = {"pattern_type": "none"}
 # Its demuxer guesses the time of most frames: two may get the same, and after a seek others.
 _GUESSED_TIMES = ("mpeg",)
-_LISTS = (
-    "hls",
-    "concat",
-    "dash",
-    "imf",
-    "sdp",
-)  # local files only: FFmpeg refuses the others itself
+# Of local files only: FFmpeg refuses the others itself.
+_LISTS = ("hls", "concat", "dash", "imf", "sdp")
 _INDEXED = (".mp4", ".m4v", ".mov")
 _PYAV = int(av.__version__.split(".")[0])
 if _PYAV < 17:  # a stream has no index_entries there
@@ -102,8 +86,14 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
     check_regular(path)
     put = scaler(window.resize)
     try:
-        if window.resize == "torch" and _is_still_of_upstream(path):
-            return _read_still(path, window, out_CTHW)
+        if window.resize == "torch":
+            from trainer.data.video.upstream_resize import is_still, read_still
+
+            if is_still(path):
+                if max(window.frames, window.expected) > 1:
+                    raise ClipError(f"has 1 frame, the manifest says {window.expected}")
+                read_still(path, window, out_CTHW[:, 0])
+                return 0.0
         if path.lower().endswith(_INDEXED):
             try:
                 return _read(path, window, out_CTHW, put, seek=True, quick=True)
@@ -201,21 +191,6 @@ def _index(stream: Any) -> _Index | None:
     return _Index(pairs[:, 0], len(pairs) - int(pairs[:, 1].sum()))
 
 
-def _is_still_of_upstream(path: str) -> bool:
-    from trainer.data.video.upstream_resize import is_still  # torch is there by now
-
-    return is_still(path)
-
-
-def _read_still(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
-    from trainer.data.video.upstream_resize import read_still
-
-    if max(window.frames, window.expected) > 1:
-        raise ClipError(f"has 1 frames, the manifest says {window.expected}")
-    read_still(path, window, out_CTHW[:, 0])
-    return 0.0
-
-
 def _regular_times(stream: Any, index: _Index | None) -> tuple[NDArray[np.int64], int] | None:
     """Presentation times by a whole index of frames that stand equally far apart."""
     if index is None or stream.start_time is None:
@@ -255,9 +230,8 @@ def _read(
         index = _index(stream)
         if index is not None and index.shown < window.expected:
             raise ClipError(f"has {index.shown} frames, the manifest says {window.expected}")
-        wanted = range(
-            window.start, window.start + window.frames * window.interval, window.interval
-        )
+        step = window.interval
+        wanted = range(window.start, window.start + window.frames * step, step)
         if quick:
             times = _regular_times(stream, index)
             if times is None or not fps:

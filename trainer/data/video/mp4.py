@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -60,12 +62,8 @@ def _encode(
         # One thread: FFmpeg's own threads can hang a later fork (PyAV #1962), and clips are small.
         stream.codec_context.thread_count = 1
         stream.codec_context.thread_type = "NONE"
-        stream.options = {
-            "crf": QUALITY,
-            "preset": "fast",
-            "threads": "1",
-            "x264-params": REPRODUCIBLE,
-        }
+        stream.options = {"crf": QUALITY, "preset": "fast", "threads": "1"}
+        stream.options["x264-params"] = REPRODUCIBLE
         for index, image_HW3 in enumerate(frames_THW3):
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image_HW3), format="rgb24")
             frame.pts, frame.time_base = index, 1 / rate
@@ -78,17 +76,10 @@ def read_mp4(path: Path) -> NDArray[np.uint8]:
 
     Raises FileNotFoundError, and ValueError when the file is no video or has no frame.
     """
-    try:
-        with av.open(str(path)) as container:
-            if not container.streams.video:
-                raise ValueError(f"{path} has no video stream")
-            stream = container.streams.video[0]
-            stream.thread_type, stream.codec_context.thread_count = "NONE", 1
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-    except FileNotFoundError:
-        raise
-    except av.FFmpegError as error:
-        raise ValueError(f"{path} cannot be read as a video: {error}") from None
+    with _opened(path) as container:
+        stream = container.streams.video[0]
+        stream.thread_type, stream.codec_context.thread_count = "NONE", 1
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
     if not frames:
         raise ValueError(f"{path} has no frame")
     return np.stack(frames)
@@ -101,11 +92,17 @@ def read_tags(path: Path) -> dict[str, str]:
     video.
     """
     _check_whole(path)
+    with _opened(path) as container:
+        return dict(container.metadata)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
                 raise ValueError(f"{path} has no video stream")
-            return dict(container.metadata)
+            yield container
     except FileNotFoundError:
         raise
     except av.FFmpegError as error:

@@ -316,7 +316,7 @@ def test_no_process_outlives_a_rank(folder, end):
 
 
 def test_options_come_from_a_training_configuration():
-    from trainer.config.load import Config, DatasetConfig
+    from trainer.config.keys import Config, DatasetConfig
 
     config = Config(dataset=DatasetConfig(clip_timeout_s=3, cache_decoded_mb=64), prefetch_factor=4)
     assert LoaderOptions.of(config) == LoaderOptions(3, 300, 64, 4, "bilinear", 2048)

@@ -69,7 +69,7 @@ def spoil(path: Path, kind: str) -> None:
 KINDS = {
     "cut in a packet": r"Invalid data|ends before|damaged|missing|End of file",
     "flipped bits": r"Invalid data|damaged|missing|ends before",
-    "a still": r"has 1 frames|ends before frame 1|manifest says 9",
+    "a still": r"has 1 frame|ends before frame 1|manifest says 9",
     "a folder": r"not a regular file",
     "missing": r"No such file",
     "empty": r"empty file",

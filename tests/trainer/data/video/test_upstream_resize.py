@@ -108,7 +108,7 @@ def test_a_still_goes_through_the_bicubic_kernel_of_pillow(tmp_path):
     got = read(tmp_path / "a.PNG", Window(0, 1, 1, 24, 30, 1, "torch"))[:, 0]
     scaled = np.asarray(image.resize((35, 24), Image.Resampling.BICUBIC))[:, 2:32]
     np.testing.assert_allclose(got, scaled.transpose(2, 0, 1) / 127.5 - 1, atol=1e-6)
-    with pytest.raises(ClipError, match="has 1 frames, the manifest says 9"):
+    with pytest.raises(ClipError, match="has 1 frame, the manifest says 9"):
         read(tmp_path / "a.PNG", Window(0, 4, 1, 24, 30, 9, "torch"))
     (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing more")
     with pytest.raises(ClipError, match="cannot identify"):

@@ -1,0 +1,123 @@
+"""The process that decodes for `decode.Decoder`: requests on stdin, replies on stdout, no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import math
+import mmap
+import os
+import resource
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.video import helper_process
+from trainer.data.video.clip_cache import ClipCache
+from trainer.data.video.window import Window
+from trainer.runlog.telemetry import CurrentClip
+
+
+def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize: str) -> None:
+    """Answer requests from stdin until it ends."""
+    helper_process.begin(parent, os.environ.get("CLUSTERCTL_ROLE", "decode"))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most != resource.RLIM_INFINITY:
+        memory_bytes = min(memory_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, most))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # as a rank does, for dump-stacks
+    replies = os.dup(1)
+    os.dup2(2, 1)  # whatever a codec prints must not stand between the replies
+    try:
+        from trainer.data.video import clip as video
+
+        video.scaler(resize)
+    except ImportError as error:
+        _write(replies, {"error": str(error)})
+        return
+    _write(replies, {"ready": True})
+    cache = ClipCache(cache_bytes)
+    shared = _SharedPixels(memory)
+    current = CurrentClip.from_environment()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        if current:
+            current.write(request["path"])
+        began = time.process_time()
+        try:
+            answer = _answer_to(request, shared, cache, video)
+        except video.ClipError as error:
+            answer = {"error": str(error) or "cannot be read"}
+        except Exception as error:  # noqa: BLE001 - process boundary: becomes this clip's result
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answer["cpu_s"] = round(time.process_time() - began, 6)
+        answer["memory_bytes"] = peak_bytes()
+        if "error" in answer and answer["memory_bytes"] > memory_bytes / 2:
+            # a decoder that gets no memory calls the data invalid
+            answer["error"] += (
+                f" (or too little memory: {answer['memory_bytes'] >> 20} of "
+                f"{memory_bytes >> 20} MB of dataset.worker_memory_mb were in use)"
+            )
+        if current:
+            current.write("")
+        _write(replies, answer)
+
+
+class _SharedPixels:
+    """The memory both sides see; mapped again when the other side enlarged it."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._map: mmap.mmap | None = None
+
+    def view(self, start: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
+        if self._map is None or len(self._map) < start + count * kind.itemsize:
+            self._map = mmap.mmap(self._memory, os.fstat(self._memory).st_size)
+        return np.frombuffer(self._map, kind, count, start)
+
+
+def _answer_to(
+    request: dict[str, Any], shared: _SharedPixels, cache: ClipCache, video: Any
+) -> dict[str, Any]:
+    path = request["path"]
+    if request.get("probe"):
+        return asdict(video.probe(path))
+    window = Window(*request["window"])
+    shape = (3, window.frames, window.height, window.width)
+    pixels = shared.view(request["at"], math.prod(shape), window.dtype).reshape(shape)
+    if not cache.limit_bytes:
+        return {"fps": video.read_window(path, window, pixels)}
+    facts = video.check_regular(path)
+    key = (path, facts.st_mtime_ns, facts.st_size, window)
+    found = cache.get(key)
+    if found is not None:
+        pixels[...] = found[0]
+        return {"fps": found[1]}
+    fps = video.read_window(path, window, pixels)
+    cache.put(key, pixels, fps)
+    return {"fps": fps}
+
+
+def peak_bytes() -> int:
+    """Most memory that was resident at once; getrusage would count the parent's before exec."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+    return 0
+
+
+def _write(fd: int, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode() + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+if __name__ == "__main__":
+    _memory, _cache, _parent, _limit = map(int, sys.argv[1:5])
+    serve(_memory, _cache, _parent, _limit, sys.argv[5])
