@@ -96,12 +96,7 @@ def _row(sample: NodeSample, gpus_seen: int) -> list[float | None]:
         for gpu in sample.gpus or ()
     }
     readings = [by_index.get(index, _NO_READING) for index in range(gpus_seen)]
-    row: list[float | None] = [
-        sample.cpu,
-        sample.memory,
-        sample.load1,
-        None if network is None else network / 1e6,
-    ]
+    row = [sample.cpu, sample.memory, sample.load1, None if network is None else network / 1e6]
     for column in zip(*readings, strict=True) if readings else [()] * len(GPU_COLUMNS):
         known = [value for value in column if value is not None]
         row.append(sum(known) / len(known) if known else None)
@@ -155,11 +150,8 @@ def _after_step(run: RunState, sample: StepSample) -> RunState:
 
 
 # What the trainer and the launcher call the end of a run, and a node's part in it.
-_ENDINGS = {
-    **dict.fromkeys(("done", "finished"), "finished"),
-    **dict.fromkeys(("failure", "failed", "error"), "failed"),
-    "stopped": "stopped",
-}
+_ENDINGS = dict.fromkeys(("done", "finished"), "finished") | {"stopped": "stopped"}
+_ENDINGS |= dict.fromkeys(("failure", "failed", "error"), "failed")
 _BEGINNINGS = ("plan", "start", "resume")
 _NODE_WORDS = {"rank": "running", "lost": "lost"}
 

@@ -88,9 +88,8 @@ def after(book: AlertBook, state: State) -> AlertBook:
     mutes = book.mutes
     if any(until_s <= now_s for until_s in mutes.values()):
         mutes = {key: until_s for key, until_s in mutes.items() if until_s > now_s}
-    book = replace(
-        book, history=history, tracks=tracks, mutes=mutes, memory=keep(context), now_s=now_s
-    )
+    memory = keep(context)
+    book = replace(book, history=history, tracks=tracks, mutes=mutes, memory=memory, now_s=now_s)
     fired = [item for item in tracks.items() if item[1].fired_s is not None]
     if fired or book.active:
         book = replace(book, active=folded(fired, _by_id(book), mutes, state))
@@ -99,10 +98,9 @@ def after(book: AlertBook, state: State) -> AlertBook:
 
 def _see(context: RuleContext, book: AlertBook) -> dict[str, Breaches]:
     """What each rule finds, without what another alert about the same unit reports already."""
-    seen: dict[str, Breaches] = {
-        rule.id: {breach.unit: breach for breach in rule.find(context)} for rule in rules_of(book)
-    }
-    for rule in rules_of(book):
+    rules = rules_of(book)
+    seen = {rule.id: {breach.unit: breach for breach in rule.find(context)} for rule in rules}
+    for rule in rules:
         for id in rule.suppressed_by:
             if id not in seen:
                 continue  # left out by the user
@@ -179,11 +177,9 @@ def changes(before: AlertBook, now: AlertBook, state: State) -> tuple[Change, ..
             groups["fire"].append((key, track))
         elif old.severity != track.severity:
             groups["worse"].append((key, track))
-    found = [
-        Change(kind, alert)
-        for kind, items in groups.items()
-        for alert in folded(items, _by_id(now), now.mutes, state)
-    ]
+    found = []
+    for kind, items in groups.items():
+        found += [Change(kind, alert) for alert in folded(items, _by_id(now), now.mutes, state)]
     if now.now_s != before.now_s:
         found += [Change("clear", alert) for alert in now.history if alert.cleared_s == now.now_s]
     return tuple(found)

@@ -63,10 +63,9 @@ def folded(
 
 def _names_and_parts(units: Sequence[Unit]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Each name of a node and of a part once, in order."""
-    names, parts = (
-        tuple(dict.fromkeys(word for word in words if word)) for words in zip(*units, strict=True)
-    )
-    return names, parts
+    names = dict.fromkeys(name for name, _ in units if name)
+    parts = dict.fromkeys(part for _, part in units if part)
+    return tuple(names), tuple(parts)
 
 
 def worst_first(alerts: Iterable[Alert]) -> tuple[Alert, ...]:

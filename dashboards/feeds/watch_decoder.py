@@ -181,12 +181,10 @@ class Decoder:
         return self._processes
 
     def _add_xids(self, rows: Any, at_s: float) -> None:
-        cards = {key: row for key, row in self._reported.items() if key[:1] == "h"}
-        by_address = {
-            _address(row[3]): int(key[1:])
-            for key, row in cards.items()
-            if type(row) is list and len(row) > 3
-        }
+        by_address = {}
+        for key, card in self._reported.items():
+            if key[:1] == "h" and type(card) is list and len(card) > 3:
+                by_address[_address(card[3])] = int(key[1:])
         for row in rows[:ROWS] if type(rows) is list else ():
             if type(row) is list and len(row) == 4 and _whole(row[2]) is not None:
                 gpu = by_address.get(_address(row[1]))
@@ -221,26 +219,15 @@ def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
         return Gpu(index, name, error=moving or "lost")
     if type(moving) is not list or len(moving) != 6:
         return None
-    power, util, used, temperature, mhz, bits = moving
+    power, util, used, degrees, mhz, bits = moving
     if {*map(type, moving)} != _ALL_INTS or max(moving) > 2**53 or min(moving) < -(2**53):
-        # A card that has no answer for something, or a number that is none.
-        power, util, used, temperature, mhz = map(_number, moving[:5])
+        # A card that has no answer for something, or a value that is no number.
+        power, util, used, degrees, mhz = map(_number, moving[:5])
+    util = None if util is None else util / 100
+    used = None if used is None else used * MIB
+    why = "" if bits == 0 else _reasons(bits)
     # By position: eight of these a node and second, and names cost half as much again.
-    return Gpu(
-        index,
-        name,
-        power,
-        limit,
-        None if util is None else util / 100,
-        None if used is None else used * MIB,
-        total,
-        temperature,
-        mhz,
-        "",
-        "" if bits == 0 else _reasons(bits),
-        ecc,
-        links,
-    )
+    return Gpu(index, name, power, limit, util, used, total, degrees, mhz, "", why, ecc, links)
 
 
 def _reasons(bits: Any) -> str | None:
@@ -254,32 +241,20 @@ def _link(still: Any, moving: Any) -> Link | None:
         return None
     if type(moving) is not list or len(moving) != 3:
         moving = (None, None, None)
-    return Link(
-        str(still[0]),
-        "ib" if still[1] == "ib" else "eth",
-        str(still[2]),
-        _number(still[3]),
-        _times(moving[0], 1e6),
-        _times(moving[1], 1e6),
-        _number(moving[2]),
-        _whole(still[4]),
-    )
+    name, kind, state, rate_gbps, downs = still
+    kind = "ib" if kind == "ib" else "eth"
+    rx, tx, errors = _times(moving[0], 1e6), _times(moving[1], 1e6), _number(moving[2])
+    return Link(str(name), kind, str(state), _number(rate_gbps), rx, tx, errors, _whole(downs))
 
 
 def _process(row: Any, passed_s: float) -> Process | None:
     if type(row) is not list or len(row) != 8 or _whole(row[0]) is None:
         return None
-    age_s = _number(row[7])
-    return Process(
-        int(row[0]),
-        str(row[1]),
-        str(row[2]),
-        _whole(row[3]),
-        _times(row[4], MIB),
-        str(row[5] or ""),
-        _whole(row[6]),
-        None if age_s is None else age_s + passed_s,
-    )
+    pid, user, name, gpu, memory, run, rank, age = row
+    age_s = _number(age)
+    age_s = None if age_s is None else age_s + passed_s
+    used, tag = _times(memory, MIB), str(run or "")
+    return Process(int(pid), str(user), str(name), _whole(gpu), used, tag, _whole(rank), age_s)
 
 
 def _disks(rows: Any) -> tuple[Disk, ...] | None:
@@ -298,25 +273,14 @@ def parse_csv(text: str) -> tuple[Gpu, ...] | None:
     for cells in read_rows(text, SMI_COLUMNS):
         if not cells["index"].isdigit():
             continue
-        power_w, limit_w, util, used, total, temperature_c, sm_mhz = (
-            _known(parse_quantity(cells[name])) for name in SMI_COLUMNS[2:]
-        )
-        is_lost = all(value is None for value in (power_w, util, used, temperature_c))
-        gpus.append(
-            Gpu(
-                index=int(cells["index"]),
-                name=cells["name"],
-                power_w=power_w,
-                power_limit_w=limit_w,
-                util=None if util is None else util / 100,
-                memory_used_bytes=used,
-                memory_total_bytes=total,
-                temperature_c=temperature_c,
-                sm_mhz=sm_mhz,
-                # A lost card answers every question with an error text in brackets.
-                error=cells["power.draw"].strip("[]") if is_lost else "",
-            )
-        )
+        values = [_known(parse_quantity(cells[name])) for name in SMI_COLUMNS[2:]]
+        power_w, limit_w, util, used, total, degrees, mhz = values
+        is_lost = all(value is None for value in (power_w, util, used, degrees))
+        util = None if util is None else util / 100
+        # A lost card answers every question with an error text in brackets.
+        error = cells["power.draw"].strip("[]") if is_lost else ""
+        index, name = int(cells["index"]), cells["name"]
+        gpus.append(Gpu(index, name, power_w, limit_w, util, used, total, degrees, mhz, error))
     return tuple(gpus) if gpus else None
 
 

@@ -19,7 +19,7 @@ from dashboards.model import units
 from dashboards.model.history_columns import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import STALE_INTERVALS, NodeState, State
-from dashboards.model.thresholds import DEFAULT
+from dashboards.model.thresholds import DEFAULT, Limits
 
 ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
 
@@ -212,21 +212,22 @@ def node_column(node: NodeState, metric: Metric) -> int:
     return NODE_COLUMNS.index("gpu_" + metric.column if node.gpus_seen else "cpu")
 
 
+def busy_power_w(gpus: Sequence[Gpu], limits: Limits) -> float | None:
+    """Median power of GPUs of which each has one; None while they are not busy."""
+    return working_power_w(
+        [gpu.power_w or 0.0 for gpu in gpus],
+        gpus[0].power_limit_w if gpus else None,
+        fewest=limits.idle_peers,
+        share=limits.busy_share,
+        else_w=limits.busy_w,
+    )
+
+
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     """GPUs that differ from the fleet now, with the reason: idle among busy ones, or too hot."""
-    gpus = [
-        (sample.node, gpu)
-        for sample in fresh(state.nodes.values(), state)
-        for gpu in sample.gpus or ()
-    ]
-    known = [gpu for _, gpu in gpus if gpu.power_w is not None]
-    middle = working_power_w(
-        [gpu.power_w or 0.0 for gpu in known],
-        known[0].power_limit_w if known else None,
-        fewest=DEFAULT.idle_peers,
-        share=DEFAULT.busy_share,
-        else_w=DEFAULT.busy_w,
-    )
+    live = fresh(state.nodes.values(), state)
+    gpus = [(sample.node, gpu) for sample in live for gpu in sample.gpus or ()]
+    middle = busy_power_w([gpu for _, gpu in gpus if gpu.power_w is not None], DEFAULT)
     low = 0.0 if middle is None else DEFAULT.idle_share * middle
     odd = {}
     for name, gpu in gpus:

@@ -30,21 +30,7 @@ from dashboards.model.samples import (
     Tick,
 )
 from dashboards.model.state import HISTORY_S, NodeState, RunState, State
-from dashboards.recording import codec, fields
-from dashboards.recording.file_format import (
-    BEGIN,
-    HISTORY,
-    KEY,
-    KEYS,
-    LATEST_S,
-    NODES,
-    ROUND,
-    RUN,
-    Row,
-    Unpacker,
-    list_rows,
-    open_read_only,
-)
+from dashboards.recording import codec, fields, file_format
 from dashboards.reduce import fold
 
 HALF_BYTES = 2
@@ -52,16 +38,9 @@ CACHED_HISTORIES = 160  # of an hour and a bit, unpacked
 MAX_PARTS = 4 << 20  # lists and objects of one text; each costs 60 bytes of memory and more
 
 # What reading an unexpected text may raise.
-_BROKEN = (
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    struct.error,
-    sqlite3.Error,
+_BROKEN: tuple[type[Exception], ...] = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
+    *(struct.error, sqlite3.Error),
 )
 
 Round = tuple[float, list[Sample]]
@@ -74,7 +53,7 @@ class Place:
 
     row: int  # id of the next
     known: dict[str, tuple[NodeSample, Any]] = field(default_factory=dict)
-    unpacker: Unpacker = field(default_factory=Unpacker)
+    unpacker: file_format.Unpacker = field(default_factory=file_format.Unpacker)
     next_round: Round | None = None
     fields: Fields = field(
         default_factory=lambda: codec.FIELDS
@@ -90,9 +69,9 @@ class Recorded:
         self.path = path
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a regular file")  # a pipe would be waited for
-        self._db = open_read_only(path)
-        rows, self._gaps = list_rows(self._db, path.stat().st_size)
-        self._keys = [row for row in rows if row.kind in KEYS]
+        self._db = file_format.open_read_only(path)
+        rows, self._gaps = file_format.list_rows(self._db, path.stat().st_size)
+        self._keys = [row for row in rows if row.kind in file_format.KEYS]
         if not self._keys:
             self._db.close()
             state = "is damaged: no part of it" if self._gaps else "holds no samples that"
@@ -105,7 +84,7 @@ class Recorded:
         self._history: OrderedDict[int, tuple[dict[str, tuple[int, bytes]], bool]] = OrderedDict()
         names = None
         with contextlib.suppress(*_BROKEN):
-            names = self._read(self._keys[0].id + 1, NODES)
+            names = self._read(self._keys[0].id + 1, file_format.NODES)
         self.nodes = tuple(names) if type(names) is dict else ()
 
     def close(self) -> None:
@@ -123,7 +102,7 @@ class Recorded:
         """Of the first row of its kind after its key. Raises `ValueError`, `sqlite3.Error`."""
         query = "SELECT payload FROM samples WHERE id = ? AND kind = ?"
         found = self._db.execute(query, (id_, kind)).fetchone()
-        return Unpacker().unpack(kind, found and found[0])
+        return file_format.Unpacker().unpack(kind, found and found[0])
 
     def _read(self, id_: int, kind: str) -> Any:
         return _json(self._text(id_, kind))
@@ -174,7 +153,7 @@ class Recorded:
 
     def _at_key(self, number: int) -> tuple[State, Place]:
         key = self._keys[number]
-        about, parts_of = self._read(key.id, key.kind), self._read(key.id + 1, NODES)
+        about, parts_of = self._read(key.id, key.kind), self._read(key.id + 1, file_format.NODES)
         names_of = _fields(about)
         nodes, known = {}, {}
         values: dict[str, Any] = {"now_s": _time(about["now_s"])}
@@ -205,7 +184,7 @@ class Recorded:
     def _run_at(self, number: int, about: dict[str, Any], names_of: Any) -> RunState | None:
         """The run as the last key that holds it knows it, and what it reported since."""
         first = number
-        while first > 0 and self._keys[first].kind == KEY:
+        while first > 0 and self._keys[first].kind == file_format.KEY:
             first -= 1
         key = self._keys[first]
         try:
@@ -216,13 +195,13 @@ class Recorded:
                 raise
             self._damaged.add(key.id)
             return None
-        state, unpacker = State(now_s=0.0, run=run), Unpacker()
+        state, unpacker = State(now_s=0.0, run=run), file_format.Unpacker()
         query = "SELECT id, kind, payload FROM samples WHERE id > ? AND id < ? AND kind IN (?, ?)"
-        rows = self._db.execute(query, (key.id, self._keys[number].id, RUN, KEY))
-        for id_, kind, payload in rows:
+        wanted = (key.id, self._keys[number].id, file_format.RUN, file_format.KEY)
+        for id_, kind, payload in self._db.execute(query, wanted):
             try:
                 text = unpacker.unpack(kind, payload)
-                if kind == RUN:
+                if kind == file_format.RUN:
                     found = [_of_run(codec.decode(one, names_of)) for one in _json(text)]
                     state = fold(state, found)
             except _BROKEN:
@@ -257,7 +236,7 @@ class Recorded:
         if number in self._history:
             self._history.move_to_end(number)
             return self._history[number]
-        line, _, data = self._text(self._keys[number].id + 2, HISTORY).partition(b"\n")
+        line, _, data = self._text(self._keys[number].id + 2, file_format.HISTORY).partition(b"\n")
         rows: dict[str, tuple[int, bytes]] = {}
         about = json.loads(line)
         if about.get("columns") != LAYOUT:
@@ -304,12 +283,12 @@ class Recorded:
         for id_, time_s, kind, payload in self._db.execute(query, (place.row, self._last_id)):
             if id_ != place.row:
                 raise ValueError("a row is missing")
-            if kind == BEGIN:
+            if kind == file_format.BEGIN:
                 return None
             text = place.unpacker.unpack(kind, payload)
-            if kind == RUN:
+            if kind == file_format.RUN:
                 samples += [_of_run(codec.decode(one, place.fields)) for one in _json(text)]
-            elif kind == ROUND:
+            elif kind == file_format.ROUND:
                 samples += self._of_nodes(place, _json(text))
                 place.row += 1
                 return _time(time_s), samples
@@ -334,7 +313,7 @@ class Recorded:
             yield sample
 
 
-def _stretches(rows: Sequence[Row]) -> list[tuple[int, float]]:
+def _stretches(rows: Sequence[file_format.Row]) -> list[tuple[int, float]]:
     """For each key (stretch, its end): within a stretch of the file time does not go back.
 
     It does where a session followed another one after the clock was set back.
@@ -342,7 +321,7 @@ def _stretches(rows: Sequence[Row]) -> list[tuple[int, float]]:
     ends = [-1.0]
     of_keys: list[int] = []
     for row in rows:
-        if row.kind in KEYS:
+        if row.kind in file_format.KEYS:
             if row.time_s < ends[-1]:
                 ends.append(-1.0)
             of_keys.append(len(ends) - 1)
@@ -373,6 +352,6 @@ def _of_run(value: Any) -> Sample:
 
 
 def _time(value: Any) -> float:
-    if type(value) not in (float, int) or not 0.0 <= value <= LATEST_S:
+    if type(value) not in (float, int) or not 0.0 <= value <= file_format.LATEST_S:
         raise ValueError("no time")
     return float(value)

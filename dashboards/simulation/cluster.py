@@ -16,16 +16,7 @@ from dataclasses import replace
 from dashboards.model.samples import EventSample, Sample, StepSample, Tick
 from dashboards.simulation import healthy
 from dashboards.simulation.faults import Incident, spoil, unsent
-from dashboards.simulation.healthy import (
-    CHECKPOINT_S,
-    CHECKPOINT_STEPS,
-    GPUS,
-    NODES,
-    SM_MHZ,
-    STEP_S,
-    STEPS_TOTAL,
-    THROTTLED_MHZ,
-)
+from dashboards.simulation.healthy import CHECKPOINT_S, CHECKPOINT_STEPS, GPUS, NODES
 from trainer.runlog.telemetry import Event, StepRecord
 
 BEGIN_S = 1795270000.0
@@ -81,11 +72,11 @@ class Cluster:
         for sample in healthy.opening(self.nodes, self._gpus, at_s):
             yield at_s, sample
         was_slow, unsent_s = False, -math.inf
-        for step in range(self._first_step, STEPS_TOTAL + 1):
+        for step in range(self._first_step, healthy.STEPS_TOTAL + 1):
             throttled = self._there("throttle", at_s)
             if throttled and not was_slow:
                 where = f"{self.nodes[throttled.node - 1]} GPU {throttled.gpu}"
-                mhz = f"from {SM_MHZ:,.0f} to {THROTTLED_MHZ:.0f} MHz"
+                mhz = f"from {healthy.SM_MHZ:,.0f} to {healthy.THROTTLED_MHZ:.0f} MHz"
                 event = Event(
                     "incident", f"{where}: clocks fell {mhz} (HW slowdown)", step=step, time_s=at_s
                 )
@@ -97,9 +88,8 @@ class Cluster:
                 # The step that is under way ends when the cause does.
                 lasted_s = stalled.since(record.time_s - self.began_s) or 0.0
                 left_s = stalled.end_s - stalled.begin_s - lasted_s
-                record = replace(
-                    record, step_s=record.step_s + left_s, time_s=record.time_s + left_s
-                )
+                step_s = record.step_s + left_s
+                record = replace(record, step_s=step_s, time_s=at_s + step_s)
             at_s += record.step_s
             untaken = self._there("wandb_unsent", at_s)
             if untaken and at_s - unsent_s > untaken.end_s - untaken.begin_s:
@@ -123,7 +113,7 @@ class Cluster:
         dip = self._draw(at_s // 4)(9) if throttled else None
         waits = self._there("stalled_steps", at_s) is not None
         # About once in 100 steps, as the run's own records have it.
-        saves = (passed_s + 240) % (CHECKPOINT_STEPS * STEP_S + CHECKPOINT_S) < CHECKPOINT_S
+        saves = (passed_s + 240) % (CHECKPOINT_STEPS * healthy.STEP_S + CHECKPOINT_S) < CHECKPOINT_S
         for number, name in enumerate(self.nodes, 1):
             slow = throttled.gpu if throttled and throttled.node == number else None
             gpus = tuple(

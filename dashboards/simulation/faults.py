@@ -109,15 +109,17 @@ def spoil(
             line = Xid(sample.at_s - since, incident.gpu, int(size), XID_TEXT.get(size, "Xid"))
             sample = replace(sample, xids=(*(sample.xids or ()), line))
         else:
-            kept = [
-                one for one in sample.gpus or () if (kind, one.index) != ("gpu_lost", incident.gpu)
+            gpus = [
+                _spoilt(one, incident) if one.index == incident.gpu else one
+                for one in sample.gpus or ()
             ]
-            gpus = [_spoilt(one, incident) if one.index == incident.gpu else one for one in kept]
-            sample = replace(sample, gpus=tuple(gpus))
+            sample = replace(sample, gpus=tuple(gpu for gpu in gpus if gpu is not None))
     return sample
 
 
-def _spoilt(gpu: Gpu, incident: Incident) -> Gpu:
+def _spoilt(gpu: Gpu, incident: Incident) -> Gpu | None:
+    if incident.kind == "gpu_lost":
+        return None
     if incident.kind == "power_drop":
         return replace(gpu, power_w=98.0 + (gpu.power_w or 0.0) % 5, temperature_c=43.0)
     if incident.kind == "ecc":

@@ -13,9 +13,8 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal
 
-from checks.idle import working_power_w
 from dashboards.model.alert_book import Rule, RuleMemory, Unit
-from dashboards.model.fleet import fresh
+from dashboards.model.fleet import busy_power_w, fresh
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import State
 from dashboards.model.thresholds import Limits
@@ -59,14 +58,7 @@ class RuleContext:
         if run is not None and run.planned and not run.ended:
             planned = frozenset(run.planned)
             part = [one for one in part if one[0][0] in planned]
-        middle = working_power_w(
-            [power for _, _, power in part],
-            part[0][1].power_limit_w if part else None,
-            fewest=limits.idle_peers,
-            share=limits.busy_share,
-            else_w=limits.busy_w,
-        )
-        return part, read(middle)
+        return part, read(busy_power_w([gpu for _, gpu, _ in part], limits))
 
     def part(self, unit: Unit, parts: Parts) -> Any:
         """The reading of a GPU, link or disk; None when there is none now."""
