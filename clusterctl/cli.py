@@ -29,6 +29,11 @@ def _module_name(command: str) -> str:
     return f"{package}.commands.{command.replace('-', '_')}"
 
 
+def _load(name: str) -> click.Command:
+    command: click.Command = importlib.import_module(_module_name(name)).command
+    return command
+
+
 class LazyGroup(click.Group):
     """Knows its commands by file name; `--help` reads first lines without importing anything."""
 
@@ -36,12 +41,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self._load(cmd_name) if cmd_name in COMMANDS else None
-
-    def _load(self, name: str) -> click.Command:
-        command = importlib.import_module(_module_name(name)).command
-        assert isinstance(command, click.Command)
-        return command
+        return _load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
         _refuse_strangers()
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None:
-            ctx.default_map = {name: load_defaults(name, COMMANDS, self._load)}
+            ctx.default_map = {name: load_defaults(name, COMMANDS, _load)}
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
+from clusterctl.output import Output
 from clusterctl.signal_handlers import handled_by
 
 NODES = ("demo-1", "demo-2")
@@ -53,22 +54,16 @@ class DemoResult:
 
 
 def run_demo(
-    outputs: Path,
-    *,
-    seed: int,
-    steps: int | None,
-    score: bool = True,
-    say: Callable[[str], None],
-    on_update: Callable[[Any], None],
-    while_up: Callable[[Path], None] | None = None,
+    outputs: Path, output: Output, *, seed: int, steps: int | None, score: bool, keep: bool
 ) -> DemoResult:
-    """Run all of it; `while_up(hostfile)` is called at the end while the nodes are still up.
+    """Run all of it; with `keep` the nodes stay up at the end until Ctrl-C.
 
     Without `score` the videos are sampled and not judged.
 
     Raises `UsageError` without the training environment, `LaunchFailed` when the run ends badly,
     `KeyboardInterrupt` on Ctrl-C or SIGTERM. In each case no process, port or key is left.
     """
+    from clusterctl.launch.progress import Progress
     from clusterctl.transport.loopback.nodes import LoopbackCluster
 
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
@@ -79,6 +74,12 @@ def run_demo(
             hint="run `make demo` in a checkout; it makes an environment that has them",
         )
     outputs.mkdir(parents=True, exist_ok=True)
+    progress = Progress(output)
+
+    def say(line: str) -> None:
+        progress.close()
+        output.note(line)
+
     with contextlib.ExitStack() as stack:
         # SIGTERM and a closed terminal end the demo as Ctrl-C does: through every cleanup.
         stack.enter_context(handled_by(_interrupt, (signal.SIGTERM, signal.SIGHUP)))
@@ -100,7 +101,7 @@ def run_demo(
         overrides += ["--seed", str(seed)]
         overrides += [] if steps is None else ["--max-steps", str(steps)]
         started = time.monotonic()
-        run_dir, done = _train(cluster.hostfile, outputs, overrides, say, on_update)
+        run_dir, done = _train(cluster.hostfile, outputs, overrides, say, progress.update)
         seconds = time.monotonic() - started
         say(f"training   {done} steps in {seconds:.0f} s, {run_dir}")
 
@@ -124,8 +125,13 @@ def run_demo(
             contact_sheet=str(sheet),
             loss_curve=str(run_dir / "loss_curve.png"),
         )
-        if while_up:
-            while_up(cluster.hostfile)
+        if keep:
+            what = f"in a second terminal: clusterctl gpus {cluster.hostfile}"
+            say(f"the nodes are up until Ctrl-C; {what}")
+            try:
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                output.note("")
         return result
 
 

@@ -10,7 +10,6 @@ from math import prod
 from pathlib import Path
 
 from clusterctl.errors import HostfileError
-from clusterctl.host_names import why_no_host_name, why_no_user_name
 
 MAX_NODES = 100_000  # n[1-1000000000] must not fill the memory
 MAX_DIGITS = 18
@@ -18,6 +17,10 @@ _PART = re.compile(r"(?:\[[^\]]*\]?|[^,\[])+")  # up to a comma outside brackets
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"(\d+)\s*-\s*(\d+)(?:\s*/\s*(\d+))?")
 _OPERATORS = re.compile(r"[!&^](?![^\[]*\])")
+# OpenSSH's rule for names, because ProxyCommand and `Match exec` pass them to a shell as %h and %r
+# (CVE-2023-51385).
+_HOST = re.compile(r"""^-|['`"$\\;&<>|(){},\s]""")
+_USER = re.compile(r"""^-|['`";&<>|(){}]|\s-|\\$""")
 KEYS = ("host", "port", "user", "slots", "identity")
 KNOWN_HOSTS = "known_hosts"  # a label that the transport reads
 
@@ -145,6 +148,24 @@ def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
         identity=fields.get("identity"),
         labels=tuple((key, value) for key, value in fields.items() if key not in KEYS),
     )
+
+
+def why_no_host_name(name: str) -> str | None:
+    """The sentence about a host name that ssh refuses too; None for a usable one."""
+    return _why("host name", name, _HOST)
+
+
+def why_no_user_name(name: str) -> str | None:
+    """The sentence about a user name that ssh refuses too; None for a usable one."""
+    return _why("user name", name, _USER)
+
+
+def _why(what: str, name: str, forbidden: re.Pattern[str]) -> str | None:
+    found = forbidden.search(name)
+    odd = found[0] if found else next((char for char in name if not char.isprintable()), None)
+    if odd == "-":
+        return f"{what} {name!r} begins with '-'"
+    return odd and f"{what} {name!r} contains {odd!r}, which a shell could interpret"
 
 
 def hostfile_line(node: Node) -> str:

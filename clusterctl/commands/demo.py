@@ -6,19 +6,14 @@ Runs on this machine alone and leaves nothing running behind.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.output import Output, clock
 from clusterctl.settings import PATH, flag, option, output_options
-
-if TYPE_CHECKING:
-    from clusterctl.demo import DemoResult
 
 
 @click.command(
@@ -49,44 +44,16 @@ def command(
 
     Exit code 0 when the videos show what their prompts say, 1 when the score is too low for that.
     """
-    from clusterctl.demo import run_demo
-    from clusterctl.launch.progress import Progress
+    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR, run_demo
 
     started = time.monotonic()
-    progress = Progress(output)
-
-    def say(line: str) -> None:
-        progress.close()
-        output.note(line)
-
-    def hold(hostfile: Path) -> None:
-        what = f"in a second terminal: clusterctl gpus {hostfile}"
-        output.note(f"the nodes are up until Ctrl-C; {what}")
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            output.note("")
-
-    result = run_demo(
-        outputs,
-        seed=seed,
-        steps=steps,
-        score=score,
-        say=say,
-        on_update=progress.update,
-        while_up=hold if keep else None,
-    )
+    result = run_demo(outputs, output, seed=seed, steps=steps, score=score, keep=keep)
+    code = 0 if result.is_good else 1
     if output.json:
         output.line(json.dumps(asdict(result)))
-    else:
-        _summarize(output, result, time.monotonic() - started)
-    return 0 if result.is_good else 1
-
-
-def _summarize(output: Output, result: DemoResult, seconds: float) -> None:
-    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR
-
-    output.line(f"done in {clock(seconds)}, {clock(result.train_seconds)} of it training", "bold")
+        return code
+    took = f"{clock(time.monotonic() - started)}, {clock(result.train_seconds)} of it training"
+    output.line(f"done in {took}", "bold")
     for name, value, chance, floor in (
         ("digit accuracy", result.digit_accuracy, 0.10, DIGIT_FLOOR),
         ("direction accuracy", result.direction_accuracy, 0.25, DIRECTION_FLOOR),
@@ -102,3 +69,4 @@ def _summarize(output: Output, result: DemoResult, seconds: float) -> None:
     output.line(f"  clusterctl top --replay {result.run_dir}")
     output.line("  clusterctl demo --keep      # keeps the nodes up for a second terminal")
     output.line("  clusterctl preflight nodes.txt      # your own machines, one name a line")
+    return code

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs.kill import Ended, Order, end, exit_code, processes_json, report_lines, to_json
+from clusterctl.jobs.processes import (
+    DEFAULT_MATCH,
+    NodeJob,
+    Pick,
+    look,
+    one_run,
+    others_lines,
+    plan_rows,
+)
 from clusterctl.nodes import counted
 from clusterctl.output import Output, clock, unreachable_json
 from clusterctl.param_types import Duration
 from clusterctl.settings import YES, Settings, cluster_command, flag, option, with_options
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.kill import Ended
-    from clusterctl.jobs.processes import NodeJob, Pick
 
 pick_options = with_options(
     click.option("--run", "runs", multiple=True, metavar="ID", help="This run; repeat it for more. Default: the only run on the nodes."),
@@ -36,8 +42,6 @@ PLAN_COLUMNS = ["NODES", "PROC", "RANKS", "OWNER", "WHAT", "GPU MEM", "AGE"]
 
 def make_pick(options: dict[str, Any]) -> Pick:
     """Raises `UsageError` for two ways at once or a bad expression."""
-    from clusterctl.jobs.processes import DEFAULT_MATCH, Pick
-
     match, runs, gpus = options["match"], options["runs"], options["gpus"]
     if sum((match is not None, bool(runs), gpus)) > 1:
         raise UsageError("--run, --match and --gpus exclude each other")
@@ -97,9 +101,6 @@ def command(
     always with all that descends from it. Exit code 1 when something is left, 3 when a node did not
     confirm, 4 without a yes.
     """
-    from clusterctl.jobs.kill import Order, end, exit_code, processes_json, report_lines, to_json
-    from clusterctl.jobs.processes import look, one_run
-
     pick, order, transport = make_pick(options), Order(signal_name, grace), settings.transport()
     jobs, results = look(pick, settings, transport, sudo=sudo, sweep=output.sweep)
     one_run(jobs, pick, every=every)
@@ -141,8 +142,6 @@ def command(
 
 def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
     """Nodes with equal shares in one line; with -v every process."""
-    from clusterctl.jobs.processes import others_lines, plan_rows
-
     found = [process for job in jobs for process in job.processes]
     if found and not output.quiet:
         rows = []

@@ -14,12 +14,11 @@ import click
 from clusterctl.errors import UsageError
 from clusterctl.nodes import counted
 from clusterctl.output import Cell, Output
-from clusterctl.param_types import Number
-from clusterctl.preflight.active.options import active_options, make_work
+from clusterctl.param_types import Duration, Number
 from clusterctl.settings import FILE, PATH, Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
-    from checks.facts import LaunchNeeds
+    from checks.facts import Active, Fleet, LaunchNeeds
     from checks.finding import Report
     from checks.profile import Profile
     from clusterctl.nodes import Node
@@ -57,10 +56,18 @@ _needs_options = with_options(
 )  # fmt: skip
 
 
+_active_options = with_options(
+    click.option("--active", is_flag=True, help="Also make the nodes work, after asking: ports, shared folder, matrix products, all-reduce. Refused where GPUs are busy."),
+    click.option("--yes", is_flag=True, help="Do not ask before --active."),
+    click.option("--dry-run", is_flag=True, help="Say what --active would do and how long it would take; look at the nodes only."),
+    click.option("--patience", "patience_s", type=Duration(2), default=15.0, show_default=True, help="Seconds that a group of nodes gets for an all-reduce of --active."),
+)  # fmt: skip
+
+
 @cluster_command(
     "preflight",
     _needs_options,
-    active_options,
+    _active_options,
     examples="""
   clusterctl preflight --launch "stage1 --dataset.data-path clips.csv" --nccl h100-ib nodes.txt
   clusterctl preflight --active --shared /data nodes.txt""",
@@ -112,20 +119,53 @@ def _run(
     from clusterctl.preflight.last_census import default_path
     from clusterctl.preflight.run import CollectOptions, run_preflight
 
-    shared = options["shared"]
+    checks, skipped, shared = options["checks"], options["skipped"], options["shared"]
+    transport, limits, width = settings.transport(), settings.limits, settings.width
+
+    def work(fleet: Fleet) -> Active | None:
+        from clusterctl.preflight.active import plan, run
+
+        tests, patience_s = plan.chosen_tests(checks, skipped), options["patience_s"]
+        made = plan.make_plan(fleet, shared=shared, tests=tests, patience_s=patience_s)
+        if not made.nodes or not made.tests:
+            output.note(f"active tests: {'no node to test' if made.tests else 'none chosen'}")
+            return None
+        for line in made.lines():
+            output.note(line)
+        if options["dry_run"]:
+            return None
+        question = f"Run these tests on {counted(len(made.nodes), 'node')}?"
+        output.confirm(question, "nothing was tested", yes=options["yes"])
+        return run.run_active(
+            made,
+            nodes,
+            transport,
+            limits,
+            width,
+            profile=profile,
+            machines=plan.machines(fleet),
+            say=lambda text: output.note(text, "dim"),
+            sweep=output.sweep,
+        )
+
+    if not options["active"]:
+        asked = [f"--check {id}" for id in checks if id.split(".")[0] == "active"]
+        alone = ["--yes"] * options["yes"] + ["--dry-run"] * options["dry_run"] + asked
+        if alone:
+            raise UsageError(f"{alone[0]} goes with --active")
     try:
         return run_preflight(
             nodes,
-            settings.transport(),
-            settings.limits,
+            transport,
+            limits,
             _needs(nodes, options),
-            settings.width,
+            width,
             profile=profile,
-            only=options["checks"],
-            without=options["skipped"],
+            only=checks,
+            without=skipped,
             sweep=output.sweep,
             options=CollectOptions(options["sudo"], options["workdir"], shared, default_path()),
-            work=make_work(settings, output, profile, options),
+            work=work if options["active"] else None,
         )
     except KeyError as error:
         raise _unknown_check(error.args[0]) from None

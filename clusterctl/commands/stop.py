@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.commands.kill import ALL_RUNS, make_pick, pick_options, show_plan
+from clusterctl.jobs.kill import processes_json
+from clusterctl.jobs.processes import look, one_run
+from clusterctl.jobs.stop import left_lines, refuse_deaf, request, saved_paths, trainers
 from clusterctl.nodes import counted
 from clusterctl.output import Output, unreachable_json
 from clusterctl.param_types import Duration
@@ -44,10 +47,6 @@ def command(
     """Ranks end after the step at hand, all at the same one. A rank that has no handler for SIGTERM
     would die unsaved: then nothing is sent at all. Exit code 1 when ranks still run.
     """
-    from clusterctl.jobs.kill import processes_json
-    from clusterctl.jobs.processes import look, one_run
-    from clusterctl.jobs.stop import left_lines, refuse_deaf, request, saved_paths, trainers
-
     pick, transport, sweep = make_pick(options), settings.transport(), output.sweep
     jobs, results = look(pick, settings, transport, verb="stop", sudo=sudo, sweep=sweep)
     one_run(jobs, pick, every=every)

@@ -1,11 +1,17 @@
-"""Ask every node what it is, judge the fleet: the library behind `preflight`, `launch`, `demo`."""
+"""Ask every node what it is, judge the fleet: the library behind `preflight` and `launch`.
+
+One payload collects everything from a node. The channel stays open after its answer; eight
+questions for the time go over it and the shortest round trip counts. A head that talks to many
+nodes at once is itself slow to read its clock, which the error bound of each node includes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +21,19 @@ from checks.facts import Active, Fleet, LaunchNeeds, NodeFacts
 from checks.finding import Finding, Report, Verdict
 from checks.profile import Profile
 from checks.runner import run_checks
-from clusterctl.errors import UsageError
+from clusterctl.errors import TransportError, UsageError
 from clusterctl.gpus.summary import read_node
 from clusterctl.nodes import Node, counted, fold
 from clusterctl.preflight import last_census
-from clusterctl.preflight.collect import collect
 from clusterctl.remote.fanout import Fanout, NodeResult
+from clusterctl.remote.payload import PayloadStream
+from clusterctl.remote.run_payload import converse, tool_timeout
 from clusterctl.transport.base import Limits, Transport
 
 Result = NodeResult[dict[str, Any]]
 GROWTH_S = 0.7  # between two reads of counters
+PINGS = 8
+PING_TIMEOUT_S = 2.0
 QUIET = (Verdict.PASS, Verdict.SKIP)
 
 
@@ -108,6 +117,63 @@ def _arguments(
         args |= {"python": needs.python, "paths": [needs.run_dir_parent]}
         args |= {"files": list(needs.files), "wandb": needs.wandb}
     return args
+
+
+def collect(
+    nodes: Sequence[Node],
+    transport: Transport,
+    limits: Limits,
+    args: Callable[[Node], Mapping[str, Any]],
+    *,
+    width: int,
+) -> Fanout[dict[str, Any]]:
+    """A fan-out whose values are census envelopes with everything in them.
+
+    Each has a `head` beside its sections: `connect_s`, and `samples`, times in seconds as (sent,
+    the node's, received).
+    """
+    nvml = importlib.util.find_spec("pynvml") is not None
+    timeout_s = limits.command_s
+    plain = {"tool_timeout_s": tool_timeout(limits), "everything": True, "nvml": nvml}
+
+    def wanted(node: Node) -> dict[str, Any]:
+        return {**plain, **args(node), "pings": PINGS}
+
+    def talk(stream: PayloadStream, connect_s: float) -> dict[str, Any]:
+        answer = stream.answer(timeout_s - (time.monotonic() - stream.started_s))
+        if "sections" not in answer:
+            raise TransportError("parse", "the census answers a question for the time too early")
+        head = {"connect_s": connect_s, "samples": _ask_time(stream)}
+        return {**answer, "noise": stream.noise, "head": head}
+
+    return converse(
+        nodes,
+        transport,
+        limits,
+        "census",
+        wanted,
+        talk,
+        timeout_s=timeout_s,
+        width=width,
+        nvml=nvml,
+        start_timeout_s=timeout_s,
+    )
+
+
+def _ask_time(stream: PayloadStream) -> list[tuple[float, float, float]]:
+    samples = []
+    try:
+        for _ in range(PINGS):
+            sent = time.time()
+            stream.send({"ping": 1})
+            reply = stream.receive(PING_TIMEOUT_S)
+            received = time.time()
+            if reply is None or "time_s" not in reply:
+                break
+            samples.append((sent, reply["time_s"], received))
+    except (EOFError, TransportError):
+        pass  # its own facts have arrived; time.skew says that the offset is unknown
+    return samples
 
 
 @contextmanager

@@ -48,12 +48,6 @@ class WorkQueue:
         self._turns: dict[str, None] = {}  # nodes that may have capacity, the next one first
         self._unsound: list[str] = []
 
-    @property
-    def unanswered(self) -> int:
-        """Questions that still need an answer."""
-        held = sum(len(worker.open) for worker in self.workers.values())
-        return len(self._waiting) + len(self._doubted) + held
-
     def add(self, question: dict[str, Any]) -> None:
         """A new question, with a number as its "id"."""
         self._waiting.append(Ask(question))

@@ -93,6 +93,27 @@ class Plan:
             yield line, 2.0 * rounds + 0.02 * ranks, most * (self.group_limit_s(ranks) + 10)
 
 
+def chosen_tests(only: Sequence[str], without: Sequence[str]) -> list[str]:
+    """Tests of which any check is wanted by --check and --skip."""
+
+    def is_wanted(id: str) -> bool:
+        names = {id, id.split(".")[0]}
+        return (not only or not names.isdisjoint(only)) and names.isdisjoint(without)
+
+    return [test for test, ids in TESTS.items() if any(map(is_wanted, ids))]
+
+
+def machines(fleet: Fleet) -> dict[str, str]:
+    """Nodes with one network between them are names of one machine: they cannot share a port."""
+    found = {}
+    for node in fleet.reached:
+        machine = node.machine
+        if not isinstance(machine, Unknown) and not isinstance(machine.boot_id, Unknown):
+            network = (machine.namespaces.split() or [""])[0]
+            found[node.name] = f"{machine.boot_id} {network}"
+    return found
+
+
 def refuse_busy(nodes: Sequence[NodeFacts]) -> None:
     """Raises `Declined` that names the processes when a GPU has one: a test would slow it down."""
     busy = {}

@@ -32,8 +32,6 @@ _LINE = re.compile(r'[ \t\r]*([^ \t\r"=]+)(?:[ \t\r]*=[ \t\r]*|[ \t\r]+|$)(.*)',
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    """A Host line's patterns or a Match line's criteria."""
-
     where: str
     patterns: tuple[str, ...] = ()
     criteria: tuple[Criterion, ...] = ()

@@ -115,7 +115,7 @@ def _has(process: Path, mark: str) -> bool:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adjtimex")
 def test_look_brings_the_offset_of_both_clocks() -> None:
     from clusterctl.nodes import Node
-    from clusterctl.preflight.collect import collect
+    from clusterctl.preflight.run import collect
     from clusterctl.transport.base import Limits
 
     transport = LocalTransport({"n1": LocalConnection()})

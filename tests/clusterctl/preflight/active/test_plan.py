@@ -9,8 +9,7 @@ import pytest
 
 from checks.facts import GpuFacts, GpuProcess, Unknown, Unreached
 from clusterctl.errors import Declined
-from clusterctl.preflight.active.options import chosen_tests
-from clusterctl.preflight.active.plan import make_plan
+from clusterctl.preflight.active.plan import chosen_tests, make_plan
 from tests.checks import healthy as h
 
 
