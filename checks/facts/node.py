@@ -35,6 +35,9 @@ class Unreached:
     message: str
     hint: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.phase}: {self.message}"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:

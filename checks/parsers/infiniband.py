@@ -7,7 +7,7 @@ InfiniBand host print (Down) (imbue-ai/cluster-health #4).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from checks.facts import NOT_ASKED, Fabric, Gid, IbPort, Maybe, Section, Unknown
 from checks.parsers.section import text_of, unreadable
@@ -32,16 +32,6 @@ ERROR_COUNTERS = (
 
 _LINE = re.compile(r"^(?:/sys/class/infiniband/)?([\w.-]+)/(\S+)(?:\t| {2,})(.*)$")
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)\b(?:\s*(Gb|Mb)/sec)?")
-_STATES = {"initializing": "INIT", "initialize": "INIT", "active_defer": "ACTIVE"}
-_PHYSICAL = {
-    "link_up": "LinkUp",
-    "linkup": "LinkUp",
-    "disabled": "Disabled",
-    "polling": "Polling",
-    "nop": "NOP",
-    "sleep": "Sleep",
-    "linkerrorrecovery": "LinkErrorRecovery",
-}
 
 
 def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[Fabric]:
@@ -120,8 +110,8 @@ def _port(
     return IbPort(
         device=device,
         port=number,
-        state=_word(get("state"), _STATES, str.upper),
-        phys_state=_word(get("phys_state"), _PHYSICAL),
+        state=_word(get("state")),
+        phys_state=_word(get("phys_state")),
         rate_gbps=parse_rate(files.get(top + "rate", "")),
         link_layer=get("link_layer"),
         netdev=files.get("netdev") or Unknown("no network interface"),
@@ -189,11 +179,9 @@ def parse_rate(text: str) -> Maybe[float]:
     return float(match[1][:12]) / (1000 if match[2] == "Mb" else 1)
 
 
-def _word(
-    text: Maybe[str], names: Mapping[str, str], other: Callable[[str], str] = str
-) -> Maybe[str]:
-    """`4: ACTIVE` and `ACTIVE`, `5: Link Up` and `LinkUp` are one."""
+def _word(text: Maybe[str]) -> Maybe[str]:
+    """`ACTIVE` of `4: ACTIVE`."""
     if isinstance(text, Unknown):
         return text
-    word = re.sub(r"^\d+:\s*|^PORT_|\s*\(\d+\)$", "", text.strip())
-    return names.get(word.lower().replace(" ", ""), other(word)) if word else Unknown("empty")
+    word = re.sub(r"^\d+:\s*", "", text)
+    return "ACTIVE" if word == "ACTIVE_DEFER" else word or Unknown("empty")

@@ -55,7 +55,7 @@ _RECOVERY = (
 
 
 def grade(number: int, text: str) -> Grade:
-    """The grade of an Xid line; the text decides for 151, 154, 168 (recovery), 144 to 150 (Fatal)."""
+    """The grade of an Xid line. The text decides for 151, 154, 168 and for 144 to 150."""
     if number in (151, 154, 168):
         words = text.lower().replace("required", "").replace("  ", " ")
         for mark, found in _RECOVERY:

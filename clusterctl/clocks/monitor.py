@@ -266,7 +266,7 @@ class Screen:
         rows = []
         for name, track in tracks.items():
             newest = track.newest
-            flags = [far[name]] if name in far else []
+            flags, style = ([far[name]], "bad") if name in far else ([], None)
             if track.steps:
                 moved_s = sum(step.moved_s for step in track.steps)
                 flags.append(f"moved {signed(moved_s)} in {len(track.steps)} steps")
@@ -279,9 +279,7 @@ class Screen:
             rows.append(
                 [
                     Cell(name),
-                    Cell(
-                        signed(newest.offset_s) if newest else "-", "bad" if name in far else None
-                    ),
+                    Cell(signed(newest.offset_s) if newest else "-", style),
                     Cell(span(newest.error_s) if newest else "-"),
                     Cell(sparkline(list(track.offsets_s), bars)),
                     Cell("; ".join(flags), "bad" if flags else None),

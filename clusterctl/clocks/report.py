@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from checks.facts import (
     Previous,
     Unknown,
     known,
+    or_none,
     to_json,
 )
 from checks.finding import Finding, Verdict
@@ -45,10 +47,10 @@ class ClockRow:
     offset_s: Maybe[float]  # against the head
     error_s: Maybe[float]
     moved_s: Maybe[float]  # of wall against boot time: while we looked, or since the last look
-    steered: str
-    sources: str
-    flags: tuple[str, ...]
-    verdict: str  # good, bad (exit 1), unknown (exit 3)
+    steered: str = "-"
+    sources: str = "-"
+    flags: tuple[str, ...] = ()
+    verdict: str = "unknown"  # good, bad (exit 1), unknown (exit 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +177,12 @@ def _head_flags(
 def _row(
     node: NodeFacts, middle_s: Maybe[float], limits: Profile, findings: Sequence[Finding]
 ) -> ClockRow:
-    if node.unreached is not None:
-        why = Unknown(f"{node.unreached.phase}: {node.unreached.message}")
-        return _unknown_row(node.name, f"no answer: {why.reason}", why)
     clock = node.clock
+    if node.unreached is not None:
+        why = Unknown(str(node.unreached))
+        return ClockRow(node.name, why, why, why, flags=(f"no answer: {why}",))
     if isinstance(clock, Unknown):
-        return _unknown_row(node.name, clock.reason, clock)
+        return ClockRow(node.name, clock, clock, clock, flags=(clock.reason,))
     bad, unsure = [], []
     trip = clock.exchange
     if isinstance(trip, Unknown) or isinstance(middle_s, Unknown):
@@ -208,17 +210,13 @@ def _row(
     )
 
 
-def _unknown_row(name: str, flag: str, why: Unknown) -> ClockRow:
-    return ClockRow(name, why, why, why, "-", "-", (flag,), "unknown")
-
-
 def step_words(moved_s: float, when: str) -> str:
     """`moved back 2.500 s while we looked`."""
     return f"moved {'back' if moved_s < 0 else 'forward'} {span(moved_s)} {when}"
 
 
 def steered_by(clock: Clock) -> str:
-    """What keeps the clock right, in a few words; what is wrong with it is for the checks."""
+    """The daemon that steers the clock and its source; the checks judge it."""
     track = clock.tracking
     if not isinstance(track, Unknown):
         if track.is_local:
@@ -229,10 +227,8 @@ def steered_by(clock: Clock) -> str:
     if isinstance(clock.sources, tuple) and clock.sources:
         chosen = [one for one in clock.sources if one.state in ("selected", "pps")]
         return f"ntpd: {chosen[0].address}" if chosen else "ntpd: nobody"
-    if isinstance(clock.daemons, Unknown):
-        who = "daemons not known"
-    else:
-        who = ", ".join(clock.daemons) or "no daemon seen"
+    daemons = or_none(clock.daemons)
+    who = "daemons not known" if daemons is None else ", ".join(daemons) or "no daemon seen"
     for value in (clock.kernel_synced, clock.ntp_synchronized):
         if isinstance(value, bool):
             return f"{who}; {'synchronised' if value else 'not synchronised'}"
@@ -243,11 +239,9 @@ def count_sources(clock: Clock) -> str:
     """`2 (1 selected, 1 combined)`."""
     if isinstance(clock.sources, Unknown):
         return "-"
-    states: dict[str, int] = {}
-    for one in clock.sources:
-        states[one.state] = states.get(one.state, 0) + 1
-    words = ", ".join(f"{count} {state}" for state, count in states.items())
-    return f"{len(clock.sources)} ({words})" if states else "0"
+    states = Counter(one.state for one in clock.sources)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    return f"{len(clock.sources)} ({counts})" if states else "0"
 
 
 def span(seconds: float) -> str:

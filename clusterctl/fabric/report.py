@@ -98,7 +98,7 @@ def report_fabric(
 def _row(node: NodeFacts, findings: Sequence[Finding]) -> FabricRow:
     fabric, why = node.fabric, node.unreached
     if why is not None:
-        return FabricRow(node.name, flags=(f"no answer: {why.phase}: {why.message}",))
+        return FabricRow(node.name, flags=(f"no answer: {why}",))
     bad = [one.evidence for one in findings if one.verdict is not Verdict.UNKNOWN]
     unsure = [one.evidence for one in findings if one.verdict is Verdict.UNKNOWN]
     if isinstance(fabric, Unknown):

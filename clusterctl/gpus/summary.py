@@ -163,7 +163,7 @@ def _row(
     facts, why = node.gpus, node.unreached
     if why is not None:
         waits = why.phase == WAITING
-        flag = "- no answer yet" if waits else f"no answer: {why.phase}: {why.message}"
+        flag = "- no answer yet" if waits else f"no answer: {why}"
         return GpuRow(node.name, flags=(flag,))
     if facts.state in ("hung", "unreadable", "failed"):
         verdict = "bad" if facts.state == "failed" else "unknown"
