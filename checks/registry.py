@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar, Union
+from typing import Literal, TypeVar
 
 from checks.finding import Finding
 
@@ -15,7 +15,7 @@ Scope = Literal["node", "launch", "fleet", "active"]
 
 fleet: once. active: once, only with `fleet.active`.
 """
-Rule = Callable[..., Union[Finding, Iterable[Finding]]]  # noqa: UP007 - evaluated on 3.10
+Rule = Callable[..., Finding | Iterable[Finding]]
 RuleT = TypeVar("RuleT", bound=Rule)
 
 

@@ -74,8 +74,7 @@ def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
         for node in fleet.reached
         if not isinstance(node.fabric, Unknown)
     }
-    is_number = expected is not None and expected.isdecimal()
-    most = int(expected or 0) if is_number else majority(counts).value
+    most = int(expected) if expected and expected.isdecimal() else majority(counts).value
 
     def judge(node: NodeFacts, fabric: Fabric) -> Finding:
         count, have = counts[node.name], {port.name for port in fabric.ports}
@@ -86,10 +85,9 @@ def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
         missed = [name for name in states if 2 * active[name] > nodes - 1 > 0 and active[name]]
         gone = sorted(name for name in active if 2 * active[name] > nodes and name not in have)
         if missed or gone:
-            text = "; ".join(
-                [states[name] for name in missed] + [f"{name} is gone" for name in gone]
-            )
-            return fail(text, count, str(most), source="majority", action=Action.SERVICE)
+            words = [*(states[name] for name in missed), *(f"{name} is gone" for name in gone)]
+            text, action = "; ".join(words), Action.SERVICE
+            return fail(text, count, str(most), source="majority", action=action)
         if unread:
             return unknown(f"{_names(unread)}: {_state(unread[0])}")
         if most is not None and count < most:

@@ -81,8 +81,9 @@ def count_majority(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
     How: GPUs that answer, against most nodes or the profile, and against PCI
     Fix: lspci | grep -i nvidia; reboot; service
     """
-    is_number = expected is not None and expected.isdecimal()
-    most = int(expected or 0) if is_number else expected_count(fleet.reached)
+    most = expected_count(fleet.reached)
+    if expected is not None and expected.isdecimal():
+        most = int(expected)
 
     def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
         count, on_pci = gpus.count, gpus.on_pci

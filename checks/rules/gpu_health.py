@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Union
 
 from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, Maybe, Unknown, known
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
@@ -17,7 +16,7 @@ from checks.profile import Profile
 from checks.registry import check
 from checks.rules.gpu import no_answer, silent_others
 
-Judgement = Union[Finding, Unknown, None]  # noqa: UP007 - evaluated on 3.10; None: the GPU is good
+Judgement = Finding | Unknown | None  # None: the GPU is good
 Judge = Callable[[Gpu, GpuHealth], Judgement]
 
 
