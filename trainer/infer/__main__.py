@@ -165,8 +165,9 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     began = time.monotonic()
     config, checkpoint = _config(args, overrides)
     # After the arguments: these import torch.
+    from trainer.infer.plan import Options, Rank, prepare
     from trainer.infer.prompts import read_prompts
-    from trainer.infer.run import Options, Rank, carry_out, prepare
+    from trainer.infer.run import carry_out
     from trainer.infer.sampling import counted
     from trainer.runlog.progress import StepProgress
 
