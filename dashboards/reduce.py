@@ -13,7 +13,7 @@ from dataclasses import replace
 from dashboards.alerts.engine import after
 from dashboards.model.fleet import fleet_row, odd_gpus
 from dashboards.model.history_columns import GPU_COLUMNS
-from dashboards.model.ring_buffer import NAN
+from dashboards.model.ring_buffer import NAN, Ring
 from dashboards.model.samples import (
     EventSample,
     NodeDown,
@@ -72,17 +72,22 @@ def _after_node(
     else:
         rows = round((sample.at_s - row_s) / step_s)
         if rows > 0:
-            for _ in range(min(rows, history.limit) - 1):
-                history = history.append(())  # the time without readings
-            history = history.append(_row(sample, seen))
+            history = _after_gap(history, rows).append(_row(sample, seen))
             row_s = _row_time(row_s, rows, sample.at_s, step_s, interval_s)
     return replace(node, sample=sample, down=None, gpus_seen=seen, history=history, history_s=row_s)
 
 
-def _row_time(before_s: float, rows: int, at_s: float, step_s: float, interval_s: float) -> float:
-    """The time that the newest row stands for.
+def _after_gap(ring: Ring, rows: int) -> Ring:
+    """With empty rows for the time without readings, all but the newest."""
+    for _ in range(min(rows, ring.limit) - 1):
+        ring = ring.append(())
+    return ring
 
-    Readings as far apart as rows are keep their own times, else their jitter would add up to gaps;
+
+def _row_time(before_s: float, rows: int, at_s: float, step_s: float, interval_s: float) -> float:
+    """The time of the newest row.
+
+    Readings as far apart as rows keep their own times, else their jitter would add up to gaps;
     where there are several to a row, rows keep their step.
     """
     return at_s if step_s <= interval_s else before_s + rows * step_s
@@ -195,13 +200,12 @@ def tick_parts(tick: Tick) -> tuple[Callable[[State], State], ...]:
 
 
 def _with_fleet_row(state: State) -> State:
-    now_s, step_s = state.now_s, state.history_step_s
-    row_s, fleet = now_s, state.fleet
-    if state.fleet_s is not None:
-        rows = round((now_s - state.fleet_s) / step_s)
-        if rows <= 0:
-            return state
-        for _ in range(min(rows, fleet.limit) - 1):
-            fleet = fleet.append(())
-        row_s = _row_time(state.fleet_s, rows, now_s, step_s, state.interval_s)
-    return replace(state, fleet=fleet.append(fleet_row(state)), fleet_s=row_s)
+    now_s, step_s, before_s = state.now_s, state.history_step_s, state.fleet_s
+    rows = 1 if before_s is None else round((now_s - before_s) / step_s)
+    if rows <= 0:
+        return state
+    row_s = (
+        now_s if before_s is None else _row_time(before_s, rows, now_s, step_s, state.interval_s)
+    )
+    fleet = _after_gap(state.fleet, rows).append(fleet_row(state))
+    return replace(state, fleet=fleet, fleet_s=row_s)

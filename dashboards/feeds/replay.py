@@ -100,13 +100,10 @@ class Replay(Player):
             return self._restore(now)
         self._seen_s = now
         samples: list[Sample] = []
-        while (next_s := self._recorded.next_time(self._place)) is not None and next_s <= now:
-            found = self._recorded.read_round(self._place)
-            if found is None:
-                break
-            self._given_s = found[0]
-            samples += [*found[1], Tick(self._given_s)]
-        if next_s is None:
+        for at_s, reported in self._recorded.rounds(self._place, now):
+            samples += [*reported, Tick(at_s)]
+            self._given_s = at_s
+        if self._recorded.next_time(self._place) is None:
             begins_s = self._recorded.key_after(self._given_s)
             if begins_s is not None and begins_s <= now:
                 return self._restore(now)

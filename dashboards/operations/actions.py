@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shlex
 from collections.abc import Sequence
@@ -51,9 +52,8 @@ class Ending:
         lines = []
         for row in plan_rows(self.jobs):
             ranks = f", ranks {row.ranks}" if row.ranks else ""
-            lines.append(
-                f"{row.nodes}  {row.count} processes each: {row.what}{ranks}, of {row.owners}"
-            )
+            text = f"{row.count} processes each: {row.what}{ranks}, of {row.owners}"
+            lines.append(f"{row.nodes}  {text}")
         failed = [(job.node.name, job.unreachable) for job in self.jobs if job.unreachable]
         lines += [f"{name}  {error.sentence()}" for name, error in failed]
         return lines + others_lines(self.jobs)
@@ -117,12 +117,10 @@ class ClusterActions(Actions):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._transport: Transport | None = None
 
-    def _ssh(self) -> Transport:
-        if self._transport is None:
-            self._transport = self._settings.transport()
-        return self._transport
+    @functools.cached_property
+    def _transport(self) -> Transport:
+        return self._settings.transport()
 
     def _only(self, nodes: Sequence[str]) -> Settings:
         if not nodes:
@@ -139,7 +137,7 @@ class ClusterActions(Actions):
         settings = self._only(nodes)
         seen = diagnose(
             settings.nodes(),
-            self._ssh(),
+            self._transport,
             _pick(directory),
             limits=settings.limits,
             width=settings.width,
@@ -162,7 +160,7 @@ class ClusterActions(Actions):
         settings = self._only(nodes)
         report = run_preflight(
             settings.nodes(),
-            self._ssh(),
+            self._transport,
             settings.limits,
             None,
             settings.width,
@@ -173,7 +171,7 @@ class ClusterActions(Actions):
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
         pick = _pick(directory)
-        jobs, _ = look(pick, self._only(nodes), self._ssh(), sweep=watch.sweep)
+        jobs, _ = look(pick, self._only(nodes), self._transport, sweep=watch.sweep)
         one_run(jobs, pick, every=False)
         return Ending(pick, tuple(jobs))
 
@@ -181,7 +179,7 @@ class ClusterActions(Actions):
         from clusterctl.jobs.kill import Order, end, report_lines
 
         ended, _ = end(
-            ending.jobs, ending.pick, Order(), self._settings, self._ssh(), sweep=watch.sweep
+            ending.jobs, ending.pick, Order(), self._settings, self._transport, sweep=watch.sweep
         )
         return report_lines(ended)
 
@@ -212,7 +210,7 @@ class ClusterActions(Actions):
         settings = self._only([node])
         fanout = ask(
             settings.nodes(),
-            self._ssh(),
+            self._transport,
             "shell",
             {"command": command, "timeout_s": 10.0, "max_bytes": 2 * LOG_BYTES},
             limits=settings.limits,

@@ -99,15 +99,10 @@ class DemoActions(Actions):
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
         self._ask(nodes, watch)
         count, last = len(nodes), nodes[-1]
-        return [
-            f"GO: 87 checks on {count} node{'s' * (count > 1)}, 1 warn",
-            "",
-            f"WARN     gpu.power_limit  {last}: 650 W, the others 700 W",
-            "",
-            f"fix {last}: nvidia-smi -pl 700",
-            "",
-            "(the demo: this answer is invented)",
-        ]
+        head = f"GO: 87 checks on {count} node{'s' * (count > 1)}, 1 warn"
+        row = f"WARN     gpu.power_limit  {last}: 650 W, the others 700 W"
+        note = "(the demo: this answer is invented)"
+        return [head, "", row, "", f"fix {last}: nvidia-smi -pl 700", "", note]
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
         jobs = []

@@ -8,10 +8,11 @@ anywhere: a row with unexpected content counts as damaged, and `damage` reports 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import sqlite3
 import struct
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,11 +82,10 @@ class Recorded:
         self.first_s = min(key.time_s for key in self._keys)
         self.last_s = max(row.time_s for row in rows)
         self._damaged: set[int] = set()  # ids of rows, as they are found
-        self._history: OrderedDict[int, tuple[dict[str, tuple[int, bytes]], bool]] = OrderedDict()
-        names = None
+        self._history_of = functools.lru_cache(CACHED_HISTORIES)(self._read_history)
+        self.nodes: tuple[str, ...] = ()
         with contextlib.suppress(*_BROKEN):
-            names = self._read(self._keys[0].id + 1, file_format.NODES)
-        self.nodes = tuple(names) if type(names) is dict else ()
+            self.nodes = tuple(self._read(self._keys[0].id + 1, file_format.NODES).keys())
 
     def close(self) -> None:
         self._db.close()
@@ -115,8 +115,11 @@ class Recorded:
         for number in self._before(at_s):
             found = self.at_key(number)
             if found is not None:
+                state, place = found
                 with contextlib.suppress(*_BROKEN):
-                    return self._forward(*found, at_s)
+                    for now_s, samples in self.rounds(place, at_s):
+                        state = fold(state, [*samples, Tick(now_s)])
+                    return state, place
         raise UsageError(f"{self.path}: nothing before that time can be read")
 
     def _before(self, at_s: float) -> list[int]:
@@ -231,35 +234,20 @@ class Recorded:
             for name in names
         }
 
-    def _history_of(self, number: int) -> tuple[dict[str, tuple[int, bytes]] | None, bool]:
+    def _read_history(self, number: int) -> tuple[dict[str, tuple[int, bytes]] | None, bool]:
         """({ring: (width, packed rows)}, whether it holds all that was there) of one key."""
-        if number in self._history:
-            self._history.move_to_end(number)
-            return self._history[number]
         line, _, data = self._text(self._keys[number].id + 2, file_format.HISTORY).partition(b"\n")
-        rows: dict[str, tuple[int, bytes]] = {}
         about = json.loads(line)
         if about.get("columns") != LAYOUT:
             return None, False  # of another version: its history is left out, its readings are good
-        at = 0
+        rows, at = {}, 0
         for name, (width, count) in about["rows"].items():
             size = HALF_BYTES * width * count
             if not (0 < width <= fields.MOST_COLUMNS and count >= 0 and at + size <= len(data)):
                 raise ValueError("rows that are not there")
             rows[name] = (width, data[at : at + size])
             at += size
-        found = self._history[number] = (rows, bool(about["whole"]))
-        while len(self._history) > CACHED_HISTORIES:
-            self._history.popitem(last=False)
-        return found
-
-    def _forward(self, state: State, place: Place, at_s: float) -> tuple[State, Place]:
-        while (next_s := self.next_time(place)) is not None and next_s <= at_s:
-            round_ = self.read_round(place)
-            if round_ is None:
-                break
-            state = fold(state, [*round_[1], Tick(round_[0])])
-        return state, place
+        return rows, bool(about["whole"])
 
     def next_time(self, place: Place) -> float | None:
         """When the next round was; None where none follows: a session ends, or a row is damaged."""
@@ -271,11 +259,16 @@ class Recorded:
                 place.row, place.broken = place.row + 1, True
         return None if place.next_round is None else place.next_round[0]
 
+    def rounds(self, place: Place, until_s: float = math.inf) -> Iterator[Round]:
+        """(time, samples) of rounds in order, up to a time or the end of the session."""
+        while (next_s := self.next_time(place)) is not None and next_s <= until_s:
+            found, place.next_round = place.next_round, None
+            assert found is not None
+            yield found
+
     def read_round(self, place: Place) -> Round | None:
-        """(time, samples) of the next round, in order; None at the end, or where a session ends."""
-        self.next_time(place)
-        found, place.next_round = place.next_round, None
-        return found
+        """The next round; None at the end of the session."""
+        return next(self.rounds(place), None)
 
     def _next_round(self, place: Place) -> Round | None:
         samples: list[Sample] = []
