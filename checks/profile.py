@@ -101,8 +101,8 @@ def _texts(key: str, value: Any, _default: Any) -> Any:
 def _convert(key: str, value: Any, default: Any) -> Any:
     try:
         if isinstance(default, tuple):
-            kind = type(default[0]) if default else str
-            return tuple(kind(item) for item in value)
+            item_type = type(default[0]) if default else str
+            return tuple(item_type(item) for item in value)
         if isinstance(default, Mapping):
             return {str(id): Verdict(str(verdict).upper()) for id, verdict in value.items()}
         number = float(value)

@@ -31,13 +31,13 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted file system; `room` is Unknown where statfs gave no answer in time."""
+    """A mounted file system; `disk` is Unknown where statfs gave no answer in time."""
 
     path: str
     kind: str  # ext4, nfs4, fuse.sshfs
     source: str
     read_only: bool
-    room: Maybe[Disk]
+    disk: Maybe[Disk]
 
     @property
     def is_network(self) -> bool:

@@ -129,15 +129,15 @@ def _why_these(fabric: Fabric, value: str) -> str:
     taken = [port for port in fabric.ports if chosen.takes(port.device, port.port)]
     rates = sorted({f"{p.rate_gbps:g}" for p in taken if isinstance(p.rate_gbps, float)})
     layer = "InfiniBand" if taken[0].link_layer == "InfiniBand" else "RoCE"
-    words = f"{len(taken)} active {layer} port{'s' * (len(taken) != 1)}"
-    words += f" at {', '.join(rates)} Gb/s" if rates else ""
+    text = f"{len(taken)} active {layer} port{'s' * (len(taken) != 1)}"
+    text += f" at {', '.join(rates)} Gb/s" if rates else ""
     left = [
         f"{port.name} ({port.link_layer if port.is_active else port.state})"
         for port in fabric.ports
         if port not in taken
         and not any(isinstance(v, Unknown) for v in (port.link_layer, port.state))
     ]
-    return words + (f"; not {', '.join(left)}" if left else "")
+    return text + (f"; not {', '.join(left)}" if left else "")
 
 
 def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
@@ -224,8 +224,8 @@ def _p2p_level(fleet: Fleet) -> Suggestion:
         if not gpus.has_hardware or (isinstance(gpus.count, int) and gpus.count < 2):
             return "alone"
         if isinstance(gpus.pairs, Mapping):
-            kinds = [kind for pair, kind in gpus.pairs.items() if re.fullmatch(r"\d+-\d+", pair)]
-            return "yes" if kinds and all(kind.startswith("NV") for kind in kinds) else "no"
+            paths = [path for pair, path in gpus.pairs.items() if re.fullmatch(r"\d+-\d+", pair)]
+            return "yes" if paths and all(path.startswith("NV") for path in paths) else "no"
         if isinstance(gpus.nvlinks, tuple):
             return "yes" if gpus.nvlinks and all(one.active for one in gpus.nvlinks) else "no"
         return gpus.nvlinks
@@ -256,10 +256,10 @@ def _gdr_level(fleet: Fleet) -> Suggestion:
         if isinstance(pairs, Unknown):
             return pairs
         nearest: dict[str, int] = {}
-        for pair, kind in pairs.items():
+        for pair, path in pairs.items():
             gpu, _, other = pair.partition("-")
-            if not other.isdigit() and kind in _NEAR:
-                nearest[gpu] = min(nearest.get(gpu, len(_NEAR)), _NEAR.index(kind))
+            if not other.isdigit() and path in _NEAR:
+                nearest[gpu] = min(nearest.get(gpu, len(_NEAR)), _NEAR.index(path))
         if not nearest:
             return Unknown("topo -m shows no card")
         return _NEAR[max(nearest.values())]

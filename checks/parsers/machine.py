@@ -160,7 +160,7 @@ def read_mounts(text: str) -> Maybe[tuple[Mount, ...]]:
             kind=str(data.get("kind")),
             source=str(data.get("source")),
             read_only=data.get("read_only") is True,
-            room=Unknown(str(data["error"])) if "error" in data else read_disk(data),
+            disk=Unknown(str(data["error"])) if "error" in data else read_disk(data),
         )
         for data in rows
     )

@@ -64,7 +64,7 @@ def same_machine(fleet: Fleet) -> Iterator[Finding]:
     for members in groups.values():
         names = tuple(node.name for node in members)
         if len(members) == 1:
-            yield passed("a machine of its own", nodes=names)
+            yield passed("no other name for this machine", nodes=names)
         elif all(node.loopback for node in members):
             yield skip("loopback addresses: one machine on purpose", nodes=names)
         elif len({node.namespaces for node in members}) == len(members):

@@ -16,7 +16,7 @@ from checks.registry import check
 
 
 def _unread(fabric: Fabric) -> Finding | None:
-    """UNKNOWN where the state of a port, or its kind, could not be read."""
+    """UNKNOWN where the state of a port, or its link layer, could not be read."""
     for port in fabric.ports:
         if port.is_active is None or (port.is_active and isinstance(port.link_layer, Unknown)):
             return unknown(f"state or kind of {port.name} cannot be read")

@@ -79,7 +79,7 @@ def _fullness(
     """WARN or FAIL for each disk over a share; a failure has less than `least_bytes` free."""
     is_good, unread = True, ""
     for mount in mounts:
-        disk = mount.room
+        disk = mount.disk
         if mount.is_network or mount.read_only:
             continue  # a server's space is one finding elsewhere, not one on each node
         if isinstance(disk, Unknown):
@@ -105,7 +105,7 @@ def mounts_answer(mounts: Sequence[Mount]) -> Iterator[Finding]:
     How: statfs of every mount, each in a child of its own that can be abandoned
     Fix: is its server up? sudo umount -l PATH, then mount it again
     """
-    lost = [(mount, mount.room.reason) for mount in mounts if isinstance(mount.room, Unknown)]
+    lost = [(mount, mount.disk.reason) for mount in mounts if isinstance(mount.disk, Unknown)]
     dead = [(mount, reason) for mount, reason in lost if any(word in reason for word in _DEAD)]
     for mount, reason in dead:
         yield fail(

@@ -79,7 +79,7 @@ def _is_past(event: KernelEvent, gpus: GpuFacts, limits: Profile) -> bool:
 
 def _fix(action: Action, gpu: str) -> str:
     return {
-        Action.RESTART_APP: "look at the program that ran then; dmesg | grep -i xid",
+        Action.RESTART_APP: "check the program that ran then; dmesg | grep -i xid",
         Action.RESET_GPU: f"sudo nvidia-smi --gpu-reset -i {gpu}.0  (idle GPU), else reboot",
         Action.REBOOT: "power cycle the node; service if it comes back",
         Action.SERVICE: "service: the card or its power",

@@ -224,18 +224,18 @@ class Screen:
             self._table(tracks)
         code = 1 if self._alarms or far else 3 if silent else 130 if interrupted else 0
         steps = len(self._alarms)
-        words = f"{counted(len(tracks), 'clock')} watched, {counted(steps, 'step')}"
-        words += f", no answer: {', '.join(silent)}" if silent else ""
+        text = f"{counted(len(tracks), 'clock')} watched, {counted(steps, 'step')}"
+        text += f", no answer: {', '.join(silent)}" if silent else ""
         if self._output.json:
             self._output.document(
                 "clock", type="end", steps=steps, silent=silent, far=far, exit_code=code
             )
         elif self._output.quiet:
-            self._output.line(words)
+            self._output.line(text)
         else:
             for line in self._alarms if self._live else ():
                 self._output.line(line, "bad")
-            self._output.note(words, None if code in (0, 130) else "bad")
+            self._output.note(text, None if code in (0, 130) else "bad")
         return code
 
     def _alarm(self, alarm: Alarm) -> None:

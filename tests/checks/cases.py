@@ -266,12 +266,12 @@ CASES: dict[str, list[Case]] = {
     "software.git_dirty": [bad("changed", WARN, git=GitState(h.COMMIT, ("train.py",)))],
     "storage.free_space": [bad("9 GiB for 20", FAIL, disks={"/data": h.disk(0.991, path="/data")})],
     "storage.disks": [
-        bad("92 %", WARN, mounts=(dataclasses.replace(h.ROOT, room=h.disk(0.92)), h.SHARED)),
-        bad("99 % of 100 GiB", FAIL, mounts=(dataclasses.replace(h.ROOT, room=h.disk(0.99, total_gib=100)), h.SHARED)),
+        bad("92 %", WARN, mounts=(dataclasses.replace(h.ROOT, disk=h.disk(0.92)), h.SHARED)),
+        bad("99 % of 100 GiB", FAIL, mounts=(dataclasses.replace(h.ROOT, disk=h.disk(0.99, total_gib=100)), h.SHARED)),
     ],
-    "storage.inodes": [bad("96 %", FAIL, mounts=(dataclasses.replace(h.ROOT, room=h.disk(inodes_used=0.96)), h.SHARED))],
+    "storage.inodes": [bad("96 %", FAIL, mounts=(dataclasses.replace(h.ROOT, disk=h.disk(inodes_used=0.96)), h.SHARED))],
     "storage.mounts": [
-        bad("hangs", FAIL, mounts=(h.ROOT, dataclasses.replace(h.SHARED, room=Unknown("no answer in 4 s")))),
+        bad("hangs", FAIL, mounts=(h.ROOT, dataclasses.replace(h.SHARED, disk=Unknown("no answer in 4 s")))),
         bad("stale FUSE", FAIL, mounts=(h.ROOT, h.SHARED, Mount("/f", "fuse.sshfs", "x:", False, Unknown("Transport endpoint is not connected")))),
     ],
     "storage.mounts_equal": [bad("not mounted", WARN, mounts=(h.ROOT,))],

@@ -55,11 +55,11 @@ def _pci(kind: str, device: str, count: int) -> str:
 
 
 def _mount(path: str, kind: str, source: str) -> str:
-    room = {
+    space = {
         "path": path, "asked": path, "kind": kind, "source": source, "read_only": False, "writable": True,
         "is_folder": True, "free": 700 << 30, "total": 1000 << 30, "inodes_free": 900, "inodes": 1000,
     }  # fmt: skip
-    return json.dumps(room)
+    return json.dumps(space)
 
 
 _PYTHON = {

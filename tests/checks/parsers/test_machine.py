@@ -30,7 +30,7 @@ def test_real_look_at_this_machine_is_understood(tmp_path) -> None:
     assert any(one.name == "lo" for one in facts.network.interfaces)
     assert facts.network.names["localhost"]
     assert not isinstance(facts.mounts, Unknown)
-    assert isinstance(facts.mounts[0].room, Disk)
+    assert isinstance(facts.mounts[0].disk, Disk)
     assert not isinstance(facts.processes, Unknown)
     assert facts.processes.count > 1
     assert not isinstance(facts.system, Unknown)
@@ -51,7 +51,7 @@ def test_limits_minus_one_is_unlimited() -> None:
 
 
 def test_dead_mount_is_named_beside_the_living_ones() -> None:
-    room = {
+    space = {
         "asked": "/",
         "free": 1,
         "total": 2,
@@ -61,13 +61,13 @@ def test_dead_mount_is_named_beside_the_living_ones() -> None:
         "is_folder": True,
     }
     lines = [
-        json.dumps({"path": "/", "kind": "ext4", "source": "/dev/sda", "read_only": False, **room}),
+        json.dumps({"path": "/", "kind": "ext4", "source": "/dev/sda", "read_only": False, **space}),
         json.dumps({"path": "/data", "kind": "nfs4", "source": "fs:/d", "read_only": False, "error": "no answer in 4 s"}),
     ]  # fmt: skip
     found = parse.read_mounts("\n".join(lines))
     assert not isinstance(found, Unknown)
     assert [one.path for one in found] == ["/", "/data"]
-    assert found[1].room == Unknown("no answer in 4 s")
+    assert found[1].disk == Unknown("no answer in 4 s")
     assert found[1].is_network
     assert isinstance(parsed(lacking("timeout", "no end"), parse.read_mounts), Unknown)
     assert isinstance(parse.read_mounts("\n".join([*lines, "half of a li"])), Unknown)
