@@ -4,8 +4,6 @@ Orders have an `id`, an `op` and a `timeout_s`; each answer has the id and, afte
 `error`. Started processes and written files are removed when the lease or the process ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -37,12 +35,12 @@ from clusterctl.payload.prelude import (
     tool_env,
 )
 
-SILENT_S = 6.0  # a rank says twice a second that it lives, unless it is starved
+SILENT_S = 6.0  # a rank sends two beats a second, unless it gets no CPU
 BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'active_rank','exec'))"
 
 ranks = []  # type: list  # of Rank
 listeners = []  # type: list
-folders = []  # type: list  # of ours in a shared folder
+folders = []  # type: list  # that this payload has made in a shared folder
 leaving = threading.Lock()
 starts = queue.SimpleQueue()  # type: Any  # orders to start ranks
 
@@ -59,7 +57,7 @@ class Rank:
         self.answers = {}  # type: dict  # id -> (event, box)
         env = dict(tool_env(), **env)
         argv = [python, "-B", "-c", BOOT]
-        self.child = start_tool(argv, stdin=subprocess.PIPE, env=env, cwd="/")  # type: Any
+        self.child = start_tool(argv, env, stdin=subprocess.PIPE)  # type: Any
         self.stderr = b""
         in_thread(self._read)
         in_thread(self._read_stderr)
@@ -195,7 +193,7 @@ def start_ranks(order):
     env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     env.update(order.get("env") or {})
     peer = order.get("peer")
-    # "auto" is launch's word for: the interface towards the others.
+    # launch writes "auto" for the interface towards the others.
     interface = interface_towards(peer) if peer else None
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if env.get(name, "auto" if name[0] == "G" else "") == "auto":

@@ -1,7 +1,5 @@
 """Whether a folder is the same on all nodes, and how fast it is read; each step may hang."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -59,9 +57,9 @@ def read():
     started = time.monotonic()
     with open(data, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for block in iter(lambda: file.read(4 << 20), b""):
-            total.update(block)
-            count += len(block)
+        for piece in iter(lambda: file.read(4 << 20), b""):
+            total.update(piece)
+            count += len(piece)
     seconds = time.monotonic() - started
     block = hashlib.sha256(asked["word"].encode()).digest() * 32768
     wanted = hashlib.sha256()
@@ -86,7 +84,7 @@ print(json.dumps(answer))
 
 
 def run_files(id, asked, timeout_s):
-    """What the step says; with `error` and `hung` where it gave no answer in time."""
+    """The answer of the step; with `error` and `hung` where it gave no answer in time."""
     argv = [sys.executable, "-I", "-S", "-c", FILES_CODE, json.dumps(asked)]
     done = section("files:%s" % id, argv, timeout_s)
     if done["state"] == "timeout":

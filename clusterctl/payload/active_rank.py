@@ -5,8 +5,6 @@ line. A thread reports the current phase twice a second, which distinguishes a r
 collective from one that was stopped.
 """
 
-from __future__ import annotations
-
 import ctypes
 import datetime
 import json
@@ -24,14 +22,14 @@ phase = "import torch"
 lock = threading.Lock()
 
 
-def say(**message):
+def send(**message):
     with lock:
         os.write(1, (json.dumps(message) + "\n").encode())
 
 
 def beat():
     while True:
-        say(type="beat", phase=phase)
+        send(type="beat", phase=phase)
         time.sleep(BEAT_S)
 
 
@@ -43,9 +41,9 @@ def serve():
     try:
         rank = Rank(asked["device"])
     except Exception as error:  # noqa: BLE001 - boundary: it becomes the answer
-        say(type="ready", error=short(error))
+        send(type="ready", error=short(error))
         return
-    say(type="ready", **rank.about)
+    send(type="ready", **rank.about)
     for line in orders:
         order = json.loads(line)
         started = time.monotonic()
@@ -54,7 +52,7 @@ def serve():
             answer = getattr(rank, order["do"])(order)
         except Exception as error:  # noqa: BLE001 - boundary: it becomes the answer
             answer = {"error": short(error), "phase": rank.failed_in or phase}
-        say(type="answer", id=order["id"], seconds=round(time.monotonic() - started, 4), **answer)
+        send(type="answer", id=order["id"], seconds=round(time.monotonic() - started, 4), **answer)
 
 
 def short(error):

@@ -20,9 +20,9 @@ from clusterctl.payload.files.private import new_folder, own_folder
 from clusterctl.payload.jobs.processes import (
     end_all,
     exit_code,
+    exit_text,
     members,
     process,
-    say_exit,
     send,
     start_of,
 )
@@ -92,7 +92,11 @@ def supervise(writer):
         return
     # On the first node only: elsewhere an address such as 127.0.0.1 would work on every node.
     listener = RendezvousListener(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["word"])
-    emit(hello(shared, listener, busy))
+    hello = {"type": "hello", "shared": shared, "same_job": busy, "port": listener.port}
+    hello.update(addresses=own_addresses(), cores=len(os.sched_getaffinity(0)))
+    hello["python_found"] = os.access(ARGS["python"], os.X_OK)
+    hello["workdir_found"] = os.path.isdir(ARGS["workdir"])
+    emit(hello)
     order = start_order()
     listener.close()
     if order is None:
@@ -128,15 +132,12 @@ def next_order(timeout_s):
 
 
 def is_shared():
-    """Whether the head's run directory is visible here; if not, one is created.
-
-    Raises OSError when that path has another run's files, which the head cannot see: the logs of
-    both would be mixed.
-    """
+    """Whether the head's run directory is visible here; makes one if not. Raises OSError."""
     run_dir = ARGS["run_dir"]
     os.makedirs(run_dir, 0o700, exist_ok=True)
     owners = [read_word(os.path.join(run_dir, name)) for name in (".run-id", ".run-id-here")]
     is_heads = owners[0] == ARGS["run"]
+    # Of a run whose files the head cannot see the logs would be mixed with this one's.
     strangers = [run for run in owners if run not in (None, ARGS["run"])]
     if strangers and not is_heads:
         raise OSError("%s is not the head's and holds run %s" % (run_dir, strangers[0]))
@@ -161,19 +162,6 @@ def open_to_group(folder, name):
     except KeyError:
         raise OSError("there is no group %s on this node" % name) from None
     os.chmod(folder, 0o2750)
-
-
-def hello(shared, listener, busy):
-    return {
-        "type": "hello",
-        "shared": shared,
-        "cores": len(os.sched_getaffinity(0)),
-        "python_found": os.access(ARGS["python"], os.X_OK),
-        "workdir_found": os.path.isdir(ARGS["workdir"]),
-        "same_job": busy,
-        "port": listener.port,
-        "addresses": own_addresses(),
-    }
 
 
 def start_order():
@@ -240,26 +228,26 @@ def watch(ranks, shared, writer):
         order = next_order(LOOK_S)
         look(ranks)
         if not writer.is_behind():
-            tell(telemetry, logs)
+            send_files(telemetry, logs)
             if time.monotonic() - beat[0] >= BEAT_S:
                 beat[0] = time.monotonic()
                 emit({"type": "beat", "ranks": heartbeats(ranks.beats)})
         return order
 
-    heard = time.monotonic()
+    heard_s = time.monotonic()
     while ranks.code is None:
         order = turn()
         op = order["op"] if order is not None else None
         if op is not None:
-            heard = time.monotonic()
+            heard_s = time.monotonic()
         if op == "stop":
             stop(ranks, order["grace_s"], turn)
-        elif op == "end" or time.monotonic() - heard > ARGS["lease_s"]:
+        elif op == "end" or time.monotonic() - heard_s > ARGS["lease_s"]:
             stop(ranks, ARGS["fail_grace_s"], turn)
     left = end_members(0.5)
     for rank in list(ranks.vanished):
-        say_ended(ranks, rank, code_in_log(ranks.pids[rank][0]))
-    tell(telemetry, logs, to_the_end=True)
+        report_ended(ranks, rank, code_in_log(ranks.pids[rank][0]))
+    send_files(telemetry, logs, to_the_end=True)
     remove_folder(ranks.beats)
     emit({"type": "ended", "code": ranks.code, "tail": tail(starter_log())})
     emit({"type": "gone", "left": left})
@@ -282,13 +270,13 @@ def look(ranks):
         facts = process(pid)
         if facts is not None and facts.start == start:
             if facts.state in "ZX":
-                say_ended(ranks, rank, exit_code(facts.exit_code))
+                report_ended(ranks, rank, exit_code(facts.exit_code))
             continue
         # torchrun has reaped it; its log will have the exit code.
         gone_s = time.monotonic() - ranks.vanished.setdefault(rank, time.monotonic())
         code = code_in_log(pid)
         if code is not None or gone_s > LOG_S:
-            say_ended(ranks, rank, code)
+            report_ended(ranks, rank, code)
     reap_children(ranks)
 
 
@@ -309,10 +297,10 @@ def code_in_log(pid):
     return int(found.group(1)) if found else None
 
 
-def say_ended(ranks, rank, code):
+def report_ended(ranks, rank, code):
     ranks.ended[rank] = code
     ranks.vanished.pop(rank, None)
-    message = {"type": "rank_ended", "rank": rank, "code": code, "how": say_exit(code)}
+    message = {"type": "rank_ended", "rank": rank, "code": code, "how": exit_text(code)}
     if code != 0:
         message["tail"] = tail(rank_log(rank))
     emit(message)
@@ -335,7 +323,8 @@ def reap_children(ranks):
 def stop(ranks, grace_s, turn):
     """Send SIGTERM to the ranks alone, so that they can save, then end everything."""
     if grace_s > 0:
-        send(living(ranks), signal.SIGTERM)
+        keys = [key for rank, key in ranks.pids.items() if rank not in ranks.ended]
+        send([pid for pid, start in keys if start_of(pid) == start], signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and len(ranks.ended) < len(ranks.pids):
             order = turn()
@@ -350,13 +339,7 @@ def stop(ranks, grace_s, turn):
         ranks.code = -signal.SIGKILL  # it cannot be ended; `gone` reports what is left
 
 
-def living(ranks):
-    """Process ids of ranks that run, unless the kernel has reused them."""
-    found = [key for rank, key in ranks.pids.items() if rank not in ranks.ended]
-    return [pid for pid, start in found if start_of(pid) == start]
-
-
-def tell(telemetry, logs, to_the_end=False):
+def send_files(telemetry, logs, to_the_end=False):
     log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
     if ARGS["first_rank"] == 0:
         text = telemetry.lines(LAST_BYTES, to_the_end)

@@ -9,8 +9,6 @@ node's own), reach (address and port to connect to), token (a path to read), sud
 text, which the head parses.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -65,9 +63,10 @@ def main():
     elif ARGS.get("launch"):
         tasks += list_launch(timeout_s)
     if ARGS.get("ports"):
-        from clusterctl.payload.collect.ports import ask_port
+        from clusterctl.payload.collect.ports import try_port
 
-        tasks += [partial(ask_port, port) for port in ARGS["ports"]]
+        for port in ARGS["ports"]:
+            tasks.append(partial(call, "port:%d" % port, partial(try_port, port), 3.0))
     if ARGS.get("python"):
         from clusterctl.payload.collect.launch import ask_python
 
@@ -105,7 +104,7 @@ def list_everything(timeout_s, started):
     from clusterctl.payload.collect.clock import look_at_clock
     from clusterctl.payload.collect.fabric import look_at_fabric
     from clusterctl.payload.collect.kernel_log import look_at_kernel_log
-    from clusterctl.payload.collect.processes import look_at_processes
+    from clusterctl.payload.collect.processes import list_processes
     from clusterctl.payload.collect.system import read_limits
 
     growth_s = ARGS.get("growth_s", 0.7)
@@ -114,7 +113,7 @@ def list_everything(timeout_s, started):
         partial(look_at_clock, timeout_s),
         partial(look_at_fabric, growth_s),
         partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False)),
-        partial(look_at_processes, growth_s),
+        partial(call, "processes", partial(list_processes, growth_s), growth_s + 5.0),
         lambda: call("limits", read_limits, 3.0),
         partial(look_at_switches, timeout_s),
     ]
@@ -143,7 +142,7 @@ def list_launch(timeout_s):
 
 
 def describe_machine():
-    """key=value lines: what tells whether two names are one machine, and what kind it is."""
+    """key=value lines: what two names of one machine have in common, and its kind."""
     facts = {"kernel": os.uname().release, "cpus": str(os.cpu_count())}
     machine_id = read_word("/etc/machine-id")
     if machine_id is not None:  # containers have none

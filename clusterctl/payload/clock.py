@@ -6,8 +6,6 @@ about time, {"op": "boot"} with the boot id. Read-only; one process for all, bec
 for each question takes longer than what is measured (1 ms against 0.04).
 """
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -5,8 +5,6 @@ as `{"op": "ask", "questions": […]}`, answers as `{"answers": […]}`. A heart
 BEAT_S. When stdin closes, all processes end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -44,7 +42,7 @@ def main():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))
     argv = [python, "-m", "trainer.data", "examine", "--workers", str(ARGS["workers"])]
     argv += ["--clip-timeout-s", str(ARGS["clip_timeout_s"])]
-    child = start_tool(argv, stdin=subprocess.PIPE, cwd="/", env=env)  # type: Any
+    child = start_tool(argv, env, stdin=subprocess.PIPE)  # type: Any
     requests = queue.SimpleQueue()  # type: queue.SimpleQueue
     on_signals(leave)
     hold_lease(lambda order: requests.put(order["questions"]), leave)

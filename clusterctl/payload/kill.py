@@ -24,7 +24,7 @@ def main():
 
 
 def look(pick):
-    _, _, found = look_at_job(pick)
+    _, found = look_at_job(pick)
     rows = found["rows"]
     if rows:
         from clusterctl.payload.jobs.gpu_holders import memory_of

@@ -1,8 +1,4 @@
-"""Import the modules that were sent with a payload: the first code that runs on the node.
-
-They come as {module name: text, or bytes packed by zlib and base 85}. A module is compiled at its
-first import, so what a verb needs only at times is imported in the function that needs it.
-"""
+"""Import the modules that were sent: {name: text, or bytes packed by zlib and base 85}."""
 
 import sys
 from _frozen_importlib import ModuleSpec  # importlib.machinery would cost 2 ms more
@@ -36,6 +32,7 @@ class Loader:
 
             text = zlib.decompress(base64.b85decode(text))
         file = name.replace(".", "/") + ".py"  # for tracebacks
+        # At its first import: what is needed only at times is imported where it is needed.
         exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
 
 

@@ -1,8 +1,4 @@
-"""Mask secrets in command lines, variables and messages, on nodes and on the head.
-
-By names (of options, variables, keys, headers), after some words (`wandb login`), and by the shape
-of well-known tokens. Masks too much rather than too little.
-"""
+"""Mask secrets in command lines, variables and messages; rather too much than too little."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""What every payload uses: arguments, tools with deadlines, answers, the lease.
-
-Runs on nodes under `python3 -I -S`, 3.8 or newer, with the standard library alone. Each verb is a
-module beside this one that defines `main()`.
-"""
-
-from __future__ import annotations
+"""The base of every payload: `python3 -I -S`, 3.8 or newer, with the standard library alone."""
 
 import json
 import os
@@ -57,7 +51,7 @@ def section(
     """Run a tool: {state, rc, out, err, seconds}, also in SECTIONS under `name`, if it has one.
 
     Keeps `max_bytes` of stdout and a quarter of that of stderr, with `newest` the end of stdout;
-    `truncated` shows that something was cut. `pack` makes text of both; `options` are Popen's.
+    `truncated` shows that something was cut. `pack` makes text of both; `options` are env and cwd.
 
     `state` is "ended", "missing" (no such program), "timeout" (its process group was killed) or
     "error"; only "ended" has an `rc`. With `grace_s` the group gets SIGTERM that long before
@@ -65,7 +59,7 @@ def section(
     """
 
     def work():
-        return _run_tool(list(argv), timeout_s, max_bytes, grace_s, newest, options)
+        return _run_tool(list(argv), timeout_s, max_bytes, grace_s, newest, **options)
 
     # The start itself can hang, with a program on a dead network mount.
     return _keep(name, work, timeout_s + grace_s + REAP_S + 1.0, "could not be started", pack)
@@ -146,6 +140,14 @@ def read_word(path, default=None, limit=MAX_BYTES):
         return default
 
 
+def names_in(folder):
+    """Names in a folder, sorted; [] where it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def read_bytes(path, limit=MAX_BYTES):
     """Contents of a file; None where it cannot be read."""
     try:
@@ -163,9 +165,12 @@ def environ_value(environ, name):
 
 def read_stat(task):
     """(name, words from the state on) of /proc/TASK/stat; None when the process is gone."""
-    head, _, tail = read_word("/proc/%s/stat" % task, "", 4096).rpartition(")")
-    words = tail.split()
-    return (head.partition("(")[2], words) if words else None
+    try:
+        with open("/proc/%s/stat" % task, "rb", buffering=0) as file:
+            head, _, tail = as_text(file.read(4096)).rpartition(")")
+    except OSError:
+        return None
+    return head.partition("(")[2], tail.split()
 
 
 def read_times():
@@ -196,13 +201,13 @@ def is_there(name, env):
     return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders if folder)
 
 
-def start_tool(argv, **options):
+def start_tool(argv, env=None, cwd="/", **options):
     """Start a program in its own session; the end of the lease ends it. `options` are Popen's."""
     import subprocess
 
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    given = dict(pipes, **options)  # type: Any
-    child = subprocess.Popen(argv, start_new_session=True, **given)
+    given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options = dict(given, env=tool_env() if env is None else env, cwd=cwd, **options)
+    child = subprocess.Popen(argv, start_new_session=True, **options)
     with _live_lock:
         _live[child.pid] = child
     return child
@@ -214,14 +219,14 @@ def forget_tool(child):
         _live.pop(child.pid, None)
 
 
-def _run_tool(argv, timeout_s, max_bytes, grace_s, newest, options):
+def _run_tool(argv, timeout_s, max_bytes, grace_s, newest, env=None, cwd="/"):
     """(state, rc, out, err, truncated) of a tool."""
     deadline = time.monotonic() + timeout_s
-    options = dict({"env": tool_env(), "cwd": "/"}, **options)
-    if not is_there(argv[0], options["env"]):
+    env = tool_env() if env is None else env
+    if not is_there(argv[0], env):
         return "missing", None, b"", "not found: %s" % argv[0]
     try:
-        child = start_tool(argv, **options)
+        child = start_tool(argv, env, cwd)
     except FileNotFoundError as error:
         return "missing", None, b"", "not found: %s" % error.filename
     except (OSError, ValueError) as error:
@@ -241,8 +246,6 @@ def _run_tool(argv, timeout_s, max_bytes, grace_s, newest, options):
 
 def _collect(child, deadline, max_bytes, newest):
     """Read both pipes until the child has ended; returns ([out, err], truncated, in time)."""
-    import subprocess
-
     kept = [bytearray(), bytearray()]
     index = {child.stdout.fileno(): 0, child.stderr.fileno(): 1}
     poller = select.poll()
@@ -271,31 +274,31 @@ def _collect(child, deadline, max_bytes, newest):
             if not data:
                 poller.unregister(descriptor)
                 del index[descriptor]
+    return kept, truncated, _ends(child, max(0.0, deadline - time.monotonic()))
+
+
+def _ends(child, timeout_s):
+    """Whether a tool ends in time."""
+    import subprocess
+
     try:
-        child.wait(max(0.0, deadline - time.monotonic()))
+        child.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        return kept, truncated, False
-    return kept, truncated, True
+        return False
+    return True
 
 
 def _kill_group(child, grace_s=0.0):
     """End a tool's process group; False when even SIGKILL does not end it."""
-    import subprocess
-
-    for name, patience_s in (("SIGTERM", grace_s), ("SIGKILL", REAP_S)):
-        if not patience_s:
-            continue
-        try:
-            os.killpg(child.pid, getattr(signal, name))
-        except (ProcessLookupError, PermissionError):
-            pass  # gone, or another user's (sudo): the wait below shows
-        try:
-            child.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            continue
-        if name == "SIGKILL":
-            return True
-    return child.poll() is not None
+    has_ended = False
+    for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, REAP_S)):
+        if patience_s:
+            try:
+                os.killpg(child.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass  # gone, or another user's (sudo): the wait below shows
+            has_ended = _ends(child, patience_s)
+    return has_ended
 
 
 def kill_tools(grace_s=0.0):
@@ -329,7 +332,7 @@ def node_facts():
 
 
 def emit(message):
-    """Send one JSON line to the head. Ends the payload when nobody reads."""
+    """Send one JSON line to the head. Ends the payload when the head has gone."""
     _emit(message)
 
 
@@ -373,10 +376,7 @@ def finish(data=None, rc=0):
 
 
 def hold_lease(on_message=None, on_close=None):
-    """Read stdin in a thread: each JSON line goes to `on_message`; its end ends the lease.
-
-    Then `on_close()` runs if given; else all tools are killed and the process ends.
-    """
+    """Each JSON line of stdin goes to `on_message`; at its end `on_close()`, else all ends."""
 
     def watch():
         while True:

@@ -4,8 +4,6 @@ The data themselves come by sftp into a file beside the destination. Nothing at 
 changes before all of them are there and their checksum fits; then one rename changes it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

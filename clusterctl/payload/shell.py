@@ -1,10 +1,4 @@
-"""Run one command of the user by sh: `clusterctl run`.
-
-The text comes with the arguments, never in the remote command. Ends early, with everything the
-command started in its process group, when stdin closes: a lost head leaves nothing running.
-"""
-
-from __future__ import annotations
+"""Run the user's command by sh: `clusterctl run`. A lost head leaves nothing of it running."""
 
 import binascii
 import os

@@ -17,10 +17,15 @@ import threading
 import time
 import zlib
 
-from clusterctl.payload.dump.evidence import kernel_lines, log_lines
 from clusterctl.payload.dump.flight import flight_dump
 from clusterctl.payload.dump.frames import Table, source_lines
-from clusterctl.payload.dump.proc_tasks import open_files, read_file, task_facts
+from clusterctl.payload.dump.proc_tasks import (
+    kernel_lines,
+    log_lines,
+    open_files,
+    read_file,
+    task_facts,
+)
 from clusterctl.payload.dump.py_spy import (
     dump,
     find_py_spy,
@@ -33,7 +38,7 @@ from clusterctl.payload.dump.py_spy import (
     unpack_py_spy,
 )
 from clusterctl.payload.jobs.heartbeats import clip, handles, heartbeat
-from clusterctl.payload.jobs.job_processes import look_at_job
+from clusterctl.payload.jobs.job_processes import describe_job, find_job, machine
 from clusterctl.payload.jobs.processes import start_of
 from clusterctl.payload.prelude import (
     ARGS,
@@ -100,8 +105,8 @@ def native_frame(frame):
 
 def collect():
     started = time.monotonic()
-    shot, _, found = look_at_job(ARGS["pick"])
-    rows = found["rows"]
+    shot, pids, strangers = find_job(ARGS["pick"])
+    rows = describe_job(shot, pids)
     py_spy = choose_py_spy(rows, shot) if rows else None
     table = Table()
     samples = []
@@ -112,7 +117,7 @@ def collect():
         samples.append(sample(rows, shot, table, py_spy, started))
     for between in samples[1:-1]:
         between["processes"] = {pid: thinned(pid, one) for pid, one in between["processes"].items()}
-    report = dict(found, others=len(found["others"]), node=node_facts())
+    report = {"rows": rows, "others": len(strangers), "machine": machine(), "node": node_facts()}
     report.update(py_spy=py_spy, rights=rights(), samples=samples)
     report.update(frames=table.frames, stacks=table.stacks, **surroundings(rows, shot, table))
     report["seconds"] = round(time.monotonic() - started, 3)

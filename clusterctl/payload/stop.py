@@ -24,7 +24,7 @@ def main():
 
 
 def look():
-    shot, _, found = look_at_job(ARGS["pick"])
+    shot, found = look_at_job(ARGS["pick"])
     for row in found["rows"]:
         if row["role"] == "trainer":
             row["asks"] = handles(row["pid"], signal.SIGTERM)

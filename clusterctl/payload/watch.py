@@ -18,8 +18,6 @@ the monotonic one), "x" (rows XID).
 {"ping": id} on stdin is answered at once with {"pong": id, "t": wall clock}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

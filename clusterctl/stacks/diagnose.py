@@ -1,7 +1,4 @@
-"""Collect stacks from every node, one ssh each, and judge them: for command, supervisor, dashboard.
-
-py-spy is sent along where a node has none.
-"""
+"""Collect stacks from every node, one ssh each, and judge them."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ Sweep = Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]]
 
 # Of one node's report; 136 processes are under 1 MB, with 100 samples under 3.
 REPORT_BYTES = 6 << 20
-NATIVE_S = 20.0  # one --native dump of a torch process takes 7 s and stops it meanwhile
+NATIVE_S = 20.0  # one --native dump of a torch process takes 7 s, for which it is stopped
 
 
 @dataclass(frozen=True, slots=True)

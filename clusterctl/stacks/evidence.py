@@ -40,21 +40,13 @@ class Timeout(NamedTuple):
     timeout_ms: int
 
 
-class Counters(NamedTuple):
-    """The last collectives of a rank's process group when its watchdog reported."""
-
-    rank: int
-    enqueued: int
-    completed: int
-
-
 _WORK = re.compile(
     r"\[Rank (?P<rank>\d+)\].*?Watchdog caught collective operation timeout: WorkNCCL\("
     r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, .*?)?(?:, Timeout\(ms\)=(?P<limit>\d+))\)"
 )
 _COUNTERS = re.compile(
-    r"\[PG .*?Rank (?P<rank>\d+)\].*?Timeout at NCCL work: \d+, "
-    r"last enqueued NCCL work: (?P<queued>-?\d+), last completed NCCL work: (?P<done>-?\d+)"
+    r"\[PG .*?Rank \d+\].*?Timeout at NCCL work: \d+, "
+    r"last enqueued NCCL work: -?\d+, last completed NCCL work: (?P<done>-?\d+)"
 )
 _GLOO = re.compile(r"gloo.*?(?:Timed out waiting \d+ms|Connection (?:closed|reset) by peer)")
 _NET = re.compile(r"NCCL WARN (?P<text>.*?NET.*?(?:completion|error).*)")
@@ -66,9 +58,9 @@ def parse_watchdog(lines: Iterable[str]) -> list[Timeout]:
     return [Timeout(int(rank), int(seq), op, int(limit)) for rank, seq, op, limit in found]
 
 
-def parse_counters(lines: Iterable[str]) -> list[Counters]:
-    """`last enqueued … last completed …` lines."""
-    return [Counters(*map(int, found.groups())) for found in map(_COUNTERS.search, lines) if found]
+def parse_completed(lines: Iterable[str]) -> list[int]:
+    """Numbers of the last completed collective, from `… last completed …` lines."""
+    return [int(found["done"]) for found in map(_COUNTERS.search, lines) if found]
 
 
 def clues(snapshot: JobSnapshot) -> list[Clue]:
@@ -95,12 +87,12 @@ def _flight(snapshot: JobSnapshot) -> list[Clue]:
 
 def _watchdog(logs: Logs) -> list[Clue]:
     groups: dict[tuple[int, str], list[Timeout]] = {}
-    counters: dict[int, Counters] = {}
+    completed: dict[int, int] = {}
     for rank, lines in logs:
         for one in parse_watchdog(lines):
             groups.setdefault((one.sequence, one.operation), []).append(one)
-        for counter in parse_counters(lines):
-            counters[rank] = counter
+        for number in parse_completed(lines):
+            completed[rank] = number
     found = []
     for (sequence, operation), timeouts in sorted(groups.items()):
         ranks = sorted({one.rank for one in timeouts})
@@ -109,10 +101,10 @@ def _watchdog(logs: Logs) -> list[Clue]:
         what = f"{operation} number {sequence} timed out{after}"
         text = f"NCCL watchdog: {what} on rank {fold_ranks(ranks)}"
         found.append(Clue("log", text, tuple(ranks)))
-    if counters:
-        lowest = min(one.completed for one in counters.values())
-        behind = [rank for rank, one in counters.items() if one.completed == lowest]
-        if len(behind) < len(counters):
+    if completed:
+        lowest = min(completed.values())
+        behind = [rank for rank, number in completed.items() if number == lowest]
+        if len(behind) < len(completed):
             text = f"rank {fold_ranks(behind)} completed the fewest collectives ({lowest})"
             found.append(Clue("log", text, tuple(sorted(behind))))
     return found

@@ -24,10 +24,7 @@ def write_folder(
     clues: Sequence[Clue],
     native: Mapping[str, str],
 ) -> None:
-    """DIR/NODE/RANK-ROLE-PID.txt for every process, report.json and index.html. Raises OSError.
-
-    Names and texts come from nodes: no name leads out of DIR, and every text can be written.
-    """
+    """DIR/NODE/RANK-ROLE-PID.txt for every process, report.json and index.html. Raises OSError."""
     for node in snapshot.nodes:
         place = folder / _safe(node.name)
         place.mkdir(parents=True, exist_ok=True)
@@ -55,6 +52,7 @@ def file_name(proc: Proc) -> str:
 
 
 def _safe(name: str, most: int = 200) -> str:
+    """A name from a node that does not lead out of its folder."""
     text = re.sub(r"[^\w.,:@+-]", "_", name[:most], flags=re.ASCII)
     return text if text.strip(".") else "_" + text
 

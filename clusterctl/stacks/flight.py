@@ -32,23 +32,12 @@ class Dump:
 
 def read_dump(sent: Mapping[str, Any]) -> Dump | str:
     """A record as the payload sent it, or why it cannot be read."""
-    why = sent.get("error")
-    try:
-        return f"{sent.get('path')}: {why}" if why else make_dump(sent)
-    except ValueError as error:
-        return f"{sent.get('path')}: {error}"
-
-
-def make_dump(data: Any) -> Dump:
-    """Entries by group. Raises `ValueError` for another shape than torch's."""
-    if not isinstance(data, dict) or not isinstance(data.get("entries", []), list):
-        raise ValueError("not a flight record: no entries")
+    if sent.get("error"):
+        return f"{sent.get('path')}: {sent['error']}"
     groups: dict[str, dict[int, Entry]] = {}
     completed: dict[str, int] = {}
-    for row in data.get("entries", []):
+    for row in sent.get("entries", ()):
         try:
-            if row.get("is_p2p"):
-                continue
             name, entry = _group_name(row.get("process_group")), _entry(row)
         except (AttributeError, TypeError, ValueError, KeyError, OverflowError):
             continue  # of a version that we do not know
@@ -66,10 +55,8 @@ def _group_name(value: Any) -> str:
 
 def _entry(row: Mapping[str, Any]) -> Entry:
     caller = ""
-    for frame in row.get("frames") or ():
-        if "/torch/" not in str(frame["filename"]):
-            caller = f"{frame['name']} {str(frame['filename']).rpartition('/')[2]}:{frame['line']}"
-            break
+    for frame in row["frames"]:  # at most one
+        caller = f"{frame['name']} {str(frame['filename']).rpartition('/')[2]}:{frame['line']}"
     sequence, operation = int(row["collective_seq_id"]), str(row["profiling_name"])
     sizes, dtypes = str(row.get("input_sizes")), str(row.get("input_dtypes"))
     done = bool(row.get("retired")) or row.get("state") == "completed"

@@ -10,7 +10,7 @@ from functools import cached_property
 _ROOTS = re.compile(r".*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
 _STANDARD = re.compile(r".*/lib/python3\.\d+/(?!.*(?:site|dist)-packages/)")
 
-# The first frames of every thread. Frames outside of these say nothing; a forked worker has its
+# The first frames of every thread. Frames outside of these mean nothing; a forked worker has its
 # parent's frames there.
 _FIRST = re.compile(
     r"_bootstrap (multiprocessing/process\.py|threading\.py)|_bootstrap_inner threading\.py|"
@@ -31,7 +31,7 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """Of Python or of an installed package that training code stands on."""
+        """Of Python or of an installed package that training code uses."""
         return self.is_standard or bool(_LIBRARIES.match(self.path))
 
     def __str__(self) -> str:
@@ -63,11 +63,7 @@ class Stack:
         return tuple((frame.function, frame.path) for frame in self.frames)
 
     def text(self, site: int = 0, limit: int = 4) -> str:
-        """`all_reduce <- step train.py:17 <- main`.
-
-        The frame that shows what it waits for, then the user's own frames, without what the library
-        has between them.
-        """
+        """`all_reduce <- step train.py:17 <- main`: the site, then the user's own frames."""
         if not self.frames:
             return "no Python frame"
         first, outer = self.frames[site], self.frames[site + 1 :]

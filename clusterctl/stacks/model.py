@@ -177,10 +177,7 @@ def read_snapshot(
     taken_s: float = 0.0,
     is_part: bool = False,
 ) -> JobSnapshot:
-    """Reports of all nodes as one snapshot. A process that two names of a machine show counts once.
-
-    `is_part`: the user left nodes out, so ranks that are not seen are not missing.
-    """
+    """Reports of all nodes as one. `is_part`: the user left nodes out, so no rank is missing."""
     book, nodes, runs = Book(), [], {}
     world: int | None = None
     taken: set[tuple[str, int, int]] = set()
@@ -194,7 +191,7 @@ def read_snapshot(
         rows = []
         for row in report["rows"]:
             key = (str(report.get("machine")), row["pid"], row["start"])
-            if key not in taken:
+            if key not in taken:  # two names of a machine show the same process
                 taken.add(key)
                 rows.append(row)
                 world = max(world or 0, row["world"] or 0) or None
@@ -274,7 +271,7 @@ def _read_proc(
     proc.operation, proc.caller = sites.call(stack)
     proc.progress = judge_progress(looks, proc.samples, pid, seconds)
     if proc.kind == Kind.BACKWARD and proc.progress == Progress.STUCK:
-        proc.kind = Kind.BACKWARD_WAIT  # in C++, and nobody computes
+        proc.kind = Kind.BACKWARD_WAIT  # in C++, and no thread computes
     return proc
 
 

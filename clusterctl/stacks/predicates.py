@@ -32,7 +32,7 @@ def is_halted(proc: Proc) -> bool:
 
 
 def saves(proc: Proc) -> bool:
-    """By its stack, or by what it says itself."""
+    """By its stack or its heartbeat."""
     reported = proc.beat and proc.beat["phase"] == "checkpoint" and not proc.waits_for_peers
     return proc.kind == Kind.CHECKPOINT or bool(reported)
 

@@ -27,21 +27,21 @@ def who_is_halted(
     trainers: Sequence[Proc], waiting: Sequence[Proc], halted: Sequence[Proc]
 ) -> Verdict | None:
     """A process is stopped, frozen or asleep in the kernel, and others wait for it."""
-    hungry = [t for t in trainers if t.kind == Kind.WAIT_DATA]
+    wait_data = [t for t in trainers if t.kind == Kind.WAIT_DATA]
     # A stopped loader whose rank still works does no harm yet.
-    starved = {(t.rank, t.node) for t in hungry}
-    guilty = [p for p in halted if p.role == "trainer" or (p.rank, p.node) in starved]
-    guilty = guilty or [p for p in halted if p.role not in ("trainer", "loader")]
+    places = {(t.rank, t.node) for t in wait_data}
+    causes = [p for p in halted if p.role == "trainer" or (p.rank, p.node) in places]
+    causes = causes or [p for p in halted if p.role not in ("trainer", "loader")]
     # A save sleeps in the kernel while the disk works: that is waiting (rule 2), not a fault.
-    guilty = [p for p in guilty if p.state != "D" or p.is_frozen or not saves(p)]
+    causes = [p for p in causes if p.state != "D" or p.is_frozen or not saves(p)]
     # A process that cannot run blocks the others, whether or not they already wait for it.
-    barred = [p for p in guilty if p.role == "trainer" and (p.state == "T" or p.is_frozen)]
-    others_wait = waiting or any(t.progress == Progress.STUCK for t in hungry)
-    if not guilty or not (others_wait or barred or len(guilty) >= len(trainers)):
+    stopped = [p for p in causes if p.role == "trainer" and (p.state == "T" or p.is_frozen)]
+    others_wait = waiting or any(t.progress == Progress.STUCK for t in wait_data)
+    if not causes or not (others_wait or stopped or len(causes) >= len(trainers)):
         return None
-    suspects = [suspect(p, messages.halt_reason(p)) for p in guilty]
-    first = guilty[0]
-    rest = [p for p in waiting if p not in guilty]
+    suspects = [suspect(p, messages.halt_reason(p)) for p in causes]
+    first = causes[0]
+    rest = [p for p in waiting if p not in causes]
     others = f"; {messages.waits(rest)}" if rest else ""
     how = f"{messages.halt_reason(first)}{messages.at(first)}{others}"
     text = f"{messages.culprit(first, named(suspects))} ({first.node}) {how}."
@@ -52,7 +52,7 @@ def who_is_halted(
         next_step = f"find out what stopped it; {wake}"
     else:
         next_step = "thaw its cgroup" if first.is_frozen else "look at that node's kernel log"
-    evidence = messages.evidence(guilty[:4], guilty) + messages.doubt(rest)
+    evidence = messages.evidence(causes[:4], causes) + messages.doubt(rest)
     return Verdict(VerdictKind.HANG, text, Confidence.HIGH, suspects, evidence, [next_step])
 
 

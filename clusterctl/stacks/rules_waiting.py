@@ -194,13 +194,13 @@ def _different(
 
 def all_want_data(snapshot: JobSnapshot, trainers: Sequence[Proc]) -> Verdict | None:
     """Rule 5: all ranks wait for data."""
-    hungry = [p for p in trainers if p.kind == Kind.WAIT_DATA]
-    if not hungry or len(hungry) < len(trainers):
+    wanting = [p for p in trainers if p.kind == Kind.WAIT_DATA]
+    if not wanting or len(wanting) < len(trainers):
         return None
-    suspects, busy = _descend(snapshot, hungry)
+    suspects, busy = _descend(snapshot, wanting)
     blamed = [s.proc for s in suspects or busy if s.proc]
     first = blamed[0]
-    waits = f"all {len(hungry)} ranks wait for data"
+    waits = f"all {len(wanting)} ranks wait for data"
     if not suspects:
         text = f"{waits}, and their loaders work: data loading is slow."
         evidence = [messages.facts(first)]
@@ -208,7 +208,7 @@ def all_want_data(snapshot: JobSnapshot, trainers: Sequence[Proc]) -> Verdict | 
         return Verdict(VerdictKind.BUSY, text, Confidence.MEDIUM, busy[:8], evidence, next_steps)
     place = f"{messages.where(first)}{messages.age(first)}"
     text = f"{waits}; {named(suspects)} ({first.node}): {place}."
-    confidence = Confidence.MEDIUM if len(hungry) > 1 else Confidence.HIGH
-    evidence = messages.evidence(blamed[:4], hungry[:2])
+    confidence = Confidence.MEDIUM if len(wanting) > 1 else Confidence.HIGH
+    evidence = messages.evidence(blamed[:4], wanting[:2])
     next_steps = messages.next_for(first)
     return Verdict(VerdictKind.DATA, text, confidence, suspects, evidence, next_steps)

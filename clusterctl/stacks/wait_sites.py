@@ -1,7 +1,4 @@
-"""Wait sites: what a stack means, as data. The first match from the innermost frame decides.
-
-A user's table (`--sites FILE`, TOML, `[[site]]`) comes before the built-in one.
-"""
+"""What a stack means, as a table: the first match from the innermost frame decides."""
 
 from __future__ import annotations
 

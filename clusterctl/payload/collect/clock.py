@@ -1,12 +1,10 @@
-"""Census: what steers the clock of a node, and whether its logs lie in the future."""
-
-from __future__ import annotations
+"""Census: what steers the clock of a node, and whether its logs are in the future."""
 
 import os
 import stat
 import time
 
-from clusterctl.payload.prelude import call, read_text, section
+from clusterctl.payload.prelude import call, names_in, read_text, section
 
 LOG_FILES = 5000  # of /var/log that are read; what is deeper or more is archives and pods
 CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
@@ -50,11 +48,7 @@ def log_times(top):
     for _ in range(3):
         below = []
         for folder in folders:
-            try:
-                names = os.listdir(folder)
-            except OSError:
-                continue  # of another user
-            for name in names[: max(0, left)]:
+            for name in names_in(folder)[: max(0, left)]:
                 left -= 1
                 path = folder + "/" + name
                 try:

@@ -1,11 +1,9 @@
 """Census: the InfiniBand devices of a node and how their counters grow."""
 
-from __future__ import annotations
-
 import os
 import time
 
-from clusterctl.payload.prelude import call, read_word
+from clusterctl.payload.prelude import call, names_in, read_word
 
 IB = "/sys/class/infiniband"
 IB_TOP = ("fw_ver", "board_id", "hca_type", "node_guid", "device/numa_node")
@@ -62,14 +60,6 @@ def counters(top, here):
 def read_counters(started):
     lines = ["#seconds\t%.3f" % (time.monotonic() - started)]
     for device in sorted(os.listdir(IB)):
-        for port in names_in("%s/%s/ports" % (IB, device)):
+        for port in names_in("%s/%s/ports" % (IB, device)):  # none where it has gone meanwhile
             lines += counters("%s/%s" % (IB, device), "ports/%s/" % port)
     return "\n".join(lines)
-
-
-def names_in(folder):
-    """[] for a card that has gone meanwhile: the head counts cards and misses it."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -1,7 +1,5 @@
 """Forked children for what may hang in the kernel. A fork takes 2 ms, another interpreter 15."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

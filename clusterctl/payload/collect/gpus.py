@@ -1,7 +1,5 @@
 """Census: GPUs by NVML where its library is, else by nvidia-smi; NVSwitch and its manager."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """Census: the lines of the kernel's log that matter, or why it cannot be read."""
 
-from __future__ import annotations
-
 import re
 
 from clusterctl.payload.prelude import SECTIONS, section

@@ -1,7 +1,5 @@
 """Census: what a launch needs on the node: interpreter, packages, working copy, files, logins."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -9,7 +7,7 @@ import time
 from clusterctl.payload.prelude import SECTIONS, _result, read_word, section
 
 # Asks an environment for its versions without importing anything heavy: torch takes seconds,
-# importlib.metadata 30 ms, and the folders' names say the same. Runs under -S: of .pth files it
+# importlib.metadata 30 ms, and the folders' names have the same. Runs under -S: of .pth files it
 # takes the folders and leaves the code, which costs 20 ms for one editable package. json loads re,
 # 12 ms; its C half alone does not.
 PYTHON_CODE = """
@@ -101,7 +99,7 @@ def measure_files(paths):
                         seen["size"] += os.stat(os.path.join(folder, name)).st_size
                         seen["files"] += 1
                     except OSError:
-                        continue
+                        pass
                 if seen["files"] > FILES:
                     seen["more"] = True
                     break

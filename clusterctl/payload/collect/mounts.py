@@ -1,7 +1,5 @@
 """Census: the mounted file systems of a node and their free space."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Census: GPUs by NVML."""
 
-from __future__ import annotations
-
 import json
 
 

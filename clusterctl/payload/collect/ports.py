@@ -1,14 +1,8 @@
 """Whether a port of this node is free, and who listens there if it is not."""
 
-from __future__ import annotations
-
 import os
 
-from clusterctl.payload.prelude import call, read_text, read_word
-
-
-def ask_port(port):
-    call("port:%d" % port, lambda: try_port(port), 3.0)
+from clusterctl.payload.prelude import read_text, read_word
 
 
 def try_port(port):

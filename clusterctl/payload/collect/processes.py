@@ -1,19 +1,13 @@
 """Census: processes that hang in the kernel, zombies, and daemons that steer the clock."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
 
-from clusterctl.payload.prelude import call, read_stat, read_text, read_word
+from clusterctl.payload.prelude import read_stat, read_text, read_word
 
 DAEMONS = "chronyd ntpd ntpsec-ntpd systemd-timesyn openntpd ptp4l phc2sys timemaster".split()
 YOUNG_S = 10.0  # too young to hang
-
-
-def look_at_processes(growth_s):
-    call("processes", lambda: list_processes(growth_s), growth_s + 5.0)
 
 
 def list_processes(growth_s):

@@ -1,7 +1,5 @@
 """Census: limits, settings, interfaces, names and routes that programs of this user get."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,7 @@
 """torch's flight record of a rank, read on its node as plain values and cut to what is compared.
 
 A record is a pickle that the rank's user can write. Only opcodes of plain values are read, by the
-unpickler in Python: the C one allocates as much as a memo index of the file says. A value that is
+unpickler in Python: the C one allocates what a memo index in the file asks for. A value that is
 in the pickle once can appear a million times, so values are counted where they are copied.
 """
 
@@ -61,7 +61,7 @@ def counted(load):
 
 
 def with_text_keys(load, first):
-    """A tuple of tuples of tuples never ends being hashed, and holds the interpreter meanwhile."""
+    """A tuple of tuples of tuples never ends being hashed, and holds the interpreter."""
 
     def load_items(self):
         if not all(isinstance(key, str) for key in self.stack[first::2]):
@@ -87,15 +87,11 @@ def load_plain(data):
         raise ValueError("%d bytes are too many for a flight record" % len(data))
     try:
         if data[:1] == b"{":
-            return json.loads(data.decode(), parse_int=short_int)
+            # Older interpreters take minutes for a million digits.
+            return json.loads(data.decode(), parse_int=lambda digits: int(digits[:20]))
         return PlainUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # noqa: BLE001 - odd bytes raise anything
         raise ValueError("not a flight record: %s" % error)
-
-
-def short_int(text):
-    """Older interpreters take minutes for a million digits."""
-    return int(text[:20])
 
 
 def newest(data):

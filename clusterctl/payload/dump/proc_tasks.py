@@ -1,10 +1,25 @@
-"""Kernel facts of a process, its threads and files, from /proc without ptrace."""
+"""What /proc and logs hold of a process, its threads and files; no ptrace."""
 
 import os
+import re
 import stat
 
 from clusterctl.payload.jobs.processes import is_frozen
-from clusterctl.payload.prelude import read_stat, read_word
+from clusterctl.payload.prelude import names_in, read_stat, read_word, section
+
+LOG_TAIL = 256 << 10
+LOG_LINES = 12  # of one rank
+TELLING = re.compile(
+    r"Watchdog caught collective|Timeout at NCCL work|last enqueued|NCCL WARN|Some NCCL operations|"
+    r"taking the entire process down|\[gloo.*(timed out|timeout|closed)|Timed out waiting \d+ms|"
+    r"Connection (closed|reset) by peer|DataLoader worker|CUDA error|ncclSystemError|"
+    r"ncclRemoteError"
+)
+KERNEL = re.compile(
+    r"NVRM: (Xid|GPU)|Out of memory|oom-kill|blocked for more than|not responding|I/O error|"
+    r"lost carrier|EXT4-fs error|XFS .*error|mce:|Hardware Error"
+)
+KERNEL_S = 3600.0
 
 
 def task_facts(pid, deep):
@@ -19,8 +34,8 @@ def task_facts(pid, deep):
         status = read_word(folder + "/status", "", 65536)
         at = status.find("\nvoluntary_ctxt_switches:")
         switches = int(status[at:].split(None, 2)[1]) if at >= 0 else 0
-        tells = words[0] == "D" or name == str(pid)
-        wchan = _unless_zero(folder + "/wchan") if tells else None
+        is_shown = words[0] == "D" or name == str(pid)
+        wchan = _unless_zero(folder + "/wchan") if is_shown else None
         tasks[name] = [words[0], int(words[11]) + int(words[12]), switches, wchan, comm]
     if str(pid) not in tasks:
         return None
@@ -33,10 +48,7 @@ def task_facts(pid, deep):
 
 def read_tasks(pid):
     """{thread id: (name, words from the state on)}; {} when gone."""
-    try:
-        names = os.listdir("/proc/%d/task" % pid)
-    except OSError:
-        return {}
+    names = names_in("/proc/%d/task" % pid)
     found = {name: read_stat("%d/task/%s" % (pid, name)) for name in names}
     return {name: stat for name, stat in found.items() if stat is not None}
 
@@ -49,11 +61,7 @@ def stopped_tasks(pid):
 def open_files(pid, limit=8):
     """Open regular files of a process, without libraries, logs and devices; reads links only."""
     folder, found = "/proc/%d/fd" % pid, []  # type: str, list
-    try:
-        names = sorted(os.listdir(folder), key=int)
-    except OSError:
-        return found
-    for name in names:
+    for name in sorted(names_in(folder), key=int):
         try:
             raw = os.readlink(os.fsencode("%s/%s" % (folder, name)))
         except OSError:
@@ -82,3 +90,30 @@ def read_file(path, limit, at=0):
             return file.read(limit)
     finally:
         os.close(descriptor)
+
+
+def log_lines(pid):
+    """The last lines of a rank's log about a collective, worker or device; [] without a file."""
+    try:
+        path = os.readlink("/proc/%d/fd/2" % pid)
+        if not path.startswith("/") or path.startswith(("/dev/", "/proc/")):
+            return []
+        text = read_file(path, LOG_TAIL, -LOG_TAIL).decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line[:600] for line in text.splitlines() if TELLING.search(line)][-LOG_LINES:]
+
+
+def kernel_lines(uptime_s):
+    """(lines of the last hour about devices, memory or mounts, age of a log that is cut off)."""
+    answer = section("", ["dmesg"], 3.0, newest=True)
+    found, ages_s = [], []
+    for line in answer["out"].splitlines():
+        stamp = re.match(r"\[\s*(\d+\.\d+)\]", line)
+        if not stamp:
+            continue
+        ages_s.append(uptime_s - float(stamp.group(1)))
+        if ages_s[-1] < KERNEL_S and KERNEL.search(line):
+            found.append([round(ages_s[-1], 1), line[:400]])
+    is_cut = answer.get("truncated") and ages_s and ages_s[0] < KERNEL_S
+    return found[-20:], round(ages_s[0], 1) if is_cut else None

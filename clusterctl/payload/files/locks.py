@@ -10,10 +10,7 @@ from clusterctl.payload.files.private import open_own, own_folder
 
 
 def take_lock(path: str, text: str) -> tuple[int | None, str]:
-    """Lock a file and write `text` into it: (descriptor, ""). When held: (None, its holder's text).
-
-    The kernel releases it when the descriptor is closed. Raises as `open_own`.
-    """
+    """Lock a file and write `text` into it: (descriptor, ""), or (None, its holder's text)."""
     while True:
         lock = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -34,7 +31,7 @@ def take_lock(path: str, text: str) -> tuple[int | None, str]:
 
 
 def lock_path(kind: str, *words: str) -> str:
-    """Path of a lock in the own folder, without locks that nobody holds. Raises `NotPrivate`."""
+    """Path of a lock in the own folder; removes locks without a holder. Raises `NotPrivate`."""
     folder = own_folder()
     for name in os.listdir(folder):
         if name.startswith(kind + "-") and name.endswith(".lock"):

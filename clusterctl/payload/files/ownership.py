@@ -24,12 +24,10 @@ def foreign_hand(path: str) -> str:
 
 
 def changed_by_others(found: os.stat_result) -> str:
-    """Why another user than root could change a file with this status; "" when none could.
-
-    In a sticky folder such as /tmp others can add names, but not remove ours.
-    """
+    """Why another user than root could change a file with this status; "" when none could."""
     if found.st_uid not in (0, os.getuid()):
         return "belongs to user %d" % found.st_uid
+    # In a sticky folder such as /tmp others can add names, but not remove ours.
     is_sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
     if stat.S_ISLNK(found.st_mode) or is_sticky:
         return ""

@@ -71,11 +71,8 @@ def _check_owner(found: os.stat_result, uid: int) -> None:
 
 
 def open_own(path: str, flags: int, mode: int = 0o600, uid: int | None = None) -> int:
-    """Open a file of ours (or of user `uid`) without following a link or waiting for a pipe.
-
-    Returns a descriptor. Raises `NotPrivate` for anything else there, OSError as open() does.
-    """
-    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """Open a regular file of this user, or of `uid`. Raises `NotPrivate` and OSError."""
+    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would let us wait
     descriptor = os.open(path, flags | more, mode)
     try:
         found = os.fstat(descriptor)

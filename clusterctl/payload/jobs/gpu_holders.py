@@ -119,7 +119,7 @@ def _left_in_container(timeout_s):
     if rows is None:
         return [], why
     if not all(words[0].isdigit() for words in rows):
-        return [], "nvidia-smi does not tell the memory in use"
+        return [], "nvidia-smi does not report the memory in use"
     used = [int(words[0]) for words in rows]
     if max(used, default=0) <= FREE_MIB:
         return [], ""

@@ -176,7 +176,7 @@ def _orphans_of(shot, seeds):
 
 
 def signature(one):
-    """What tells the processes of one torch job from another's; None outside of one."""
+    """What the processes of one torch job have in common; None outside of one."""
     values = tuple(variable(one, name.decode()) for name in JOB_NAMES)
     if variable(one, "RANK") is None or values[1] is None:
         return None
@@ -190,10 +190,10 @@ def machine():
 
 
 def look_at_job(pick):
-    """(snapshot, pids, {rows, others, machine}) of a job, as the head gets it."""
+    """(snapshot, {rows, others, machine}) of a job, as the head gets it."""
     shot, pids, strangers = find_job(pick)
     rows, others = describe_job(shot, pids), describe_job(shot, strangers)
-    return shot, pids, {"rows": rows, "others": others, "machine": machine()}
+    return shot, {"rows": rows, "others": others, "machine": machine()}
 
 
 def describe_job(shot, pids):

@@ -1,6 +1,6 @@
 """The processes of a run on this node: finding, watching and ending them.
 
-A process belongs to a run when its environment says so (CLUSTERCTL_RUN, CLUSTERCTL_NODE: every
+A process belongs to a run when its environment has its tags (CLUSTERCTL_RUN, CLUSTERCTL_NODE: every
 child inherits them, through double forks and new sessions), or when it descends from the agent,
 which is the subreaper of all that it started. Never by a pattern over command lines.
 """
@@ -23,7 +23,7 @@ SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
 
 def process(pid):
-    """Facts of /proc/PID/stat; None when it is gone. `start` (ticks) tells it from a later one."""
+    """Facts of /proc/PID/stat; None when it is gone. `start` (ticks) differs for a later one."""
     found = read_stat(pid)
     if found is None:
         return None
@@ -55,7 +55,7 @@ def exit_code(wait_status):
     return -(wait_status & 0x7F) if wait_status & 0x7F else wait_status >> 8
 
 
-def say_exit(code):
+def exit_text(code):
     """An exit code for people."""
     if code is None:
         return "ended, exit status unknown"
@@ -114,7 +114,7 @@ def members(run, node=None, root=None, without=()):
     pids.difference_update(without)
     pids.discard(os.getpid())
     found = {pid: process(pid) for pid in pids}
-    # A zombie holds nothing but its number; nobody but its parent can end it.
+    # A zombie holds only its number, and only its parent can end it.
     return {pid: facts for pid, facts in found.items() if facts and facts.state not in "ZX"}
 
 

@@ -67,7 +67,7 @@ def _role(shot, pid, one, roles):
 
 
 def _number_loaders(shot, roles):
-    """Loaders in order of their start, as torch numbers them; ours say their number themselves."""
+    """Loaders in order of their start, as torch numbers them; ours have it in CLUSTERCTL_ROLE."""
     families = {}  # type: dict
     for pid, (role, index, _) in roles.items():
         if role == "loader" and index is None:

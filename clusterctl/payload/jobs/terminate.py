@@ -12,6 +12,7 @@ import signal
 import time
 
 from clusterctl.payload.jobs.processes import describe, is_frozen, process, start_of
+from clusterctl.payload.prelude import names_in
 
 PIDFD_OPEN, PIDFD_SEND_SIGNAL = 434, 424  # Linux 5.3 and 5.1; the same numbers on x86 and ARM
 LOOK_S = 0.1
@@ -57,19 +58,12 @@ class Victim:
         found = process(self.pid)
         if found is None or found.start != self.start or found.state == "X":
             return None
-        has_ended = found.state == "Z" and thread_count(self.pid) <= 1
+        has_ended = found.state == "Z" and len(names_in("/proc/%d/task" % self.pid)) <= 1
         return None if has_ended else found.state
 
 
-def thread_count(pid):
-    try:
-        return len(os.listdir("/proc/%d/task" % pid))
-    except OSError:
-        return 0
-
-
 class Ending:
-    """Ends the approved processes and what they start meanwhile.
+    """Ends the approved processes and what they start.
 
     `sweep()` gives {pid: start} of the job as it is now. Approved is what the head has shown to
     its user; a process beyond that is taken only as a descendant, or a member of a session or
@@ -115,7 +109,7 @@ class Ending:
                         forced += signal_number == signal.SIGKILL
                         victim.send(signal_number)
                         if victim.state() == "T":
-                            victim.send(signal.SIGCONT)  # a pending SIGTERM wakes nobody
+                            victim.send(signal.SIGCONT)  # a pending SIGTERM does not wake it
                         self.signalled[key] = signal_number
                 if time.monotonic() >= deadline:
                     break
@@ -176,6 +170,6 @@ def zombies(keys):
     for pid, start in keys:
         facts = process(pid)
         if facts is not None and facts.start == start and facts.state == "Z":
-            if thread_count(pid) <= 1:
+            if len(names_in("/proc/%d/task" % pid)) <= 1:
                 found.append({"pid": pid, "ppid": facts.ppid, "command": facts.command})
     return found

@@ -13,15 +13,12 @@ holding = []  # type: list[tuple[int, str]]  # descriptor and path of the job's 
 
 
 def same_job():
-    """Other runs of this job here, which would write the same files.
-
-    The lock is held until this agent ends and decides between two that start at the same time; the
-    tags find ranks whose agent is gone.
-    """
+    """Other runs of this job here, which would write the same files; locks the job."""
     holder = take_job(MASTER_PATIENCE_S if ARGS["first_rank"] == 0 else PATIENCE_S)
-    found = [holder] if holder else []
+    found = [holder] if holder else []  # of two that start at the same time
     for pid in all_pids():
         run, job, node, _ = tags(pid)
+        # A rank whose agent is gone.
         if job == ARGS["job"] and run != ARGS["run"] and node == ARGS["node"] and is_own(pid):
             found.append({"pid": pid, "run": run})
     return found

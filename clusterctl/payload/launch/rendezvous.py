@@ -62,7 +62,7 @@ def listen(port):
 
 
 def probe_port(address, port, word):
-    """Why the listener with that word cannot be reached at an address; None when it can."""
+    """Why the listener that sends `word` cannot be reached at an address; None when it can."""
     try:
         with socket.create_connection((address, port), PROBE_S) as peer:
             reply = peer.recv(200)

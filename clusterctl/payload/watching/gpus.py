@@ -1,7 +1,5 @@
 """The watcher's GPUs by NVML (pynvml is sent along), else nvidia-smi, in their own thread."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re
@@ -17,7 +15,6 @@ from clusterctl.payload.prelude import (
     forget_tool,
     read_text,
     start_tool,
-    tool_env,
     user_name,
 )
 
@@ -101,7 +98,7 @@ class Gpus:
         argv = ["nvidia-smi", "--query-gpu=" + SMI_QUERY, "--format=csv,noheader"]
         argv += ["-l", str(max(1, round(self._interval_s)))]
         try:
-            child = start_tool(argv, stderr=subprocess.STDOUT, env=tool_env(), cwd="/")
+            child = start_tool(argv, stderr=subprocess.STDOUT)
         except OSError as error:
             cards = nvidia_cards()
             if cards == 0 and isinstance(error, FileNotFoundError):

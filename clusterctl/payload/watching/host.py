@@ -1,7 +1,5 @@
 """What the watcher reads of the machine: processor, memory, links, disks."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -1,7 +1,5 @@
 """New Xid lines of the kernel's log: from /dev/kmsg, else from the journal."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -9,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from clusterctl.payload.prelude import forget_tool, start_tool, tool_env
+from clusterctl.payload.prelude import forget_tool, start_tool
 
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)[^)]*\): (\d{1,4})\b,?\s*(.*)")
 OFF_BUS = re.compile(r"NVRM: GPU ([0-9A-Fa-f:.]+): GPU has fallen off the bus")
@@ -69,9 +67,9 @@ class KernelLog:
     def _follow_journal(self, why):
         self.why = "%s; journalctl shows no line of the kernel's log" % why
         argv = "journalctl -k -b -q -f -n 2000 --no-pager -o short-monotonic".split()
-        options = {"stderr": subprocess.DEVNULL, "env": tool_env(), "cwd": "/"}
+        end_too = end_with_this_thread()
         try:
-            child = start_tool(argv, preexec_fn=end_with_this_thread(), **options)
+            child = start_tool(argv, stderr=subprocess.DEVNULL, preexec_fn=end_too)
         except OSError as error:
             self.why = "%s; journalctl: %s" % (why, error.strerror)
             self.first_answer.set()
@@ -111,7 +109,7 @@ class KernelLog:
 
 
 def end_with_this_thread():
-    """For a tool that would not notice that its reader is gone, since it has nothing to say."""
+    """For a tool that writes nothing, and so does not notice that its reader is gone."""
     import ctypes
 
     libc = ctypes.CDLL(None)

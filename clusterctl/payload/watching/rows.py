@@ -1,7 +1,5 @@
 """Columns of the rows of payload `watch`, for its readers: names in each line would double it."""
 
-from __future__ import annotations
-
 # What changes every second. trouble_bits: NVML's throttle reasons that mean trouble.
 GPU = "power_w util_percent used_mib temperature_c sm_mhz trouble_bits".split()
 CARD = "name limit_w total_mib pci_address ecc_errors nvlinks_up nvlinks".split()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from clusterctl.stacks.classes import Class
 from clusterctl.stacks.files import process_text
+from clusterctl.stacks.report import Class
 from dashboards.model.state import State
 from dashboards.operations.background import Job
 from dashboards.tui.screens.base import Commands, ListScreen, fit, start_job
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class StacksScreen(ListScreen):
-    """The fifth screen."""
-
     RUN_ABOVE = True
     TAB = "5"
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from clusterctl.stacks.classes import Class, classes, hidden_line, is_dull
-from clusterctl.stacks.report import header, permission_lines
+from clusterctl.stacks.report import Class, classes, header, hidden_line, is_dull, permission_lines
 from dashboards.model import units
 from dashboards.model.fleet import short_names
 from dashboards.model.state import State
@@ -35,7 +34,6 @@ class VerdictPanel(Panel):
     why_not = ""  # why there is nothing to look at
 
     def lines_wanted(self, width: int) -> int:
-        """Lines that all of it would take."""
         seen = self.diagnosis
         if seen is None or (self.job and not self.job.done):
             return 3

@@ -18,8 +18,7 @@ import pytest
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
 from clusterctl.payload import stacks
-from clusterctl.payload.dump.evidence import kernel_lines
-from clusterctl.payload.dump.proc_tasks import open_files, read_file
+from clusterctl.payload.dump.proc_tasks import kernel_lines, open_files, read_file
 from clusterctl.payload.jobs.heartbeats import heartbeat
 from clusterctl.payload.jobs.processes import rank_number
 from clusterctl.remote import payload as ship
