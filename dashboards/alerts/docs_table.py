@@ -10,6 +10,7 @@ from dashboards.alerts.engine import RULES
 from dashboards.model.alert_book import Rule
 from dashboards.model.units import span
 
+HEAD = "| id | why | limit | begins, ends after | what to type next |"
 SUBJECTS = {
     "run": "The run",
     "loss": "The run",
@@ -30,10 +31,7 @@ def render() -> str:
     lines: list[str] = []
     for title, rules in sections.items():
         lines += ["", f"### {title}", ""]
-        lines += [
-            "| id | why | limit | begins, ends after | what to type next |",
-            "|---|---|---|---|---|",
-        ]
+        lines += [HEAD, "|---|---|---|---|---|"]
         for rule in rules:
             id = f"`{rule.id}` {rule.severity.upper()}"
             times = ", ".join(span(s) if s else "at once" for s in (rule.after_s, rule.clear_s))
@@ -61,11 +59,9 @@ def show(output: Output) -> None:
             ],
         )
         return
-    output.table(
-        ["ALERT", "WORD", "BEGINS", "ENDS", "LIMIT"],
-        [[r.id, r.severity.upper(), span(r.after_s), span(r.clear_s), r.threshold] for r in RULES],
-        right=["BEGINS", "ENDS"],
-    )
+    times = [(span(rule.after_s), span(rule.clear_s)) for rule in RULES]
+    rows = [[r.id, r.severity.upper(), *t, r.threshold] for r, t in zip(RULES, times, strict=True)]
+    output.table(["ALERT", "WORD", "BEGINS", "ENDS", "LIMIT"], rows, right=["BEGINS", "ENDS"])
 
 
 def _limit(rule: Rule) -> str:

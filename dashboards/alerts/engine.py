@@ -14,17 +14,7 @@ from dashboards.alerts.grouping import folded, worst_first
 from dashboards.alerts.rules import gpus, nodes, run
 from dashboards.alerts.rules.base import RuleContext
 from dashboards.alerts.rules.memory import keep
-from dashboards.model.alert_book import (
-    SEVERITIES,
-    Alert,
-    AlertBook,
-    Breach,
-    Key,
-    Rule,
-    RuleMemory,
-    Track,
-    Unit,
-)
+from dashboards.model.alert_book import SEVERITIES, Alert, AlertBook, Breach, Key, Rule, Track, Unit
 from dashboards.model.state import STALE_INTERVALS, State
 
 RULES: tuple[Rule, ...] = (*run.RULES, *gpus.RULES, *nodes.RULES)
@@ -55,7 +45,7 @@ def after(book: AlertBook, state: State) -> AlertBook:
     now_s = state.now_s
     if book.now_s is not None and now_s < book.now_s:
         # A replay went back: what was seen is yet to come.
-        book = replace(book, active=(), history=(), tracks={}, memory=RuleMemory(), now_s=None)
+        book = AlertBook(mutes=book.mutes, limits=book.limits, rules=book.rules, hurry=book.hurry)
     # Between two ticks far apart nothing was read (this machine slept, a recording has a pause):
     # such a pause is time over no limit, and under none.
     longest_s = STALE_INTERVALS * state.interval_s
@@ -144,16 +134,10 @@ def _over(
     fired_s = track.fired_s
     if fired_s is None and over_s >= patience_s:
         fired_s = now_s
-    return Track(
-        breach,
-        # The worst severity stays until the end; else an alert at the border would come and go.
-        max(severity, track.severity, key=SEVERITIES.index),
-        first_s=track.first_s,
-        last_s=now_s,
-        over_s=over_s,
-        fired_s=fired_s,
-        acknowledged=track.acknowledged,
-    )
+    # The worst severity stays until the end; else an alert at the border would come and go.
+    worst, known = max(severity, track.severity, key=SEVERITIES.index), track.acknowledged
+    first_s = track.first_s
+    return Track(breach, worst, first_s, now_s, over_s, fired_s=fired_s, acknowledged=known)
 
 
 def _not_over(track: Track, rule: Rule, passed_s: float, known: bool) -> Track | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -61,15 +62,11 @@ def newest_run(outputs: Path) -> Path | None:
 
     The journal counts too: a run that has just been started has no telemetry yet.
     """
-    newest: tuple[float, Path] | None = None
-    for name in (FILE, JOURNAL):
-        for path in outputs.glob(f"*/{name}"):
-            try:
-                found = (path.stat().st_mtime, path.parent)
-            except OSError:
-                continue  # removed just now
-            newest = found if newest is None or found > newest else newest
-    return newest[1] if newest else None
+    found: list[tuple[float, Path]] = []
+    for path in (*outputs.glob(f"*/{FILE}"), *outputs.glob(f"*/{JOURNAL}")):
+        with contextlib.suppress(OSError):  # removed just now
+            found.append((path.stat().st_mtime, path.parent))
+    return max(found)[1] if found else None
 
 
 def opened(run_dir: Path, at_s: float) -> RunOpened:
@@ -222,13 +219,11 @@ def timed_records(run_dir: Path) -> list[tuple[float, Record, str]]:
                 found.append(([record for line in file if (record := read(line))], source))
     known = [record.time_s for records, _ in found for record in records if record.time_s > 0]
     begin_s = min(known, default=0.0)
-    timed = [
-        (at_s, record, source)
-        for records, source in found
-        for at_s, record in zip(_times(records, begin_s), records, strict=True)
-    ]
-    timed.sort(key=lambda item: item[0])
-    return timed
+    timed = []
+    for records, source in found:
+        times = _times(records, begin_s)
+        timed += [(at_s, one, source) for at_s, one in zip(times, records, strict=True)]
+    return sorted(timed, key=lambda item: item[0])
 
 
 def _times(records: Sequence[Record], begin_s: float) -> list[float]:

@@ -127,19 +127,18 @@ def cells(node: NodeState, metric: Metric, state: State) -> list[Cell]:
         return [Cell(None, None, UNKNOWN)] * node.gpus_seen
     stale = node.is_stale(state.now_s, state.interval_s)
     by_index = {gpu.index: gpu for gpu in node.sample.gpus}
-    result = []
-    for index in range(node.gpus_seen):
+
+    def cell(index: int) -> Cell:
         gpu = by_index.get(index)
         if gpu is None or gpu.error:
-            result.append(Cell(None, None, MISSING))
-            continue
+            return Cell(None, None, MISSING)
         value = metric.read(gpu)
         if value is None:
-            result.append(Cell(None, None, UNKNOWN))
-            continue
+            return Cell(None, None, UNKNOWN)
         mark = STALE if stale else ALARM if (node.name, index) in state.odd else ""
-        result.append(Cell(value, level(value, metric, gpu), mark))
-    return result
+        return Cell(value, level(value, metric, gpu), mark)
+
+    return list(map(cell, range(node.gpus_seen)))
 
 
 def node_mark(node: NodeState, state: State) -> tuple[str, str]:
@@ -193,8 +192,7 @@ def past(node: NodeState, column: int, rows: int, state: State) -> list[float]:
     """The newest `rows` of one column up to now, oldest first; NaN where and since nothing came."""
     silent = min(rows, silent_rows(node, state))
     known = node.history.column(column, rows - silent) if rows > silent else []
-    missing_rows = rows - silent - len(known)
-    return [math.nan] * missing_rows + known + [math.nan] * silent
+    return [math.nan] * (rows - silent - len(known)) + known + [math.nan] * silent
 
 
 def silent_rows(node: NodeState, state: State) -> int:
@@ -365,11 +363,10 @@ class Summary:
 
 def summarise(state: State) -> Summary:
     marks: Counter[str] = Counter()
-    gpus = seen = 0
+    gpus = 0
     for node in state.nodes.values():
         mark = node_mark(node, state)[0]
         marks[mark] += 1
-        seen += node.gpus_seen
         if node.sample is not None and node.down is None:
             # A node that has another mark, or none, has all of them.
             gpus += node.gpus_seen - (len(missing(node)) if mark in (MISSING, STALE) else 0)
@@ -379,6 +376,6 @@ def summarise(state: State) -> Summary:
         answering=len(fresh(state.nodes.values(), state)),
         marks=marks,
         gpus=gpus,
-        gpus_seen=seen,
+        gpus_seen=sum(node.gpus_seen for node in state.nodes.values()),
         odd=len(state.odd),
     )

@@ -176,7 +176,9 @@ class Restored:
     state: Any
 
 
-Sample = NodeSample | NodeDown | RunOpened | StepSample | EventSample | Tick | Restored
+NodeReport = NodeSample | NodeDown
+RunReport = RunOpened | StepSample | EventSample
+Sample = NodeReport | RunReport | Tick | Restored
 
 
 Clock = Callable[[], float]

@@ -17,19 +17,10 @@ def _if_known(text: Callable[[float], str]) -> Callable[[float | None], str]:
     return shown
 
 
-@_if_known
-def degrees(celsius: float) -> str:
-    return f"{celsius:.0f} °C"
-
-
-@_if_known
-def mhz(value: float) -> str:
-    return f"{value:,.0f} MHz"
-
-
-@_if_known
-def two_digits(value: float) -> str:
-    return f"{value:.2f}"
+degrees = _if_known("{:.0f} °C".format)
+mhz = _if_known("{:,.0f} MHz".format)
+two_digits = _if_known("{:.2f}".format)
+percent = _if_known("{:.0%}".format)
 
 
 @_if_known
@@ -70,11 +61,6 @@ def rate(bytes_s: float) -> str:
         if bytes_s < limit:
             return f"{_three(bytes_s / divisor)} {unit}"
     return f"{_three(bytes_s / 1e9)} GB/s"
-
-
-@_if_known
-def percent(part: float) -> str:
-    return f"{100 * part:.0f}%"
 
 
 def number(value: float | None, digits: int = 3) -> str:

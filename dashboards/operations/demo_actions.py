@@ -36,43 +36,39 @@ KERNEL_LOG = """\
 """
 
 
-_LOOP = (
-    Frame("train_step", "trainer/loop.py", 204),
-    Frame("run", "trainer/loop.py", 131),
-    Frame("main", "trainer/train.py", 96),
-)
-_ALL_REDUCE = Stack(
-    (
-        Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2810),
-        Frame("mean_over_ranks", "trainer/engine/native.py", 188),
-        *_LOOP,
-    )
-)
-_WAIT_DATA = Stack(
-    (
-        Frame("select", "selectors.py", 415, True),
-        Frame("_try_get_data", "torch/utils/data/dataloader.py", 1251),
-        Frame("_next_data", "torch/utils/data/dataloader.py", 1414),
-        Frame("batches", "trainer/loop.py", 178),
-        *_LOOP[1:],
-    )
-)
-_IDLE = Stack(
-    (
-        Frame("poll", "multiprocessing/connection.py", 257, True),
-        Frame("get", "multiprocessing/queues.py", 113, True),
-        Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 275),
-    )
-)
-_DECODE = Stack(
-    (
-        Frame("read", "av/container/input.pyx", 173),
-        Frame("decode_clip", "trainer/data/video/clip.py", 88),
-        Frame("__getitem__", "trainer/data/loader/dataset.py", 141),
-        Frame("fetch", "torch/utils/data/_utils/fetch.py", 52),
-        Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 349),
-    )
-)
+def _stack(text: str) -> Stack:
+    """A line is `function file line`, then `standard` for Python's own library."""
+    rows = [line.split() for line in text.strip().splitlines()]
+    return Stack(tuple(Frame(row[0], row[1], int(row[2]), "standard" in row) for row in rows))
+
+
+_ALL_REDUCE = _stack("""
+all_reduce torch/distributed/distributed_c10d.py 2810
+mean_over_ranks trainer/engine/native.py 188
+train_step trainer/loop.py 204
+run trainer/loop.py 131
+main trainer/train.py 96
+""")
+_WAIT_DATA = _stack("""
+select selectors.py 415 standard
+_try_get_data torch/utils/data/dataloader.py 1251
+_next_data torch/utils/data/dataloader.py 1414
+batches trainer/loop.py 178
+run trainer/loop.py 131
+main trainer/train.py 96
+""")
+_IDLE = _stack("""
+poll multiprocessing/connection.py 257 standard
+get multiprocessing/queues.py 113 standard
+_worker_loop torch/utils/data/_utils/worker.py 275
+""")
+_DECODE = _stack("""
+read av/container/input.pyx 173
+decode_clip trainer/data/video/clip.py 88
+__getitem__ trainer/data/loader/dataset.py 141
+fetch torch/utils/data/_utils/fetch.py 52
+_worker_loop torch/utils/data/_utils/worker.py 349
+""")
 
 
 class DemoActions(Actions):

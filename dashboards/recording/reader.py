@@ -21,15 +21,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from dashboards.model.history_columns import FLEET_COLUMNS, LAYOUT, NODE_COLUMNS
 from dashboards.model.ring_buffer import Ring
-from dashboards.model.samples import (
-    EventSample,
-    NodeDown,
-    NodeSample,
-    RunOpened,
-    Sample,
-    StepSample,
-    Tick,
-)
+from dashboards.model.samples import NodeReport, NodeSample, RunReport, Sample, Tick
 from dashboards.model.state import HISTORY_S, NodeState, RunState, State
 from dashboards.recording import codec, fields, file_format
 from dashboards.reduce import fold
@@ -299,7 +291,7 @@ class Recorded:
                     sample = codec.decode_like(new, before, plain)
                 else:
                     sample = codec.decode(plain, place.fields)
-            if not isinstance(sample, NodeSample | NodeDown) or sample.node != name:
+            if not isinstance(sample, NodeReport) or sample.node != name:
                 raise ValueError("no reading of that node")
             if isinstance(sample, NodeSample):
                 place.known[name] = (sample, plain)
@@ -339,7 +331,7 @@ def _part(kind: type[Any], name: str, value: Any) -> Any:
 
 
 def _of_run(value: Any) -> Sample:
-    if isinstance(value, RunOpened | StepSample | EventSample):
+    if isinstance(value, RunReport):
         return value
     raise ValueError("nothing that a run reports")
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from dashboards.model.history_columns import LAYOUT
-from dashboards.model.ring_buffer import Ring
 from dashboards.model.samples import Feed, NodeDown, NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording import codec
@@ -186,9 +185,7 @@ class Writer:
     def _history(self, state: State, *, whole: bool) -> bytes:
         """Rows of every ring since the last key: a line that says how many, then the rows."""
         whole = whole or not self._rows
-        rings: dict[str, tuple[Ring, float | None]] = {
-            name: (node.history, node.history_s) for name, node in state.nodes.items()
-        }
+        rings = {name: (node.history, node.history_s) for name, node in state.nodes.items()}
         rings[""] = (state.fleet, state.fleet_s)
         rows: dict[str, list[int]] = {}
         packed = []

@@ -9,16 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 
-from dashboards.model.samples import (
-    Disk,
-    EventSample,
-    Gpu,
-    Link,
-    NodeSample,
-    Process,
-    RunOpened,
-    Sample,
-)
+from dashboards.model.samples import Disk, EventSample, Gpu, Link, NodeSample, Process, RunOpened
 from trainer.runlog.telemetry import Event, StepRecord
 
 NODES, GPUS = 24, 8
@@ -40,7 +31,7 @@ def names(nodes: int = NODES) -> tuple[str, ...]:
     return tuple(f"{PREFIX}{number:03d}" for number in range(1, nodes + 1))
 
 
-def opening(nodes: tuple[str, ...], gpus: int, at_s: float) -> Iterator[Sample]:
+def opening(nodes: tuple[str, ...], gpus: int, at_s: float) -> Iterator[RunOpened | EventSample]:
     """The first samples of a run."""
     yield RunOpened(f"outputs/{RUN}", RUN, at_s, nodes, (gpus,) * len(nodes))
     text = f"{len(nodes) * gpus} ranks on {len(nodes)} nodes"

@@ -232,17 +232,11 @@ class Lines:
 
 def as_json(alert: Alert) -> dict[str, Any]:
     """Keys are API: only ever added. Times are unix seconds of the head's clock."""
+    same = ("id", "severity", "subject", "text", "first_s", "last_s", "cleared_s", "could_not_ask")
     return {
-        "id": alert.id,
-        "severity": alert.severity,
-        "subject": alert.subject,
+        **{name: getattr(alert, name) for name in same},
         "nodes": list(alert.nodes),
-        "text": alert.text,
         "try": alert.command,
-        "first_s": alert.first_s,
-        "last_s": alert.last_s,
         "over_s": alert.over_s if alert.over_s is None or math.isfinite(alert.over_s) else None,
-        "cleared_s": alert.cleared_s,
         "units": [{"node": node, "part": part} for node, part in alert.units],
-        "could_not_ask": alert.could_not_ask,
     }
