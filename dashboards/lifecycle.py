@@ -7,6 +7,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from clusterctl.signal_handlers import handled_by
+
 INTERRUPTED = 130
 
 
@@ -38,10 +40,5 @@ def ended_by_signals() -> Iterator[Ending]:
             raise KeyboardInterrupt
         ending.signal = number
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
+    with handled_by(end):
         yield ending
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

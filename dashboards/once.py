@@ -15,11 +15,10 @@ from clusterctl.output import Cell, Output
 from clusterctl.printable import printable
 from dashboards.feeds.replay import Player
 from dashboards.model import fleet, units
-from dashboards.model.run_progress import Figures, figures, one_line
+from dashboards.model.run_progress import figures, one_line
 from dashboards.model.samples import Feed, Tick
 from dashboards.model.state import NodeState, RunState, State, initial_state
 from dashboards.reduce import fold
-from trainer.runlog.telemetry import StepRecord
 
 STATES = {
     "": "ok",
@@ -112,31 +111,27 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
     output.line("")
     output.line(printable(f"run {run.name}: {now.status}"), style)
     if run.last is not None:
-        _write_figures(run.last, now, state.now_s - (run.last_s or state.now_s), output)
+        last, age_s = run.last, state.now_s - (run.last_s or state.now_s)
+        eta = f", ETA {units.span(now.eta_s)}" if now.eta_s is not None else ""
+        output.line(f"  step {now.step:,}/{now.steps_total:,}, {units.age(age_s)} ago{eta}")
+        output.line(
+            f"  loss {units.number(now.smooth_loss)} smoothed, {units.number(last.loss)} last, "
+            f"grad norm {units.number(last.grad_norm)}, lr {units.number(last.lr, 2)}"
+        )
+        output.line(
+            f"  {units.seconds(now.step_s)} a step (p99 {units.seconds(now.p99_s)}), "
+            f"{units.number(now.clips_per_s)} clips/s, ranks idle {units.percent(now.idle_share)}"
+        )
+        if now.phases:
+            parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in now.phases)
+            output.line(printable(f"  {parts}"))
     for sample in run.events[-5:]:
         event = sample.event
         at = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else "-"
         output.line(printable(f"  {at}  {event.name}  {one_line(event)}").rstrip())
 
 
-def _write_figures(last: StepRecord, now: Figures, age_s: float, output: Output) -> None:
-    eta = f", ETA {units.span(now.eta_s)}" if now.eta_s is not None else ""
-    output.line(f"  step {now.step:,}/{now.steps_total:,}, {units.age(age_s)} ago{eta}")
-    output.line(
-        f"  loss {units.number(now.smooth_loss)} smoothed, {units.number(last.loss)} last, "
-        f"grad norm {units.number(last.grad_norm)}, lr {units.number(last.lr, 2)}"
-    )
-    output.line(
-        f"  {units.seconds(now.step_s)} a step (p99 {units.seconds(now.p99_s)}), "
-        f"{units.number(now.clips_per_s)} clips/s, ranks idle {units.percent(now.idle_share)}"
-    )
-    if now.phases:
-        parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in now.phases)
-        output.line(printable(f"  {parts}"))
-
-
 def verdict(state: State) -> str:
-    """One line that says it all."""
     parts = []
     if state.watches:
         summary = fleet.summarise(state)

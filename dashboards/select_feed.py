@@ -45,32 +45,25 @@ def live_feed(
     clock = steady_clock()
     if demo:
         return DemoFeed(clock=clock)
-    feeds: list[Feed] = []
-    run = RunDirFeed(
-        OUTPUTS if run_dir is None else run_of(run_dir),
+    place, newest_below = (OUTPUTS, True) if run_dir is None else (run_of(run_dir), False)
+    run = RunDirFeed(place, clock=clock, interval_s=interval_s, newest_below=newest_below)
+    has_run = run_dir is not None or newest_run(OUTPUTS) is not None
+    if has_run and not (settings.hostfile.exists() or settings.only or settings.without):
+        output.note(f"no hostfile {settings.hostfile}: only the run is watched")
+        return Together([run])
+    # Only here: paramiko takes a quarter of a second to import.
+    from dashboards.feeds.ssh import SshFeed
+
+    nodes = SshFeed(
+        settings.nodes(),
+        settings.transport(),
+        limits=settings.limits,
         clock=clock,
         interval_s=interval_s,
-        newest_below=run_dir is None,
+        width=settings.width,
+        source=str(settings.hostfile),
     )
-    has_run = run_dir is not None or newest_run(OUTPUTS) is not None
-    if settings.hostfile.exists() or not has_run or settings.only or settings.without:
-        # Only here: paramiko takes a quarter of a second to import.
-        from dashboards.feeds.ssh import SshFeed
-
-        feeds.append(
-            SshFeed(
-                settings.nodes(),
-                settings.transport(),
-                limits=settings.limits,
-                clock=clock,
-                interval_s=interval_s,
-                width=settings.width,
-                source=str(settings.hostfile),
-            )
-        )
-    else:
-        output.note(f"no hostfile {settings.hostfile}: only the run is watched")
-    return Together([*feeds, run])
+    return Together([nodes, run])
 
 
 def run_of(path: Path) -> Path:
@@ -173,8 +166,8 @@ def _rounds_of_recording(recorded: Recorded) -> Batches:
 def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
     """A round each interval from the first record to the last.
 
-    Where nothing was written for long the rounds lie further apart, a five-hundredth of that time:
-    a week takes 4,000 rounds and not 600,000, and what an alert says of it is right to 0.2 %.
+    Where nothing was written for long the rounds are further apart, a 500th of that time: a week
+    takes 4,000 rounds and not 600,000, and the durations in alerts are right to 0.2 %.
     """
     try:
         timed = timed_records(run_dir)

@@ -1,6 +1,6 @@
 """Serve metrics of nodes, run and alerts to Prometheus.
 
-On this machine only unless told otherwise; the board for Grafana and the rules come along.
+On this machine only by default; with the board for Grafana and the rules.
 """
 
 from __future__ import annotations
@@ -11,42 +11,33 @@ import click
 
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
-from clusterctl.settings import Settings, cluster_options, output_options, source_options
+from clusterctl.settings import Settings, cluster_command, option, source_options
+
+PRINTED = "The Grafana board or Prometheus' alerting rules on stdout; exports nothing."
 
 
-@click.command(
+@cluster_command(
     "export",
-    epilog="""\b
-Examples:
+    option(
+        "--listen",
+        "Where Prometheus finds the metrics. Port 0: any free one.",
+        default="127.0.0.1:9839",
+        metavar="ADDRESS:PORT",
+    ),
+    option(
+        "--once",
+        "Write them once, whole or not at all, for node_exporter's textfile collector;"
+        " - is stdout.",
+        metavar="FILE",
+    ),
+    option("--print", "printed", PRINTED, type=click.Choice(["board", "rules"])),
+    source_options,
+    examples="""
   clusterctl export nodes.txt --listen 127.0.0.1:9839
   clusterctl export nodes.txt --once /var/lib/prometheus/node-exporter/clusterctl.prom""",
 )
-@click.option(
-    "--listen",
-    default="127.0.0.1:9839",
-    show_default=True,
-    metavar="ADDRESS:PORT",
-    help="Where Prometheus finds the metrics. Port 0: any free one.",
-)
-@click.option(
-    "--once",
-    metavar="FILE",
-    help="Write them once, whole or not at all, for node_exporter's textfile collector;"
-    " - is stdout.",
-)
-@click.option(
-    "--print",
-    "printed",
-    type=click.Choice(["board", "rules"]),
-    help="The Grafana board or Prometheus' alerting rules on stdout; exports nothing.",
-)
-@source_options
-@cluster_options
-@output_options
 def command(settings: Settings, output: Output, printed: str | None, **options: Any) -> int:
-    """Serve metrics of nodes, run and alerts to Prometheus.
-
-    What is not known has no sample; it is never 0. Exit code 130 after Ctrl-C, 0 after SIGTERM;
+    """What is not known has no sample; it is never 0. Exit code 130 after Ctrl-C, 0 after SIGTERM;
     with --once 3 when a node gave no readings (the file is written). docs/guide/alerts.md shows the
     set-up.
     """

@@ -11,6 +11,16 @@ FILE = "clusterctl.json"
 WIDE, HIGH, ACROSS = 8, 7, 3  # in Grafana's units, of which 24 lie side by side
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 
+ALERTS = {
+    "name": "Alerts",
+    "datasource": SOURCE,
+    "enable": True,
+    "iconColor": "red",
+    "expr": f'sum by (id, node) ({PREFIX}alert_active{{severity="fail"}}) > 0',
+    "titleFormat": "{{id}}",
+    "textFormat": "{{node}}",
+}
+
 
 def board() -> dict[str, Any]:
     """The board as Grafana imports it; asks for a data source, a job of nodes and a run."""
@@ -34,7 +44,7 @@ def board() -> dict[str, Any]:
                 _variable("run", f"label_values({PREFIX}run_step, run)"),
             ]
         },
-        "annotations": {"list": [_alerts()]},
+        "annotations": {"list": [ALERTS]},
         "panels": list(_panels()),
     }
 
@@ -52,18 +62,6 @@ def _variable(name: str, query: str) -> dict[str, Any]:
         "allValue": ".*",
         "current": {"text": "All", "value": "$__all"},
         "sort": 3,
-    }
-
-
-def _alerts() -> dict[str, Any]:
-    return {
-        "name": "Alerts",
-        "datasource": SOURCE,
-        "enable": True,
-        "iconColor": "red",
-        "expr": f'sum by (id, node) ({PREFIX}alert_active{{severity="fail"}}) > 0',
-        "titleFormat": "{{id}}",
-        "textFormat": "{{node}}",
     }
 
 

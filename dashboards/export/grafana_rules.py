@@ -1,7 +1,7 @@
 """Prometheus' alerting rules: `python -m dashboards.export.grafana_rules` prints them.
 
-How long something must last is done by the exporter, the same as on the screens; Prometheus adds
-what needs a longer memory, and whether the exporter itself is there.
+The exporter decides how long something must last, as the screens do; Prometheus adds what needs a
+longer history, and whether the exporter runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""All metrics: what the exporter serves, what the Grafana board draws, what rules may use.
+"""All metrics of the exporter, the Grafana board and the rules, in Prometheus' base units.
 
-Base units as Prometheus wants them. What is not known has no sample: a missing value is never 0,
-and a silent node's last reading is not repeated.
+What is not known has no sample: it is never 0, nor the last reading of a silent node.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ def _run(read: Callable[[RunState, Figures, State], float | None]) -> Callable[[
 
 
 def _of_last(name: str) -> Callable[[State], Rows]:
-    """A figure of the last step."""
     return _run(lambda run, now, state: getattr(run.last, name, None))
 
 
@@ -179,14 +177,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("node_uptime_seconds", "Since boot", "s", N, _nodes(lambda n: n.up_s)),
     Metric("node_reading_age_seconds", "Since the node's last reading", "s", N, _ages, row=NODES, panel="Age of readings", legend="{{node}}"),
 )  # fmt: skip
-BY_NAME = {metric.full_name: metric for metric in METRICS}
 
 
 def values(metric: Metric, state: State) -> Iterator[tuple[tuple[str, ...], float]]:
     """Samples of a metric; what is not known is left out. NaN is a value: a loss may be that.
 
-    Labels are printable, and none stands there twice: Prometheus refuses the whole page for one. Of
-    two parts of a node that have one name the first counts.
+    Labels are printable and unique (the first counts): Prometheus else refuses the whole page.
     """
     seen: set[tuple[str, ...]] = set()
     for words, value in metric.read(state):

@@ -21,7 +21,6 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from clusterctl.printable import printable
-from dashboards.alerts import engine as alerts
 from dashboards.feeds.replay import Player
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.samples import Feed, Sample, Tick
@@ -36,7 +35,7 @@ from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
 from dashboards.tui.widgets import palette
-from dashboards.tui.widgets.replay_bar import ReplayBar
+from dashboards.tui.widgets.bars import ReplayBar
 
 SCRUB = 0.02  # of the whole recording
 MANY_NODES = 200  # above, a round is done in parts
@@ -201,15 +200,8 @@ class TopApp(App[None]):
         self.selected = (name, gpu)
         self.switch_mode("node")
 
-    # Alerts are noted in the state, which only the app changes.
-
-    def acknowledge(self, key: tuple[str, str], yes: bool) -> None:
-        self._with_alerts(alerts.acknowledge(self.state.alerts, key, yes))
-
-    def mute(self, key: tuple[str, str], until_s: float | None) -> None:
-        self._with_alerts(alerts.mute(self.state.alerts, key, until_s))
-
-    def _with_alerts(self, book: AlertBook) -> None:
+    def set_alerts(self, book: AlertBook) -> None:
+        """The state with alerts that the user acknowledged or muted."""
         self.state = replace(self.state, alerts=book)
         self.show()
 
@@ -311,7 +303,6 @@ class TopApp(App[None]):
 
 
 def run(app: TopApp) -> None:
-    """Show the screens until the user leaves."""
     if os.environ.get("TEXTUAL_DRIVER"):
         threading.Thread(target=_end_with_server, args=(app, os.getppid()), daemon=True).start()
     app.run()

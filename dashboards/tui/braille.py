@@ -56,21 +56,16 @@ def nice_scale(values: Sequence[float], *, from_zero: bool = False) -> Scale:
     part = (high - low) / 8
     if not 1e-300 < part < 1e300:
         return Scale(low, high)
-    step = _round_step(part)
+    size = 10.0 ** math.floor(math.log10(part))
+    step = next((m * size for m in (1.0, 2.0, 2.5, 5.0) if part <= m * size), 10.0 * size)
     # The hair keeps an end that is round already: 0.3 / 0.1 is 2.9999999999999996.
     return Scale(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step)
 
 
-def _round_step(value: float) -> float:
-    size = 10.0 ** math.floor(math.log10(value))
-    return next((m * size for m in (1.0, 2.0, 2.5, 5.0) if value <= m * size), 10.0 * size)
-
-
 def binned(values: Sequence[float], columns: int, per_bin: int, offset: int = 0) -> list[float]:
-    """The newest `columns` means of `per_bin` values each, unknown ones left out.
+    """The newest `columns` means of `per_bin` values without unknown ones; NaN fills the left.
 
-    `offset` values belong to the newest bin, so that bins keep their borders from tick to tick and
-    the curve does not shimmer. Missing columns on the left are NaN.
+    `offset` values belong to the newest bin: bins keep their borders from tick to tick.
     """
     result: list[float] = []
     end = len(values)
@@ -87,8 +82,7 @@ def binned(values: Sequence[float], columns: int, per_bin: int, offset: int = 0)
 def area(values: Sequence[float], width: int, height: int, scale: Scale) -> list[Row]:
     """Bars of two dot columns a cell from the bottom; layer = row counted from the bottom.
 
-    `values` has one value a dot column (2 x width), NaN leaves a gap. A known value has at least
-    one dot: it differs from a gap.
+    `values` has one a dot column (2 x width); NaN leaves a gap, a known value has a dot at least.
     """
     heights = _heights(values[: 2 * width], 4 * height - 1, scale)
     heights += [0] * (2 * width - len(heights))
@@ -176,8 +170,7 @@ def resampled(
 ) -> list[float]:
     """Mean y of the points of each of `columns` equal parts of low..high.
 
-    Parts without a point between two that have one are filled in straight, so that a short run's
-    curve is a curve and no row of dots.
+    Parts without a point between two that have one are interpolated: a short run gives a curve.
     """
     sums, counts = [0.0] * columns, [0] * columns
     span = (high - low) or 1.0

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import click
 
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
-from clusterctl.remote.fanout import WIDTH
 from clusterctl.settings import Settings
-from clusterctl.transport.base import Limits
 from dashboards import once as look
 from dashboards.feeds.base import steady_clock
 from dashboards.model.samples import Feed
 from dashboards.select_feed import live_feed, patience_s, run_of
-
-if TYPE_CHECKING:
-    from dashboards.operations.actions import Actions
 
 
 def top(
@@ -57,22 +53,19 @@ def top(
 
             feed = Recording(feed, record, interval_s=interval)
     else:
-        feed = _open_replay(replay, speed)
+        from dashboards.feeds.replay import open_replay
+
+        place = replay if replay.is_file() else run_of(replay)
+        try:
+            feed = open_replay(place, clock=steady_clock(), speed=speed)
+        except OSError as error:
+            raise UsageError(f"{replay} cannot be read: {error}") from None
     if web:
         feed.close()  # every page has its own
-        chosen = {
-            "run": run_dir,
-            "replay": replay,
-            "speed": speed,
-            "demo": demo,
-            "interval": interval,
-            "theme": theme,
-            "readonly": readonly is not False,
-            "no-readonly": readonly is False,
-        }
-        from dashboards.web.app import as_arguments, serve
+        from dashboards.web.app import page_arguments, serve
 
-        arguments = as_arguments({**cluster_options(settings), **chosen})
+        arguments = page_arguments(click.get_current_context())
+        arguments += ["--readonly"] if readonly is None else []
         return serve(arguments, host=host, port=port, say=output.note)
     if once or output.json or not _has_terminal():
         return _look(feed, settings, output, interval)
@@ -80,10 +73,17 @@ def top(
     for name in () if in_browser() else ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
     # Only here: one look as text must not load textual.
+    from dashboards.operations.actions import Actions, ClusterActions
     from dashboards.tui.app import TopApp, run
 
     first = "cluster" if feed.nodes else "run"
-    actions = _actions(settings, feed, demo=demo, is_replay=replay is not None)
+    actions: Actions = Actions()
+    if demo:
+        from dashboards.operations.demo_actions import DemoActions
+
+        actions = DemoActions(feed.nodes)
+    elif replay is None and settings.hostfile.exists():
+        actions = ClusterActions(settings)
     if readonly is None:
         readonly = replay is not None or in_browser()
     app = TopApp(
@@ -93,55 +93,15 @@ def top(
     return 0
 
 
-def cluster_options(settings: Settings) -> dict[str, object]:
-    """The options that make these settings again; only those that differ from the usual ones."""
-    usual = Limits()
-    limits = settings.limits
-    return {
-        "hostfile": settings.hostfile if settings.hostfile.exists() else None,
-        "only": settings.only,
-        "without": settings.without,
-        "fanout": settings.width if settings.width != WIDTH else None,
-        "connect-timeout": limits.tcp_s if limits.tcp_s != usual.tcp_s else None,
-        "command-timeout": limits.command_s if limits.command_s != usual.command_s else None,
-        "deadline": limits.run_s,
-        "accept-new": settings.accept_new,
-    }
-
-
 def in_browser() -> bool:
     """Whether textual-serve started this process for a page."""
     return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
-
-
-def _actions(settings: Settings, feed: Feed, *, demo: bool, is_replay: bool) -> Actions | None:
-    """Who carries out what the screens offer; None where there are no nodes."""
-    from dashboards.operations.actions import Actions, ClusterActions
-
-    if demo:
-        from dashboards.operations.demo_actions import DemoActions
-
-        return DemoActions(feed.nodes)
-    if is_replay or not settings.hostfile.exists():
-        return Actions()
-    return ClusterActions(settings)
 
 
 def _has_terminal() -> bool:
     if in_browser():
         return True
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def _open_replay(path: Path, speed: float | None) -> Feed:
-    """A recording, or a run directory. Raises `UsageError`."""
-    from dashboards.feeds.replay import open_replay
-
-    place = path if path.is_file() else run_of(path)
-    try:
-        return open_replay(place, clock=steady_clock(), speed=speed)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
 
 
 def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> int:

@@ -13,7 +13,9 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+
+import click
+from click.core import ParameterSource
 
 from clusterctl.errors import UsageError
 from dashboards.web.allowed_hosts import is_loopback, our_names
@@ -75,13 +77,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def as_arguments(options: dict[str, Any]) -> list[str]:
-    """Options of `clusterctl top` as words; None, False and () are left out."""
+def page_arguments(context: click.Context) -> list[str]:
+    """The options of `clusterctl top` as they were typed, without those of the server."""
     words: list[str] = []
-    for name, value in options.items():
-        if value is None or value is False or value == ():
+    for param in context.command.params:
+        name, value = param.name or "", context.params.get(param.name or "")
+        source = context.get_parameter_source(name)
+        if source is not ParameterSource.COMMANDLINE or name in ("web", "host", "port"):
             continue
-        words.append(f"--{name}")
-        if value is not True:
-            words.append(str(value))
+        if isinstance(value, bool):
+            words.append(param.opts[0] if value else param.secondary_opts[0])
+        elif isinstance(param, click.Option) and param.count:
+            words += [param.opts[0]] * context.params[name]
+        else:
+            words += ["--hostfile" if name == "hostfile" else param.opts[0], str(value)]
     return words

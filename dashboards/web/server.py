@@ -36,7 +36,7 @@ class Server(TextualServer):
         """Our routes instead of theirs: no listing of files, no page that loads from elsewhere."""
 
         @web.middleware
-        async def door(request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def check_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
             if is_foreign(request.host, request.headers.get("Origin"), self._names):
                 raise web.HTTPForbidden(text=FOREIGN)
             answer = await handler(request)
@@ -44,7 +44,7 @@ class Server(TextualServer):
                 answer.headers["Referrer-Policy"] = "no-referrer"
             return answer
 
-        app = web.Application(middlewares=[door])
+        app = web.Application(middlewares=[check_origin])
         # Files of the package are no secret, and a download has a random word of its own.
         app.add_routes(
             [
@@ -57,23 +57,22 @@ class Server(TextualServer):
         )
         return app
 
-    def _check_word(self, request: web.Request) -> None:
+    def _check(self, request: web.Request) -> None:
+        """Whether one more page may be opened, by one who knows the word."""
         word = request.match_info.get("word", "")
         if not hmac.compare_digest(word.encode("utf-8", "replace"), self._word.encode()):
             raise web.HTTPForbidden(text=NO_WORD)
-
-    async def _index(self, request: web.Request) -> web.Response:
-        self._check_word(request)
         if self._pages >= MOST_PAGES:
             text = f"{self._pages} pages are open, each watches every node: close one\n"
             raise web.HTTPServiceUnavailable(text=text)
+
+    async def _index(self, request: web.Request) -> web.Response:
+        self._check(request)
         text = page(TITLE, request.host, self._word, request.query.get("fontsize", ""))
         return web.Response(text=text, content_type="text/html")
 
     async def _socket(self, request: web.Request) -> Any:
-        self._check_word(request)
-        if self._pages >= MOST_PAGES:
-            raise web.HTTPServiceUnavailable
+        self._check(request)
         self._pages += 1
         try:
             return await self.handle_websocket(request)

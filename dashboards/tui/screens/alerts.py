@@ -12,12 +12,13 @@ from textual.binding import BindingType
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
+from dashboards.alerts import engine
 from dashboards.model import units
 from dashboards.model.alert_book import Alert
 from dashboards.model.fleet import short_names
 from dashboards.model.state import State
 from dashboards.tui.screens.base import BACK, Commands, ListScreen
-from dashboards.tui.widgets.attention import WORDS, is_muted, severity_style
+from dashboards.tui.widgets.attention import is_muted, severity_style
 from dashboards.tui.widgets.listing import Listing
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, clock, words
@@ -77,7 +78,7 @@ class AlertList(Listing[Alert]):
             (f"{mark} ", style),
             (f"{clock(alert.first_s):<10}{last}", colors.label),
             (f"{units.age(max(0.0, until - alert.first_s)):<8}", colors.label),
-            (f"{'over' if over else WORDS[alert.severity]:<6}", style),
+            (f"{'over' if over else alert.severity.upper():<6}", style),
             (f"{alert.id:<15} ", style),
             (f"{where:<{wide}}", text),
             (self._short(alert.text), text),
@@ -95,12 +96,8 @@ def _same(alert: Alert) -> tuple[object, ...]:
 class AlertDetail(Panel):
     """Everything about the alert under the cursor."""
 
-    def __init__(self, listing: AlertList) -> None:
-        super().__init__(id="alert")
-        self._listing = listing
-
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        alert = self._listing.chosen()
+        alert = self.screen.query_one(AlertList).chosen()
         if alert is None:
             self.title("")
             return []
@@ -133,8 +130,6 @@ class AlertDetail(Panel):
 
 
 class AlertsScreen(ListScreen):
-    """The fourth screen."""
-
     RUN_ABOVE = True
     TAB = "4"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -147,9 +142,8 @@ class AlertsScreen(ListScreen):
     ]
 
     def body(self) -> Iterable[Widget]:
-        listing = AlertList(id="alerts")
-        yield listing
-        yield AlertDetail(listing)
+        yield AlertList(id="alerts")
+        yield AlertDetail(id="alert")
 
     @property
     def listing(self) -> AlertList:
@@ -176,15 +170,15 @@ class AlertsScreen(ListScreen):
         return alert
 
     def action_acknowledge(self) -> None:
-        alert = self._active()
+        alert, book = self._active(), self.top.state.alerts
         if alert is not None:
-            self.top.acknowledge(alert.key, not alert.acknowledged)
+            self.top.set_alerts(engine.acknowledge(book, alert.key, not alert.acknowledged))
 
     def action_mute(self) -> None:
-        alert = self._active()
+        alert, state = self._active(), self.top.state
         if alert is not None:
-            until = None if is_muted(alert, self.top.state) else self.top.state.now_s + MUTE_S
-            self.top.mute(alert.key, until)
+            until_s = None if is_muted(alert, state) else state.now_s + MUTE_S
+            self.top.set_alerts(engine.mute(state.alerts, alert.key, until_s))
 
     def action_history(self) -> None:
         self.listing.with_history = not self.listing.with_history

@@ -13,12 +13,12 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from dashboards.feeds.replay import Player
+from dashboards.model.alert_book import AlertBook
 from dashboards.model.state import State
 from dashboards.operations.actions import Actions
 from dashboards.operations.background import Job, Watch
-from dashboards.tui.widgets.bars import Key, KeyBar, TopBar
+from dashboards.tui.widgets.bars import Key, KeyBar, ReplayBar, TopBar
 from dashboards.tui.widgets.panel import Panel
-from dashboards.tui.widgets.replay_bar import ReplayBar
 
 T = TypeVar("T")
 SMALLEST = (60, 16)  # columns, rows
@@ -52,8 +52,7 @@ class Top(Protocol):
     def is_web(self) -> bool: ...
     def node(self) -> str | None: ...
     def open_node(self, name: str, gpu: int = 0) -> None: ...
-    def acknowledge(self, key: tuple[str, str], yes: bool) -> None: ...
-    def mute(self, key: tuple[str, str], until_s: float | None) -> None: ...
+    def set_alerts(self, book: AlertBook) -> None: ...
     def may_act(self) -> bool: ...
     def look_at_stacks(self, nodes: Sequence[str] = ()) -> None: ...
     def ask_to_kill(self, nodes: Sequence[str] = ()) -> None: ...
@@ -81,10 +80,7 @@ def following(items: Sequence[T], item: T) -> T:
 
 
 class TopScreen(Screen[None]):
-    """A screen made of panels that show one state.
-
-    A binding with a description is in the bar below, with its first key.
-    """
+    """Panels that show one state. Bindings with a description are in the bar below."""
 
     RUN_ABOVE: ClassVar[bool] = False  # the top bar shows the run: nothing else here does
     TAB: ClassVar[str] = ""  # its key in TABS; "" for a screen above another
@@ -96,7 +92,9 @@ class TopScreen(Screen[None]):
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
-        yield TopBar(with_run=self.RUN_ABOVE, id="top")
+        bar = TopBar(id="top")
+        bar.with_run = self.RUN_ABOVE
+        yield bar
         yield from self.body()
         yield ReplayBar(self.top.replay, id="replay")
         keys = (HELP, *self._keys(), *ALWAYS)

@@ -10,14 +10,14 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
-from dashboards.model.fleet import ORDERS
+from dashboards.model.fleet import METRICS, NODE_METRICS, ORDERS
 from dashboards.model.state import State
 from dashboards.tui.screens.base import Commands, FilterScreen, ListScreen, fit, following
 from dashboards.tui.screens.dialogs import PreflightDialog
-from dashboards.tui.screens.log import LogScreen
+from dashboards.tui.screens.text import LogScreen
 from dashboards.tui.widgets.bars import RunStrip
 from dashboards.tui.widgets.gpu_grid import GpuGrid
-from dashboards.tui.widgets.history import FleetHistory, Selected, metrics_of
+from dashboards.tui.widgets.history import FleetHistory, Selected
 from dashboards.tui.widgets.node_cards import NodeCards
 from dashboards.tui.widgets.run_panels import Events, LossCurve
 
@@ -110,7 +110,8 @@ class ClusterScreen(FilterScreen, ListScreen):
         self.action_enter()
 
     def action_metric(self) -> None:
-        self.grid.metric = following(metrics_of(self.top.state), self.grid.metric)
+        metrics = METRICS if self.top.state.has_gpus else NODE_METRICS
+        self.grid.metric = following(metrics, self.grid.metric)
         self.again()
 
     def action_sort(self) -> None:
@@ -146,10 +147,18 @@ class ClusterScreen(FilterScreen, ListScreen):
         return is_offered and super().check_action(action, parameters)
 
     def action_mark(self) -> None:
-        self.grid.mark()
+        """Mark the node under the cursor, or unmark it, and go on to the next."""
+        node = self.grid.selected()
+        if node is not None:
+            self._marked ^= {node.name}
+            self.grid.move(1)
+            self.again()
 
     def action_mark_all(self) -> None:
-        self.grid.mark_all()
+        """All that are listed; none of them when all are marked."""
+        listed = {node.name for node in self.grid.listed}
+        self._marked = self._marked - listed if listed <= self._marked else self._marked | listed
+        self.again()
 
     def _marked_nodes(self) -> list[str]:
         """In the hostfile's order."""

@@ -86,11 +86,10 @@ class Dialog(ModalScreen[None]):
         return self.query_one("#cancel", Button)
 
     def begin(self) -> None:
-        """Start the first job."""
         raise NotImplementedError
 
     def take(self, job: Job[Any]) -> None:
-        """Show how the job ended."""
+        """Show how a job ended."""
         raise NotImplementedError
 
     def say(self, lines: Sequence[str]) -> None:

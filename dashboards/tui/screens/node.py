@@ -13,7 +13,7 @@ from dashboards.model.fleet import METRICS
 from dashboards.model.state import State
 from dashboards.tui.screens.base import BACK, Commands, TopScreen, fit, following
 from dashboards.tui.screens.dialogs import PreflightDialog
-from dashboards.tui.screens.log import LogScreen
+from dashboards.tui.screens.text import LogScreen
 from dashboards.tui.widgets.node_facts import NodeDisks, NodeFacts, NodeLinks, NodeProcesses
 from dashboards.tui.widgets.node_panels import NodeChart, NodeGpus, NodeHead, NodePanel
 

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from dashboards.model.run_progress import figures
 from dashboards.model.state import State
 from dashboards.tui.screens.base import BACK, Commands, TopScreen
-from dashboards.tui.screens.log import LogScreen
+from dashboards.tui.screens.text import LogScreen
 from dashboards.tui.widgets.run_figures import Phases, RunFigures
 from dashboards.tui.widgets.run_panels import Events, LossCurve, RunHead, RunNodes, StepCurve
 

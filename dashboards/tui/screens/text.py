@@ -1,16 +1,24 @@
-"""Text over another screen: stacks in full, a preflight's report; what logs are read in, too."""
+"""Text over another screen: stacks in full, and the end of a log, followed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from dashboards.model.state import State
-from dashboards.tui.screens.base import ListScreen
+from dashboards.operations.actions import LogText
+from dashboards.operations.background import Job
+from dashboards.tui.screens.base import FilterScreen, ListScreen, start_job
 from dashboards.tui.widgets.listing import Text
+
+EVERY_S = 2.0
+BAD = re.compile(r"error|exception|traceback|fatal|fail|xid|abort|killed|nan\b", re.IGNORECASE)
+WARN = re.compile(r"warn|timeout|timed out|retry|slow", re.IGNORECASE)
 
 
 class PageScreen(ListScreen):
@@ -61,3 +69,124 @@ class TextScreen(PageScreen):
 
     def prepare(self, state: State) -> None:
         self.page.title(self._heading, self.page.position())
+
+
+class LogScreen(FilterScreen, PageScreen):
+    """One log at a time; left and right go through the ranks, d is the kernel's."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", "back", key_display="esc"),
+        ("left,h", "rank(-1)"),
+        Binding("right,l", "rank(1)", "rank", key_display="←→"),
+        ("d", "kernel", "dmesg"),
+        Binding("slash", "filter", "search", key_display="/"),
+        ("e", "copy", "copy"),
+    ]
+
+    def __init__(self, node: str | None, rank: int | None) -> None:
+        """`rank` None: the first of the node, or the kernel's log where it has none."""
+        super().__init__()
+        self._node = node
+        self._rank = rank
+        self._job: Job[LogText] | None = None
+        self._log: LogText | None = None
+
+    def body(self) -> Iterable[Widget]:
+        yield from super().body()
+        yield self.filter_line("only lines with this text")
+
+    def _ranks(self) -> list[int]:
+        run = self.top.state.run
+        if run is None:
+            return []
+        if self._node is not None and run.planned:
+            return list(run.ranks_of(self._node))
+        return list(range(sum(run.ranks) or (run.last.world if run.last else 0)))
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        ranks = self._ranks()
+        self._open(ranks[0] if self._rank is None and ranks else self._rank)
+        self.set_interval(EVERY_S, self._read)
+
+    def on_unmount(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+
+    def _open(self, rank: int | None) -> None:
+        if self._job is not None:
+            self._job.cancel()
+        self._rank, self._log, self._job = rank, None, None
+        self.page.fill([("reading", "dim")])
+        self.page.to_end(True)
+        self._read()
+        self.again()
+
+    def _read(self) -> None:
+        """Ask for the end of the log, unless the last question is still open."""
+        actions, run, rank, node = self.top.actions, self.top.state.run, self._rank, self._node
+        if self._job is not None and not self._job.done and not self._job.cancelled:
+            return
+        if actions is None:
+            self.page.fill([("there are no nodes to ask here", "dim")])
+        elif rank is not None and run is not None:
+            self._job = start_job(self, partial(actions.rank_log, run, rank), self._take)
+        elif node is not None:
+            self._job = start_job(self, partial(actions.kernel_log, node), self._take)
+        else:
+            self.page.fill([("no run and no node", "dim")])
+
+    def _take(self, job: Job[LogText]) -> None:
+        if job is not self._job:
+            return
+        if job.value is None:
+            self.page.fill([(job.error, "warn")])
+            self.again()
+        else:
+            self._log = job.value
+            self.filter()
+
+    def filter(self) -> None:
+        if self._log is not None:
+            # A progress bar is one line to a terminal, however often it was drawn.
+            lines = self._log.text.replace("\r\n", "\n").splitlines()[self._log.is_cut :]
+            lines = [line.rpartition("\r")[2] for line in lines]
+            wanted = self.wanted.lower()
+            rows = [(line, ink(line)) for line in lines if wanted in line.lower()]
+            nothing = f"nothing with {wanted!r}" if wanted else "nothing yet"
+            self.page.fill(rows or [(nothing, "dim")])
+        self.again()
+
+    def prepare(self, state: State) -> None:
+        name = "kernel" if self._rank is None else f"rank {self._rank}"
+        where = self._log.where if self._log else self._node or ""
+        only = self.wanted and f"only {self.wanted!r}"
+        notes = (only, self.page.position(), "follows" * self.page.follows)
+        self.page.title(f"{name}  {where}", " · ".join(filter(None, notes)))
+
+    def action_rank(self, by: int) -> None:
+        ranks = self._ranks()
+        if not ranks:
+            return
+        at = ranks.index(self._rank) + by if self._rank in ranks else 0
+        if 0 <= at < len(ranks):
+            self._open(ranks[at])
+
+    def action_kernel(self) -> None:
+        """The kernel's log of the node, and back to the ranks."""
+        if self._rank is None:
+            self.action_rank(0)
+        elif self._node is not None:
+            self._open(None)
+
+    def action_leave(self) -> None:
+        """Escape: first the search, then the screen."""
+        if self.drop_filter():
+            self.filter()
+        else:
+            self.app.pop_screen()
+
+
+def ink(line: str) -> str:
+    """A style by what the line seems to say; the words stand there all the same."""
+    return "bad" if BAD.search(line) else "warn" if WARN.search(line) else "text"

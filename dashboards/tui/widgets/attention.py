@@ -8,8 +8,6 @@ from dashboards.model.alert_book import Alert
 from dashboards.model.state import State
 from dashboards.tui.widgets.palette import Palette
 
-WORDS = {"fail": "FAIL", "warn": "WARN"}
-
 
 def is_muted(alert: Alert, state: State) -> bool:
     return alert.muted_until_s is not None and alert.muted_until_s > state.now_s

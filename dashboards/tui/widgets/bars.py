@@ -1,11 +1,14 @@
-"""The lines at the top and at the bottom of every screen, and the run in one line."""
+"""The lines at the top and at the bottom of every screen, the run and a replay in one line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rich.style import Style
+from textual.events import Click
+from textual.message import Message
 
+from dashboards.feeds.replay import Player
 from dashboards.model import units
 from dashboards.model.downsample import Thin
 from dashboards.model.fleet import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
@@ -23,10 +26,7 @@ Key = tuple[str, str, str]  # (key, word, action), for the bar below
 class TopBar(Panel):
     """Who, how many, how far, how old, what time: always there."""
 
-    def __init__(self, *, with_run: bool, id: str) -> None:
-        """`with_run` where nothing else on the screen shows the run."""
-        super().__init__(id=id)
-        self._with_run = with_run
+    with_run = False  # where nothing else on the screen shows the run
 
     def looks_at(self, state: State) -> tuple[object, ...]:
         return (state,)
@@ -43,7 +43,7 @@ class TopBar(Panel):
         right = words((f" {clock(state.now_s)} ", colors.strong))
         options = [
             words((f"  {state.source}" if state.source else "", colors.dim)),
-            _run_words(state, colors) if self._with_run else [],
+            _run_words(state, colors) if self.with_run else [],
             _counts(summary, colors),
             _alert_words(state, colors),
         ]
@@ -58,7 +58,6 @@ class TopBar(Panel):
 
 
 def _counts(summary: Summary, colors: Palette) -> Line:
-    """How many nodes have which mark."""
     styles = {ALARM: colors.bad, MISSING: colors.bad, UNKNOWN: colors.warn, STALE: colors.warn}
     line: Line = []
     for mark, style in styles.items():
@@ -135,15 +134,11 @@ class RunStrip(Panel):
 
 def status_words(now: Figures, colors: Palette) -> Sequence[tuple[str, Style]]:
     """The run's state in a word with its mark."""
-    mark, style = {
-        "running": ("", colors.good),
-        "finished": ("", colors.good),
-        "stopped": ("", colors.warn),
-        "waiting": (UNKNOWN + " ", colors.dim),
-        "stalled": (ALARM + " ", colors.alarm),
-        "failed": (ALARM + " ", colors.alarm),
-    }[now.status]
-    return [(mark + now.status, style)]
+    marks = {"waiting": UNKNOWN, "stalled": ALARM, "failed": ALARM}
+    styles = {UNKNOWN: colors.dim, ALARM: colors.alarm}
+    mark = marks.get(now.status, "")
+    style = styles.get(mark, colors.warn if now.status == "stopped" else colors.good)
+    return [(f"{mark} {now.status}".lstrip(), style)]
 
 
 def progress_bar(now: Figures, width: int, colors: Palette) -> Line:
@@ -159,10 +154,7 @@ class KeyBar(Panel):
     """The screens and the keys that work here; each can be clicked too."""
 
     def __init__(self, tabs: Sequence[Key], current: str, keys: Sequence[Key], *, id: str) -> None:
-        """`current` is the key of this screen's tab.
-
-        The earlier keys stay when it gets narrow.
-        """
+        """`current` is the key of this screen's tab. A narrow bar drops the last keys."""
         super().__init__(id=id)
         self._tabs, self._current, self._keys = tabs, current, keys
 
@@ -184,3 +176,50 @@ class KeyBar(Panel):
                 break
             line += part
         return [crop(line, width)]  # the last one's gap may stand over the edge
+
+
+class ReplayBar(Panel):
+    """One line above the keys; not there where nothing is played."""
+
+    class Seek(Message):
+        """The user wants to see another time."""
+
+        def __init__(self, at_s: float) -> None:
+            super().__init__()
+            self.at_s = at_s
+
+    _bar = range(0)  # the columns of the bar
+
+    def __init__(self, replay: Player | None, *, id: str) -> None:
+        super().__init__(id=id)
+        self._replay = replay
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        replay = self._replay
+        if replay is None:
+            return []
+        span_s = max(1e-9, replay.last_s - replay.first_s)
+        part = min(1.0, max(0.0, (replay.now() - replay.first_s) / span_s))
+        # No emoji: terminals do not agree on how wide those are.
+        speed = f"► x{replay.speed:g}" if replay.speed else "|| paused"
+        speed = "■ end" if part >= 1.0 else speed
+        left = words((f" {speed:<10}", colors.accent))
+        here, end = clock(replay.now()), clock(replay.last_s)
+        ago = f"  {units.span(replay.last_s - replay.now())} left"
+        right = words(
+            (f" {here}", colors.strong),
+            (f" of {end}", colors.dim),
+            (ago if width >= 90 else "", colors.label),
+            ("  space [ ] , . + -" if width >= 110 else "", colors.dim),
+            (" ", colors.dim),
+        )
+        start = width_of(left)
+        self._bar = range(start, start + max(4, width - start - width_of(right)))
+        return [left + gauge(part, len(self._bar), colors.good, colors) + right]
+
+    def on_click(self, event: Click) -> None:
+        offset, replay = event.get_content_offset(self), self._replay
+        if replay is not None and offset is not None and offset.x in self._bar:
+            part = (offset.x - self._bar.start) / max(1, len(self._bar) - 1)
+            at_s = replay.first_s + part * (replay.last_s - replay.first_s)
+            self.post_message(self.Seek(at_s))

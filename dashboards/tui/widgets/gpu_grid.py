@@ -13,7 +13,7 @@ from textual.events import Click
 
 from dashboards.model import fleet, units
 from dashboards.model.state import NodeState, State
-from dashboards.tui.braille import SPARKS, Scale
+from dashboards.tui.braille import SPARKS
 from dashboards.tui.widgets.history import node_spark
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, width_of, words
@@ -71,7 +71,7 @@ class GpuGrid(Panel, can_focus=True):
     cursor: tuple[str, int] | None = None
     marked: set[str]  # nodes; the screen's own set
     _usual: tuple[float, float] | None = None
-    _listed: Sequence[NodeState] = ()
+    listed: Sequence[NodeState] = ()  # in this order
     _gpus = 0  # of the largest node
     _shape = Layout(1, 1, 1, 3)
     _top = 0  # first row that is shown
@@ -89,8 +89,8 @@ class GpuGrid(Panel, can_focus=True):
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         prefix, short = fleet.short_names(state.nodes)
-        self._listed = fleet.arranged(state, self.metric, self.order, self.wanted)
-        self._shape = shape = self._lay_out(state, len(self._listed), width, height)
+        self.listed = fleet.arranged(state, self.metric, self.order, self.wanted)
+        self._shape = shape = self._lay_out(state, len(self.listed), width, height)
         self._keep_cursor(height)
         notes = []
         self._usual = fleet.usual_range(state, self.metric) if self.only_outliers else None
@@ -104,27 +104,26 @@ class GpuGrid(Panel, can_focus=True):
         notes += [f"{hidden * shape.columns} more, scroll"] if hidden > 0 else []
         title = self.metric.whole_title if shape.cell >= 5 else self.metric.title
         self.title(f"{prefix + '…  ' if prefix else ''}{title}", " · ".join(notes))
-        if not self._listed:
+        if not self.listed:
             return [words((" no node has this name or mark", colors.dim))]
         lines = [self._heading(shape, colors) * shape.columns]
-        scale = Scale(0.0, self.metric.full_scale or 1.0)
         for row in range(self._top, min(shape.rows, self._top + height - 1)):
             line: Line = []
-            for node in self._listed[row :: shape.rows]:
-                block = self._block(node, short[node.name], state, colors, scale)
+            for node in self.listed[row :: shape.rows]:
+                block = self._block(node, short[node.name], state, colors)
                 line += fitted(block, shape.block, colors.text)
             lines.append(line)
         return lines
 
     def _notes(self, *more: str) -> list[str]:
         """For below: marked nodes, also those that the filter hides, the order, and the filter."""
-        unseen = len(self.marked) - sum(node.name in self.marked for node in self._listed)
+        unseen = len(self.marked) - sum(node.name in self.marked for node in self.listed)
         notes = []
         if self.marked:
             notes = [f"{len(self.marked)} marked*" + (f", {unseen} filtered out" if unseen else "")]
         notes += [f"order: {self.order}"] if self.order != "hostfile" else []
         notes += more
-        return notes + ([f"filter: {self.wanted} ({len(self._listed)})"] if self.wanted else [])
+        return notes + ([f"filter: {self.wanted} ({len(self.listed)})"] if self.wanted else [])
 
     def _front(self, node: NodeState, label: str, silent: bool, colors: Palette) -> Line:
         """The beginning of a node's row: cursor, name, mark."""
@@ -153,9 +152,7 @@ class GpuGrid(Panel, can_focus=True):
             text += "  state"
         return fitted(words((text, colors.dim)), shape.block, colors.dim)
 
-    def _block(
-        self, node: NodeState, label: str, state: State, colors: Palette, scale: Scale
-    ) -> Line:
+    def _block(self, node: NodeState, label: str, state: State, colors: Palette) -> Line:
         mark, why = fleet.node_mark(node, state)
         silent = mark in (fleet.UNKNOWN, fleet.STALE)
         line = self._front(node, label, silent, colors)
@@ -177,11 +174,10 @@ class GpuGrid(Panel, can_focus=True):
         line += words((f"{total:>{TAIL - 1}}", colors.label if silent else colors.strong))
         line += words((f"  {f'{mark} {why}'.strip():<16}"[:18], style))
         if room - TAIL - 18 >= 22:
-            line += self._more(node, state, room - TAIL - 18, silent, scale, colors)
+            line += self._more(node, state, room - TAIL - 18, silent, colors)
         return line
 
     def _tiles(self, node: NodeState, mark: str, state: State, colors: Palette) -> Line:
-        """The node's GPUs."""
         width, metric = self._shape.cell, self.metric
         on = self.cursor[1] if self.cursor and self._is_here(node) else -1
         gpus = node.sample.gpus or () if node.sample is not None else ()
@@ -248,7 +244,7 @@ class GpuGrid(Panel, can_focus=True):
         return self.metric.short(value)
 
     def _more(
-        self, node: NodeState, state: State, room: int, silent: bool, scale: Scale, colors: Palette
+        self, node: NodeState, state: State, room: int, silent: bool, colors: Palette
     ) -> Line:
         """CPU, memory, load and the last minutes of the metric, where there is room."""
         sample = None if node.down else node.sample
@@ -261,13 +257,13 @@ class GpuGrid(Panel, can_focus=True):
         width = min(120, room - 19)
         if width >= 8:
             ink = style if silent else colors.spark
-            line += words((node_spark(node, self.metric, width, state, scale), ink))
+            line += words((node_spark(node, self.metric, width, state), ink))
         return line
 
     # Moving. Nodes are listed down the columns, as in a phone book.
 
     def _keep_cursor(self, height: int) -> None:
-        names = [node.name for node in self._listed]
+        names = [node.name for node in self.listed]
         if self.cursor is None or self.cursor[0] not in names:
             self.cursor = (names[0], 0) if names else None
         rows = max(1, height - 1)
@@ -278,45 +274,28 @@ class GpuGrid(Panel, can_focus=True):
 
     def move(self, nodes: int, gpus: int = 0) -> None:
         """Down and right are positive; the edge of a node leads into the next column."""
-        if self.cursor is None or not self._listed:
+        if self.cursor is None or not self.listed:
             return
-        at = [node.name for node in self._listed].index(self.cursor[0])
+        at = [node.name for node in self.listed].index(self.cursor[0])
         gpu = self.cursor[1] + gpus
         if gpu < 0 or gpu >= max(1, self._gpus):
             neighbour = at + (self._shape.rows if gpu > 0 else -self._shape.rows)
-            if 0 <= neighbour < len(self._listed):
+            if 0 <= neighbour < len(self.listed):
                 at, gpu = neighbour, 0 if gpu > 0 else self._gpus - 1
-        self._place(max(0, min(len(self._listed) - 1, at + nodes)), gpu)
+        self._place(max(0, min(len(self.listed) - 1, at + nodes)), gpu)
 
     def page(self, pages: int) -> None:
         self.move(pages * max(1, self.content_size.height - 1))
 
     def _place(self, at: int, gpu: int) -> None:
-        place = (self._listed[at].name, max(0, min(self._gpus - 1, gpu)))
+        place = (self.listed[at].name, max(0, min(self._gpus - 1, gpu)))
         if place != self.cursor:
             self.cursor = place
             self.again()
             self.post_message(self.Moved())
 
-    def mark(self) -> None:
-        """Mark the node under the cursor, or unmark it, and go on to the next."""
-        if self.cursor is not None and self._listed:
-            self.marked ^= {self.cursor[0]}
-            self.move(1)
-            self.again()
-
-    def mark_all(self) -> None:
-        """All that are listed; none of them when all are marked."""
-        listed = {node.name for node in self._listed}
-        if listed <= self.marked:
-            self.marked -= listed
-        else:
-            self.marked |= listed
-        self.again()
-
     def selected(self) -> NodeState | None:
-        """The node under the cursor."""
-        return next((n for n in self._listed if self.cursor and n.name == self.cursor[0]), None)
+        return next((n for n in self.listed if self.cursor and n.name == self.cursor[0]), None)
 
     def on_click(self, event: Click) -> None:
         offset = event.get_content_offset(self)
@@ -325,7 +304,7 @@ class GpuGrid(Panel, can_focus=True):
         shape = self._shape
         column = min(shape.columns - 1, offset.x // shape.block)
         at = column * shape.rows + self._top + offset.y - 1
-        if at < len(self._listed):
+        if at < len(self.listed):
             gpu = (offset.x - column * shape.block - self._label - 2) // shape.cell
             self._place(at, gpu)
             if event.chain == 2:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.segment import Segment
 from rich.style import Style
 
 from dashboards.model import fleet, units
 from dashboards.model.history_columns import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
-from dashboards.model.ring_buffer import CHUNK, column_of
+from dashboards.model.ring_buffer import CHUNK, Ring
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import Scale, area, binned, finite, nice_scale, spark
@@ -186,7 +187,6 @@ def memory_text(of: Gpu | NodeSample, unit: str = " GiB") -> str:
 
 
 def load_text(sample: NodeSample, digits: int) -> str:
-    """Load and the number of cores."""
     return f"{shown(sample.load1, f'.{digits}f')}/{sample.cpus or units.UNKNOWN}"
 
 
@@ -210,29 +210,24 @@ def node_line(node: NodeState, width: int, colors: Palette) -> Line:
     return next((line for line in forms if width_of(line) <= width), cpu)
 
 
-def metrics_of(state: State) -> tuple[fleet.Metric, ...]:
-    """What `p` goes through: GPU metrics where there are GPUs."""
-    return fleet.METRICS if state.has_gpus else fleet.NODE_METRICS
-
-
-def node_spark(
-    node: NodeState, metric: fleet.Metric, width: int, state: State, scale: Scale
-) -> str:
+def node_spark(node: NodeState, metric: fleet.Metric, width: int, state: State) -> str:
     """The metric up to now in `width` characters of two readings; blank where nothing came.
 
     History is in chunks that never change, so the text of a chunk is kept as long as it is asked
     for. The curve moves by whole characters, without flicker.
     """
     column, ring = fleet.node_column(node, metric), node.history
-    newest = column_of(ring.tail, ring.width, ring.code, column)
-    text = spark(newest + [math.nan] * min(2 * width, fleet.silent_rows(node, state)), scale)
+    high = metric.full_scale or 1.0
+    newest = replace(ring, chunks=()).column(column)
+    newest += [math.nan] * min(2 * width, fleet.silent_rows(node, state))
+    text = spark(newest, Scale(0.0, high))
     for chunk in reversed(ring.chunks):
         if len(text) >= width:
             break
-        text = _chunk_spark(chunk, ring.width, ring.code, column, scale.low, scale.high) + text
+        text = _chunk_spark(chunk, ring.width, ring.code, column, high) + text
     return text[len(text) - width :] if len(text) > width else text.rjust(width)
 
 
 @functools.lru_cache(_KEPT)
-def _chunk_spark(chunk: bytes, width: int, code: str, column: int, low: float, high: float) -> str:
-    return spark(column_of(chunk, width, code, column), Scale(low, high))
+def _chunk_spark(chunk: bytes, width: int, code: str, column: int, high: float) -> str:
+    return spark(Ring(width, CHUNK, code, tail=chunk).column(column), Scale(0.0, high))

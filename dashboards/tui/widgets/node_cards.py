@@ -36,25 +36,25 @@ class NodeCards(GpuGrid):
     metric = fleet.NODE_METRICS[0]
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        self._listed = fleet.arranged(state, self.metric, self.order, self.wanted)
+        self.listed = fleet.arranged(state, self.metric, self.order, self.wanted)
         self._gpus = 0
         prefix, short = fleet.short_names(state.nodes)
-        many = len(self._listed) > 4
+        many = len(self.listed) > 4
         prefix = f"{prefix}…  " if prefix and many else ""
         self.title(prefix + self.metric.title, " · ".join(self._notes()))
-        if not self._listed:
+        if not self.listed:
             text = "no node has this name or mark" if state.nodes else "no nodes are watched"
             return [words((" " + text, colors.dim))]
-        cards = lay_out_cards(len(self._listed), width, height)
+        cards = lay_out_cards(len(self.listed), width, height)
         columns = cards[0] if cards else max(1, width // ROW_WIDTH)
-        rows = math.ceil(len(self._listed) / columns)
+        rows = math.ceil(len(self.listed) / columns)
         self._shape = Layout(columns, rows, width // columns, 1)
         lines: list[Line] = []
         if cards is not None:
             self._keep_cursor(height)
             tall, wide, scale = cards[1], self._shape.block, self._scale(state)
             for row in range(rows):
-                nodes = self._listed[row::rows]
+                nodes = self.listed[row::rows]
                 blocks = [(self._card(n, state, wide, tall, scale, colors), wide) for n in nodes]
                 lines += beside(blocks, tall, colors.text)
             return lines
@@ -62,7 +62,7 @@ class NodeCards(GpuGrid):
         self._label = max(map(len, short.values()))
         for row in range(self._top, min(rows, self._top + height)):
             line: Line = []
-            for node in self._listed[row::rows]:
+            for node in self.listed[row::rows]:
                 line += self._row(node, short[node.name], state, colors)
             lines.append(line)
         return lines
@@ -71,11 +71,10 @@ class NodeCards(GpuGrid):
         """The same for all nodes, so that cards can be compared."""
         if self.metric.full_scale:
             return Scale(0.0, self.metric.full_scale)
-        values: list[float] = []
+        values = [1.0 if self.metric.key == "load" else 0.01]
         for node in state.nodes.values():
-            values += self._past(node, state, reach(node))
-        least = 1.0 if self.metric.key == "load" else 0.01
-        return nice_scale([*finite(values), least], from_zero=True)
+            values += finite(self._past(node, state, reach(node)))
+        return nice_scale(values, from_zero=True)
 
     def _past(self, node: NodeState, state: State, rows: int) -> list[float]:
         values = fleet.past(node, fleet.node_column(node, self.metric), rows, state)

@@ -10,7 +10,7 @@ from dashboards.model import units
 from dashboards.model.alert_book import Alert
 from dashboards.model.samples import Disk, Link, NodeSample
 from dashboards.model.state import State
-from dashboards.tui.widgets.attention import WORDS, is_muted, severity_style
+from dashboards.tui.widgets.attention import is_muted, severity_style
 from dashboards.tui.widgets.history import shown
 from dashboards.tui.widgets.node_panels import NodePanel
 from dashboards.tui.widgets.palette import Palette
@@ -201,7 +201,6 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def alerts_of(state: State, node: str) -> list[Alert]:
-    """Active alerts that name this node."""
     active = state.alerts.active
     return [alert for alert in active if node in alert.nodes and not is_muted(alert, state)]
 
@@ -210,7 +209,7 @@ def alert_line(alert: Alert, state: State, colors: Palette) -> Line:
     """`! FAIL gpu.idle  2 min  101 W, the others 700 W`: for the screens that are about else."""
     style = colors.dim if alert.acknowledged else severity_style(alert, colors)
     return words(
-        (f" {'!' if alert.severity == 'fail' else ' '} {WORDS[alert.severity]} ", style),
+        (f" {'!' if alert.severity == 'fail' else ' '} {alert.severity.upper()} ", style),
         (f"{alert.id}  ", style),
         (f"{alert.subject}  ", colors.label),
         (alert.text, colors.dim if alert.acknowledged else colors.text),

@@ -27,6 +27,9 @@ from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, gauge, width_of, with_parts, words
 
 CLOCK_WARN_S, CLOCK_BAD_S = 0.05, 0.5
+# Columns of GPUs and their cells; where the width does not suffice, later ones are left out first.
+ALWAYS = {"power": 7, "util": 5, "memory": 19, "temp": 7, "SM MHz": 8}
+SOMETIMES = {"process": 18, "rank": 5, "ECC": 5, "NVLink": 8, "throttle": 20}
 LEFT = ("memory", "process", "throttle")  # columns of text
 
 
@@ -114,35 +117,20 @@ class NodeGpus(NodePanel, can_focus=True):
         rows = [self._row(node, i, columns, state, width, colors) for i in range(node.gpus_seen)]
         return [words((f"  GPU  {heading}", colors.dim)), *rows]
 
-    # (name, cells): which columns there are depends on the width; later ones give way first.
-    _COLUMNS = (
-        ("power", 7),
-        ("util", 5),
-        ("memory", 19),
-        ("temp", 7),
-        ("SM MHz", 8),
-        ("process", 18),
-        ("rank", 5),
-        ("ECC", 5),
-        ("NVLink", 8),
-        ("throttle", 20),
-    )
-
     def _columns(self, node: NodeState, width: int) -> list[tuple[str, int]]:
         """Those that this node has something for, as many as fit."""
         gpus = node.sample.gpus or () if node.sample else ()
-        known = {"power", "util", "memory", "temp", "SM MHz"}
-        if any(gpu.ecc_errors is not None for gpu in gpus):
-            known.add("ECC")
-        if any(gpu.nvlinks is not None for gpu in gpus):
-            known.add("NVLink")
-        if any(gpu.throttle for gpu in gpus):
-            known.add("throttle")
-        if node.sample is not None and node.sample.processes:
-            known |= {"process", "rank"}
+        processes = bool(node.sample and node.sample.processes)
+        known = {
+            "process": processes,
+            "rank": processes,
+            "ECC": any(gpu.ecc_errors is not None for gpu in gpus),
+            "NVLink": any(gpu.nvlinks is not None for gpu in gpus),
+            "throttle": any(gpu.throttle for gpu in gpus),
+        }
         room, kept = width - 6, []
-        for name, cells in self._COLUMNS:
-            if name in known and cells + 1 <= room:
+        for name, cells in (ALWAYS | SOMETIMES).items():
+            if known.get(name, True) and cells + 1 <= room:
                 kept.append((name, cells))
                 room -= cells + 1
         return kept

@@ -165,7 +165,6 @@ def words(*parts: tuple[str, Style]) -> Line:
 
 
 def gauge(part: float | None, width: int, style: Style, colors: Palette) -> Line:
-    """A horizontal bar."""
     filled, empty = bar(part, width)
     return words((filled, style), (empty, colors.dim))
 

@@ -87,7 +87,7 @@ def test_metric_goes_round_and_charts_follow(demo: Callable[[], TopApp]) -> None
 def test_sort_by_state_brings_trouble_to_the_top(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("s", "s")
-        names = [node.name[-3:] for node in grid(app)._listed[:5]]
+        names = [node.name[-3:] for node in grid(app).listed[:5]]
         assert names == ["008", "004", "003", "017", "001"]
         assert grid(app).border_subtitle == "order: state"
 
@@ -97,11 +97,11 @@ def test_sort_by_state_brings_trouble_to_the_top(demo: Callable[[], TopApp]) -> 
 def test_filter_takes_names_and_marks_and_escape_drops_it(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("slash", "0", "1", "7", "comma", "x")
-        assert [node.name[-3:] for node in grid(app)._listed] == ["008", "017"]
+        assert [node.name[-3:] for node in grid(app).listed] == ["008", "017"]
         await pilot.press("enter", "j")  # the keys work again, the filter stays
         assert grid(app).cursor == ("ml-64-node-017", 0)
         await pilot.press("slash", "escape")
-        assert len(grid(app)._listed) == 24
+        assert len(grid(app).listed) == 24
 
     play(demo(), story)
 

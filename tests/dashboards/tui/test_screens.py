@@ -21,11 +21,10 @@ from dashboards.operations.demo_actions import DemoActions
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.alerts import AlertList, AlertsScreen
 from dashboards.tui.screens.dialogs import KillDialog
-from dashboards.tui.screens.log import LogScreen, ink
 from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
-from dashboards.tui.screens.text import TextScreen
+from dashboards.tui.screens.text import LogScreen, TextScreen, ink
 from dashboards.tui.widgets.attention import unheard
 from dashboards.tui.widgets.node_facts import disks_line
 from dashboards.tui.widgets.palette import _few_colors
@@ -362,7 +361,7 @@ def test_outliers_stand_out_and_sort_first(demo: Callable[[], TopApp]) -> None:
         assert "outliers: not" in str(grid(app).border_subtitle)
         await pilot.press("s", "s", "s")
         assert grid(app).order == "outliers"
-        assert grid(app)._listed[0].name == "ml-64-node-004"
+        assert grid(app).listed[0].name == "ml-64-node-004"
         await pilot.press("o")
         assert "outliers: not" not in str(grid(app).border_subtitle)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dashboards.commands.top import command
 from dashboards.web.allowed_hosts import our_names
-from dashboards.web.app import START, as_arguments
+from dashboards.web.app import START, page_arguments
 from dashboards.web.page import is_foreign, page
 
 PATIENCE_S = 90.0
@@ -194,8 +195,10 @@ def test_page_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
 
 
 def test_options_go_on_to_each_page() -> None:
-    options = {"hostfile": Path("n.txt"), "only": None, "demo": False, "readonly": True}
-    assert as_arguments(options) == ["--hostfile", "n.txt", "--readonly"]
+    typed = "n.txt --web --port 0 -w a[1-3] --connect-timeout 0.5 --no-readonly --accept-new -vv"
+    context = command.make_context("top", typed.split())
+    words = "--no-readonly --hostfile n.txt -w a[1-3] --connect-timeout 0.5 --accept-new -v -v"
+    assert page_arguments(context) == words.split()
 
 
 def test_web_excludes_one_look(tmp_path: Path) -> None:
