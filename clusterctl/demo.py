@@ -188,8 +188,7 @@ def _train(
         steps = state.step.step if state.step is not None else 0
         on_update(state)
 
-    stop = threading.Event()
-    result = supervise(plan, transport, on_update=update, stop=stop, limits=limits)
+    result = supervise(plan, transport, on_update=update, limits=limits)
     if not result.ok:
         lines = [result.reason, *(f"  | {line}" for line in result.last_lines)]
         raise LaunchFailed("\n".join(lines), hint=f"logs: {plan.run_dir}/ranks")

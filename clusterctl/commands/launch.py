@@ -1,8 +1,4 @@
-"""Start a training run on all nodes, watch it, and stop it everywhere.
-
-CONFIG is a file or a short name of trainer/configs. What clusterctl does not know goes to the
-trainer.
-"""
+"""Start a training run on all nodes, watch it, and stop it everywhere."""
 
 from __future__ import annotations
 
@@ -65,10 +61,6 @@ _launch_options = with_options(
 def command(
     settings: Settings,
     output: Output,
-    include: str | None,
-    exclude: str | None,
-    min_free_gib: float,
-    env_from_facts: bool,
     skip_preflight: bool,
     yes: bool,
     dry_run: bool,
@@ -90,9 +82,11 @@ def command(
     if options["share"]:
         group_id(options["share"])  # before anything is asked or promised
         os.umask(0o027)  # plan, events and logs too
-    settings = replace(settings, only=include or settings.only, without=exclude or settings.without)
+    only, without = options.pop("include"), options.pop("exclude")
+    settings = replace(settings, only=only or settings.only, without=without or settings.without)
+    env_from_facts = options.pop("env_from_facts")
     timing = {one.name: options.pop(one.name) for one in fields(Timing) if one.name in options}
-    min_free_bytes = int(min_free_gib * (1 << 30))
+    min_free_bytes = int(options.pop("min_free_gib") * (1 << 30))
     wanted = LaunchOptions(**options, timing=Timing(**timing), min_free_bytes=min_free_bytes)
     nodes, transport = settings.nodes(), settings.transport()
     if env_from_facts:
@@ -196,7 +190,12 @@ def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Outpu
         try:
             on_update, limits = progress.update, settings.limits
             return supervise(
-                plan, transport, on_update=on_update, stop=stop, kill=kill, limits=limits
+                plan,
+                transport,
+                on_update=on_update,
+                stop=stop.is_set,
+                kill=kill.is_set,
+                limits=limits,
             )
         finally:
             progress.close()

@@ -40,7 +40,6 @@ class StepClock:
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def heard(self, record: telemetry.Record, now: float) -> None:
-        """Take in a record of the run's telemetry."""
         if isinstance(record, telemetry.StepRecord):
             if self.step is not None:
                 self.lengths.append(now - self.since_s)
@@ -66,7 +65,6 @@ class StepClock:
         return 0 < self.limit_s < now - self.since_s
 
     def sentence(self) -> str:
-        """Why the run is taken to hang."""
         if self.step is None:
             return f"no step within {self.limit_s:g} s of the start"
         last = f"the last was {self.step.step} of {self.step.steps_total}"
@@ -130,7 +128,6 @@ class Inspection:
 
     @property
     def culprit(self) -> int | None:
-        """The first suspect's rank."""
         suspects = self.diagnosis.verdict.suspects if self.diagnosis else []
         return suspects[0].rank if suspects else None
 

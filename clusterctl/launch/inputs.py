@@ -1,7 +1,4 @@
-"""The environment and the files of a launch, for checks of the nodes. Nothing is started.
-
-Secrets are left out: of the environment only the variables that checks read are kept.
-"""
+"""The environment, without secrets, and the files of a launch, for checks of the nodes."""
 
 from __future__ import annotations
 
@@ -18,23 +15,14 @@ from typing import Any
 from clusterctl.errors import UsageError
 
 SHOW_TIMEOUT_S = 60.0
-KEPT = (
-    "NCCL_",
-    "GLOO_",
-    "CUDA_",
-    "TORCH_DISTRIBUTED_DEBUG",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "WANDB_MODE",
-)
+_HUB = ("HF_HOME", "HF_HUB_CACHE")
+KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE")
 # Upstream's short flags, which the trainer accepts.
 _SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pretrained")}
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchLine:
-    """A config with its overrides, resolved."""
-
     config: str
     files: tuple[str, ...]
     wandb: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,17 +24,11 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
     Keys are only ever added. An incident has incident (its type), text, time_s (unix), step.
     """
-    line = json.dumps(record, default=str).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+    with path.open("ab", buffering=0) as file:
+        file.write(json.dumps(record, default=str).encode() + b"\n")
 
 
 class Journal:
-    """The events of a launch, in order."""
-
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / EVENTS_FILE
 

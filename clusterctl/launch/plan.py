@@ -35,8 +35,6 @@ RANK_SHELL = (
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one node does in a launch."""
-
     node: Node
     node_rank: int
     first_rank: int
@@ -163,9 +161,7 @@ class LaunchPlan:
             "ports": list(self.ports),
             "first_rank": share.first_rank,
             "slots": share.slots,
-            "grace_s": self.timing.grace_s,
-            "fail_grace_s": self.timing.fail_grace_s,
-            "lease_s": self.timing.lease_s,
+            **{key: getattr(self.timing, key) for key in ("grace_s", "fail_grace_s", "lease_s")},
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -122,7 +122,6 @@ def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
 
 
 def group_id(name: str) -> int:
-    """The number of a group of this machine. Raises `UsageError`."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:

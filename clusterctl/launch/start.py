@@ -32,8 +32,6 @@ PORT_CHOICES = 20
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What the user requests of a launch."""
-
     config: str
     overrides: tuple[str, ...] = ()
     ranks: int | None = None  # on each node; None: slots= of the hostfile, else its GPUs, else 1

@@ -19,8 +19,6 @@ SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the 
 
 @dataclass(slots=True)
 class NodeState:
-    """One node of a run."""
-
     text: str = "connecting"
     heard_s: float = 0.0  # monotonic time of its last message
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # heartbeats by rank
@@ -48,12 +46,10 @@ class RunState:
 
     @property
     def beats(self) -> dict[int, dict[str, Any]]:
-        """The newest heartbeat of each rank that has shown one."""
         return {rank: beat for node in self.nodes.values() for rank, beat in node.ranks.items()}
 
     @property
     def is_saving(self) -> bool:
-        """Whether any rank reports that it saves a checkpoint."""
         return any(beat.get("phase") == "checkpoint" for beat in self.beats.values())
 
 

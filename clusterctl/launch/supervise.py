@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from clusterctl.launch import error_line, journal
+from clusterctl.launch import error_line, journal, node_checks
 from clusterctl.launch.hang import Inspection, StepClock
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
-from clusterctl.launch.rendezvous import candidates, check_fitness, choose_address
 from clusterctl.launch.run_dir import furnish
 from clusterctl.launch.state import (
     SETTLE_S,
@@ -24,7 +22,6 @@ from clusterctl.launch.state import (
     RunState,
     cause,
 )
-from clusterctl.launch.termination import Lines, prove_gone
 from clusterctl.nodes import fold
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
@@ -37,26 +34,20 @@ SLEPT_S = 3.0  # between two turns: longer only when the head itself did not run
 ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
 
 
-class Flag(Protocol):
-    """Set by a signal handler."""
-
-    def is_set(self) -> bool: ...
-
-
 def supervise(
     plan: LaunchPlan,
     transport: Transport,
     *,
     on_update: Callable[[RunState], None],
-    stop: Flag,
     limits: Limits,
-    kill: Flag | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    kill: Callable[[], bool] = lambda: False,
 ) -> RunResult:
-    """Run the plan to its end. Set `stop` for an orderly stop, `kill` to cut its grace short.
+    """Run the plan to its end, or to an orderly stop after `stop()`; `kill()` cuts its grace short.
 
     A failure on nodes is in the result; every node is checked for leftovers at the end.
     """
-    return _Supervisor(plan, transport, on_update, stop, kill or threading.Event(), limits).run()
+    return _Supervisor(plan, transport, on_update, stop, kill, limits).run()
 
 
 @dataclass
@@ -64,8 +55,8 @@ class _Supervisor:
     plan: LaunchPlan
     transport: Transport
     on_update: Callable[[RunState], None]
-    stop: Flag
-    kill: Flag
+    stop: Callable[[], bool]
+    kill: Callable[[], bool]
     limits: Limits
 
     def __post_init__(self) -> None:
@@ -146,16 +137,18 @@ class _Supervisor:
 
         def check_first() -> None:  # at once, so that the later of two launches frees the nodes
             if first in self.hellos:
-                check_fitness(plan, first, self.hellos[first])
+                node_checks.check_fitness(plan, first, self.hellos[first])
 
         self._wait_for(self.hellos, "did not report", check_first)
         for node in plan.nodes:
-            check_fitness(plan, node.name, self.hellos[node.name])
+            node_checks.check_fitness(plan, node.name, self.hellos[node.name])
         port = self.hellos[first]["port"]
-        self.addresses = candidates(plan, self.hellos[first])
+        self.addresses = node_checks.candidates(plan, self.hellos[first])
         self.agents.send_all({"op": "knock", "addresses": self.addresses, "port": port})
         self._wait_for(self.address_errors, "did not report whether they reach the first node")
-        return Rendezvous(choose_address(plan, self.addresses, self.address_errors), port)
+        return Rendezvous(
+            node_checks.choose_address(plan, self.addresses, self.address_errors), port
+        )
 
     def _wait_for(
         self, answers: Mapping[str, Any], what: str, check: Callable[[], None] = lambda: None
@@ -265,7 +258,7 @@ class _Supervisor:
         return f"{why}; rank {', '.join(silent[:8])}{more} never showed a heartbeat"
 
     def _check_stop(self) -> None:
-        if self.stop.is_set():
+        if self.stop():
             raise RunFailed(130, "stopped by the user")
 
     def _turn(self) -> None:
@@ -391,7 +384,7 @@ class _Supervisor:
 
     # --- the end ---
 
-    def _end_all(self, grace_s: float) -> tuple[Lines, Lines]:
+    def _end_all(self, grace_s: float) -> tuple[node_checks.Lines, node_checks.Lines]:
         """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""
         hurried = False
         for name, node in self.state.nodes.items():
@@ -403,9 +396,13 @@ class _Supervisor:
                 self._turn()
             except RunFailed:
                 continue  # the first failure is the one that counts
-            if self.kill.is_set() and not hurried:
+            if self.kill() and not hurried:
                 hurried = True
                 deadline = min(deadline, time.monotonic() + 10.0)
                 self.agents.send_all({"op": "stop", "grace_s": 0})
         self.agents.close()
-        return prove_gone(self.plan, self.transport, self.limits) if self.started else ((), ())
+        return (
+            node_checks.prove_gone(self.plan, self.transport, self.limits)
+            if self.started
+            else ((), ())
+        )

@@ -69,10 +69,8 @@ class Fanout(Generic[T]):
     def waiting(self) -> list[tuple[Node, str, float]]:
         """(node, phase, seconds in it) of nodes started and not answered, in hostfile order."""
         now = time.monotonic()
-        progress = [(node, self._progress[node]) for node in self._nodes if node in self._open]
-        return [
-            (node, one.phase, now - one.since) for node, one in progress if one.phase != "queued"
-        ]
+        rest = [(node, self._progress[node]) for node in self._nodes if node in self._open]
+        return [(node, one.phase, now - one.since) for node, one in rest if one.phase != "queued"]
 
     def __iter__(self) -> Iterator[NodeResult[T]]:
         started = time.monotonic()
@@ -130,6 +128,5 @@ class Fanout(Generic[T]):
 
 
 def in_order(nodes: Sequence[Node], results: Sequence[NodeResult[T]]) -> list[NodeResult[T]]:
-    """Results in the hostfile's order."""
     position = {node: index for index, node in enumerate(nodes)}
     return sorted(results, key=lambda result: position[result.node])

@@ -33,7 +33,6 @@ class Answer:
 
 
 def read_answer(node: str, envelope: dict[str, Any]) -> Answer:
-    """The answer in the envelope of payload `shell`."""
     section = envelope["sections"]["command"]
     rc, out, err = section["rc"], section["out"], section["err"]
     ending = f"exit {rc}"
@@ -96,10 +95,8 @@ def group_errors(answers: Iterable[Answer]) -> list[tuple[str, str]]:
 
 def majority_first(groups: Sequence[Group]) -> list[Group]:
     """The largest group, then the others in their order; of two equally large the first one."""
-    if not groups:
-        return []
-    largest = max(groups, key=lambda one: len(one.answers))
-    return [largest, *(one for one in groups if one is not largest)]
+    largest = max(groups, key=lambda one: len(one.answers), default=None)
+    return sorted(groups, key=lambda one: one is not largest)
 
 
 def lines(text: str) -> list[str]:

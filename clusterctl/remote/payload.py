@@ -161,10 +161,7 @@ def _noise(data: bytes) -> str:
 
 
 class PayloadStream:
-    """A payload that keeps running: JSON lines both ways over a `transport.base.Stream`.
-
-    Closing it ends the payload. `started_s` is the monotonic time of its start.
-    """
+    """A payload that keeps running: JSON lines both ways. `started_s` is monotonic time."""
 
     def __init__(self, channel: Stream, name: str, noise: str, started_s: float) -> None:
         self._channel, self._name = channel, name
@@ -216,7 +213,6 @@ class PayloadStream:
         return printable(self._channel.stderr_tail(), lines=True)
 
     def end_reason(self) -> str:
-        """Why the payload ended, once it has."""
         last = _last_line(self.stderr_tail())
         return f"its payload ended: {last}" if last else "its payload ended"
 

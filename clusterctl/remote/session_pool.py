@@ -52,12 +52,6 @@ class NodeMessage:
     data: dict[str, Any] | None
     why: str = ""
 
-    @property
-    def size(self) -> int:
-        """About how many bytes it holds: its texts, the only large part of an agent's message."""
-        data = self.data or {}
-        return len(data.get("text", "")) + sum(map(len, data.get("tail", ())))
-
 
 class Inbox:
     """One queue in order of arrival. Each node has a thread that puts; one thread takes for all.
@@ -75,11 +69,13 @@ class Inbox:
 
     def put(self, message: NodeMessage) -> None:
         """Add a message; waits while its node has too many here."""
-        name = message.node
+        name, data = message.node, message.data or {}
+        # About the bytes that it holds: texts are the only large part of an agent's message.
+        size = len(data.get("text", "")) + sum(map(len, data.get("tail", ())))
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._is_full(name))
             self._count[name] += 1
-            self._bytes[name] += message.size
+            self._bytes[name] += size
             self._waiting.append(message)
             self._changed.notify_all()
 
@@ -144,7 +140,6 @@ class SessionPool:
         return [node.name for node in self.nodes if node.name not in self.lost]
 
     def open(self, meanwhile: Callable[[], None] = lambda: None) -> Fanout[None]:
-        """A fan-out that starts the payload on every node."""
         limits, width = replace(self._limits, run_s=None), self._width
         deadline_s = sweep_deadline_s(len(self.nodes), limits, self._start_timeout_s, width)
         return Fanout(
@@ -198,7 +193,6 @@ class SessionPool:
                 opened[1].send(message)
 
     def send_all(self, message: dict[str, Any]) -> None:
-        """The same to every node whose stream is open by now."""
         with self._lock:
             names = list(self._open)
         for name in names:

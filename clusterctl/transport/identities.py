@@ -25,8 +25,6 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key and its name in messages."""
-
     name: str
     key: paramiko.PKey
 

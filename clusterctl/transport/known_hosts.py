@@ -89,7 +89,6 @@ class File:
                     self.plain.setdefault(name, []).append(entry)
 
     def find_plain(self, name: str) -> list[Entry]:
-        """Entries for a name, without those whose names are hashed."""
         patterns = [entry for entry in self.patterns if host_matches(name, entry.names)]
         return [*self.plain.get(name, ()), *patterns]
 

@@ -36,7 +36,6 @@ class Target:
 
     @property
     def port_option(self) -> str:
-        """For the commands of a hint."""
         return "" if self.port == DEFAULT_PORT else f"-p {self.port} "
 
 
@@ -51,10 +50,8 @@ class OtherTypes(Exception):
 Types = tuple[str, ...] | None
 
 
-def verify(
-    transport: PatchedTransport, target: Target, progress: Progress, requested: Types
-) -> None:
-    """Check the host key. Raises `OtherTypes` when types other than `requested` are on record."""
+def verify(transport: PatchedTransport, target: Target, progress: Progress, types: Types) -> None:
+    """Check the host key. Raises `OtherTypes` when types other than `types` are on record."""
     key = transport.get_remote_server_key()
     key_type, text = key.get_name(), key.get_base64()
     bits = target.config.required_rsa_bits or LEAST_RSA_BITS
@@ -62,7 +59,7 @@ def verify(
         raise TransportError("hostkey", f"the host's RSA key has fewer than {bits} bits")
     name, port = target.known_as
     verdict = target.known.check(name, port, key_type, text)
-    is_other = requested is not None and set(verdict.types) != set(requested)
+    is_other = types is not None and set(verdict.types) != set(types)
     if verdict.state == "changed" and is_other:
         raise OtherTypes(verdict.types)
     if verdict.state == "unknown" and target.accept_to is not None:

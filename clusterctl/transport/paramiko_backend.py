@@ -18,7 +18,7 @@ from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.identities import Identities
 from clusterctl.transport.known_hosts import File, KnownHosts, split_paths
-from clusterctl.transport.login import OtherTypes, Target, log_in, verify
+from clusterctl.transport.login import OtherTypes, Target, Types, log_in, verify
 from clusterctl.transport.paramiko_import import BROKEN, paramiko
 from clusterctl.transport.patched_transport import PatchedTransport
 from clusterctl.transport.proxy_jump import JumpPool, proxy_command
@@ -114,7 +114,7 @@ class ParamikoTransport:
 
     def _open(self, target: Target, way: _Way) -> PatchedTransport:
         """A logged-in connection; tried twice when the server closes it during the handshake."""
-        types: tuple[str, ...] | None = None
+        types: Types = None
         dropped, progress = False, way.progress
         while True:  # at most one retry for each of the two reasons
             try:
@@ -133,9 +133,7 @@ class ParamikoTransport:
                 left_s = max(0.5, way.limits.handshake_s - pause_s)
                 way = replace(way, limits=replace(way.limits, handshake_s=left_s))
 
-    def _open_once(
-        self, target: Target, way: _Way, types: tuple[str, ...] | None
-    ) -> PatchedTransport:
+    def _open_once(self, target: Target, way: _Way, types: Types) -> PatchedTransport:
         """With `types`, request host keys of these types only."""
         sock, release = self._socket(target, way)
         progress = way.progress

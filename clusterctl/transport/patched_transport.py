@@ -23,13 +23,9 @@ STALL_S = 20.0
 # Output that a node may send ahead of its reader: the memory that a reader that stops can cost.
 WINDOW_BYTES = 1 << 20
 
-_CIPHERS = (
-    "aes128-gcm@openssh.com",  # 6.0 against 6.7 ms a connection with aes128-ctr + hmac
-    "aes256-gcm@openssh.com",
-    "aes128-ctr",
-    "aes192-ctr",
-    "aes256-ctr",
-)
+# 6.0 ms a connection with aes128-gcm against 6.7 with aes128-ctr + hmac.
+_GCM = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+_CIPHERS = (*_GCM, "aes128-ctr", "aes192-ctr", "aes256-ctr")
 _MACS = tuple(f"hmac-sha2-{bits}{etm}" for etm in ("-etm@openssh.com", "") for bits in (256, 512))
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # signatures of keys of the type ssh-rsa
 # Keyword of ssh_config: paramiko's names for what is preferred, and for what there is.
@@ -54,8 +50,9 @@ class _Packets(paramiko.packet.Packetizer):
         super().__init__(sock)
         self._sock = sock
 
-    def start_handshake(self, timeout: float) -> None:
-        """Our caller closes the socket when the handshake is late."""
+    def start_handshake(
+        self, timeout: float
+    ) -> None: ...  # the caller's deadline closes the socket
 
     def handshake_timed_out(self) -> bool:
         return False
@@ -160,10 +157,7 @@ paramiko.transport.Channel = SafeChannel  # type: ignore[attr-defined]
 
 
 class PatchedTransport(paramiko.Transport):
-    """One ssh connection below authentication.
-
-    `on_banner` is called at the server's banner, `on_close` once when the connection is closed.
-    """
+    """One ssh connection; calls `on_banner` at the server's banner, `on_close` at its end."""
 
     _active_check_timeout = IDLE_POLL_S
     _preferred_keys: tuple[str, ...] = _Transport._preferred_keys

@@ -35,7 +35,6 @@ class Wake(threading.Event):
 
 
 def lost(error: BaseException | None) -> str:
-    """The sentence about a connection that broke."""
     reason = str(error) if error is not None else ""
     return f"the connection was lost: {reason}" if reason else "the connection was lost"
 
@@ -100,7 +99,6 @@ class Process:
             self.channel.shutdown_write()
 
     def at_end(self) -> bool:
-        """stdout is closed and everything in it has been read."""
         channel = self.channel
         has_data = channel.recv_ready() or channel.recv_stderr_ready()
         return bool(channel.eof_received or channel.closed) and not has_data

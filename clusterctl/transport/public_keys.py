@@ -38,7 +38,6 @@ def strings(blob: bytes, most: int | None = None) -> list[bytes]:
 
 
 def key_type(blob: bytes) -> str:
-    """The type at the start of a public key or a certificate."""
     return blob[4 : 4 + int.from_bytes(blob[:4], "big")].decode(errors="replace")
 
 

@@ -28,10 +28,8 @@ def addresses(
         try:
             found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
             outcome.append([(kind, address) for kind, _, _, _, address in found])
-        except OSError as error:
-            outcome.append(str(error.strerror))
-        except UnicodeError as error:  # a label that is empty or too long
-            outcome.append(str(error))
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or too long
+            outcome.append(str(getattr(error, "strerror", error)))
 
     thread = threading.Thread(target=look_up, name=f"resolve-{host}", daemon=True)
     thread.start()

@@ -100,7 +100,6 @@ def digits(high: int) -> Shape:
 
 
 def one_of(*words: str) -> Shape:
-    """One of these texts."""
     known = {word: word for word in words}
     return _text_as(f"one of {', '.join(words)}", LINE, known.get)
 
@@ -118,7 +117,6 @@ def _text_as(wanted: str, most: int, read: Callable[[str], str | None]) -> Shape
 
 
 def whole(low: int = -WIDE, high: int = WIDE) -> Shape:
-    """A whole number of low to high."""
     return _in_range("a whole number", (int,), low, high)
 
 
@@ -140,15 +138,12 @@ def _in_range(what: str, kinds: tuple[type, ...], low: float, high: float) -> Sh
 
 
 def flag(value: Any) -> bool:
-    """true or false."""
     if type(value) is not bool:
         raise Misshapen("true or false", value)
     return value
 
 
 def maybe(inner: Shape) -> Shape:
-    """null, or the inner shape."""
-
     def shape(value: Any) -> Any:
         return None if value is None else inner(value)
 
@@ -167,8 +162,6 @@ def items(inner: Shape, most: int) -> Shape:
 
 
 def row(*inner: Shape) -> Shape:
-    """A list with exactly these shapes."""
-
     def shape(value: Any) -> list[Any]:
         if type(value) is not list or len(value) != len(inner):
             raise Misshapen(f"a list of {len(inner)}", value)

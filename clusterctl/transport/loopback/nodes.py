@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import ClusterctlError
 
@@ -46,7 +47,7 @@ class LoopbackCluster:
         self.ports: list[int] = []
         self._token = uuid.uuid4().hex
         self._env = {**(env or {}), MARK: self._token}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, Any] = {}  # Popen with stdin and stdout
         self._stop_lock = threading.Lock()
 
     def __enter__(self) -> LoopbackCluster:
@@ -111,7 +112,6 @@ class LoopbackCluster:
     def _wait_until_ready(self, name: str, deadline: float) -> int:
         """The port of a node. Raises `ClusterctlError` when it does not start."""
         output = self._processes[name].stdout
-        assert output is not None
         left_s = max(0.0, deadline - time.monotonic())
         if not select.select([output], [], [], left_s)[0]:
             raise ClusterctlError(f"loopback node {name} does not start in {START_TIMEOUT_S:g} s")
@@ -128,8 +128,7 @@ class LoopbackCluster:
         with self._stop_lock:
             processes, self._processes = list(self._processes.values()), {}
             for process in processes:
-                if process.stdin is not None:
-                    process.stdin.close()  # the lease
+                process.stdin.close()  # the lease
             deadline = time.monotonic() + timeout_s
             for process in processes:
                 try:
@@ -137,8 +136,7 @@ class LoopbackCluster:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
+                process.stdout.close()
             left = self._sweep() if processes else []
             files = [self._file(n, s) for n in self.names for s in ("hostkey", "json", "log")]
             for path in (self.identity, self.known_hosts, self.hostfile, *files):
@@ -193,12 +191,7 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def main() -> None:
-    """`python -m clusterctl.transport.loopback.nodes CONFIG`: one node."""
+if __name__ == "__main__":  # one node: its argument is the config
     from clusterctl.transport.loopback.ssh_server import serve
 
     serve(Path(sys.argv[1]))
-
-
-if __name__ == "__main__":
-    main()

@@ -65,8 +65,6 @@ def _handle_request(channel: paramiko.Channel, message: paramiko.Message) -> Non
 
 
 class _Session(paramiko.Transport):
-    """One client's connection."""
-
     _channel_handler_table = {  # noqa: RUF012 - paramiko's own shape
         **_Transport._channel_handler_table,
         paramiko.common.MSG_CHANNEL_REQUEST: _handle_request,
@@ -74,8 +72,6 @@ class _Session(paramiko.Transport):
 
 
 class Node:
-    """Everything that runs on one loopback node: sessions and commands."""
-
     def __init__(self, config: dict[str, Any]) -> None:
         self.user = pwd.getpwuid(os.getuid()).pw_name
         self.key = paramiko.PKey.from_path(config["host_key"])
@@ -132,7 +128,7 @@ class Node:
 
 
 class _Login(paramiko.ServerInterface):
-    """Who may log in, and what they may request."""
+    """Who may log in, and what they may request: no environment, as sshd without AcceptEnv."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -148,11 +144,6 @@ class _Login(paramiko.ServerInterface):
         if kind == "session":
             return paramiko.common.OPEN_SUCCEEDED
         return paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
-
-    def check_channel_env_request(
-        self, channel: paramiko.Channel, name: bytes, value: bytes
-    ) -> bool:
-        return False  # as sshd without AcceptEnv
 
 
 class Command:
@@ -248,10 +239,7 @@ class Command:
 
 
 def serve(config_path: Path) -> None:
-    """Serve one node until stdin closes or SIGTERM comes; prints one JSON line when ready.
-
-    stdin is a lease: it closes when the process that started us ends, however it ends.
-    """
+    """Serve one node until SIGTERM or the end of stdin, its lease; prints JSON when ready."""
     config = json.loads(config_path.read_text(encoding="utf-8"))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

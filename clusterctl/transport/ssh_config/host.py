@@ -102,13 +102,11 @@ class Query:
             tokens["C"] = hashlib.sha1(connection, usedforsecurity=False).hexdigest()
         return tokens
 
-    def expanded(
-        self, keyword: str, text: str, tokens: Mapping[str, str], path: bool = False
-    ) -> str:
+    def expanded(self, key: str, text: str, tokens: Mapping[str, str], path: bool = False) -> str:
         try:
             return expand_path(text, tokens) if path else expand(text, tokens)
         except BadValue as error:
-            raise problem(self.where.get(keyword, "ssh_config"), error) from None
+            raise problem(self.where.get(key, "ssh_config"), error) from None
 
 
 def canonical_name(query: Query) -> str:

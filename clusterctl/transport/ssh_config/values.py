@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,6 @@ def seconds(text: str) -> int:
 
 
 def whole_number(text: str) -> int:
-    """A number of ordinary size. Raises `BadValue`."""
     if not _DIGITS.fullmatch(text) or len(text) > MAX_DIGITS:
         raise BadValue(f"{text!r} is not a number")
     return int(text)
@@ -69,13 +69,9 @@ def whole_number(text: str) -> int:
 
 def port_number(text: str) -> int:
     """A port from 1 to 65535, or the name of a service. Raises `BadValue`."""
-    if _DIGITS.fullmatch(text):
-        number = int(text[:MAX_DIGITS])
-    else:
-        try:
-            number = socket.getservbyname(text, "tcp")
-        except OSError:
-            number = 0
+    number = int(text[:MAX_DIGITS]) if _DIGITS.fullmatch(text) else 0
+    with suppress(OSError):  # no such service
+        number = number or socket.getservbyname(text, "tcp")
     if not 1 <= number <= 65535:
         raise BadValue(f"{text!r} is not a port")
     return number
@@ -83,8 +79,6 @@ def port_number(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One jump host."""
-
     host: str
     port: int | None
     user: str | None

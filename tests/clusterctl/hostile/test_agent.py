@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,7 +52,7 @@ class HostileLaunch(Launch):
     def _work(self) -> None:
         try:
             self._result = supervise(
-                self.plan, self.transport, on_update=self._see, stop=self.stop, kill=self.kill,
+                self.plan, self.transport, on_update=self._see, stop=self.stop.is_set, kill=self.kill.is_set,
                 limits=LIMITS,
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
@@ -157,7 +156,7 @@ def test_agents_are_kept_while_a_slow_node_is_waited_for(bench) -> None:  # noqa
 
     result = supervise(
         plan, HostileTransport({"node-2": says}, ParamikoTransport()), on_update=lambda _: None,
-        stop=threading.Event(), limits=LIMITS,
+        limits=LIMITS,
     )  # fmt: skip
     assert (result.exit_code, result.reason) == (0, "all ranks have ended well")
     assert (plan.run_dir / "ranks/0.log").read_text() == "ran\n"

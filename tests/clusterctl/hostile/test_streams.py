@@ -18,8 +18,8 @@ import pytest
 from checks.profile import Profile
 from clusterctl.errors import TransportError
 from clusterctl.launch import supervise as supervising
+from clusterctl.launch.node_checks import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
-from clusterctl.launch.termination import prove_gone
 from clusterctl.nodes import Node
 from clusterctl.output import Output
 from clusterctl.preflight.active import run as active_run
@@ -285,7 +285,7 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
         nonlocal plan
         plan = bench.plan("pass", nodes=NODES, timing=timing)
         result = supervising.supervise(
-            plan, both(agent, rng), on_update=lambda _: None, stop=threading.Event(), limits=LIMITS
+            plan, both(agent, rng), on_update=lambda _: None, limits=LIMITS
         )
         assert result.exit_code in (0, 1, 3, 130)
         words = [result.reason, *result.last_lines, *result.leftovers, *result.unconfirmed]

@@ -162,8 +162,8 @@ class Launch:
                 self.plan,
                 ParamikoTransport(),
                 on_update=self._see,
-                stop=self.stop,
-                kill=self.kill,
+                stop=self.stop.is_set,
+                kill=self.kill.is_set,
                 limits=LIMITS,
             )
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
