@@ -7,10 +7,11 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.errors import ConfigError
 
+T = TypeVar("T")
 _NAME = "allowed"  # in a field's metadata
 _BOUNDS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "least": ("at least", operator.ge),
@@ -62,11 +63,14 @@ def allowed(of: dataclasses.Field[Any]) -> Range | Choice | None:
     return of.metadata.get(_NAME)
 
 
-def require_allowed(kind: Any, values: Mapping[str, Any], name_of: Callable[[str], str]) -> None:
-    """Each of `values` is one that this field of the dataclass `kind` may have.
+def taken_from(kind: type[T], config: object) -> T:
+    """A dataclass made of those of its fields that `config` has, among others."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    return kind(**{f.name: getattr(config, f.name) for f in fields if hasattr(config, f.name)})
 
-    `name_of` a field is its place and name for people. Raises ConfigError.
-    """
+
+def require_allowed(kind: Any, values: Mapping[str, Any], name_of: Callable[[str], str]) -> None:
+    """Raises ConfigError for a value that its field of `kind` may not have, by its `name_of`."""
     for of in dataclasses.fields(kind):
         rule, value = allowed(of), values.get(of.name)
         if of.name not in values or rule is None or (value is None and isinstance(rule, Range)):

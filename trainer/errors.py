@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+
+def nearest(name: object, known: Iterable[str], prefix: str = "") -> str | None:
+    """A hint with the known name that is most like a wrong one."""
+    import difflib  # here: reading a run imports this module
+
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else None
 
 
 class TrainerError(Exception):

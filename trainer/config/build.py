@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 from trainer.allowed_values import require_allowed
 from trainer.config.file import Key, Tree
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, nearest
 
 
 class Section:
@@ -46,10 +45,7 @@ def _key_types(cls: Any) -> dict[str, Any]:
 
 
 def build(cls: type[S], tree: Tree, notes: list[str], key: Key = ()) -> S:
-    """The dataclass for the dict at `key`. Harmless keys are dropped with a note.
-
-    Raises `ConfigError` for unknown and refused keys and for values of another type.
-    """
+    """The dataclass for the dict at `key`; raises ConfigError for wrong keys and values."""
     data: Any = tree.data
     for name in key:
         data = data[name]
@@ -95,9 +91,8 @@ def _field_of(cls: type[Section], key: Key, place: str, notes: list[str]) -> str
     if name in cls.refused:
         raise ConfigError(f"{place}: {shown} is not supported: {cls.refused[name]}")
     names = [*known, *cls.aliases, *cls.harmless, *cls.refused]
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {'.'.join((*key[:-1], near[0]))}?" if near else None
-    raise ConfigError(f"{place}: there is no key {shown}", hint=hint)
+    section = "".join(f"{part}." for part in key[:-1])
+    raise ConfigError(f"{place}: there is no key {shown}", hint=nearest(name, names, section))
 
 
 def _section_of(kind: Any) -> type[Section] | None:
@@ -136,10 +131,8 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 def type_name(kind: Any) -> str:
     """A type for people."""
-    return " or ".join(
-        "None" if part is type(None) else getattr(part, "__name__", str(part))
-        for part in _alternatives(kind)
-    )
+    parts = ("None" if part is type(None) else part for part in _alternatives(kind))
+    return " or ".join(str(getattr(part, "__name__", part)) for part in parts)
 
 
 # --- overrides ---

@@ -1,7 +1,4 @@
-"""The table of all config keys, made from the dataclasses and their comments.
-
-python -m trainer.config.docs --write docs/reference/configs.md    # a test compares the file
-"""
+"""The table of all config keys (--write docs/reference/configs.md), of dataclasses' comments."""
 
 from __future__ import annotations
 
@@ -15,29 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from trainer.allowed_values import allowed
-from trainer.config.keys import (
-    Config,
-    DatasetConfig,
-    ModelConfig,
-    SampleConfig,
-    SchedulerConfig,
-    TextEncoderConfig,
-    VaeConfig,
-)
+from trainer.config import keys
 from trainer.config.upstream import REFUSED, TYPES
 from trainer.models.stdit_config import STDiT3Config
 
 BEGIN, END = "<!-- keys: python -m trainer.config.docs -->", "<!-- end of keys -->"
 # Prefix of the keys, their dataclass, heading.
 SECTIONS: tuple[tuple[str, Any, str], ...] = (
-    ("", Config, "The run"),
-    ("dataset.", DatasetConfig, "dataset"),
-    ("model.", ModelConfig, "model"),
+    ("", keys.Config, "The run"),
+    ("dataset.", keys.DatasetConfig, "dataset"),
+    ("model.", keys.ModelConfig, "model"),
     ("model.", STDiT3Config, "model: the network's own numbers"),
-    ("vae.", VaeConfig, "vae"),
-    ("text_encoder.", TextEncoderConfig, "text_encoder"),
-    ("scheduler.", SchedulerConfig, "scheduler"),
-    ("sample.", SampleConfig, "sample"),
+    ("vae.", keys.VaeConfig, "vae"),
+    ("text_encoder.", keys.TextEncoderConfig, "text_encoder"),
+    ("scheduler.", keys.SchedulerConfig, "scheduler"),
+    ("sample.", keys.SampleConfig, "sample"),
 )
 _FIELD = re.compile(r"(\w+): .*?(?:  # (.*))?$")  # one line; name and comment
 
@@ -77,10 +66,8 @@ def table() -> str:
     for prefix, cls, heading in SECTIONS:
         lines += [f"### {heading}", "", f"{(cls.__doc__ or '').splitlines()[0]}", ""]
         lines += ["| key | type | default | |", "| --- | --- | --- | --- |"]
-        lines += [
-            f"| `{key}` | {_cell(kind)} | `{default}` | {_cell(comment)} |"
-            for key, kind, default, comment in rows(prefix, cls)
-        ]
+        for key, kind, default, comment in rows(prefix, cls):
+            lines.append(f"| `{key}` | {_cell(kind)} | `{default}` | {_cell(comment)} |")
         lines.append("")
     lines += _keys("Other spellings that are understood", "aliases", "means")
     lines += _keys("Keys of published files that need nothing here", "harmless", "why")
@@ -116,9 +103,8 @@ def updated(document: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.config.docs", description="Print the table of all config keys."
-    )
+    prog, description = "python -m trainer.config.docs", "Print the table of all config keys."
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--write", type=Path, metavar="FILE", help="put it into this document")
     path: Path | None = parser.parse_args(argv).write
     if path is None:

@@ -1,9 +1,8 @@
-"""Python configuration files: evaluated in a process of their own and merged.
+"""Python configuration files: evaluated in a process of their own, which returns plain data.
 
 `_base_` (a path or a list, relative to the file) names files whose values come first; a dict is
 merged into the base's dict unless it holds `_delete_: True`. Names with a leading underscore are
-the file's own. What a file does while it runs (imports, sys.path, the environment) stays in that
-process; home comes only plain data.
+the file's own.
 """
 
 from __future__ import annotations
@@ -129,9 +128,8 @@ def read(path: Path, _seen: tuple[Path, ...] = ()) -> Tree:
     """The file with its bases beneath it. Raises `ConfigError` with file and line."""
     path = path.resolve()
     if path in _seen:
-        raise ConfigError(
-            " -> ".join(map(str, (*_seen, path))) + ": these files inherit in a circle"
-        )
+        chain = " -> ".join(map(str, (*_seen, path)))
+        raise ConfigError(f"{chain}: these files inherit in a circle")
     data = dict(_evaluate(path))
     bases = data.pop("_base_", [])
     places = _lines(path)
@@ -141,10 +139,9 @@ def read(path: Path, _seen: tuple[Path, ...] = ()) -> Tree:
         lower = read(path.parent / base, (*_seen, path))
         twice = sorted(set(tree.data) & set(lower.data))
         if twice:
-            raise ConfigError(
-                f"{path}: two files of _base_ set {', '.join(twice)} "
-                f"({tree.place((twice[0],))} and {lower.place((twice[0],))})"
-            )
+            where = f"{tree.place((twice[0],))} and {lower.place((twice[0],))}"
+            names = ", ".join(twice)
+            raise ConfigError(f"{path}: two files of _base_ set {names} ({where})")
         tree.merge(lower)
     tree.merge(own)
     return tree
@@ -154,22 +151,17 @@ def _evaluate(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"there is no config file {path}")
     try:
-        child = subprocess.run(
-            [sys.executable, "-I", "-c", _CHILD, str(path)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_LIMIT_S,
-        )
+        words = [sys.executable, "-I", "-c", _CHILD, str(path)]
+        nothing = subprocess.DEVNULL
+        child = subprocess.run(words, stdin=nothing, capture_output=True, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{path} is still running after {_LIMIT_S:.0f} s") from None
     try:
         answer = marshal.loads(child.stdout)
     except (EOFError, ValueError, TypeError):
         last = child.stderr.decode(errors="replace").strip().splitlines()[-3:]
-        raise ConfigError(
-            f"{path} ended Python while it was read (exit code {child.returncode}): "
-            f"{' '.join(last)}"
-        ) from None
+        ended = f"ended Python while it was read (exit code {child.returncode})"
+        raise ConfigError(f"{path} {ended}: {' '.join(last)}") from None
     if answer[0] == "ok":
         return dict(answer[1])
     _, line, text = answer
@@ -181,18 +173,16 @@ def _lines(path: Path) -> dict[Key, int]:
     found: dict[Key, int] = {}
 
     def walk(node: ast.expr, key: Key) -> None:
+        entries: list[tuple[Any, int, ast.expr]] = []
         if isinstance(node, ast.Dict):
-            for name, value in zip(node.keys, node.values, strict=True):
-                if isinstance(name, ast.Constant):
-                    inner = (*key, str(name.value))
-                    found[inner] = name.lineno
-                    walk(value, inner)
+            pairs = zip(node.keys, node.values, strict=True)
+            entries = [(n.value, n.lineno, v) for n, v in pairs if isinstance(n, ast.Constant)]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
-            for keyword in node.keywords:
-                if keyword.arg:
-                    inner = (*key, keyword.arg)
-                    found[inner] = keyword.value.lineno
-                    walk(keyword.value, inner)
+            entries = [(word.arg, word.value.lineno, word.value) for word in node.keywords]
+        for name, line, value in entries:
+            if name is not None:
+                found[(*key, str(name))] = line
+                walk(value, (*key, str(name)))
 
     for statement in ast.parse(path.read_bytes()).body:
         if isinstance(statement, ast.Assign):

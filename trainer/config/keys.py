@@ -46,9 +46,7 @@ class DatasetConfig(Section):
         "fps_max": "fps is read from the manifest",
         "vmaf": "scores are columns of the manifest",
     }
-    refused: ClassVar[Mapping[str, str]] = {
-        "tokenize_fn": "captions are tokenised by the text encoder"
-    }
+    refused: ClassVar[Mapping[str, str]] = {"tokenize_fn": "the text encoder tokenises captions"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,7 @@ class ModelConfig(Section):
     allow_partial: bool = False  # start although the weights give less than 99 % of the tensors
     options: dict[str, Any] = field(default_factory=dict, metadata={"settable": False})
 
-    harmless: ClassVar[Mapping[str, str]] = {
-        "force_huggingface": "weights are recognised by content"
-    }
+    harmless: ClassVar[Mapping[str, str]] = {"force_huggingface": "the weights say what they are"}
     refused: ClassVar[Mapping[str, str]] = {
         "qk_norm_legacy": "norms stand before the rotation, as in the published weights",
         "grad_ckpt_setting": "say grad_checkpoint, for a memory budget too",

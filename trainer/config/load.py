@@ -1,31 +1,29 @@
 """A run's configuration from a file and the command line; keys are in trainer.config.keys.
 
     config = load("demo", ["--lr", "1e-4", "--dataset.data-path=clips.csv"])
-    python -m trainer.config show demo --lr 1e-4
 
-Why it is our own: files of Open-Sora and of Lambda's fork load unchanged, and each key and value is
-checked before anything starts: type, range, nearest name, file and line, upstream keys that are
-harmless or refused with a reason. mmengine's Config, which Open-Sora uses, takes any key and type,
-so that a rank fails later. docs/decisions/0008-configuration-in-python.md.
+Files of Open-Sora and of Lambda's fork load unchanged, and each key and value is checked before
+anything starts; mmengine's Config takes any key, so that a rank fails later
+(docs/decisions/0008-configuration-in-python.md).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.allowed_values import taken_from
 from trainer.config.build import build, coerce, parse_text, type_at
 from trainer.config.file import Tree, is_whole, read
 from trainer.config.keys import Config
 from trainer.config.upstream import translate
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, nearest
 from trainer.models.checkpointing import GradCheckpoint
-from trainer.optim.lr_schedules import rate_of, settings_of
+from trainer.optim.lr_schedules import ScheduleConfig, rate_of
 
 __all__ = ["CONFIGS", "Config", "as_python", "find", "from_dict", "load", "to_dict"]
 
@@ -41,11 +39,9 @@ def find(name: str | Path) -> Path:
     if path.suffix != ".py" and short.is_file():
         return short
     have = sorted(p.stem for p in CONFIGS.glob("[!_]*.py"))
-    near = difflib.get_close_matches(str(name), have, n=1)
-    raise ConfigError(
-        f"there is no config {name}; short names are {', '.join(have) or 'none'}",
-        hint=f"did you mean {near[0]}?" if near else None,
-    )
+    known = ", ".join(have) or "none"
+    text = f"there is no config {name}; short names are {known}"
+    raise ConfigError(text, hint=nearest(name, have))
 
 
 def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -81,13 +77,12 @@ def _finish(tree: Tree, notes: list[str]) -> Config:
         key = "grad_checkpoint"
         GradCheckpoint.parse(config.grad_checkpoint)
         key = "lr_schedule"
-        rate_of(settings_of(config))
+        rate_of(taken_from(ScheduleConfig, config))
     except ConfigError as error:
         raise ConfigError(f"{tree.place((key,))}: {error}") from None
     if config.keep_checkpoints == 0:
-        raise ConfigError(
-            f"{tree.place(('keep_checkpoints',))}: keep_checkpoints is -1 (all) or at least 1"
-        )
+        place = tree.place(("keep_checkpoints",))
+        raise ConfigError(f"{place}: keep_checkpoints is -1 (all) or at least 1")
     return dataclasses.replace(config, notes=tuple(notes))
 
 

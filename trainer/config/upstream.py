@@ -6,19 +6,15 @@ keys become the section `sample`; it has no bucket_config and a key that only su
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from trainer.config.build import field_types
 from trainer.config.file import Tree
 from trainer.config.keys import Config, ModelConfig, SampleConfig
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, nearest
 
 _OTHER_NETWORK = "is another network; STDiT3 of Open-Sora 1.2 is trained here"
-_FEATURES = (
-    "reads its own files of features; ours are made by trainer.data encode and named by "
-    "dataset.features"
-)
+_FEATURES = "reads its own feature files; ours of trainer.data encode are named by dataset.features"
 _IDDPM = "is another diffusion; rectified flow ('rflow') is trained here"
 
 # Section -> name in a file -> our name.
@@ -124,20 +120,15 @@ def our_type(section: str, name: str, place: str) -> str:
         return known[name]
     if name in refused:
         raise ConfigError(f"{place}: {section}.type {name!r} {refused[name]}")
-    near = difflib.get_close_matches(name, [*known, *refused], n=1)
-    raise ConfigError(
-        f"{place}: {section}.type {name!r} is not known; there is {', '.join(known)}",
-        hint=f"did you mean {near[0]}?" if near else None,
-    )
+    text = f"{place}: {section}.type {name!r} is not known; there is {', '.join(known)}"
+    raise ConfigError(text, hint=nearest(name, [*known, *refused]))
 
 
 def _move_into_sample(tree: Tree, notes: list[str]) -> None:
     """Put the flat keys of an inference config into `sample`."""
     if tree.data.pop("prompt", None):
-        raise ConfigError(
-            f"{tree.place(('prompt',))}: prompts do not stand in a config",
-            hint="--prompt TEXT, or a file with one a line and --prompt-path FILE",
-        )
+        hint = "--prompt TEXT, or a file with one a line and --prompt-path FILE"
+        raise ConfigError(f"{tree.place(('prompt',))}: a config holds no prompts", hint=hint)
     for name, why in _LEFT_OUT.items():
         if tree.data.pop(name, None) is not None:
             notes.append(f"{name} is not needed here: {why}")

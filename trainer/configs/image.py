@@ -1,6 +1,5 @@
 # Images only (rows of the manifest with num_frames 1): a
 # short start that adapts PixArt's weights to this VAE and to aspect ratios before any video.
-#
 #   clusterctl launch image nodes.txt --data-path images.csv \
 #       --ckpt-path pretrained_models/PixArt-Sigma-XL-2-2K-MS.pth
 

@@ -1,5 +1,4 @@
 # Stage 1: mainly 144p to 360p, from PixArt-Sigma's weights (temporal branches start as identity).
-#
 #   clusterctl launch stage1 nodes.txt --data-path OpenVid1M.csv \
 #       --ckpt-path pretrained_models/PixArt-Sigma-XL-2-2K-MS.pth
 

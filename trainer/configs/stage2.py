@@ -1,5 +1,4 @@
 # Stage 2: mainly 240p to 480p, from stage 1's weights.
-#
 #   clusterctl launch stage2 nodes.txt --data-path OpenVid1M.csv --ckpt-path outputs/008-STDiT3-XL-2
 
 _base_ = "_recipe.py"

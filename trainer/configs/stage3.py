@@ -1,5 +1,4 @@
 # Stage 3: mainly 480p to 1080p, from stage 2's weights, with MiraData's 330,000 clips added.
-#
 #   clusterctl launch stage3 nodes.txt --data-path OpenVid1M-MiraData330k.csv \
 #       --ckpt-path outputs/009-STDiT3-XL-2
 

@@ -1,6 +1,5 @@
 # Stage 4: stage 1's sizes again on both datasets, from stage 3's weights; a bump in the learning
 # rate ("1cycle": from min_lr to max_lr over the warmup, to lr over the cooldown), no masking.
-#
 #   clusterctl launch stage4 nodes.txt --data-path OpenVid1M-MiraData330k.csv \
 #       --ckpt-path outputs/010-STDiT3-XL-2
 

@@ -1,6 +1,5 @@
 # Stage 6: stage 3's sizes again on both datasets, from stage 5's weights; half of stage 4's bump,
 # no masking. Lambda's run of it crashed at step 2900; stage 7 continued from there.
-#
 #   clusterctl launch stage6 nodes.txt --data-path OpenVid1M-MiraData330k.csv \
 #       --ckpt-path outputs/013-STDiT3-XL-2
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 
 class EMA:
-    """Follows named tensors: whole parameters, or the shard of them that this rank owns.
+    """Follows named tensors: whole parameters, or this rank's parts of them.
 
-    With `ramp` the decay starts low and reaches `decay` later (min(decay, (1 + n) / (10 + n)) at
-    the n-th update), so that a short run's average is not mostly its random start.
+    With `ramp` the decay is min(decay, (1 + n) / (10 + n)): less of the random start in short runs.
     """
 
     def __init__(
@@ -26,10 +25,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, params: Iterable[tuple[str, Tensor]]) -> None:
-        """Move towards the present weights, of any floating-point dtype, in one or two fused calls.
-
-        Raises KeyError when the names differ from the first ones.
-        """
+        """Move towards the present weights, of any float dtype. Raises KeyError for other names."""
         present = dict(params)
         if present.keys() != self._shadow.keys():
             raise KeyError(f"EMA follows other tensors: {_difference(present, self._shadow)}")
@@ -50,10 +46,7 @@ class EMA:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor], updates: int | None = None) -> None:
-        """Take over an average; every name must be there with its shape.
-
-        `updates` is how many made it; without it the ramp counts as over.
-        """
+        """Take over an average made by `updates` (None: after the ramp). Raises on other names."""
         if state.keys() != self._shadow.keys():
             raise KeyError(f"this EMA is of another model: {_difference(state, self._shadow)}")
         for name, value in self._shadow.items():

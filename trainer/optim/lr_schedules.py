@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import ConfigError
@@ -27,16 +27,8 @@ class ScheduleConfig:
 Rate = Callable[[int], float]  # number of steps taken so far -> learning rate of the next one
 
 
-def settings_of(config: object) -> ScheduleConfig:
-    """Of a config that has these fields among others."""
-    return ScheduleConfig(**{f.name: getattr(config, f.name) for f in fields(ScheduleConfig)})
-
-
 def rate_of(config: ScheduleConfig) -> Rate:
-    """The learning rate as a function of the steps already taken.
-
-    Raises ConfigError when a setting that the schedule needs is missing or unknown.
-    """
+    """The rate by the steps taken. Raises ConfigError for a setting that is missing or unknown."""
     kind = config.lr_schedule or ("constant" if config.warmup_steps is None else "linear")
     if kind not in _RATES:
         raise ConfigError(f"lr_schedule {kind!r} must be one of {', '.join(_RATES)}")
@@ -58,9 +50,8 @@ def _one_cycle(config: ScheduleConfig) -> Rate:
     if config.min_lr is None or config.max_lr is None:
         raise ConfigError("lr_schedule '1cycle' needs min_lr and max_lr")
     if config.anneal_strategy not in _ANNEAL:
-        raise ConfigError(
-            f"anneal_strategy {config.anneal_strategy!r} must be one of {', '.join(_ANNEAL)}"
-        )
+        known = ", ".join(_ANNEAL)
+        raise ConfigError(f"anneal_strategy {config.anneal_strategy!r} must be one of {known}")
     anneal, low, top = _ANNEAL[config.anneal_strategy], config.min_lr, config.max_lr
     warmup, cooldown = config.warmup_steps or 0, config.cooldown_steps or 0
 
@@ -97,19 +88,11 @@ def _straight(start: float, end: float, share: float) -> float:
 
 
 _ANNEAL = {"cos": _cos, "linear": _straight}
-_RATES: dict[str, Callable[[ScheduleConfig], Rate]] = {
-    "constant": _constant,
-    "linear": _linear,
-    "1cycle": _one_cycle,
-    "cosine": _cosine,
-}
+_RATES = {"constant": _constant, "linear": _linear, "1cycle": _one_cycle, "cosine": _cosine}
 
 
 class Schedule:
-    """Sets every group's learning rate: for the first step at once, then after each `step()`.
-
-    `optimizer` has `param_groups`: torch's, or an engine.
-    """
+    """Sets the rate of every group of an optimizer or engine: at once, and after each `step()`."""
 
     def __init__(self, optimizer: Any, config: ScheduleConfig) -> None:
         self._optimizer, self.config = optimizer, config
@@ -130,10 +113,7 @@ class Schedule:
         return {"schema": 1, "steps": self._steps, "lr": self.lr}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the saved number of steps; rates come from this run's own settings.
-
-        Also takes a state without `steps`: upstream's warmup has it as `last_epoch`.
-        """
+        """Continue after the saved steps (upstream: `last_epoch`) with this run's own settings."""
         steps = state.get("steps", state.get("last_epoch"))
         if not isinstance(steps, int):
             raise ValueError("this learning-rate state has no step count; start a new one")

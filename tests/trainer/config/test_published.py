@@ -231,7 +231,7 @@ def test_an_inference_config_fills_the_sample_section(tmp_path: Path) -> None:
 
 def test_prompts_in_a_config_are_refused_with_the_way_to_give_them(tmp_path: Path) -> None:
     (tmp_path / "sample.py").write_text('num_frames = 34\nprompt = ["a beach"]')
-    with pytest.raises(ConfigError, match=r"sample\.py:2: prompts do not stand") as caught:
+    with pytest.raises(ConfigError, match=r"sample\.py:2: a config holds no prompts") as caught:
         load(tmp_path / "sample.py")
     assert "--prompt-path" in str(caught.value.hint)
 

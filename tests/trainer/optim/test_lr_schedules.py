@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.allowed_values import taken_from
 from trainer.config.keys import Config
 from trainer.errors import ConfigError
-from trainer.optim.lr_schedules import Schedule, ScheduleConfig, rate_of, settings_of
+from trainer.optim.lr_schedules import Schedule, ScheduleConfig, rate_of
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -58,7 +59,7 @@ def test_every_group_has_the_rate_before_the_first_step_and_after_each() -> None
 
 
 def test_a_resumed_schedule_goes_on_and_its_state_is_small_and_plain() -> None:
-    settings = settings_of(replace(Config(), lr=1.0, warmup_steps=50, grad_clip=1.0))
+    settings = taken_from(ScheduleConfig, replace(Config(), lr=1.0, warmup_steps=50, grad_clip=1.0))
     schedule = Schedule(optimizer(), settings)
     for _ in range(7):
         schedule.step()
