@@ -6,14 +6,13 @@ given (clean, at time 0, outside the loss). Kinds and their statistics are Open-
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, nearest
 
 # B batch · T latent frames
 Generator = torch.Generator | None
@@ -41,25 +40,13 @@ _Length = Callable[[int, Generator], int]
 _Draw = Callable[[Tensor, Generator], None]  # sets the given frames of a mask to False
 
 
-def _head(length: _Length) -> _Draw:
-    def draw(mask_T: Tensor, generator: Generator) -> None:
-        mask_T[: length(len(mask_T), generator)] = False
-
-    return draw
-
-
-def _tail(length: _Length) -> _Draw:
-    def draw(mask_T: Tensor, generator: Generator) -> None:
-        mask_T[-length(len(mask_T), generator) :] = False
-
-    return draw
-
-
-def _head_tail(length: _Length) -> _Draw:
+def _ends(length: _Length, *, head: bool = False, tail: bool = False) -> _Draw:
     def draw(mask_T: Tensor, generator: Generator) -> None:
         count = length(len(mask_T), generator)  # the same at both ends
-        mask_T[:count] = False
-        mask_T[-count:] = False
+        if head:
+            mask_T[:count] = False
+        if tail:
+            mask_T[-count:] = False
 
     return draw
 
@@ -87,13 +74,13 @@ def _scattered(mask_T: Tensor, generator: Generator) -> None:
 _KINDS: dict[str, _Draw | None] = {
     IDENTITY: None,
     "quarter_random": _somewhere(_quarter),
-    "quarter_head": _head(_quarter),
-    "quarter_tail": _tail(_quarter),
-    "quarter_head_tail": _head_tail(_quarter),
+    "quarter_head": _ends(_quarter, head=True),
+    "quarter_tail": _ends(_quarter, tail=True),
+    "quarter_head_tail": _ends(_quarter, head=True, tail=True),
     "image_random": _somewhere(_one),
-    "image_head": _head(_one),
-    "image_tail": _tail(_one),
-    "image_head_tail": _head_tail(_one),
+    "image_head": _ends(_one, head=True),
+    "image_tail": _ends(_one, tail=True),
+    "image_head_tail": _ends(_one, head=True, tail=True),
     "random": _scattered,
     "intepolate": _every_second,  # upstream's spelling; "interpolate" is taken too
 }
@@ -102,10 +89,7 @@ KINDS = tuple(_KINDS)
 
 
 def draw_mask(kind: str, frames: int, generator: Generator = None) -> Tensor:
-    """One mask, bool [frames] on the CPU; an image (1 frame) is never given.
-
-    image_head_tail of 2 frames gives both and leaves nothing to learn, as upstream's does.
-    """
+    """One mask, bool [frames] on the CPU; an image is never given (2 frames: both, as upstream)."""
     mask_T = torch.ones(frames, dtype=torch.bool)
     draw = _KINDS[kind]
     if draw is not None and frames > 1:
@@ -142,19 +126,13 @@ class FrameMasks:
 
 
 def build_masks(ratios: Mapping[str, float] | None) -> FrameMasks:
-    """The masks of a config's `mask_ratios`; None gives none.
-
-    Raises ConfigError for an unknown kind and for shares that are no shares.
-    """
+    """The masks of a config's `mask_ratios`; raises ConfigError for wrong kinds and shares."""
     known: dict[str, float] = {}
     for name, ratio in (ratios or {}).items():
         kind = _ALIASES.get(name, name)
         if kind not in _KINDS:
-            near = difflib.get_close_matches(kind, KINDS, n=1)
-            raise ConfigError(
-                f"mask_ratios: there is no kind {name!r}; kinds are {', '.join(KINDS)}",
-                hint=f"did you mean {near[0]}?" if near else None,
-            )
+            text = f"mask_ratios: there is no kind {name!r}; kinds are {', '.join(KINDS)}"
+            raise ConfigError(text, hint=nearest(kind, KINDS))
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:
             raise ConfigError(f"mask_ratios: {name} must be between 0 and 1; not {ratio!r}")
         known[kind] = known.get(kind, 0.0) + ratio

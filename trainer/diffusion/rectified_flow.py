@@ -7,25 +7,24 @@ Open-Sora 1.2's scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.allowed_values import taken_from
 from trainer.errors import ConfigError
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
 BASE_PIXELS = 512 * 512
-SAMPLE_METHODS = ("uniform", "logit-normal")
-FRAME_COUNTS = ("true-length", "upstream")
-
-
-class VelocityModel(Protocol):
-    """Gives at least C channels, of which the first C are the velocity."""
-
-    def __call__(self, x_BCTHW: Tensor, timestep_B: Tensor, **kwargs: Any) -> Tensor: ...
+VelocityModel = Callable[..., Tensor]  # at least C channels; the first C are the velocity
+Generators = torch.Generator | Sequence[torch.Generator] | None  # one, or one per clip
+_CHOICES = {
+    "sample_method": ("uniform", "logit-normal"),
+    "timestep_transform": ("true-length", "upstream"),
+}
 
 
 def timestep_transform(
@@ -46,11 +45,7 @@ def timestep_transform(
 
 
 def upstream_frames(num_frames_B: Tensor) -> Tensor:
-    """Upstream's latent length of a number of video frames: 0 (so every t = 0) for 2 to 16 frames.
-
-    Whether the batch is images is read off its first row, as upstream does (hpcaitech/Open-Sora
-    #601).
-    """
+    """Upstream's latent length: 0 (so every t = 0) for 2 to 16 frames; row 0 decides (#601)."""
     if num_frames_B[0] == 1:
         return torch.ones_like(num_frames_B)
     return num_frames_B // 17 * 5
@@ -58,7 +53,7 @@ def upstream_frames(num_frames_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RectifiedFlow:
-    """Upstream's `scheduler` settings. Raises ValueError for a method it does not know."""
+    """Upstream's `scheduler` settings. Raises ConfigError for a method it does not know."""
 
     num_timesteps: int = 1000
     num_sampling_steps: int = 30
@@ -72,18 +67,12 @@ class RectifiedFlow:
     timestep_transform: str = "true-length"  # frames of the latent itself, or upstream's formula
 
     def __post_init__(self) -> None:
-        if self.sample_method not in SAMPLE_METHODS:
-            raise ValueError(
-                f"sample_method {self.sample_method!r} must be one of {SAMPLE_METHODS}"
-            )
-        if self.timestep_transform not in FRAME_COUNTS:
-            raise ValueError(
-                f"timestep_transform {self.timestep_transform!r} must be one of {FRAME_COUNTS}"
-            )
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(f"scheduler: {name} {value!r} must be one of {known}")
         if self.use_discrete_timesteps and self.sample_method != "uniform":
-            raise ValueError(
-                "discrete timesteps are drawn uniformly: sample_method must be uniform"
-            )
+            raise ConfigError("scheduler: use_discrete_timesteps needs sample_method uniform")
 
     def sample_timesteps(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Training times before the transform, fp32 [count] on the CPU."""
@@ -102,14 +91,11 @@ class RectifiedFlow:
             frames_B = upstream_frames(sizes["num_frames"])
         else:
             frames_B = torch.full_like(t_B, z_BCTHW.shape[2], dtype=torch.float32)
-        return timestep_transform(
-            t_B,
-            sizes["height"].to(t_B.device),
-            sizes["width"].to(t_B.device),
-            frames_B.to(t_B.device),
-            self.num_timesteps,
-            self.transform_scale,
+        frames_B, height_B, width_B = (
+            values.to(t_B.device) for values in (frames_B, sizes["height"], sizes["width"])
         )
+        scales = (self.num_timesteps, self.transform_scale)
+        return timestep_transform(t_B, height_B, width_B, frames_B, *scales)
 
     def add_noise(self, z_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor) -> Tensor:
         """The point at time t on the way from clean to noise."""
@@ -162,7 +148,7 @@ class RectifiedFlow:
         kwargs: Mapping[str, Any],
         steps: int | None = None,
         cfg_scale: float | None = None,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        generator: Generators = None,
         progress: Callable[[int, Tensor], None] | None = None,
         frame_mask: Tensor | None = None,
         noises: Iterable[Tensor] | None = None,
@@ -171,22 +157,22 @@ class RectifiedFlow:
         """From noise `z` to a latent, with guidance v = v_null + cfg_scale (v_text - v_null).
 
         `y_null` is the learned null text, or a negative prompt's features with its own `null_mask`
-        [1 or B, L]; without one the null half is read at the caption's own tokens, as upstream
-        does. `kwargs` go to the model (fps, height, width, num_frames, each [B]). `progress(step,
-        z)` is called with what the model is about to see. `frame_mask` [B, T] is each frame's edit
-        ratio: 1 is made from noise, 0 kept as `z` has it, between takes part from that time on; its
-        noise comes from `generator` (one, or one per clip) or from `noises`, one tensor per step.
+        [1 or B, L]; without one the null half is read at the caption's tokens, as upstream does.
+        `kwargs` go to the model. `progress(step, z)` gets what the model is to see. `frame_mask`
+        [B, T] is each frame's edit ratio: 1 is made from noise, 0 kept as `z` has it, between takes
+        part from that time on, with noise of `generator` or one of `noises` per step.
         """
-        steps, guidance = (
-            steps or self.num_sampling_steps,
-            self.cfg_scale if cfg_scale is None else cfg_scale,
-        )
+        steps = steps or self.num_sampling_steps
+        guidance = self.cfg_scale if cfg_scale is None else cfg_scale
         times = self._sampling_times(z_BCTHW, steps, kwargs)
         guided = guidance != 1.0
         y = torch.cat([y_B1LC, y_null_LC.expand_as(y_B1LC).to(y_B1LC)]) if guided else y_B1LC
         if guided and null_mask is not None and text_mask is not None:
             text_mask = torch.cat([text_mask, null_mask.expand_as(text_mask).to(text_mask)])
-        frames = _FrameMask(frame_mask, self, noises, generator) if frame_mask is not None else None
+        frames = None
+        if frame_mask is not None:
+            noises = noises or _noises(z_BCTHW.shape, generator)
+            frames = _FrameMask(frame_mask, self, iter(noises))
         for step, t_B in enumerate(times):
             extra: dict[str, Any] = {}
             if frames is not None:
@@ -210,60 +196,46 @@ class RectifiedFlow:
         times = [(1.0 - i / steps) * self.num_timesteps for i in range(steps)]
         if self.use_discrete_timesteps:
             times = [float(round(t)) for t in times]
-        count, device = len(z_BCTHW), z_BCTHW.device
-        return [
-            self.transform(torch.tensor([t] * count, device=device), z_BCTHW, sizes) for t in times
-        ]
+        of_clips = (torch.tensor([t] * len(z_BCTHW), device=z_BCTHW.device) for t in times)
+        return [self.transform(t_B, z_BCTHW, sizes) for t_B in of_clips]
 
 
 class _FrameMask:
-    """Frames kept or partly kept while the others are sampled."""
+    """Frames kept or partly kept while the others are sampled; noises are one per step."""
 
-    def __init__(
-        self,
-        ratio_BT: Tensor,
-        flow: RectifiedFlow,
-        noises: Iterable[Tensor] | None,
-        generator: torch.Generator | Sequence[torch.Generator] | None,
-    ) -> None:
-        self._ratio_BT, self._flow, self._generator = ratio_BT, flow, generator
-        self._noises = None if noises is None else iter(noises)
+    def __init__(self, ratio_BT: Tensor, flow: RectifiedFlow, noises: Iterator[Tensor]) -> None:
+        self._ratio_BT, self._flow, self._noises = ratio_BT, flow, noises
         self.active_BT = ratio_BT == 1  # starts as noise already
 
     def enter(self, z_BCTHW: Tensor, t_B: Tensor) -> Tensor:
         """Frames whose time has come start from the clean latent, noised to that time."""
-        noise = next(self._noises) if self._noises else draw_noise(z_BCTHW.shape, self._generator)
         active_BT = self._ratio_BT * self._flow.num_timesteps >= t_B[:, None]
         fresh_BT = active_BT & ~self.active_BT
         self.active_BT = active_BT
-        noised = self._flow.add_noise(z_BCTHW, noise.to(z_BCTHW), t_B)
+        noised = self._flow.add_noise(z_BCTHW, next(self._noises).to(z_BCTHW), t_B)
         return torch.where(_per_frame(fresh_BT), noised, z_BCTHW)
 
     def leave(self, before: Tensor, after: Tensor) -> Tensor:
         return torch.where(_per_frame(self.active_BT), after, before)
 
 
-def draw_noise(
-    shape: Sequence[int], generator: torch.Generator | Sequence[torch.Generator] | None
-) -> Tensor:
+def draw_noise(shape: Sequence[int], generator: Generators) -> Tensor:
     """fp32 noise on the CPU; with one generator a clip it does not depend on the batch."""
     if generator is None or isinstance(generator, torch.Generator):
         return torch.randn(tuple(shape), generator=generator)
     return torch.stack([torch.randn(tuple(shape[1:]), generator=own) for own in generator])
 
 
-def build_flow(config: Any) -> RectifiedFlow:
-    """The flow of a config's `scheduler` section (any object with some of RectifiedFlow's fields).
+def _noises(shape: Sequence[int], generator: Generators) -> Iterator[Tensor]:
+    while True:
+        yield draw_noise(shape, generator)
 
-    Raises ConfigError for another type or a method it does not know.
-    """
+
+def build_flow(config: Any) -> RectifiedFlow:
+    """The flow of a config's `scheduler` section. Raises ConfigError."""
     if config.type != "rflow":
         raise ConfigError(f"scheduler.type {config.type!r} is not known; there is 'rflow'")
-    names = [field.name for field in fields(RectifiedFlow) if hasattr(config, field.name)]
-    try:
-        return RectifiedFlow(**{name: getattr(config, name) for name in names})
-    except ValueError as error:
-        raise ConfigError(f"scheduler: {error}") from None
+    return taken_from(RectifiedFlow, config)
 
 
 def _per_frame(mask_BT: Tensor) -> Tensor:

@@ -1,10 +1,7 @@
-"""What the backward pass needs: kept or recomputed. Gradients are the same.
-
-    off | all | every 2 | 24000 MB
+"""What the backward pass needs, kept or recomputed (off | all | every 2 | 24000 MB).
 
 `every n` recomputes each n-th pair of a spatial and a temporal block. A size keeps as many blocks
-as fit into it and recomputes the others, anew for each shape of a batch. Without torch: reading a
-config parses these words.
+as fit into it, for each shape of a batch. Without torch: reading a config parses these words.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.models.stdit_config import STDiT3Config
 
 # B batch · T frames · S places of a frame · L text tokens · D width · N heads
-_UNITS = {"MB": 10**6, "GB": 10**9}
+_UNITS = {"mb": 10**6, "gb": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +36,20 @@ class GradCheckpoint:
             return cls()
         if word in ("all", "true", "1"):
             return cls(every=1)
-        if match := re.fullmatch(r"(?:every[ -]?)?(\d+)", word):
-            every = int(match[1])
-            if every:
-                return cls(every=every)
+        if (match := re.fullmatch(r"(?:every[ -]?)?(\d+)", word)) and int(match[1]):
+            return cls(every=int(match[1]))
         if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(mb|gb)", word):
-            return cls(budget_bytes=int(float(match[1]) * _UNITS[match[2].upper()]))
-        raise ConfigError(
-            "grad_checkpoint must be off, all, 'every 2' or a size such as '24000 MB'; "
-            f"not {value!r}"
-        )
+            return cls(budget_bytes=int(float(match[1]) * _UNITS[match[2]]))
+        known = "off, all, 'every 2' or a size such as '24000 MB'"
+        raise ConfigError(f"grad_checkpoint must be {known}; not {value!r}")
 
-    def blocks(
-        self,
-        config: STDiT3Config,
-        batch: int,
-        frames: int,
-        places: int,
-        text: int,
-        itemsize: int,
-        short_keys: int = 0,
-    ) -> frozenset[int]:
+    def blocks(self, depth: int, size: BlockBytes) -> frozenset[int]:
         """Those recomputed, in the order they run: even ones are spatial, odd ones temporal."""
-        count = 2 * config.depth
+        count = 2 * depth
         if self.budget_bytes is None:
             every = self.every
             return frozenset(i for i in range(count) if every and i // 2 % every == 0)
-        size = block_bytes(config, batch, frames, places, text, itemsize, short_keys)
-        held, recomputed = config.depth * (size.spatial + size.temporal), 0
+        held, recomputed = depth * (size.spatial + size.temporal), 0
         # The first ones: when the backward pass comes to them, the kept ones are free again.
         while held > self.budget_bytes and recomputed < count:
             held -= (size.temporal if recomputed % 2 else size.spatial) - size.entry
@@ -94,9 +77,8 @@ def block_bytes(
 ) -> BlockBytes:
     """Counted over what the operations of a block save (a test measures it); weights left out.
 
-    `frames` and `places` are of the token grid, `text` the tokens of a caption, `itemsize` the
-    bytes of a value; attention to at most `short_keys` keys keeps a weight for each
-    (`attention.short_keys`). Compiled blocks hold less, by what the compiler fuses.
+    `frames` and `places` are of the token grid, `text` the tokens of a caption, `itemsize` bytes
+    of a value; attention to at most `short_keys` keys keeps a weight for each. Compiled: less.
     """
     tokens = batch * frames * places
     entry = tokens * config.hidden_size * itemsize

@@ -19,33 +19,21 @@ _ADVICE = "set compile = False, or install what is missing"
 
 def require_compiler(device_type: str) -> None:
     """Raises EngineError that names what torch's own backend misses on this machine."""
+    compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
     if device_type == "cuda":
         if importlib.util.find_spec("triton") is None:
             raise EngineError("compile = True needs triton, which is not installed", hint=_ADVICE)
-    elif compiler() is None:
-        raise EngineError(
-            "compile = True needs a C++ compiler (g++ or clang++, or CXX), none is found",
-            hint=_ADVICE,
-        )
+    elif not any(map(shutil.which, compilers)):
+        missing = "a C++ compiler (g++ or clang++, or CXX), none is found"
+        raise EngineError(f"compile = True needs {missing}", hint=_ADVICE)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
-        raise EngineError(
-            f"compile = True needs Python's headers, and there is no {header}",
-            hint="install python3-dev (python3-devel), or set compile = False",
-        )
-
-
-def compiler() -> str | None:
-    """Path of the C++ compiler."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
-    return next((path for name in names if (path := shutil.which(name))), None)
+        text = f"compile = True needs Python's headers, and there is no {header}"
+        raise EngineError(text, hint="install python3-dev (python3-devel), or set compile = False")
 
 
 def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor") -> None:
-    """In place; weights keep their names, and the first batch of a shape takes the time.
-
-    Raises EngineError where the compiler is missing.
-    """
+    """In place; each new batch shape compiles. Raises EngineError where the compiler is missing."""
     if backend == "inductor":
         require_compiler("cuda" if torch.cuda.is_available() else "cpu")
     for block in blocks:

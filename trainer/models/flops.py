@@ -34,10 +34,7 @@ class ForwardFlops:
         return self.embedders + blocks + self.final_layer
 
     def recompute(self, blocks: Collection[int]) -> int:
-        """What gradient checkpointing runs a second time, for these blocks.
-
-        Numbered in the order they run: even ones are spatial, odd ones temporal.
-        """
+        """Of blocks that gradient checkpointing runs again; even: spatial, odd: temporal."""
         return sum(self.temporal_block if index % 2 else self.spatial_block for index in blocks)
 
 
@@ -74,11 +71,9 @@ def flops_by_part(
 def forward_flops(
     config: STDiT3Config, batch: int, latent_T: int, latent_H: int, latent_W: int, text_tokens: int
 ) -> int:
-    """Floating-point operations of one forward pass over `batch` clips of that latent size.
+    """Operations of one forward pass over `batch` clips of that latent size; training takes 3.
 
-    `text_tokens` are those of one caption that take part (the padded length where padding is
-    computed). A training step without recomputation is three times this. Left out: the second
-    timestep embedding of clips with condition frames, and that captions are not differentiated
-    where the caption embedder is frozen (about 1 % for 144p images at XL/2, less for video).
+    `text_tokens` are those of a caption that take part. Left out (1 % for 144p images at XL/2): the
+    second timestep embedding of condition frames, and frozen caption embedders' backward pass.
     """
     return flops_by_part(config, batch, latent_T, latent_H, latent_W, text_tokens).total

@@ -1,9 +1,8 @@
 """Steps between the matrix products, with the backward pass written by hand.
 
-They pass over memory less often than autograd's chain of single operations and keep less of it:
-`norm_modulate` keeps its input only, `gelu_tanh` its derivative, `split_heads` the projection it is
-given. Under torch.compile the plain formulas stand instead, because the compiler fuses those
-itself.
+They pass over memory less often than autograd's single operations and keep less: `norm_modulate`
+its input, `gelu_tanh` its derivative, `split_heads` the projection. torch.compile gets the plain
+formulas, because it fuses those itself.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# B batch · T frames · S places of a frame · D width · N heads · E width of a head · J = E/2 pairs
+# B batch · T frames · S places · D width · N heads · E width of a head · J = E/2 pairs
 NORM_EPS = 1e-6
 Rotation = tuple[Tensor, Tensor]  # cosines and sines [T, J]
 
@@ -141,11 +140,8 @@ def split_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, each [B, T, S, N, E], of a projection [B, T, S, 3*N*E].
 
-    The tokens that attention brings together lie together in memory: those of a frame of a head, or
-    (`across_frames`) the frames of a place of a head.
-
-    `norms` are the weights [E] of the RMS norms of queries and keys (statistics in fp32);
-    `rotation` then turns each of their pairs by its frame's angle, in fp32.
+    Tokens of a frame of a head, or (`across_frames`) of a place, lie together in memory. `norms`:
+    the weights [E] of the RMS norms of queries and keys; `rotation` turns their pairs; in fp32.
     """
     if torch.compiler.is_compiling():
         return plain_split_heads(qkv_BTSD, heads, norms, rotation)
@@ -202,7 +198,7 @@ class _SplitHeads(torch.autograd.Function):
         out = raw.new_empty(raw.movedim(place, -2).shape).movedim(-2, place)
         weight = rstd = None
         if q_weight is not None and k_weight is not None:
-            weight = _stacked(q_weight, k_weight)
+            weight = torch.stack([q_weight, k_weight])[:, None, None, None, None]
             rstd = _reciprocal_rms(raw)
             torch.mul(raw, rstd, out=out)
             out.mul_(weight)
@@ -247,11 +243,6 @@ class _SplitHeads(torch.autograd.Function):
         return d_qkv, None, *d_weights, None, None
 
 
-def _stacked(q_weight: Tensor, k_weight: Tensor) -> Tensor:
-    """[2, 1, 1, 1, 1, E]"""
-    return torch.stack([q_weight, k_weight])[:, None, None, None, None]
-
-
 def _reciprocal_rms(raw: Tensor) -> Tensor:
     """[..., 1] of [..., E], in fp32."""
     norm = torch.linalg.vector_norm(raw, dim=-1, keepdim=True, dtype=wide(raw.dtype))
@@ -261,6 +252,5 @@ def _reciprocal_rms(raw: Tensor) -> Tensor:
 def _turn(pairs: Tensor, turn_TJ: Tensor, out: Tensor) -> None:
     """Rotate [..., T, S, N, E] by the angles of complex numbers [T, J]; the dtype is wide."""
     turned = torch.view_as_complex(out.unflatten(-1, (-1, 2)))
-    torch.mul(
-        torch.view_as_complex(pairs.unflatten(-1, (-1, 2))), turn_TJ[:, None, None], out=turned
-    )
+    rows = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))
+    torch.mul(rows, turn_TJ[:, None, None], out=turned)

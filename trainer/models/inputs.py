@@ -29,75 +29,59 @@ def check_inputs(
     """Raises ModelInputError with one sentence for the first thing that does not fit."""
     channels = config.in_channels
     if x.ndim != 5 or x.shape[1] != channels or not x.is_floating_point():
-        raise ModelInputError(
-            f"latents must be floating point [B, {channels}, T, H, W]; they are {_said(x)}"
-        )
+        raise _wrong("latents", f"floating point [B, {channels}, T, H, W]", x)
     if min(x.shape) == 0:
-        raise ModelInputError(f"latents are empty: {_said(x)}")
-    batch = len(x)
+        raise ModelInputError(f"latents are empty: {list(x.shape)}")
+    batch, frames = len(x), x.shape[2]
     if timestep.shape != (batch,):
-        raise ModelInputError(f"timestep must be [{batch}], one per clip; it is {_said(timestep)}")
+        raise _wrong("timestep", f"[{batch}], one per clip", timestep)
     for name, value in sizes.items():
         if value is None:
             raise ModelInputError(f"STDiT3 needs {name} of the clips")
         if value.ndim != 1 or not _repeats(len(value), batch):
-            raise ModelInputError(f"{name} must be [{batch}], one per clip; it is {_said(value)}")
+            raise _wrong(name, f"[{batch}], one per clip", value)
     _check_text(config, y, mask, batch)
     if x_mask is not None:
-        frames = x.shape[2]
-        tokens = -(-frames // config.patch_size[0])
-        fits = x_mask.shape in ((batch, frames), (batch, tokens))
+        fits = x_mask.shape in ((batch, frames), (batch, -(-frames // config.patch_size[0])))
         if not fits or x_mask.dtype != torch.bool:
-            raise ModelInputError(
-                f"x_mask must be bool [{batch}, {frames}], one entry per frame; it is "
-                f"{_said(x_mask)}"
-            )
+            raise _wrong("x_mask", f"bool [{batch}, {frames}], one entry per frame", x_mask)
 
 
 def _check_text(
     config: STDiT3Config, y: Tensor, mask: Tensor | Sequence[int] | None, batch: int
 ) -> None:
     if not y.is_floating_point():
-        raise ModelInputError(f"text features must be floating point; they are {_said(y)}")
+        raise _wrong("text features", "floating point", y)
     if config.skip_y_embedder:
         if y.ndim != 3 or y.shape[0] != 1 or y.shape[2] != config.hidden_size:
-            raise ModelInputError(
-                f"packed text must be [1, tokens, {config.hidden_size}]; it is {_said(y)}"
-            )
+            raise _wrong("packed text", f"[1, tokens, {config.hidden_size}]", y)
         lengths = [int(length) for length in mask] if mask is not None else []
         if sum(lengths) != y.shape[1] or len(lengths) != batch:
-            raise ModelInputError(
-                f"packed text has {y.shape[1]} tokens, its lengths {lengths} are for a batch of "
-                f"{batch}"
-            )
+            text = f"packed text has {y.shape[1]} tokens, its lengths {lengths}"
+            raise ModelInputError(f"{text} are for a batch of {batch}")
         return
     channels = config.caption_channels
     if y.ndim != 4 or y.shape[0] != batch or y.shape[1] != 1 or y.shape[3] != channels:
-        raise ModelInputError(
-            f"text features must be [{batch}, 1, L, {channels}]; they are {_said(y)}"
-        )
+        raise _wrong("text features", f"[{batch}, 1, L, {channels}]", y)
     length, limit = y.shape[2], config.model_max_length
     if not 0 < length <= limit:
-        raise ModelInputError(
-            f"captions have {length} tokens, the model takes 1 to {limit}",
-            hint=f"encode with max_length {limit}, or set model_max_length",
-        )
+        hint = f"encode with max_length {limit}, or set model_max_length"
+        text = f"captions have {length} tokens, the model takes 1 to {limit}"
+        raise ModelInputError(text, hint=hint)
     if mask is None:
         return
-    shape = tuple(torch.as_tensor(mask).shape)
-    if len(shape) != 2 or shape[1] != length or not _repeats(shape[0], batch):
-        raise ModelInputError(
-            f"the text mask must be [{batch}, {length}], or fewer rows that repeat; "
-            f"it is {list(shape)}"
-        )
+    rows = torch.as_tensor(mask)
+    if rows.ndim != 2 or rows.shape[1] != length or not _repeats(len(rows), batch):
+        raise _wrong("the text mask", f"[{batch}, {length}], or fewer rows that repeat", rows)
 
 
 def _repeats(rows: int, batch: int) -> bool:
     return rows > 0 and batch % rows == 0
 
 
-def _said(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def _wrong(name: str, form: str, found: Tensor) -> ModelInputError:
+    kind = str(found.dtype).removeprefix("torch.")
+    return ModelInputError(f"{name} must be {form}; not {kind} {list(found.shape)}")
 
 
 def repeated(rows: Tensor, batch: int) -> Tensor:
@@ -106,18 +90,10 @@ def repeated(rows: Tensor, batch: int) -> Tensor:
     return rows if times == 1 else rows.repeat(times, *[1] * (rows.ndim - 1))
 
 
-def is_all_true(mask: Tensor) -> bool:
-    """Where looking is free: on an accelerator it would wait for the whole queue, so False."""
-    return mask.device.type == "cpu" and bool(mask.all())
-
-
 def frame_mask(x_mask: Tensor | None, tokens: int, patch_frames: int) -> Tensor | None:
-    """Which frames of tokens are noised, [B, tokens]; None when all are.
-
-    Takes one entry per frame or per token. Lies on the mask's own device: one on the CPU costs
-    nothing when it is all true, whatever the model's device.
-    """
-    if x_mask is None or is_all_true(x_mask):
+    """Which frames of tokens are noised, [B, tokens], of frames or tokens; None when all are."""
+    # On an accelerator a look at the values would wait for the whole queue.
+    if x_mask is None or (x_mask.device.type == "cpu" and bool(x_mask.all())):
         return None
     if x_mask.shape[1] == tokens:
         return x_mask
@@ -127,10 +103,7 @@ def frame_mask(x_mask: Tensor | None, tokens: int, patch_frames: int) -> Tensor 
 
 
 def real_columns(keep_BL: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """(columns, mask over them): text positions that some caption uses, where looking is free.
-
-    None for columns is all of them; None for the mask is no padding left.
-    """
+    """(columns, mask over them): text positions in use where looking is free; None is all."""
     if keep_BL.device.type != "cpu":
         return None, keep_BL
     used_L = keep_BL.any(0)

@@ -1,8 +1,7 @@
 """The parts of STDiT3. Names and shapes of parameters are Open-Sora 1.2's: its weights load.
 
 Every attention is one call of `attend`: no CUDA extension, and on an accelerator no explicit
-softmax path (upstream takes that one whenever a sequence is shorter than its batch, which is every
-temporal block).
+softmax (upstream has one where a sequence is shorter than its batch: every temporal block).
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from torch import Tensor, nn
 
 from trainer.errors import ModelInputError
 from trainer.models.attention import attend
-from trainer.models.fused import Rotation, gelu_tanh, rms_norm, split_heads
+from trainer.models.fused import Rotation, gelu_tanh, split_heads
 from trainer.models.positions import sinusoid
 
 # B batch · A any batch of sequences · T frames · S tokens of a frame · L text tokens
 # D model width · N heads · E width of a head · C channels
-MOST_HEADS = (
-    65_535  # that a CUDA grid's last axis takes; XL/2 has 57,600 of places and heads at 720p
-)
+Generator = torch.Generator | None
+MOST_HEADS = 65_535  # of a CUDA grid's last axis; XL/2 has 57,600 of places and heads at 720p
 
 
 class HeadNorm(nn.Module):
@@ -30,9 +28,6 @@ class HeadNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight)
 
 
 class SelfAttention(nn.Module):
@@ -55,13 +50,10 @@ class SelfAttention(nn.Module):
             norms = (self.q_norm.get_parameter("weight"), self.k_norm.get_parameter("weight"))
         parts = split_heads(self.qkv(x_BTSD), self.heads, norms, rotation, across_frames)
         batch, frames, places, _ = x_BTSD.shape
-        if not across_frames:
-            order = "(b t) n s e"
-        elif places * self.heads <= MOST_HEADS:
-            # Places stand beside the heads: no activation is moved to bring frames together.
-            order = "b (s n) t e"
-        else:
-            order = "(b s) n t e"
+        order = "(b t) n s e"
+        if across_frames:  # places beside the heads: no activation is moved
+            few = places * self.heads <= MOST_HEADS
+            order = "b (s n) t e" if few else "(b s) n t e"
         q, k, v = (rearrange(part, f"b t s n e -> {order}") for part in parts)
         out = attend(q, k, v)
         out_BTSD = rearrange(out, f"{order} -> b t s (n e)", b=batch, t=frames, s=places)
@@ -106,9 +98,8 @@ class ScalarEmbedder(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(self.FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width)
-        )
+        first = nn.Linear(self.FREQUENCIES, width)
+        self.mlp = nn.Sequential(first, nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, values_B: Tensor) -> Tensor:
         dtype = self.get_parameter("mlp.0.weight").dtype
@@ -127,10 +118,7 @@ class CaptionEmbedder(nn.Module):
         self.drop_probability = drop_probability
 
     def forward(
-        self,
-        y_B1LC: Tensor,
-        columns: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        self, y_B1LC: Tensor, columns: Tensor | None = None, generator: Generator = None
     ) -> Tensor:
         """[B, 1, L, D]. Drops only in training, by one draw per sample on the CPU.
 
@@ -139,12 +127,10 @@ class CaptionEmbedder(nn.Module):
         Raises ModelInputError when captions are dropped and L differs from the null text's length.
         """
         if self.training and self.drop_probability > 0:
-            if y_B1LC.shape[2:] != self.y_embedding.shape:
-                raise ModelInputError(
-                    f"text features are {tuple(y_B1LC.shape[2:])} per caption but the null text is "
-                    f"{tuple(self.y_embedding.shape)}; encode with max_length "
-                    f"{len(self.y_embedding)}"
-                )
+            shape, null_shape = tuple(y_B1LC.shape[2:]), tuple(self.y_embedding.shape)
+            if shape != null_shape:
+                text = f"text features are {shape} per caption but the null text is {null_shape}"
+                raise ModelInputError(f"{text}; encode with max_length {null_shape[0]}")
             draws = torch.rand(y_B1LC.shape[0], generator=generator)
             dropped = (draws < self.drop_probability).to(y_B1LC.device)
             null = self.y_embedding.to(y_B1LC.dtype)
@@ -155,10 +141,7 @@ class CaptionEmbedder(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Latent to tokens: a convolution whose stride is its kernel, computed as one matrix product.
-
-    Zero padding at the end of each axis up to a multiple of the patch.
-    """
+    """Latent, zero-padded to whole patches, to tokens: the convolution as one matrix product."""
 
     def __init__(self, patch: tuple[int, int, int], channels: int, width: int) -> None:
         super().__init__()
@@ -181,5 +164,4 @@ def drop_path(x: Tensor, probability: float, training: bool) -> Tensor:
     if probability == 0.0 or not training:
         return x
     keep = 1 - probability
-    kept = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep)
-    return x * (kept / keep)
+    return x * (x.new_empty((len(x),) + (1,) * (x.ndim - 1)).bernoulli_(keep) / keep)

@@ -1,8 +1,4 @@
-"""How much memory is left, which errors mean that it was not enough, and work in parts that fit.
-
-`MemoryBudget` starts from the device's size, so that a machine divides the work the same way in
-every run, and halves whenever an allocation fails.
-"""
+"""How much memory is left, which errors mean too little, and work in parts that fit."""
 
 from __future__ import annotations
 
@@ -80,10 +76,7 @@ def _cgroup_free(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of a group that the kernel frees on demand: cached files, its own caches.
-
-    Files in memory (tmpfs, shared memory) count as files there and are not given up.
-    """
+    """Cached files and kernel caches, freed on demand, without tmpfs and shared memory."""
     try:
         lines = [line.split() for line in (folder / "memory.stat").read_text().splitlines()]
         stat = {name: int(value) for name, value in lines}
@@ -96,11 +89,8 @@ def require(needed: int, device: torch.device, what: str, hint: str) -> None:
     """Raises OutOfMemory for what cannot fit; `needed` is a lower bound."""
     free = available_bytes(device)
     if needed > free:
-        raise OutOfMemory(
-            f"{what}: at least {needed / GIB:,.1f} GiB are needed, {_name_of(device)} has "
-            f"{free / GIB:,.1f} GiB left",
-            hint=hint,
-        )
+        need, left, name = f"{needed / GIB:,.1f} GiB", f"{free / GIB:,.1f} GiB", _name_of(device)
+        raise OutOfMemory(f"{what}: at least {need} are needed, {name} has {left} left", hint=hint)
 
 
 @contextmanager
@@ -135,10 +125,7 @@ class MemoryBudget:
 
 
 def in_batches(network: Network, x: Tensor, each_bytes: int, budget: MemoryBudget) -> Tensor:
-    """network(x) for as many rows of x at a time as fit, joined; `each_bytes` is one row's peak.
-
-    Raises OutOfMemory when one row alone does not fit.
-    """
+    """network(x) in batches of rows that fit, `each_bytes` a row. Raises OutOfMemory."""
     out: Tensor | None = None
     start = 0
     while start < len(x):
@@ -148,11 +135,9 @@ def in_batches(network: Network, x: Tensor, each_bytes: int, budget: MemoryBudge
         if piece is None:
             budget.limit_bytes = count * each_bytes // 2
             if count == 1:
-                raise OutOfMemory(
-                    f"{' x '.join(map(str, x.shape[1:]))} values at once are too many for the VAE "
-                    f"in the memory of {x.device}",
-                    hint="smaller videos, or a smaller vae.memory_gb",
-                )
+                what = f"{' x '.join(map(str, x.shape[1:]))} values at once"
+                text = f"{what} are too many for the VAE in the memory of {x.device}"
+                raise OutOfMemory(text, hint="smaller videos, or a smaller vae.memory_gb")
             continue
         if out is None:  # in place: joining at the end would hold everything twice
             out = piece if count == len(x) else piece.new_empty(len(x), *piece.shape[1:])

@@ -10,11 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def to_host(weights: Iterable[Tensor], at_least_bytes: int = 1 << 20) -> saved_tensors_hooks:
-    """A context whose saved activations wait in host memory, pinned for an accelerator.
+    """A context whose saved activations wait in host memory, without waiting for the copies.
 
-    Copies run in the order of the computation, without waiting for them. Weights and tensors under
-    `at_least_bytes` stay (weights that an engine gathers for one block move along). On a CPU model
-    it only copies.
+    Weights and tensors under `at_least_bytes` stay (weights gathered for one block move along).
     """
     # Hooks get tensors detached and transposed; the storage tells weights from activations.
     kept = {_address(weight) for weight in weights}

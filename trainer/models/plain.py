@@ -1,8 +1,7 @@
-"""STDiT3 the way Open-Sora 1.2 runs it: the yardstick that benchmarks and tests measure against.
+"""STDiT3 the way Open-Sora 1.2 runs it, for benchmarks and tests to compare with.
 
-Same weights, same numbers, other arithmetic: attention scores in full with an fp32 softmax, every
-activation modulated twice as soon as there is a frame mask, tokens of a clip in one row and moved
-for every temporal block. Written from the description of the architecture.
+Same weights and numbers, other arithmetic: attention scores in full with an fp32 softmax, every
+activation modulated twice with a frame mask, tokens moved for every temporal block.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ def plain_forward(
     width: Tensor,
     recompute: bool = False,
 ) -> Tensor:
-    """What `model` gives for the same inputs; `recompute` checkpoints every block.
-
-    Text as the text encoder gives it (not packed), a row of every input per clip.
-    """
+    """What `model` gives for a row of every input per clip; `recompute` checkpoints every block."""
     config, dtype = model.config, model.x_embedder.proj.weight.dtype
     frames, rows, columns = x_BCTHW.shape[2:]
     pt, ph, pw = config.patch_size
@@ -67,16 +63,9 @@ def plain_forward(
                 x_BKD = checkpoint(_block, *inputs, use_reentrant=False)
             else:
                 x_BKD = _block(*inputs)
-    x_BKD = _final(model, x_BKD, t_BD, t0_BD if x_mask is not None else None, x_mask, grid[0])
-    out = rearrange(
-        x_BKD,
-        "b (t h w) (p q r c) -> b c (t p) (h q) (w r)",
-        t=grid[0],
-        h=grid[1],
-        p=pt,
-        q=ph,
-        r=pw,
-    )
+    x_BKD = _final(model, x_BKD, t_BD, t0_BD, x_mask, grid[0])
+    order = "b (t h w) (p q r c) -> b c (t p) (h q) (w r)"
+    out = rearrange(x_BKD, order, t=grid[0], h=grid[1], p=pt, q=ph, r=pw)
     return out[:, :, :frames, :rows, :columns].to(wide(dtype))
 
 
@@ -89,10 +78,8 @@ def _block(
     frames: int,
     rotation: tuple[Tensor, Tensor],
 ) -> Tensor:
-    tables = [
-        (block.scale_shift_table + rearrange(t, "b (six d) -> b six d", six=6)).chunk(6, dim=1)
-        for t in times
-    ]
+    rows = [rearrange(t, "b (six d) -> b six d", six=6) for t in times]
+    tables = [(block.scale_shift_table + t).chunk(6, dim=1) for t in rows]
 
     def modulated(first: int) -> Tensor:
         normal = F.layer_norm(x_BKD, x_BKD.shape[-1:], eps=NORM_EPS)
@@ -159,18 +146,13 @@ def _attend_text(attn: CrossAttention, x_BKD: Tensor, texts: list[Tensor]) -> Te
 
 
 def _final(
-    model: STDiT3,
-    x_BKD: Tensor,
-    t_BD: Tensor,
-    t0_BD: Tensor | None,
-    x_mask: Tensor | None,
-    frames: int,
+    model: STDiT3, x_BKD: Tensor, t_BD: Tensor, t0_BD: Tensor, x_mask: Tensor | None, frames: int
 ) -> Tensor:
     def modulated(x: Tensor, t: Tensor) -> Tensor:
         shift, scale = (model.final_layer.scale_shift_table + t[:, None]).chunk(2, dim=1)
         return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift
 
     x_BKD = modulated(x_BKD, t_BD)
-    if t0_BD is not None:
+    if x_mask is not None:
         x_BKD = _choose([x_BKD, modulated(x_BKD, t0_BD)], x_mask, frames)
     return model.final_layer.linear(x_BKD)

@@ -1,9 +1,8 @@
 """Where a token stands: its frame as a rotation of queries and keys, its place as an added wave.
 
-Two modes. `fp32-exact` is the definition. `bf16-compat` is what Open-Sora 1.2 saw in its bf16 runs,
-the published weights' training among them: frequencies, angles, sizes and frame rates rounded to 8
-bits (angles off by up to 0.44 rad at 120 latent frames, the wave by up to 0.106 at 45x80 patches).
-The mode belongs to a run, never to weights or their config.
+`fp32-exact` is the definition. `bf16-compat` is what Open-Sora 1.2's bf16 runs saw, also those of
+the published weights: frequencies, angles, sizes and frame rates in 8 bits (angles off by up to
+0.44 rad at 120 latent frames, the wave by 0.106 at 45x80 patches). The mode belongs to a run.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from trainer.errors import ConfigError
 
 # B batch · T frames · D width · E width of a head · J rotated pairs of a head, E/2
+PERIOD = 10_000.0  # longest wave
 EXACT, COMPAT = "fp32-exact", "bf16-compat"
 POSITIONS = (EXACT, COMPAT)
 
@@ -32,11 +32,11 @@ def as_seen(values: Tensor, mode: str) -> Tensor:
     return values.bfloat16().to(values.dtype) if mode == COMPAT else values
 
 
-def sinusoid(values_B: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
+def sinusoid(values_B: Tensor, width: int) -> Tensor:
     """Cosines first, then sines, of `width`/2 geometric frequencies; fp32 [B, width]."""
     half = width // 2
     steps = torch.arange(half, dtype=torch.float32, device=values_B.device)
-    exponents = -math.log(max_period) * steps / half
+    exponents = -math.log(PERIOD) * steps / half
     # fp64: the fp32 exp differs in its last bit between CPUs, and timestep 900 multiplies that
     angles = values_B[:, None].float() * exponents.double().exp().float()
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
@@ -45,15 +45,11 @@ def sinusoid(values_B: Tensor, width: int, max_period: float = 10_000.0) -> Tens
 def grid_embedding(
     width: int, rows: int, columns: int, scale: Tensor, device: torch.device, mode: str = EXACT
 ) -> Tensor:
-    """Positions of a frame's patches, [rows*columns, width] in fp32; the column's half is first.
-
-    `scale` (one number) is the frame's size in units the model was trained on; positions are spread
-    so that grids of another shape but the same number of patches cover the same range.
-    """
+    """Positions of patches, fp32 [rows*columns, width], columns first; `scale`: frame size."""
     quarter = width // 4
     base = round(math.sqrt(rows * columns))
     exponents = torch.arange(quarter, dtype=torch.float32, device=device) / quarter
-    frequencies = as_seen(1.0 / 10_000.0**exponents, mode)
+    frequencies = as_seen(1.0 / PERIOD**exponents, mode)
 
     def wave(count: int) -> Tensor:
         places = torch.arange(count, dtype=torch.float32, device=device) / scale * (base / count)
@@ -69,26 +65,20 @@ def grid_embedding(
 class RotaryFrequencies(nn.Module):
     """Rotation of queries and keys by frame number, in interleaved pairs over the head."""
 
-    def __init__(self, head_width: int, theta: float = 10_000.0) -> None:
+    def __init__(self, head_width: int) -> None:
         super().__init__()
-        self.head_width, self.theta = head_width, theta
+        self.head_width = head_width
         # A parameter because upstream's state dict has it as one; no gradient ever.
         self.freqs = nn.Parameter(self._exact(None), requires_grad=False)
 
     def _exact(self, device: torch.device | None) -> Tensor:
         even = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device)
-        return 1.0 / self.theta ** (even / self.head_width)
+        return 1.0 / PERIOD ** (even / self.head_width)
 
     def forward(self, frames: int, mode: str = EXACT) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each fp32 [T, J].
-
-        Computed anew rather than read from `freqs`: a model cast to bf16 would turn frame 120 by
-        0.44 rad too little or too much, and that should not depend on the model's dtype.
-        """
+        """Cosines and sines, fp32 [T, J], whatever the model's dtype: not read from `freqs`."""
         device = self.freqs.device
         places = torch.arange(frames, dtype=torch.float32, device=device)
-        if mode == EXACT:
-            angles_TJ = places[:, None] * self._exact(device)
-            return angles_TJ.cos(), angles_TJ.sin()
-        angles_TJ = places.bfloat16()[:, None] * self._exact(device).bfloat16()
+        dtype = torch.float32 if mode == EXACT else torch.bfloat16
+        angles_TJ = places.to(dtype)[:, None] * self._exact(device).to(dtype)
         return angles_TJ.cos().float(), angles_TJ.sin().float()

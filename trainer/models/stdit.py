@@ -8,7 +8,6 @@ quirks that its weights depend on are kept and marked "quirk".
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -18,54 +17,29 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, nearest
+from trainer.models import layers, positions
 from trainer.models.attention import short_keys
-from trainer.models.checkpointing import GradCheckpoint
+from trainer.models.checkpointing import GradCheckpoint, block_bytes
 from trainer.models.compiling import compile_blocks
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
-from trainer.models.layers import (
-    CaptionEmbedder,
-    CrossAttention,
-    Mlp,
-    PatchEmbed,
-    ScalarEmbedder,
-    SelfAttention,
-    drop_path,
-)
 from trainer.models.offloading import to_host
-from trainer.models.positions import (
-    EXACT,
-    RotaryFrequencies,
-    as_seen,
-    grid_embedding,
-    require_known,
-)
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
+Size = tuple[int, int, int]  # frames, rows, columns
 # B batch · C channels · T,H,W latent frames, height, width (after patchify: T frames of tokens)
 # S tokens of a frame · L text tokens · D width · F 1 or T: one modulation per clip or per frame
 
 
 def build_stdit(kind: str = "STDiT3", **options: Any) -> STDiT3:
-    """The model of a config's `model.type`, with fields of STDiT3Config set by `options`.
-
-    Raises ConfigError for an unknown type or field, naming the nearest one, and for numbers that do
-    not fit together.
-    """
+    """The model of a config's `model.type` with STDiT3Config's fields. Raises ConfigError."""
     known = [field.name for field in fields(STDiT3Config)]
     for name, names in [(kind, list(PRESETS)), *((key, known) for key in options)]:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            raise ConfigError(
-                f"STDiT3 has no {name!r}; there is {', '.join(names)}",
-                hint=f"did you mean {near[0]}?" if near else None,
-            )
-    try:
-        config = STDiT3Config(**{**PRESETS[kind], **options})
-    except ValueError as error:
-        raise ConfigError(f"model: {error}") from None
-    return STDiT3(config)
+            text = f"STDiT3 has no {name!r}; there is {', '.join(names)}"
+            raise ConfigError(text, hint=nearest(name, names))
+    return STDiT3(STDiT3Config(**{**PRESETS[kind], **options}))
 
 
 class STDiT3Block(nn.Module):
@@ -75,9 +49,9 @@ class STDiT3Block(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.temporal, self.drop_probability = temporal, drop_probability
-        self.attn = SelfAttention(width, config.num_heads, config.qk_norm)
-        self.cross_attn = CrossAttention(width, config.num_heads)
-        self.mlp = Mlp(width, int(width * config.mlp_ratio), width)
+        self.attn = layers.SelfAttention(width, config.num_heads, config.qk_norm)
+        self.cross_attn = layers.CrossAttention(width, config.num_heads)
+        self.mlp = layers.Mlp(width, int(width * config.mlp_ratio), width)
         self.scale_shift_table = nn.Parameter(torch.randn(6, width) / width**0.5)
 
     def forward(
@@ -99,7 +73,7 @@ class STDiT3Block(nn.Module):
 
     def _kept(self, gate_BF1D: Tensor) -> Tensor:
         """Stochastic depth: a gate of 0 leaves the branch out for a clip."""
-        return drop_path(gate_BF1D, self.drop_probability, self.training)
+        return layers.drop_path(gate_BF1D, self.drop_probability, self.training)
 
 
 class FinalLayer(nn.Module):
@@ -132,15 +106,15 @@ class STDiT3(nn.Module):
         super().__init__()
         self.config = config
         width, patch = config.hidden_size, config.patch_size
-        self.grad_checkpoint, self.offload, self.positions = GradCheckpoint(), False, EXACT
-        self.rope = RotaryFrequencies(width // config.num_heads)
-        self.x_embedder = PatchEmbed(patch, config.in_channels, width)
-        self.t_embedder = ScalarEmbedder(width)
-        self.fps_embedder = ScalarEmbedder(width)
+        self.grad_checkpoint, self.offload = GradCheckpoint(), False
+        self.positions = positions.EXACT
+        self.rope = positions.RotaryFrequencies(width // config.num_heads)
+        self.x_embedder = layers.PatchEmbed(patch, config.in_channels, width)
+        self.t_embedder = layers.ScalarEmbedder(width)
+        self.fps_embedder = layers.ScalarEmbedder(width)
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-        self.y_embedder = CaptionEmbedder(
-            config.caption_channels, width, config.class_dropout_prob, config.model_max_length
-        )
+        sizes = (config.class_dropout_prob, config.model_max_length)
+        self.y_embedder = layers.CaptionEmbedder(config.caption_channels, width, *sizes)
         drops = torch.linspace(0, config.drop_path, config.depth, device="cpu").tolist()
         self.spatial_blocks = nn.ModuleList(STDiT3Block(config, False, drop) for drop in drops)
         self.temporal_blocks = nn.ModuleList(STDiT3Block(config, True, drop) for drop in drops)
@@ -149,19 +123,12 @@ class STDiT3(nn.Module):
         self._initialize()
         self._freeze()
 
-    @property
-    def out_channels(self) -> int:
-        return self.config.out_channels
-
     # Switches of a run. None of them is part of the weights or their config.
 
     def enable_grad_checkpoint(
         self, what: GradCheckpoint | bool | int | str = True, offload: bool = False
     ) -> None:
-        """What the backward pass recomputes, see `trainer.models.checkpointing`; 0 keeps all.
-
-        With `offload` what is kept waits in host memory. Raises ConfigError.
-        """
+        """See models/checkpointing.py; `offload` keeps the rest on the host. Raises ConfigError."""
         self.grad_checkpoint, self.offload = GradCheckpoint.parse(what), offload
 
     @property
@@ -169,25 +136,17 @@ class STDiT3(nn.Module):
         """Pairs of blocks from one recomputed to the next; 0 none or by a memory budget."""
         return self.grad_checkpoint.every
 
-    def recomputed_blocks(
-        self, batch: int, latent: tuple[int, int, int], text_tokens: int
-    ) -> frozenset[int]:
+    def recomputed_blocks(self, batch: int, latent: Size, text_tokens: int) -> frozenset[int]:
         """Blocks that run a second time for latents of that size: even spatial, odd temporal."""
         frames, rows, columns = self._grid(latent)
         weight = self.x_embedder.proj.weight
-        return self.grad_checkpoint.blocks(
-            self.config,
-            batch,
-            frames,
-            rows * columns,
-            text_tokens,
-            weight.element_size(),
-            short_keys(weight),
-        )
+        shape = (batch, frames, rows * columns, text_tokens)
+        size = block_bytes(self.config, *shape, weight.element_size(), short_keys(weight))
+        return self.grad_checkpoint.blocks(self.config.depth, size)
 
     def use_positions(self, mode: str) -> None:
         """`fp32-exact` or `bf16-compat`, see `trainer.models.positions`. Raises ConfigError."""
-        self.positions = require_known(mode)
+        self.positions = positions.require_known(mode)
 
     def compile_blocks(self, backend: str = "inductor") -> None:
         """torch.compile each block. Raises EngineError where the compiler is missing."""
@@ -234,7 +193,7 @@ class STDiT3(nn.Module):
         x_BTSD = self.x_embedder(x_BCTHW.to(dtype))
         x_BTSD = x_BTSD + self._positions(grid, height, width, device).to(dtype)
         x_mask_BT = frame_mask(x_mask, grid[0], pt)
-        fps_BD = self.fps_embedder(repeated(as_seen(fps, self.positions), batch))
+        fps_BD = self.fps_embedder(repeated(positions.as_seen(fps, self.positions), batch))
         t_BD = self.t_embedder(timestep_B) + fps_BD
         t_BF6D = self._modulation(t_BD)
         t0_BD = None
@@ -248,18 +207,12 @@ class STDiT3(nn.Module):
 
         x_BTSD = self._run_blocks(x_BTSD, y_BLD, keep_BL, t_BF6D, (frames, rows, columns))
         x_BTSD = self.final_layer(x_BTSD, t_BD, t0_BD, x_mask_BT)
-        out = rearrange(
-            x_BTSD, "b t (h w) (p q r c) -> b c (t p) (h q) (w r)", h=grid[1], p=pt, q=ph, r=pw
-        )
+        order = "b t (h w) (p q r c) -> b c (t p) (h q) (w r)"
+        out = rearrange(x_BTSD, order, h=grid[1], p=pt, q=ph, r=pw)
         return out[:, :, :frames, :rows, :columns].to(wide(dtype))
 
     def _run_blocks(
-        self,
-        x_BTSD: Tensor,
-        y_BLD: Tensor,
-        keep_BL: Tensor | None,
-        t_BF6D: Tensor,
-        latent: tuple[int, int, int],
+        self, x_BTSD: Tensor, y_BLD: Tensor, keep_BL: Tensor | None, t_BF6D: Tensor, latent: Size
     ) -> Tensor:
         rotation = self.rope(x_BTSD.shape[1], self.positions)
         recomputed: frozenset[int] = frozenset()
@@ -281,20 +234,18 @@ class STDiT3(nn.Module):
                     x_BTSD = block(*inputs)
         return x_BTSD
 
-    def _grid(self, latent: tuple[int, int, int]) -> tuple[int, int, int]:
+    def _grid(self, latent: Size) -> Size:
         """Tokens along each axis."""
         t, h, w = (-(-size // p) for size, p in zip(latent, self.config.patch_size, strict=True))
         return t, h, w
 
-    def _positions(
-        self, grid: tuple[int, int, int], height: Tensor, width: Tensor, device: torch.device
-    ) -> Tensor:
+    def _positions(self, grid: Size, height: Tensor, width: Tensor, device: torch.device) -> Tensor:
         # quirk: the first clip's pixel size decides for the whole batch
-        sides = [as_seen(side[0], self.positions).to(device).double() for side in (height, width)]
+        seen = [positions.as_seen(side[0], self.positions) for side in (height, width)]
+        sides = [side.to(device).double() for side in seen]
         scale = (sides[0] * sides[1]).sqrt() / self.config.input_sq_size
-        return grid_embedding(
-            self.config.hidden_size, grid[1], grid[2], scale, device, self.positions
-        )
+        size = (self.config.hidden_size, *grid[1:])
+        return positions.grid_embedding(*size, scale, device, self.positions)
 
     def _modulation(self, t_BD: Tensor) -> Tensor:
         return rearrange(self.t_block(t_BD), "b (six d) -> b 1 six d", six=6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.allowed_values import number, require_allowed
+from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,7 @@ class STDiT3Config:
     only_train_temporal: bool = False
     freeze_y_embedder: bool = False
     skip_y_embedder: bool = False  # text comes projected and packed, from a feature cache
-    # Upstream's switches for optional CUDA builds. There is one attention path here, so they
-    # change nothing; they stand here because published configs carry them.
+    # Upstream's switches for optional CUDA builds, in published configs; they change nothing.
     enable_flash_attn: bool = False
     enable_layernorm_kernel: bool = False
     enable_sequence_parallelism: bool = False
@@ -38,21 +38,17 @@ class STDiT3Config:
         object.__setattr__(self, "patch_size", tuple(self.patch_size))
         values = {name: getattr(self, name) for name in self.__slots__}
         require_allowed(type(self), values, lambda name: f"model.{name}")
+        width, heads = f"model: hidden_size {self.hidden_size}", self.num_heads
         if len(self.patch_size) != 3:
-            raise ValueError(f"patch_size {self.patch_size} must be (frames, height, width)")
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}"
-            )
-        if self.hidden_size % 4 or (self.hidden_size // self.num_heads) % 2:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} must be a multiple of 4 and its "
-                f"{self.num_heads} heads of even width"
+            raise ConfigError(f"model: patch_size {self.patch_size} is not (frames, height, width)")
+        if self.hidden_size % heads:
+            raise ConfigError(f"{width} must be a multiple of num_heads {heads}")
+        if self.hidden_size % 4 or (self.hidden_size // heads) % 2:
+            raise ConfigError(
+                f"{width} must be a multiple of 4 and its {heads} heads of even width"
             )
         if self.enable_sequence_parallelism:
-            raise ValueError(
-                "sequence parallelism is not built: set enable_sequence_parallelism=False"
-            )
+            raise ConfigError("model: there is no sequence parallelism here")
 
     @property
     def out_channels(self) -> int:

@@ -1,7 +1,4 @@
-"""Captions to features: a T5 encoder from a folder or the hub, and a tiny one made offline.
-
-transformers is imported when an encoder is built, not before: it takes seconds.
-"""
+"""Captions to features: a T5 encoder, or a tiny one. transformers takes seconds: imported late."""
 
 from __future__ import annotations
 
@@ -29,28 +26,19 @@ class TextEncoder:
     """Tokens padded to one length, last hidden state, and which tokens are real."""
 
     def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
-        self.model, self.tokenizer, self.max_length = (
-            model.eval().requires_grad_(False),
-            tokenizer,
-            max_length,
-        )
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer, self.max_length = tokenizer, max_length
 
     @classmethod
     def from_folder(
         cls, path: str | Path, max_length: int = 300, dtype: torch.dtype = torch.float32
     ) -> TextEncoder:
-        """An encoder saved by transformers, with its tokenizer; `dtype` is that of the weights.
-
-        Also a hub id (DeepFloyd/t5-v1_1-xxl), from its local cache or, online, downloaded. Raises
-        ConfigError when it is no such encoder, or damaged.
-        """
+        """An encoder with its tokenizer, from a folder or a hub id. Raises ConfigError."""
         folder = _folder(path)
         for name in ("config.json", "tokenizer_config.json"):
             if not (folder / name).is_file():
-                raise ConfigError(
-                    f"{folder} has no {name}",
-                    hint="text_encoder.from_pretrained is a folder with a T5 encoder and tokenizer",
-                )
+                hint = "text_encoder.from_pretrained is a folder with a T5 encoder and tokenizer"
+                raise ConfigError(f"{folder} has no {name}", hint=hint)
         from transformers import AutoTokenizer, T5EncoderModel
 
         try:
@@ -59,10 +47,9 @@ class TextEncoder:
                 model = T5EncoderModel.from_pretrained(folder, local_files_only=True, dtype=dtype)
         except Exception as error:  # noqa: BLE001 - four libraries read this, each fails its way
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ConfigError(
-                f"{folder} cannot be read as a T5 encoder: {first}",
-                hint="its files may be cut off: compare their sizes with the source's",
-            ) from None
+            hint = "its files may be cut off: compare their sizes with the source's"
+            text = f"{folder} cannot be read as a T5 encoder: {first}"
+            raise ConfigError(text, hint=hint) from None
         return cls(model, tokenizer, max_length)
 
     @property
@@ -77,9 +64,8 @@ class TextEncoder:
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Features [B, 1, L, C] in the encoder's dtype and mask int64 [B, L], 1 = real token.
 
-        L is `max_length` for every batch; longer captions are cut. An empty text is its end token.
-        The encoder reads only up to the batch's longest caption; features of padding are 0, where
-        upstream has values that its mask then removes. Raises ValueError for what is not text.
+        L is `max_length`; longer captions are cut. The encoder reads up to the longest caption;
+        features of padding are 0 (upstream masks them). Raises ValueError for what is not text.
         """
         for index, text in enumerate(texts):
             if not isinstance(text, str):
@@ -112,14 +98,12 @@ def build_tiny_t5(
     feature_scale: float = 2.0,
     seed: int = 0,
 ) -> Path:
-    """Write a small T5 encoder whose tokens are the words of `texts`; returns the folder.
+    """Write a T5 encoder whose tokens are the words of `texts`, whole or not at all.
 
-    A real T5EncoderModel and tokenizer, loadable by transformers. Untrained, it must not blur what
-    it reads: embeddings of words are orthogonal (as far as d_model allows) and the layers start
-    small (`initializer_factor`), so the residual stream keeps the word. `feature_scale` is the RMS
-    of what comes out; 2 to 4 lets a small STDiT find the words soonest (1 is slower, 10 never did).
-    Words outside `texts` become one unknown token. The same arguments give the same files; the
-    folder appears whole or not at all.
+    Untrained, it must not blur what it reads: embeddings of words are orthogonal (as far as d_model
+    allows) and the layers start small (`initializer_factor`), so the residual keeps the word.
+    `feature_scale` is the RMS of what comes out; 2 to 4 lets a small STDiT find the words soonest
+    (1 is slower, 10 never did). The same arguments give the same files.
     """
     from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
     from tokenizers.models import WordLevel
@@ -131,12 +115,10 @@ def build_tiny_t5(
     core = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.post_processor = processors.TemplateProcessing(
-        single=f"$A {END}", special_tokens=[(END, ids[END])]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token=UNKNOWN
-    )
+    special = [(END, ids[END])]
+    core.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=special)
+    names = {"pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **names)
     config = T5Config(
         vocab_size=len(ids),
         d_model=d_model,

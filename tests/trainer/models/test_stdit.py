@@ -170,7 +170,7 @@ def test_unknown_names_and_impossible_numbers_are_refused_with_help() -> None:
         build_stdit("STDiT3-XL")
     with pytest.raises(ConfigError, match="must be a multiple of num_heads"):
         build_stdit("STDiT3", hidden_size=32, num_heads=3)
-    with pytest.raises(ConfigError, match="sequence parallelism is not built"):
+    with pytest.raises(ConfigError, match="there is no sequence parallelism"):
         build_stdit("STDiT3", enable_sequence_parallelism=True)
 
 

@@ -74,9 +74,10 @@ def test_a_budget_keeps_what_fits_and_recomputes_the_first_blocks() -> None:
     everything = 4 * (one.spatial + one.temporal)
     for budget, count in [(everything, 0), (everything - 1, 1), (one.spatial, 8), (0, 8)]:
         plan = GradCheckpoint(budget_bytes=budget)
-        assert plan.blocks(config, 2, 8, 64, 300, 2) == frozenset(range(count))
+        assert plan.blocks(config.depth, one) == frozenset(range(count))
     half = GradCheckpoint(budget_bytes=everything // 2)
-    assert half.blocks(config, 2, 8, 64, 300, 2) < half.blocks(config, 4, 8, 64, 300, 2)
+    twice = block_bytes(config, 4, 8, 64, 300, 2)
+    assert half.blocks(config.depth, one) < half.blocks(config.depth, twice)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

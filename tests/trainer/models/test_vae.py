@@ -162,7 +162,7 @@ def test_strips_become_narrower_while_memory_runs_out(monkeypatch: pytest.Monkey
         return moments(strips, x)
 
     monkeypatch.setattr(Strips, "moments", scarce)
-    monkeypatch.setattr("trainer.models.vae.spatial.LEAST_ROOM", 1)
+    monkeypatch.setattr("trainer.models.vae.spatial.LEAST_BYTES", 1)
     image, vae = clip(1, 64, 64), tiny_vae(budget=MemoryBudget(100_000))
     assert relative(vae.encode_mean(image), tiny_vae(budget=EVERYTHING).encode_mean(image)) < 1e-5
     assert widths == [6250, 3125, 1562]

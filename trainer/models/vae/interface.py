@@ -1,7 +1,4 @@
-"""Between videos and latents: the interface, and the identity for training in pixel space.
-
-Open-Sora 1.2's VAE is trainer.models.vae.video.
-"""
+"""Between videos and latents: the interface, and the identity for training in pixel space."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from trainer.errors import ConfigError
+
 # B batch · C channels · T,H,W frames, height, width in pixels
 # ITU-R BT.601, as in the h264 clips' own luma
 LUMA_WEIGHTS = (0.299, 0.587, 0.114)
-IDENTITY_CHANNELS = (1, 3)
 LOGVAR_RANGE = (-30.0, 20.0)  # upstream's clamp
 
 Generator = torch.Generator | None
@@ -78,8 +76,8 @@ class IdentityVAE:
     """Pixels are the latent: 3 channels as they are, or 1 channel of luma. No parameters."""
 
     def __init__(self, channels: int = 3) -> None:
-        if channels not in IDENTITY_CHANNELS:
-            raise ValueError(f"an identity VAE has 1 (luma) or 3 channels, not {channels}")
+        if channels not in (1, 3):
+            raise ConfigError(f"vae.channels is 1 (luma) or 3, not {channels}")
         self.out_channels = channels
 
     def encode(self, video_BCTHW: Tensor, generator: Generator = None) -> Tensor:

@@ -1,7 +1,4 @@
-"""The VAE over single frames: diffusers' AutoencoderKL under upstream's names and scaling.
-
-diffusers is imported when a VAE is built, not before: it takes 5 s.
-"""
+"""The VAE over frames: diffusers' AutoencoderKL, imported late (5 s), with upstream's names."""
 
 from __future__ import annotations
 
@@ -21,11 +18,10 @@ from trainer.models.vae.tiled import Strips
 # N images · C channels · H,W pixels
 # Upstream keeps Stable Diffusion's factor although the published weights are SDXL's (0.13025).
 FACTOR = 0.18215
-# Measured (fp32, 384 x 384): encoding 5.0 and decoding 4.0 layers at full size, in strips 3.0 and
-# 2.6.
+# Measured (fp32, 384 x 384): encoding 5.0 and decoding 4.0 layers at full size, in strips 3.0, 2.6.
 LAYERS_AT_ONCE, LAYERS_IN_STRIPS = 5, 3
-STRIPS_OF_ROOM = 16
-LEAST_ROOM = 1 << 26  # bytes; strips are as narrow as they get
+STRIPS_OF_BUDGET = 16
+LEAST_BYTES = 1 << 26  # strips are as narrow as they get
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +46,15 @@ class SpatialSettings:
 
 
 class SpatialVAE(nn.Module):
-    """Images to the moments of their latents, and back; as many at once as memory allows.
-
-    An image that does not fit alone goes in strips (trainer.models.vae.tiled), with the same
-    result.
-    """
+    """Images to moments of latents and back, many at once, or one in strips (vae.tiled)."""
 
     def __init__(self, settings: SpatialSettings) -> None:
         super().__init__()
         try:
             from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         except ImportError as error:
-            raise ConfigError(
-                f"the video VAE needs diffusers, which cannot be imported: {error}",
-                hint="pip install 'diffusers>=0.29'",
-            ) from None
+            text = f"the video VAE needs diffusers, which cannot be imported: {error}"
+            raise ConfigError(text, hint="pip install 'diffusers>=0.29'") from None
         self.settings = settings
         self.module: Any = AutoencoderKL(**asdict(settings))
 
@@ -72,11 +62,9 @@ class SpatialVAE(nn.Module):
         """Mean and log-variance of each image's latent, [N, 2 latent_channels, H//8, W//8]."""
 
         def network(x: Tensor) -> Tensor:
-            return self.module.encode(x.to(dtype)).latent_dist.parameters
+            return self.module.encode(x.to(self._dtype)).latent_dist.parameters
 
-        dtype = self._dtype
-        # At full size a block holds its input, the normalised one and its result, and the
-        # convolution needs memory of its own.
+        # At full size a block holds its input, the normalised one, its result and workspace.
         channels, pixels = self.settings.block_out_channels[0], x_NCHW[0, 0].numel()
         return self._over(network, Strips.moments, x_NCHW, channels, pixels, budget)
 
@@ -84,9 +72,8 @@ class SpatialVAE(nn.Module):
         """[N, 3, 8 H, 8 W] in -1..1, about."""
 
         def network(z: Tensor) -> Tensor:
-            return self.module.decode(z.to(dtype)).sample
+            return self.module.decode(z.to(self._dtype)).sample
 
-        dtype = self._dtype
         # The last stage's first block has the channels of the stage before it.
         channels = self.settings.block_out_channels[1]
         pixels = z_NCHW[0, 0].numel() * self.settings.factor**2
@@ -114,13 +101,11 @@ class SpatialVAE(nn.Module):
         while True:
             limit = budget.bytes(device)
             store = device if LAYERS_IN_STRIPS * layer_bytes <= limit else torch.device("cpu")
-            strips = Strips(self.module, limit // STRIPS_OF_ROOM, store)
+            strips = Strips(self.module, limit // STRIPS_OF_BUDGET, store)
             try:
                 return in_batches(partial(in_strips, strips), x_NCHW, limit, budget)
-            except (
-                OutOfMemory
-            ):  # `budget` is half of what it was: narrower strips, kept on the host
-                if limit < LEAST_ROOM:
+            except OutOfMemory:  # `budget` is half of what it was: narrower strips, on the host
+                if limit < LEAST_BYTES:
                     raise
 
 

@@ -1,8 +1,4 @@
-"""The VAE along time: four frames of spatial latents to one, causally. Keys are Open-Sora 1.2's.
-
-A causal convolution sees only the frames before, with zeros in front of the first; a clip is padded
-with zero frames in front to a multiple of the downsampling.
-"""
+"""The VAE along time, causal: zeros in front, four frames to one. Keys are Open-Sora 1.2's."""
 
 from __future__ import annotations
 
@@ -32,10 +28,7 @@ class TemporalSettings:
     def __post_init__(self) -> None:
         stages, changes = len(self.channel_multipliers), len(self.temporal_downsample)
         if changes != stages - 1:
-            raise ValueError(
-                f"{stages} stages have {stages - 1} places between them, not {changes}: "
-                "temporal_downsample needs one entry fewer than channel_multipliers"
-            )
+            raise ValueError(f"temporal_downsample needs {stages - 1} entries, not {changes}")
 
     @property
     def factor(self) -> int:
@@ -93,9 +86,8 @@ class Encoder(nn.Module):
         widths, groups, count = settings.widths, settings.num_groups, settings.num_res_blocks
         self.conv_in = CausalConv3d(settings.in_out_channels, settings.filters, bias=False)
         before = [settings.filters, *widths]
-        self.block_res_blocks = nn.ModuleList(
-            _res_blocks(before[i], width, count, groups) for i, width in enumerate(widths)
-        )
+        stages = zip(before, widths, strict=False)
+        self.block_res_blocks = nn.ModuleList(_res_blocks(i, o, count, groups) for i, o in stages)
         self.conv_blocks = nn.ModuleList(
             CausalConv3d(width, width, stride=2) if halves else nn.Identity()
             for width, halves in zip(widths, settings.temporal_downsample, strict=False)
@@ -120,9 +112,8 @@ class Decoder(nn.Module):
         self.conv1 = CausalConv3d(settings.latent_embed_dim, widths[-1])
         self.res_blocks = _res_blocks(widths[-1], widths[-1], count, groups)
         before = [*widths[1:], widths[-1]]
-        self.block_res_blocks = nn.ModuleList(
-            _res_blocks(before[i], width, count, groups) for i, width in enumerate(widths)
-        )
+        stages = zip(before, widths, strict=True)
+        self.block_res_blocks = nn.ModuleList(_res_blocks(i, o, count, groups) for i, o in stages)
         # conv_blocks.i stands between stage i+1 and stage i; its channels become frames.
         self.conv_blocks = nn.ModuleList(
             CausalConv3d(width, 2 * width) if doubles else nn.Identity()
@@ -175,9 +166,7 @@ class TemporalVAE(nn.Module):
     def frame_bytes(self, frames: int, element_bytes: int) -> tuple[int, int]:
         """Peak memory of encoding and of decoding a chunk, per latent pixel of a frame.
 
-        The widest stage at full length, of which a ResBlock holds five: its input, the normalised
-        one, that padded in front, the convolution's result, and room for the convolution's own
-        work.
+        The widest stage at full length, five times: input, normalised, padded, result, workspace.
         """
         length = frames + -frames % self.settings.factor
         stages, halvings = self.settings.widths, self.settings.temporal_downsample

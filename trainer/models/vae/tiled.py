@@ -1,15 +1,10 @@
 """Frames too large for memory: diffusers' image VAE layer by layer, each in strips of rows.
 
-The usual tiling sends each tile through the whole network, so group norms and attention see the
-tile instead of the frame: results change everywhere (with the small networks of the tests by 5 to
-27 %) and tiles must be blended. Here a layer is finished before the next one begins. Strips overlap
-by the row that a convolution reaches beyond them, norms use the whole frame's statistics, the
-attention at 1/8 of the size sees everything: the result is the undivided one up to rounding,
-without seams.
-
-At one time there are a block's input, its middle and its output, in place where it can be, besides
-one strip: half of what the undivided network takes. With `store` on the host an accelerator holds
-only the strip.
+The usual tiling sends each tile through the whole network: group norms and attention see the tile
+instead of the frame, and results change by 5 to 27 % (in the tests). Here a layer is finished
+before the next one begins. Strips overlap by the row that a convolution reaches beyond them, norms
+use the whole frame's statistics, the attention sees everything: equal up to rounding, no seams.
+Memory holds a block's input, middle and output and one strip: half of the undivided network's.
 """
 
 from __future__ import annotations
@@ -24,6 +19,8 @@ from torch import Tensor, nn
 
 # N images · C channels · H,W rows and columns at the layer's size
 LEAST_ROWS = 8
+Layer = Callable[[Tensor], Tensor]
+Piece = Callable[[int, int], Tensor]  # the strip of a span of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +80,7 @@ class Strips:
     def _resnet(self, x: Tensor, block: Any) -> Tensor:
         before = self._norm(x, block.norm1, block.nonlinearity)
         h = self._conv(x, block.conv1, before)
-        # Strip by strip over the input where the shapes allow: a strip reads only its own rows of
-        # it.
+        # Over the input where the shapes allow: a strip reads only its own rows of it.
         out = None if block.conv_shortcut is not None else x
         between = self._norm(h, block.norm2, block.nonlinearity)
         return self._conv(h, block.conv2, between, added=(x, block.conv_shortcut), out=out)
@@ -93,13 +89,14 @@ class Strips:
         self,
         x: Tensor,
         conv: nn.Conv2d,
-        before: Callable[[Tensor], Tensor] | None = None,
+        before: Layer | None = None,
         added: tuple[Tensor, nn.Module | None] | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """conv(before(x)) for 3x3 kernels, plus what a block adds; into `out` if given."""
         height = x.shape[2]
-        for a, b in self._spans(x, height):
+
+        def piece(a: int, b: int) -> Tensor:
             low, high = max(0, a - 1), min(height, b + 1)
             strip = self._whole(x[:, :, low:high])
             if before is not None:
@@ -110,49 +107,49 @@ class Strips:
                 other, shortcut = added
                 rows = self._whole(other[:, :, a:b])
                 strip = strip + (rows if shortcut is None else shortcut(rows))
-            if out is None:
-                out = self._new(strip, height)
-            out[:, :, a:b] = strip
-        assert out is not None
-        return out
+            return strip
+
+        return self._joined(piece, x, height, out=out)
 
     def _downsample(self, x: Tensor, conv: nn.Conv2d) -> Tensor:
         """Every second pixel, padded right and below."""
         height = x.shape[2]
-        rows = height // 2
-        out: Tensor | None = None
-        for a, b in self._spans(x, rows):
+
+        def piece(a: int, b: int) -> Tensor:
             high = min(height, 2 * b + 1)
             strip = F.pad(self._whole(x[:, :, 2 * a : high]), (0, 1, 0, 2 * b + 1 - high))
-            strip = F.conv2d(strip, conv.weight, conv.bias, stride=2)
-            out = self._new(strip, rows) if out is None else out
-            out[:, :, a:b] = strip
-        assert out is not None
-        return out
+            return F.conv2d(strip, conv.weight, conv.bias, stride=2)
+
+        return self._joined(piece, x, height // 2)
 
     def _upsample(self, x: Tensor, conv: nn.Conv2d) -> Tensor:
         """Each pixel four times, then the convolution."""
         height = x.shape[2]
-        out: Tensor | None = None
-        for a, b in self._spans(x, height):  # input rows; output rows 2a to 2b
+
+        def piece(a: int, b: int) -> Tensor:  # input rows; output rows 2a to 2b
             low, high = max(0, a - 1), min(height, b + 1)
             strip = F.interpolate(self._whole(x[:, :, low:high]), scale_factor=2.0, mode="nearest")
             first, last = 2 * (a - low) - 1, 2 * (b - low) + 1  # of the enlarged rows
             above, below = max(0, -first), max(0, last - strip.shape[2])
             strip = F.pad(strip[:, :, max(0, first) : last], (0, 0, above, below))
-            strip = F.conv2d(strip, conv.weight, conv.bias, padding=(0, 1))
-            out = self._new(strip, 2 * height) if out is None else out
-            out[:, :, 2 * a : 2 * b] = strip
+            return F.conv2d(strip, conv.weight, conv.bias, padding=(0, 1))
+
+        return self._joined(piece, x, height, times=2)
+
+    def _joined(
+        self, piece: Piece, x: Tensor, rows: int, times: int = 1, out: Tensor | None = None
+    ) -> Tensor:
+        """The strips of all spans of `rows`, each `times` as high, in `out` or new memory."""
+        for a, b in self._spans(x, rows):
+            strip = piece(a, b)
+            if out is None:
+                shape = (*strip.shape[:2], times * rows, strip.shape[3])
+                out = strip.new_empty(shape, device=self.store)
+            out[:, :, times * a : times * b] = strip
         assert out is not None
         return out
 
-    def _new(self, strip: Tensor, height: int) -> Tensor:
-        shape = (*strip.shape[:2], height, strip.shape[3])
-        return strip.new_empty(shape, device=self.store)
-
-    def _norm(
-        self, x: Tensor, norm: nn.GroupNorm, activation: Callable[[Tensor], Tensor]
-    ) -> Callable[[Tensor], Tensor]:
+    def _norm(self, x: Tensor, norm: nn.GroupNorm, activation: Layer) -> Layer:
         """Group norm with the statistics of all of x, then the activation, for any strip."""
         groups = norm.num_groups
         counts, means, variances = [], [], []

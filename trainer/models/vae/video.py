@@ -6,6 +6,7 @@ Numbers and keys equal upstream's (spatial_vae.module.*, temporal_vae.*, scale, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -39,11 +40,9 @@ class VideoVAESettings:
     def from_dict(cls, data: Mapping[str, Any]) -> VideoVAESettings:
         """From `spatial`, `temporal` and the rest as plain data; other keys are not read."""
         own = {name: data[name] for name in ("micro_frame_size", "shift", "scale") if name in data}
-        return cls(
-            spatial=_settings(SpatialSettings, data.get("spatial", {})),
-            temporal=_settings(TemporalSettings, data.get("temporal", {})),
-            **_with_tuples(own),
-        )
+        spatial = _settings(SpatialSettings, data.get("spatial", {}))
+        temporal = _settings(TemporalSettings, data.get("temporal", {}))
+        return cls(spatial=spatial, temporal=temporal, **_with_tuples(own))
 
 
 S = TypeVar("S", SpatialSettings, TemporalSettings)
@@ -59,11 +58,7 @@ def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OpenSoraVAE(nn.Module):
-    """Frozen, without gradients. Inputs may have any dtype; it computes in the weights'.
-
-    How many images or chunks go through at once is decided by memory (`budget`) and changes nothing
-    but rounding.
-    """
+    """Frozen; computes in the weights' dtype. `budget` decides how much goes through at once."""
 
     scale: Tensor
     shift: Tensor
@@ -79,9 +74,8 @@ class OpenSoraVAE(nn.Module):
 
     def _per_channel(self, name: str, values: Sequence[float]) -> Tensor:
         if len(values) != self.out_channels:
-            raise ConfigError(
-                f"vae.{name} has {len(values)} values for {self.out_channels} latent channels"
-            )
+            count = f"{len(values)} values for {self.out_channels}"
+            raise ConfigError(f"vae.{name} has {count} latent channels")
         return torch.tensor(values)[None, :, None, None, None]
 
     def override(self, settings: Mapping[str, Any]) -> None:
@@ -104,10 +98,7 @@ class OpenSoraVAE(nn.Module):
         return self.settings.micro_frame_size
 
     def latent_size(self, video_size: tuple[int, int, int]) -> tuple[int, int, int]:
-        """(T, H, W) of a video's latent: 5 per whole chunk of 17, a quarter of the rest rounded up.
-
-        Edges are an eighth, rounded down (854 pixels: 106, which decode to 848).
-        """
+        """(T, H, W) of a latent: 5 per 17 frames, a quarter of the rest; edges 1/8, down."""
         frames, height, width = video_size
         edge = self.settings.spatial.factor
         return self._latent_frames(frames), height // edge, width // edge
@@ -126,10 +117,9 @@ class OpenSoraVAE(nn.Module):
     ) -> Tensor:
         """Latent fp32 [B, 4, Z, h, w] of pixels in -1..1, both posteriors sampled as upstream does.
 
-        Noise comes from `generator` (on its device; None: torch's own generator of the video's
-        device), the whole batch's for the frames first, then for the latent. `noises` gives it:
-        [B*T, 4, h, w] and [B, 4, Z, h, w]. Raises ValueError for a video of another kind or too
-        small, OutOfMemory when even one frame in strips does not fit.
+        Noise comes from `generator` (None: torch's own of the device), for all frames first,
+        then for the latent, or from `noises`, [B*T, 4, h, w] and [B, 4, Z, h, w]. Raises
+        ValueError, and OutOfMemory when one frame in strips does not fit.
         """
         self._check(video_BCTHW)
         of_frames, of_latent = noises or (None, None)
@@ -143,10 +133,9 @@ class OpenSoraVAE(nn.Module):
 
     @torch.no_grad()
     def encode_posterior(self, video_BCTHW: Tensor) -> Posterior:
-        """Mean and log-variance of the latent, fp32 [B, 4, Z, h, w]: what a cache keeps.
+        """Mean and log-variance of the latent, fp32 [B, 4, Z, h, w], of the frames' means.
 
-        Of the frames' posterior the mean is taken: its spread (a standard deviation near 1e-3 in a
-        trained VAE) would need the network once more. Raises as `encode`.
+        Their spread (a standard deviation near 1e-3) would need the network once more.
         """
         self._check(video_BCTHW)
         frames = self._frame_posterior(video_BCTHW).mean
@@ -158,19 +147,14 @@ class OpenSoraVAE(nn.Module):
 
     @torch.no_grad()
     def decode(self, z_BCZHW: Tensor, num_frames: int) -> Tensor:
-        """Pixels [B, 3, num_frames, 8 h, 8 w], about -1..1, in the weights' dtype.
-
-        Raises ValueError when the latent is not one of that many frames.
-        """
-        if z_BCZHW.ndim != 5 or z_BCZHW.shape[1] != self.out_channels:
-            raise ValueError(
-                f"a latent is [B, {self.out_channels}, T, H, W], not {list(z_BCZHW.shape)}"
-            )
-        if num_frames < 1 or z_BCZHW.shape[2] != self._latent_frames(num_frames):
-            raise ValueError(
-                f"a latent of {z_BCZHW.shape[2]} frames cannot give {num_frames}: "
-                f"those need {self._latent_frames(max(num_frames, 1))}"
-            )
+        """Pixels [B, 3, num_frames, 8 h, 8 w], about -1..1, in the weights' dtype."""
+        shape, channels = list(z_BCZHW.shape), self.out_channels
+        if len(shape) != 5 or shape[1] != channels:
+            raise ValueError(f"a latent is [B, {channels}, T, H, W], not {shape}")
+        need = self._latent_frames(max(num_frames, 1))
+        if num_frames < 1 or shape[2] != need:
+            what = f"a latent of {shape[2]} frames"
+            raise ValueError(f"{what} cannot give {num_frames}: those need {need}")
         z = (z_BCZHW.float() * self.scale.float() + self.shift.float()).to(self.dtype)
         frames = self._in_chunks(z, num_frames, encoding=False)
         images = rearrange(frames, "b c t h w -> (b t) c h w")
@@ -179,22 +163,17 @@ class OpenSoraVAE(nn.Module):
 
     def _check(self, video: Tensor) -> None:
         channels, edge = self.settings.spatial.in_channels, self.settings.spatial.factor
-        if video.ndim != 5 or video.shape[1] != channels or not video.is_floating_point():
-            kind = str(video.dtype).removeprefix("torch.")
-            raise ValueError(
-                f"a video is [B, {channels}, T, H, W] of floats in -1..1, not {kind} "
-                f"{list(video.shape)}"
-            )
-        if video.shape[2] < 1 or min(video.shape[3:]) < edge:
-            raise ValueError(
-                f"a video needs 1 frame of {edge} x {edge} pixels at least, not "
-                f"{list(video.shape[2:])}"
-            )
+        shape, kind = list(video.shape), str(video.dtype).removeprefix("torch.")
+        if len(shape) != 5 or shape[1] != channels or not video.is_floating_point():
+            form = f"[B, {channels}, T, H, W] of floats in -1..1"
+            raise ValueError(f"a video is {form}, not {kind} {shape}")
+        if shape[2] < 1 or min(shape[3:]) < edge:
+            least = f"1 frame of {edge} x {edge} pixels"
+            raise ValueError(f"a video needs {least} at least, not {shape[2:]}")
 
     def _frame_posterior(self, video_BCTHW: Tensor) -> Posterior:
         images = rearrange(video_BCTHW, "b c t h w -> (b t) c h w")
-        posterior = Posterior.of(self.spatial_vae.moments(images, self.budget))
-        return posterior.scaled(FACTOR)
+        return Posterior.of(self.spatial_vae.moments(images, self.budget)).scaled(FACTOR)
 
     def _chunk_posterior(self, frames_NCHW: Tensor, batch: int) -> Posterior:
         frames = rearrange(frames_NCHW, "(b t) c h w -> b c t h w", b=batch)
@@ -209,17 +188,16 @@ class OpenSoraVAE(nn.Module):
         latents = self.temporal_vae.length(chunk)
         split = whole * (chunk if encoding else latents)
         parts = []
-        for piece, count, length in (
-            (x_BCTHW[:, :, :split], whole, chunk),
-            (x_BCTHW[:, :, split:], min(rest, 1), rest),
-        ):
+        last = min(rest, 1)
+        pieces = (x_BCTHW[:, :, :split], whole, chunk), (x_BCTHW[:, :, split:], last, rest)
+        for piece, count, length in pieces:
             if count == 0:
                 continue
             chunks = rearrange(piece, "b c (n t) h w -> (b n) c t h w", n=count)
-            sizes = self.temporal_vae.frame_bytes(length, x_BCTHW.element_size())
-            each = sizes[0 if encoding else 1] * piece.shape[3] * piece.shape[4]
+            encode_bytes, decode_bytes = self.temporal_vae.frame_bytes(length, x_BCTHW.itemsize)
             decode = partial(self.temporal_vae.decode, frames=length)
             network = self.temporal_vae.moments if encoding else decode
+            each = (encode_bytes if encoding else decode_bytes) * math.prod(piece.shape[3:])
             out = in_batches(network, chunks, each, self.budget)
             parts.append(rearrange(out, "(b n) c t h w -> b c (n t) h w", n=count))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
