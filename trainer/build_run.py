@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.allowed_values import taken_from
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saver
 from trainer.components import TINY_T5, Parts, build_parts, make_tiny_text_encoder
@@ -38,7 +39,7 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.journal import Journal
 from trainer.loop import Clock, Run
 from trainer.optim.ema import EMA
-from trainer.optim.lr_schedules import Schedule, settings_of
+from trainer.optim.lr_schedules import Schedule, ScheduleConfig
 from trainer.resume import Source, place_note, read_source, stated_place, take_over
 from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Heartbeat
@@ -48,10 +49,7 @@ from trainer.weights.load import load_into, load_weights, read_checkpoint, read_
 
 _SHARED_WAIT_S = 10.0
 _SHOWN_ROWS = 5
-_LOSS_WEIGHTING = (
-    "each microbatch counts once, whatever the number of its clips, and each clip once in it: "
-    "upstream's weighting"
-)
+_LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips, as upstream"
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -63,46 +61,34 @@ def assemble(
     require_shared(run_dir, engine)
     journal = engine.together(lambda: Journal(run_dir, config, engine.rank))
     root = Path(config.dataset.root) if config.dataset.root else None
-    manifest, notes = read_once(
-        engine, Path(str(config.dataset.data_path)), root, config.dataset.memory_efficient
-    )
+    path, on_disk = Path(str(config.dataset.data_path)), config.dataset.memory_efficient
+    manifest, notes = read_once(engine, path, root, on_disk)
     for note in notes:
         journal.event("data", note)
     if manifest.wrong:
         journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
-    buckets, plan = engine.together(lambda: _plan(config, manifest))
+    plan = engine.together(lambda: _plan(config, manifest))
     taken = engine.run_on_rank0(lambda: _source(config))
     source = taken.path if taken is not None else None
     engine.run_on_rank0(lambda: _prepare_text(config, run_dir, source, manifest.texts))
-    features = _features(config, manifest, buckets, run_dir, engine, journal)
+    features = _features(config, plan, run_dir, engine, journal)
     parts = engine.together(lambda: _parts(config, run_dir, source, features, engine))
     if source is None and config.model.from_pretrained is not None:
         _start(config, parts, engine, journal)
     if features is not None:
         engine.together(lambda: use_projected(features, parts.model, _DTYPES[config.dtype]))
-    settings = OptimizerSettings(
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        eps=config.adam_eps,
-        betas=config.adam_betas,
-        grad_clip=config.grad_clip,
-        dtype=config.dtype,
-        plugin=config.plugin,
-        reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
-    )
+    settings = taken_from(OptimizerSettings, config)
     model = engine.wrap(parts.model.train(), settings)
-    schedule = Schedule(engine, settings_of(config))
+    schedule = Schedule(engine, taken_from(ScheduleConfig, config))
     if taken is not None:
         engine.load(taken.path / checkpoints.OPTIMIZER)
         if note := take_over(schedule, taken):
             journal.event("lr", note)
-    ema = engine.together(
-        lambda: EMA(engine.master_params(), config.ema_decay, ramp=config.ema_warmup)
-    )
+    masters, decay, ramp = engine.master_params(), config.ema_decay, config.ema_warmup
+    ema = engine.together(lambda: EMA(masters, decay, ramp=ramp))
     before = taken.sampler if taken is not None and not config.start_from_scratch else None
-    place = engine.run_on_rank0(
-        lambda: stated_place(config, plan, before, engine.world, data_state)
-    )
+    world = engine.world
+    place = engine.run_on_rank0(lambda: stated_place(config, plan, before, world, data_state))
     before = before if place is None else None
     plan.put_into_steps(_balance(config, plan, before, parts, engine, run_dir))
     running: Mapping[str, int] = taken.running if taken is not None else {}
@@ -112,11 +98,12 @@ def assemble(
     if source is not None:
         engine.together(lambda: _take_average(ema, engine, source, running["ema_updates"]))
         if before is not None:
-            restored = engine.run_on_rank0(
-                lambda: data_state_of.restore(
-                    plan, before, checkpoint.read_array(source / checkpoint.SEEN), data_state
-                )
-            )
+
+            def restore() -> Any:
+                seen = checkpoint.read_array(source / checkpoint.SEEN)
+                return data_state_of.restore(plan, before, seen, data_state)
+
+            restored = engine.run_on_rank0(restore)
             cursor = restored.cursor
             plan.leave_out(cursor.epoch, restored.left_out)
             if restored.note:
@@ -135,14 +122,9 @@ def assemble(
     journal.event("loss", _LOSS_WEIGHTING)
     for note in config.notes:
         journal.event("note", note)
-    saver = Saver(
-        run_dir,
-        engine,
-        keep=config.keep_checkpoints,
-        keep_every=config.keep_every,
-        background=config.async_io,
-        wait_s=config.process_group_timeout_s / 2,
-    )
+    options = {"keep": config.keep_checkpoints, "keep_every": config.keep_every}
+    wait_s, background = config.process_group_timeout_s / 2, config.async_io
+    saver = Saver(run_dir, engine, **options, background=background, wait_s=wait_s)
     if config.ckpt_every:
         saver.prepare(engine.weights_to_save())
     # What continues from the checkpoint; nothing with --start-from-scratch.
@@ -179,10 +161,10 @@ def _left_out(manifest: Manifest) -> str:
     )
 
 
-def _plan(config: Config, manifest: Manifest) -> tuple[Buckets, DataPlan]:
+def _plan(config: Config, manifest: Manifest) -> DataPlan:
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     interval = config.dataset.frame_interval
-    return buckets, DataPlan(manifest, buckets, config.seed, frame_interval=interval)
+    return DataPlan(manifest, buckets, config.seed, frame_interval=interval)
 
 
 def _parts(
@@ -191,13 +173,9 @@ def _parts(
     """This rank's parts; the model has `source`'s weights, fresh ones, or none if they follow."""
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
     has_weights = source is not None or config.model.from_pretrained is not None
-    parts = build_parts(
-        config,
-        run_dir,
-        _DTYPES[config.dtype],
-        empty=has_weights,
-        encoders=(NoVAE(features), NoText(features)) if features is not None else None,
-    )
+    encoders = (NoVAE(features), NoText(features)) if features is not None else None
+    dtype = _DTYPES[config.dtype]
+    parts = build_parts(config, run_dir, dtype, empty=has_weights, encoders=encoders)
     parts.text.to(engine.device)
     parts.vae.to(engine.device)
     if source is not None:
@@ -257,10 +235,8 @@ def _balance(
 def _resumed(source: Path, running: Mapping[str, Any], cursor: Cursor, world: int) -> str:
     before = running["world"]
     ranks = "" if before == world else f", written by {before} ranks and read by {world}"
-    return (
-        f"{source} of step {running['global_step']}{ranks}; the data continue in epoch "
-        f"{cursor.epoch} after {cursor.consumed} microbatches"
-    )
+    place = f"epoch {cursor.epoch} after {cursor.consumed} microbatches"
+    return f"{source} of step {running['global_step']}{ranks}; the data continue in {place}"
 
 
 def require_shared(run_dir: Path, engine: Engine) -> None:
@@ -274,14 +250,11 @@ def require_shared(run_dir: Path, engine: Engine) -> None:
     blind = [host for host, sees in engine.gather_objects((socket.gethostname(), seen)) if not sees]
     engine.run_on_rank0(lambda: mark.unlink(missing_ok=True))
     if blind:
-        raise agreed(
-            ConfigError(
-                f"{run_dir} of rank 0 cannot be seen by {len(blind)} of {engine.world} ranks "
-                f"({', '.join(sorted(set(blind)))}); checkpoints need a folder that all nodes "
-                "share",
-                hint="--outputs or --run-dir on a shared filesystem",
-            )
-        )
+        ranks = f"{len(blind)} of {engine.world} ranks ({', '.join(sorted(set(blind)))})"
+        text = f"{run_dir} of rank 0 cannot be seen by {ranks}"
+        hint = "--outputs or --run-dir on a shared filesystem"
+        needed = "checkpoints need a folder that all nodes share"
+        raise agreed(ConfigError(f"{text}; {needed}", hint=hint))
 
 
 def _source(config: Config) -> Source | None:
@@ -309,12 +282,7 @@ def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Seq
 
 
 def _features(
-    config: Config,
-    manifest: Manifest,
-    buckets: Buckets,
-    run_dir: Path,
-    engine: Engine,
-    journal: Journal,
+    config: Config, plan: DataPlan, run_dir: Path, engine: Engine, journal: Journal
 ) -> Features | None:
     """The cache that replaces VAE and text encoder; rank 0 checks whether it fits (collective)."""
     if config.dataset.features is None:
@@ -326,7 +294,7 @@ def _features(
         run_key = key_of(config, run_dir / TINY_T5, Hashes(features.document["weight_files"]))
         refuse_other(folder, features.key, run_key)
         features.check_files()
-        features.check_rows(manifest, buckets)
+        features.check_rows(plan.manifest, plan.buckets)
         return unseen(features.key, run_key)
 
     for note in engine.run_on_rank0(check):

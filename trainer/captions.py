@@ -1,20 +1,20 @@
 """Clean captions as Open-Sora 1.2 does before sampling, for prompts and training data.
 
-`clean_caption` is a pure function of one text. Training on raw captions and sampling with cleaned
-ones is upstream's own mismatch; cleaning the manifest's captions once removes it.
-
-The rules run in this order and see what the ones before left; their effect is compared with
-upstream's over golden pairs. They come from web alt texts: shop words, file names, article numbers.
+Upstream trains on raw captions and samples with cleaned ones; cleaning the manifest's once removes
+that mismatch. The rules come from web alt texts (shop words, file names, article numbers), run in
+this order and see what the ones before left; golden pairs compare them with upstream's.
 """
 
 from __future__ import annotations
 
 import html
+import importlib
 import re
 import urllib.parse
 import warnings
 from collections.abc import Iterable
 from re import Pattern
+from typing import Any
 
 from trainer.errors import ConfigError
 
@@ -85,8 +85,7 @@ _WORDS = _rules(
     (r"^\.\S+$", ""),
 )
 
-# A link is a scheme or a site, at a word boundary. Searched for by one regular expression it takes
-# the square of the length of `a.a.a.…`.
+# A link is a scheme or a site; in one regular expression the time is quadratic (`a.a.a.…`).
 _HOST = re.compile(r"[a-z0-9.\-]+")
 _SITE = re.compile(r"[a-z0-9.\-]+\.(?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)")
 _HTTP = re.compile(r"\bhttps?:(?:/{1,3}|[a-z0-9%])")
@@ -99,13 +98,7 @@ _JOINTS_OF_A_NAME = 4  # from here on a text reads as a file name: this-is-my-cu
 
 
 def clean_caption(text: str) -> str:
-    """What Open-Sora 1.2's inference makes of a prompt; may be empty.
-
-    Lower case; without links, markup, nicknames, Chinese characters, file names, article numbers
-    and shop words; dashes and quotation marks of one kind; broken encodings repaired.
-
-    Raises ConfigError when ftfy or beautifulsoup4 is not installed.
-    """
+    """What Open-Sora 1.2's inference makes of a prompt; may be empty. Raises ConfigError."""
     for _ in range(PASSES):
         text = _clean_once(text)
     return text
@@ -120,16 +113,13 @@ def _clean_once(text: str) -> str:
     text = _apply(_MORE_SIGNS, text)
     if len(_JOINT.findall(text)) >= _JOINTS_OF_A_NAME:
         text = _JOINT.sub(" ", text)
-    text = html.unescape(html.unescape(_repaired(text))).strip()
+    text = html.unescape(html.unescape(_library("ftfy").fix_text(text))).strip()
     return _apply(_WORDS, text).strip()
 
 
 def without_links(text: str, scheme: Pattern[str]) -> str:
-    """Without `\\b(?:{scheme}|{_SITE})`, in time that grows with the text and not with its square.
-
-    Of a run of a host's signs only the first word boundary needs a try: a site that begins later in
-    the run has the same end.
-    """
+    """Without `\\b(?:{scheme}|{_SITE})`, in linear time: of a run of host signs only the first
+    word boundary needs a try; a site that begins later has the same end."""
     kept, done, at = [], 0, 0
     while run := _HOST.search(text, at):
         at = run.end()
@@ -164,12 +154,8 @@ def _apply(rules: Iterable[_Rule], text: str) -> str:
 
 
 def _text_of_markup(text: str) -> str:
-    # bs4, not the standard library's parser alone: which text a stray "<" or "&" leaves is bs4's
-    # rule.
-    try:
-        import bs4
-    except ImportError as error:
-        raise _missing(error) from None
+    # bs4, not the standard library alone: it decides which text a stray "<" or "&" leaves.
+    bs4 = _library("bs4")
     # Half characters (a \ud83d alone) make bs4 fail, and upstream with it.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     with warnings.catch_warnings():
@@ -180,16 +166,9 @@ def _text_of_markup(text: str) -> str:
             return text
 
 
-def _repaired(text: str) -> str:
+def _library(name: str) -> Any:
     try:
-        import ftfy
+        return importlib.import_module(name)
     except ImportError as error:
-        raise _missing(error) from None
-    return ftfy.fix_text(text)
-
-
-def _missing(error: ImportError) -> ConfigError:
-    return ConfigError(
-        f"captions cannot be cleaned: {error.name} is not installed",
-        hint="pip install ftfy beautifulsoup4",
-    )
+        text = f"captions cannot be cleaned: {error.name} is not installed"
+        raise ConfigError(text, hint="pip install ftfy beautifulsoup4") from None

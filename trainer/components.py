@@ -17,7 +17,7 @@ from trainer.errors import ConfigError
 from trainer.models.memory import MemoryBudget
 from trainer.models.stdit import STDiT3, build_stdit
 from trainer.models.text import TextEncoder, build_tiny_t5
-from trainer.models.vae.interface import IDENTITY_CHANNELS, IdentityVAE, VideoVAE
+from trainer.models.vae.interface import IdentityVAE, VideoVAE
 from trainer.weights.load import load_weights
 from trainer.weights.source import find_source
 
@@ -40,11 +40,7 @@ class Parts:
 
 
 def make_tiny_text_encoder(config: Config, run_dir: Path, texts: Iterable[str]) -> None:
-    """Where the config asks for one, write the run's own encoder over the words of `texts`.
-
-    One process of a run calls this, before any calls `build_parts`. An existing encoder stays: a
-    resumed run must see the same features.
-    """
+    """Write the run's own encoder over the words of `texts` if asked for; keep an existing one."""
     settings = config.text_encoder
     folder = run_dir / TINY_T5
     if settings.type == "tiny_t5" and not folder.is_dir():
@@ -60,13 +56,10 @@ def build_parts(
     empty: bool = False,
     encoders: tuple[Any, Any] | None = None,
 ) -> Parts:
-    """All parts; `dtype` is that of VAE and text encoder.
+    """All parts; `dtype` is that of VAE and text encoder. Raises ConfigError, CheckpointError.
 
-    With `empty` the model has no memory yet (meta device) and gets it with its weights, by
-    trainer.weights: making 1.2 billion random numbers first takes 16 CPU seconds. `encoders`
-    replace VAE and text encoder where features are cached (trainer.data.loader.features_loader).
-    Raises ConfigError for what does not fit or exist, CheckpointError for weights that cannot be
-    read.
+    With `empty` the model is on the meta device until its weights are loaded: making 1.2 billion
+    random numbers takes 16 CPU seconds. `encoders` are those of a feature cache.
     """
     if encoders is None:
         encoders = build_vae(config.vae, dtype), build_text_encoder(config, run_dir, dtype)
@@ -102,24 +95,17 @@ def build_text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> Tex
 
 
 def build_vae(settings: Any, dtype: torch.dtype = torch.float32) -> VideoVAE:
-    """The VAE of a config's `vae` section, on the CPU; `dtype` is the networks'.
-
-    Raises ConfigError for an unknown type or no weights, CheckpointError for weights that cannot be
-    read or are another model's.
-    """
+    """The VAE of a config's `vae` section, on the CPU. Raises ConfigError, CheckpointError."""
     kind = settings.type
     if kind == "identity":
-        if settings.channels not in IDENTITY_CHANNELS:
-            raise ConfigError(f"vae.channels is 1 (luma) or 3, not {settings.channels}")
         return IdentityVAE(settings.channels)
     if kind not in VIDEO_VAES:
         names = ", ".join(("identity", *VIDEO_VAES))
         raise ConfigError(f"vae.type {kind!r} is not known; there is {names}")
     if settings.from_pretrained is None:
-        raise ConfigError(
-            f"vae.from_pretrained must name the weights of {kind}: a file, a folder or a hub id",
-            hint="--vae.from-pretrained hpcai-tech/OpenSora-VAE-v1.2",
-        )
+        what = f"the weights of {kind}: a file, a folder or a hub id"
+        hint = "--vae.from-pretrained hpcai-tech/OpenSora-VAE-v1.2"
+        raise ConfigError(f"vae.from_pretrained must name {what}", hint=hint)
     limit = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)
     own = {name: getattr(settings, name) for name in ("micro_frame_size", "shift", "scale")}
     return load_vae(settings.from_pretrained, dtype, MemoryBudget(limit), own)
@@ -131,11 +117,10 @@ def load_vae(
     budget: MemoryBudget | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> OpenSoraVAE:
-    """The VAE of a file, a folder or (online) a hub id, on the CPU.
+    """The VAE of a file, a folder or (online) a hub id, on the CPU. Raises CheckpointError.
 
-    Sizes are the published ones unless a config.json beside the weights has `spatial` and
-    `temporal`. `overrides` (micro_frame_size, shift, scale) win over what the weights say. Raises
-    CheckpointError for weights that are missing, damaged or another model's.
+    Sizes are those of a config.json beside the weights, else the published ones. `overrides` of
+    micro_frame_size, shift and scale win over what the weights say.
     """
     # Here because it brings torch modules that the identity does not need.
     from trainer.models.vae.spatial import modern_names

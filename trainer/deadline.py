@@ -14,10 +14,7 @@ from trainer.runlog.output import report_error
 
 @contextmanager
 def ends_after(limit_s: float, error: TrainerError) -> Iterator[None]:
-    """While inside, the process ends after `limit_s` seconds with the error's text and exit code.
-
-    No exception can reach a thread that waits in C, and other ranks wait until the process is gone.
-    """
+    """End the process after `limit_s` seconds: no exception reaches a thread that waits in C."""
     left = threading.Event()
 
     def watch() -> None:

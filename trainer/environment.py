@@ -25,10 +25,8 @@ class MissingPackages(TrainerError):
 
 
 def _missing(names: Sequence[str]) -> MissingPackages:
-    return MissingPackages(
-        f"this Python has no {', '.join(names)}: {sys.executable}",
-        hint="make venv makes an environment that has everything (docs/guide/install.md)",
-    )
+    hint = "make venv makes an environment that has everything (docs/guide/install.md)"
+    return MissingPackages(f"this Python has no {', '.join(names)}: {sys.executable}", hint=hint)
 
 
 def of_import(error: ModuleNotFoundError) -> MissingPackages | None:
@@ -38,10 +36,7 @@ def of_import(error: ModuleNotFoundError) -> MissingPackages | None:
 
 
 def require(*names: str) -> None:
-    """Exit with code 2 where a package is not installed.
-
-    For modules that are run with -m and import such packages at their head: called before that.
-    """
+    """Exit with code 2 where a package is not installed: before a module run with -m imports it."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         configure()

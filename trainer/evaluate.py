@@ -50,10 +50,7 @@ class Reading:
 
 
 def on_canvas(frames_THW3: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """A video of any whole enlargement of the canvas as [T, 16, 16] in 0..1 (1 is ink).
-
-    Raises ValueError for another size.
-    """
+    """A video, any multiple of the canvas, as [T, 16, 16] in 0..1 (1 is ink). Raises ValueError."""
     _, height, width, _ = frames_THW3.shape
     side = digits.CANVAS
     if height != width or height % side:
@@ -91,11 +88,7 @@ def seen_direction(clip: NDArray[np.float32]) -> str | None:
 
 
 def read_samples(samples: Path, prompts: Sequence[str]) -> list[Reading]:
-    """sample_0000.mp4 for the first prompt and so on.
-
-    Raises ConfigError for a prompt that names no digit or direction, and for a video that is
-    missing, unreadable or of another size: a score over fewer videos would look like a full one.
-    """
+    """Readings of sample_0000.mp4 on, one per prompt. Raises ConfigError for any that has none."""
     readings = []
     for index, prompt in enumerate(prompts):
         path = samples / f"sample_{index:04d}.mp4"
@@ -133,9 +126,8 @@ def summarize(readings: Sequence[Reading]) -> dict[str, Any]:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.evaluate", description="Scores of sampled videos."
-    )
+    prog = "python -m trainer.evaluate"
+    parser = argparse.ArgumentParser(prog=prog, description="Scores of sampled videos.")
     parser.add_argument("what", choices=("digits",))
     parser.add_argument("--samples", type=Path, required=True, help="folder of sample_0000.mp4 …")
     parser.add_argument("--prompts", type=Path, required=True, help="one prompt a line")

@@ -1,7 +1,4 @@
-"""What a run reports: telemetry.jsonl, bad_samples.jsonl, lines on the terminal, Weights & Biases.
-
-None of it ends a run: what cannot be written is lost, with a warning where that can be written.
-"""
+"""What a run reports: telemetry, bad samples, terminal lines, W&B. None of it ends a run."""
 
 from __future__ import annotations
 
@@ -34,14 +31,10 @@ class Journal:
         self._writer = Writer(run_dir) if rank == 0 else None
         self._tracker: Wandb | None = None
         if rank == 0 and config.wandb != "off":
-            self._tracker = Wandb(
-                functools.partial(self.event, "tracking"),
-                to_dict(config),
-                mode=config.wandb,
-                dir=str(run_dir),
-                project=config.wandb_project,
-                name=config.exp_name or run_dir.name,
-            )
+            places = {"dir": str(run_dir), "project": config.wandb_project}
+            name = config.exp_name or run_dir.name
+            report = functools.partial(self.event, "tracking")
+            self._tracker = Wandb(report, to_dict(config), mode=config.wandb, name=name, **places)
 
     def step(self, record: StepRecord) -> None:
         if self._writer is None:
@@ -88,9 +81,8 @@ class Journal:
 class Wandb:
     """One run in W&B, for which training never waits and by which it never fails.
 
-    Everything of wandb (import, init, log, finish) happens on one daemon thread behind a bounded
-    queue. When that is full, or wandb has failed, figures are dropped: telemetry.jsonl has them.
-    `report` gets a message about a failure, from another thread, at most once.
+    All of wandb happens on a daemon thread behind a bounded queue; when that is full, or wandb has
+    failed, figures are dropped. `report` gets a message about a failure, from that thread, once.
     """
 
     def __init__(

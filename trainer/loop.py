@@ -5,6 +5,7 @@ plan -> microbatch -> encode -> flow -> loss -> backward -> step -> schedule -> 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import resource
@@ -99,10 +100,7 @@ class Run:
 
 
 def train(run: Run) -> bool:
-    """Train to the end. False when it was asked to stop before; either way a checkpoint is left.
-
-    Raises `Diverged`, `TooManyBadSamples`, `CheckpointError`, `LoaderError`, on all ranks alike.
-    """
+    """Train to the end; False if stopped before. Leaves a checkpoint; raises on all ranks alike."""
     try:
         stopped = _steps(run)
     except TrainerError as error:
@@ -180,10 +178,6 @@ class StepFigures:
     stop: float = False  # it got a signal
     saver: float = 0  # `Saver.status`
 
-    def exchange(self, engine: Engine) -> list[StepFigures]:
-        """Every rank's, in rank order, on every rank (collective)."""
-        return [StepFigures(*row) for row in engine.gather(map(float, astuple(self)))]
-
 
 @dataclass
 class Share:
@@ -228,7 +222,7 @@ def _step(run: Run, batches: Iterator[Batch]) -> bool:
         stop=run.stop_requested,
         saver=run.saver.status,
     )
-    ranks = own.exchange(engine)  # the agreements of a step, too
+    ranks = [StepFigures(*row) for row in engine.gather(map(float, astuple(own)))]
     if any(rank.failed for rank in ranks):
         _end_without_data(run, number, share)
 
@@ -287,10 +281,7 @@ def _require_numbers(number: int, ranks: Sequence[StepFigures]) -> None:
 
 
 def _count_bad(run: Run, share: Share) -> None:
-    """Each clip once, in however many epochs it is (collective).
-
-    Raises `TooManyBadSamples` on all ranks.
-    """
+    """Each clip once over all epochs (collective). Raises `TooManyBadSamples` on all ranks."""
     for paths in run.engine.gather_objects([path for _, path, _ in share.bad]):
         run.bad_clips.update(paths)
     count, limit = len(run.bad_clips), run.config.max_bad_samples
@@ -325,12 +316,10 @@ def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
 def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     """Forward and backward pass; `left` more of them make the step."""
     engine, clock, number = run.engine, run.clock, run.step + 1
-    # By microbatch, not by rank: no generator's state needs saving, and the noise of a clip stays
-    # the same when the number of ranks changes.
+    # By microbatch, not by rank: no state to save, the same noise for any number of ranks.
     seeds = (run.config.seed, *batch.microbatch)
     with clock.phase("encode", number):
-        # The posterior's draw has a seed of its own: times and noise are the same whether a VAE
-        # runs (and draws for each frame, too) or its posterior comes from a cache.
+        # The posterior has its own seed: times and noise are the same with a feature cache.
         torch.manual_seed(_seed(*seeds, 1))
         z_BCTHW, conditions = _encode(run, batch)
         torch.manual_seed(_seed(*seeds))
@@ -349,9 +338,8 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     patches = zip((frames, height, width), run.parts.model.config.patch_size, strict=True)
     figures.tokens += count * math.prod(-(-size // patch) for size, patch in patches)
     # three times the forward pass: what is recomputed counts once, as in every published MFU
-    figures.flops += 3.0 * forward_flops(
-        run.parts.model.config, count, frames, height, width, conditions["y"].shape[2]
-    )
+    text_tokens, config = conditions["y"].shape[2], run.parts.model.config
+    figures.flops += 3.0 * forward_flops(config, count, frames, height, width, text_tokens)
     share.buckets[batch.bucket] = None
     share.bad += batch.bad
     figures.decoder_bytes = max(figures.decoder_bytes, batch.decoder_bytes)
@@ -408,10 +396,7 @@ def save(run: Run, *, background: bool = True) -> None:
 
 
 def _documents(run: Run) -> Callable[[], dict[str, Any]]:
-    """What a checkpoint holds beside tensors; the saver of rank 0 asks for it, on its thread.
-
-    It costs a pass over the epoch so far, the first one over the whole manifest.
-    """
+    """What a checkpoint holds beside tensors, made on the saver's thread: a pass over the epoch."""
     cursor, world, plan, schedule = run.loader.cursor, run.engine.world, run.plan, run.schedule
     now = {
         checkpoint.SCHEDULE: schedule.state_dict(),
@@ -426,11 +411,9 @@ def _documents(run: Run) -> Callable[[], dict[str, Any]]:
             "world": world,
         },
     }
-    return lambda: {
-        **now,
-        checkpoint.SAMPLER: data_state.take(plan, cursor, world),
-        checkpoint.SEEN: data_state.seen(plan, cursor),
-    }
+    taken = functools.partial(data_state.take, plan, cursor, world)
+    seen = functools.partial(data_state.seen, plan, cursor)
+    return lambda: {**now, checkpoint.SAMPLER: taken(), checkpoint.SEEN: seen()}
 
 
 def _finish(run: Run) -> None:

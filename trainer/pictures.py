@@ -35,13 +35,7 @@ def contact_sheet(
     frames: int = 8,
     height: int = 48,
 ) -> None:
-    """Each clip as a strip of at most `frames` of its frames under its label.
-
-    Clips are taken one at a time, so that a generator of them needs the memory of one.
-    Frames are about `height` pixels high: small ones are enlarged by whole factors so that their
-    pixels stay square, large ones thinned out. Raises ValueError when there is no clip, or labels
-    are of another number.
-    """
+    """Clips as labelled strips of `frames` frames, `height` pixels high. Raises ValueError."""
     strips = [_strip(clip, frames, height) for clip in clips_THW3]
     if not strips or len(strips) != len(labels):
         raise ValueError(f"{len(strips)} clips with {len(labels)} labels make no sheet")
@@ -80,10 +74,7 @@ def _strip(clip_THW3: NDArray[np.uint8], frames: int, height: int) -> NDArray[np
 
 
 def loss_curve(path: Path, steps: Sequence[int], losses: Sequence[float], title: str = "") -> None:
-    """Loss per step, faint, with its running mean; the scale is logarithmic when it spans decades.
-
-    Raises ValueError when there is nothing to draw.
-    """
+    """Loss per step, faint, with its running mean; logarithmic over decades. Raises ValueError."""
     x, y = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
     shown = np.isfinite(y)
     if len(x) != len(y) or not shown.any():
@@ -137,9 +128,8 @@ def draw_run(run_dir: Path) -> Path:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.pictures", description="Draw a run's loss curve."
-    )
+    prog = "python -m trainer.pictures"
+    parser = argparse.ArgumentParser(prog=prog, description="Draw a run's loss curve.")
     parser.add_argument("run_dir", type=Path)
     add_log_level(parser)
     args = parser.parse_args(argv)

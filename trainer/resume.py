@@ -48,21 +48,14 @@ def take_over(schedule: Schedule, source: Source) -> str:
     before = source.schedule.get("lr")
     if not isinstance(before, (int, float)) or abs(before - schedule.lr) <= 1e-9 * abs(before):
         return ""
-    return (
-        f"the learning rate is {schedule.lr:.3g} by this run's lr = {schedule.config.lr:g} and "
-        f"schedule, not {before:.3g} as the checkpoint's would have it"
-    )
+    own = f"this run's lr = {schedule.config.lr:g} and schedule"
+    return f"the learning rate is {schedule.lr:.3g} by {own}, not the checkpoint's {before:.3g}"
 
 
 def stated_place(
     config: Config, plan: DataPlan, before: Any, world: int, data_state: str
 ) -> Cursor | None:
-    """Where --start-epoch and --start-step say that the data begin; None when they say nothing.
-
-    Only the step given means that of the checkpoint's epoch, only the epoch its beginning. `before`
-    is the checkpoint's data state, if there is one. Raises ConfigError for a place that is not
-    there.
-    """
+    """Where --start-epoch and --start-step put the data, or None; `before` is the saved state."""
     epoch, step = config.start_epoch, config.start_step
     if epoch is None and step is None:
         return None
@@ -81,11 +74,9 @@ def stated_place(
     group = world * config.accumulation_steps
     steps = plan.steps(Cursor(epoch), group)
     if step and step >= steps:
-        raise ConfigError(
-            f"--start-step {step}: epoch {epoch} has {steps} steps of {group} microbatches, "
-            f"0 to {steps - 1}",
-            hint=f"its end is --start-epoch {epoch + 1} --start-step 0",
-        )
+        has = f"{steps} steps of {group} microbatches, 0 to {steps - 1}"
+        hint = f"its end is --start-epoch {epoch + 1} --start-step 0"
+        raise ConfigError(f"--start-step {step}: epoch {epoch} has {has}", hint=hint)
     return Cursor(epoch, step * group)
 
 

@@ -1,8 +1,4 @@
-"""Start or resume a training run: `python -m trainer.train CONFIG [options] [--key VALUE ...]`.
-
-Under torchrun, `colossalai run` or `clusterctl launch` it is one rank of many, without them the
-only one.
-"""
+"""Start or resume a run, one rank of many or the only one: `python -m trainer.train CONFIG ...`."""
 
 from __future__ import annotations
 
@@ -71,19 +67,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("config", help="config file, or a short name of trainer/configs")
-    parser.add_argument("--run-dir", type=Path, help="default: the next free outputs/NNN-<model>")
-    parser.add_argument(
-        "--data-state",
-        choices=("fail", "reset", "force", "remap"),
-        default="fail",
-        help="with --load, when the data are not the checkpoint's",
-    )
-    parser.add_argument(
-        "--allow-partial",
-        action="store_true",
-        help="with --ckpt-path, start although less than 99 %% of the tensors are there",
-    )
+    add = parser.add_argument
+    add("config", help="config file, or a short name of trainer/configs")
+    add("--run-dir", type=Path, help="default: the next free outputs/NNN-<model>")
+    choices, what = ("fail", "reset", "force", "remap"), "when the data are not the checkpoint's"
+    add("--data-state", choices=choices, default="fail", help=f"with --load, {what}")
+    what = "start although less than 99 %% of the tensors are there"
+    add("--allow-partial", action="store_true", help=f"with --ckpt-path, {what}")
     add_log_level(parser)
     return parser
 
@@ -92,10 +82,8 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     if config.dataset.data_path is None:
-        raise ConfigError(
-            "there is no dataset",
-            hint="--data-path FILE.csv; make one with python -m trainer.data.digits",
-        )
+        hint = "--data-path FILE.csv; make one with python -m trainer.data.digits"
+        raise ConfigError("there is no dataset", hint=hint)
     from trainer.data.loader.dataset import LoaderOptions
     from trainer.diffusion.frame_masks import build_masks
     from trainer.engine.base import build_engine
@@ -125,10 +113,8 @@ def _of_rank(error: Exception) -> TrainerError:
         return error
     rank = f"rank {os.environ.get('RANK', '0')}"
     if is_lost(error):
-        return EngineError(
-            f"{rank}: another rank has ended, and this one ends with it",
-            hint="the error of that rank says why",
-        )
+        text = f"{rank}: another rank has ended, and this one ends with it"
+        return EngineError(text, hint="the error of that rank says why")
     ours = in_words(error)
     ours.args = (f"{rank}: {ours}",)
     return ours
@@ -230,11 +216,8 @@ def _describe(config: configuration.Config, run_dir: Path, argv: Sequence[str]) 
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if name.startswith(_KEPT) and not any(secret in name for secret in _SECRET)
-    }
+    kept = {name: value for name, value in sorted(environ.items()) if name.startswith(_KEPT)}
+    return {name: v for name, v in kept.items() if not any(word in name for word in _SECRET)}
 
 
 def _commit() -> str | None:

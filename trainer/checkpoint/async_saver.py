@@ -1,14 +1,11 @@
 """Saves while training continues: threads copy a rank's state, write it and hash it.
 
 A save starts on all ranks at one step. The next step's forward and backward pass change nothing of
-the state; before it updates the weights the step waits for the copy (`hold`). Ranks agree in the
-numbers that they exchange every step that all parts are written; then rank 0 writes the averaged
-weights, seals the checkpoint and renames it. A failure on any rank is raised on all at the same
-step. Only the threads touch files, only the loop's thread talks to other ranks.
-
-Why not DCP's async_save: a checkpoint must load at any number of ranks, be a sealed folder or none,
-and stall a step no longer than this does, 0.006 s for 968 MB (one rank, tests/bench/save.py). That
-is not measured for DCP yet: docs/decisions/0005-sealed-checkpoints.md.
+the state; before it updates the weights the step waits for the copy (`hold`). When the numbers that
+ranks exchange every step say that all parts are written, rank 0 writes the averaged weights, seals
+the checkpoint and renames it. A failure on any rank is raised on all at the same step. Only the
+threads touch files, only the loop's thread talks to other ranks. Why not DCP's async_save:
+docs/decisions/0005-sealed-checkpoints.md (a step stalls 0.006 s for 968 MB, tests/bench/save.py).
 """
 
 from __future__ import annotations
@@ -111,11 +108,7 @@ class Saver:
         background: bool = True,
         wait_s: float = LIMIT_S,
     ) -> None:
-        """`keep` newest ones stay (-1: all), and those of every `keep_every`-th step (0: none).
-
-        `wait_s` is how long a rank may wait by itself while the others stand in a collective: less
-        than those wait for it.
-        """
+        """`keep` -1 keeps all; `wait_s` limits waits while others stand in a collective."""
         self._run_dir, self._engine = run_dir, engine
         self._keep, self._keep_every, self._background = keep, keep_every, background
         self._wait_s = min(wait_s, LIMIT_S)
@@ -124,10 +117,7 @@ class Saver:
         self._buffer = StagingBuffer()
 
     def prepare(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Get the memory for copies on a thread, now, so that the first save does not wait for it.
-
-        `weights` as for `save`. Not collective.
-        """
+        """Get memory for copies of `weights` and state on a thread, now; not collective."""
         engine = self._engine
         if not self._background or not (engine.is_sharded or engine.rank == 0):
             return
@@ -158,13 +148,11 @@ class Saver:
         background: bool = True,
         waited_s: float = 0.0,
     ) -> list[Saved]:
-        """Begin a checkpoint; returns those that were complete by now.
+        """Begin a checkpoint; returns those that were complete by now. Raises CheckpointError.
 
-        `state` and `average` (the EMA under the model's names) are this rank's parts, `weights`
-        rank 0's, of which those on the meta device are made of masters. None may change before
-        `hold` has returned. `background=False` waits until all is written, which needs no copy.
-        `waited_s` is what it took to get at them. Raises `CheckpointError` on all ranks when the
-        disk has too little space.
+        `state` and `average` are this rank's parts, `weights` rank 0's, of which those on the meta
+        device are made of masters. None may change before `hold` has returned. `background=False`
+        needs no copy: it waits until all is written. `waited_s` is what it took to get at them.
         """
         done = self.finish()
         began = time.perf_counter()
@@ -203,10 +191,7 @@ class Saver:
         return self._save is not None and not self._save.copied.is_set()
 
     def hold(self) -> None:
-        """Wait until the state may change again: call before each update. Not collective.
-
-        A failure to copy ends the wait, too, as does the limit; `advance` raises it on all ranks.
-        """
+        """Wait, up to the limit, until the state may change: before each update. Not collective."""
         save, began = self._save, time.perf_counter()
         if save is None or save.copied.is_set():
             return
@@ -307,8 +292,7 @@ class Saver:
         written = self._write_average(save)
         if not (part / MODEL).is_dir():
             written += _write_whole(part / MODEL, save.weights, part / OPTIMIZER, "/master")
-        # No file of them is open any more: NFS would keep it under another name, and the folder
-        # with it.
+        # No file of them is open: NFS would keep it under another name, and the folder with it.
         shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
         written += checkpoint.write_documents(part, save.documents())
         final = self._run_dir / save.position.name

@@ -59,19 +59,14 @@ class Position:
 
 def refusal(failures: Iterable[str]) -> CheckpointError:
     """What all ranks raise when some could not write."""
-    refused = CheckpointError(
-        f"the checkpoint could not be written: {'; '.join(failures)}",
-        hint="checkpoints that were complete before are untouched",
-    )
+    text = f"the checkpoint could not be written: {'; '.join(failures)}"
+    refused = CheckpointError(text, hint="checkpoints that were complete before are untouched")
     refused.on_all_ranks = True
     return refused
 
 
 def begin(part: Path, need: int) -> list[str]:
-    """Make the folder that a save writes to; returns messages about older ones left undeleted.
-
-    Raises `CheckpointError` when `need` bytes do not fit.
-    """
+    """Make a save's folder; returns messages about older ones left. Raises CheckpointError."""
     # Of a run that was killed while it saved, or what could not be deleted at first.
     notes = discard(sorted(part.parent.glob(f"{_ASIDE}*")))
     free = shutil.disk_usage(part.parent).free
@@ -83,11 +78,7 @@ def begin(part: Path, need: int) -> list[str]:
 
 
 def discard(paths: Iterable[Path]) -> list[str]:
-    """Delete folders that nothing needs; returns messages about those that cannot be deleted.
-
-    They are renamed first: half of a checkpoint is never taken for a whole one, its name is free,
-    and the next save tries again (a file that is read elsewhere over NFS, an immutable one).
-    """
+    """Rename and delete folders; returns messages about those left, which the next save retries."""
     notes = []
     for path in paths:
         try:
@@ -116,10 +107,7 @@ def _shown(size: int) -> str:
 
 
 def seal(part: Path, final: Path, files: Entries) -> list[str]:
-    """Write the manifest of a folder whose files are complete, and rename it.
-
-    Returns messages about what cannot be deleted: after the renaming nothing fails the save.
-    """
+    """Write the manifest, then rename the folder; returns messages about what is not deleted."""
     ordered = {name: files[name] for name in sorted(files)}
     write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": ordered}, indent=1))
     for folder in [*(path for path in part.rglob("*") if path.is_dir()), part]:
@@ -177,10 +165,7 @@ def _sha256(path: Path) -> str:
 
 
 def forget_old(newest: Path, keep: int, every: int = 0) -> list[str]:
-    """Keep `newest`, the last `keep - 1` others, and those of every `every`-th step.
-
-    Returns messages about those that cannot be deleted.
-    """
+    """Keep `newest`, `keep - 1` others and each `every`-th step; returns messages as `discard`."""
     if keep < 1:
         return []
     older = [path for path in complete(newest.parent) if path != newest]

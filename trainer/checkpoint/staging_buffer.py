@@ -1,7 +1,6 @@
-"""Memory for the copy of a rank's state until it is written.
+"""Memory for the copy of a rank's state, kept from save to save: new memory costs 4 to 20 copies.
 
-It is kept from save to save: fresh memory costs four to twenty times the copy (1 GB here: 0.15 s
-into existing pages, 3.4 s into new ones).
+1 GB: 0.15 s into existing pages, 3.4 s into new ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A failure of one rank is raised on all: what ranks do together they end together.
 
 A rank that raises between two collectives leaves the others waiting in the next one. So what a rank
-does by itself is attempted, all ranks tell each other what came of it, and all raise the same error
-or none. Where ranks cannot meet any more (inside of a forward pass, say) the failed one ends, and
-the connections that break then end the others: `is_lost` knows such an error.
+does by itself is attempted, and all ranks raise the same error or none. Where ranks cannot meet any
+more (in a forward pass) the failed one ends, which breaks the others' connections: `is_lost`.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ def in_words(error: Exception) -> TrainerError:
 
 
 def common(failures: Sequence[TrainerError | None], prefix: str = "") -> TrainerError | None:
-    """The error that all ranks raise, of each rank's in rank order; None where none failed.
-
-    Kind and hint are the first one's. Each reason is given once, with its ranks, unless
-    all have the same.
-    """
+    """All ranks' error of each one's, or None: kind and hint of the first, each reason once."""
     alike: dict[str, list[int]] = {}
     for rank, error in enumerate(failures):
         if error is not None:

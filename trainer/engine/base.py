@@ -30,10 +30,7 @@ from trainer.errors import EngineError, TrainerError
 T = TypeVar("T")
 
 STATE = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the master weights
-_ENGINES = {
-    "colossal": "trainer.engine.colossal:ColossalEngine",
-    "native": "trainer.engine.native:NativeEngine",
-}
+_ENGINES = {"colossal": "ColossalEngine", "native": "NativeEngine"}  # by module
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +39,8 @@ class OptimizerSettings:
 
     lr: float = 1e-4
     weight_decay: float = 0.0
-    eps: float = 1e-8
-    betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = 1e-8
+    adam_betas: tuple[float, float] = (0.9, 0.999)
     grad_clip: float = 0.0  # 0 is no clipping
     dtype: str = "bf16"  # of weights and activations; master weights are fp32
     plugin: str = "zero2"
@@ -86,8 +83,7 @@ class Engine(abc.ABC):
         self.device = torch.device("cpu")
         if torch.cuda.is_available():
             self.device = torch.device("cuda", self.local_rank)
-        # torch 2.13 renamed collectives that ColossalAI and we, for older torch, call by the old
-        # name.
+        # torch 2.13 renamed collectives; ColossalAI and we, for older torch, use the old names.
         warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 
     # --- the verbs ---
@@ -101,10 +97,7 @@ class Engine(abc.ABC):
         """Take over the model and make its optimizer; call the returned module from then on."""
 
     def passing(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of a microbatch.
-
-        `is_last` tells that `step` follows; an engine may wait with its collectives until then.
-        """
+        """Around a microbatch's passes; collectives may wait for the one that `is_last`."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -131,10 +124,7 @@ class Engine(abc.ABC):
         return EngineState(*self._place, tensors, facts, self._shapes())
 
     def load(self, directory: Path) -> None:
-        """Read `state` as written at any world size, and set the weights from it (collective).
-
-        Raises CheckpointError on all ranks when one of them cannot read it.
-        """
+        """Read `state` of any world size, set the weights (collective). Raises CheckpointError."""
         self.together(lambda: self._read(directory))
         self._spread()
 
@@ -182,14 +172,10 @@ class Engine(abc.ABC):
         """Set the weights that the ranks compute with from the masters (collective)."""
 
     def _adamw(self, parameters: list[Any]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            parameters,
-            lr=self._settings.lr,
-            betas=self._settings.betas,
-            eps=self._settings.eps,
-            weight_decay=self._settings.weight_decay,
-            fused=True,  # one kernel for all parameters, also on the CPU; needs no CUDA toolkit
-        )
+        own = self._settings
+        numbers = (own.lr, own.adam_betas, own.adam_eps, own.weight_decay)
+        # fused: one kernel for all parameters, also on the CPU; needs no CUDA toolkit
+        return torch.optim.AdamW(parameters, *numbers, fused=True)
 
     def _clip(self, model: nn.Module) -> Tensor:
         """Clip the gradients; returns their norm before."""
@@ -274,10 +260,7 @@ class Engine(abc.ABC):
         return value
 
     def together(self, work: Callable[[], T]) -> T:
-        """What `work` returns; when it fails on any rank all raise that (collective).
-
-        `work` is each rank's own: it meets no other rank.
-        """
+        """What each rank's own `work` returns; if it fails on any, all raise that (collective)."""
         value, failure = attempt(work)
         self.raise_any(failure)
         return value  # type: ignore[return-value]
@@ -304,22 +287,17 @@ class Engine(abc.ABC):
 
 def build_engine(name: str) -> Engine:
     """Import and make the engine of a name. Raises `EngineError` when it is not installed."""
-    module, _, attribute = _ENGINES[name].partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)()
+        module = importlib.import_module(f"trainer.engine.{name}")
+        return getattr(module, _ENGINES[name])()
     except ModuleNotFoundError as error:
-        raise EngineError(
-            f"the engine {name} cannot be imported: no module {error.name}",
-            hint="install one of requirements/lock-*.txt with --no-deps",
-        ) from None
+        hint = "install one of requirements/lock-*.txt with --no-deps"
+        text = f"the engine {name} cannot be imported: no module {error.name}"
+        raise EngineError(text, hint=hint) from None
 
 
 def set_threads(wanted: int | None, ranks_on_host: int, on_accelerator: bool) -> int:
-    """Set torch's CPU threads and return them.
-
-    OMP_NUM_THREADS stands when it is set. Otherwise ranks that share cores get one each: two ranks
-    of two threads on two cores spend their time waiting for each other.
-    """
+    """Set torch's CPU threads; without OMP_NUM_THREADS, ranks that share cores get one each."""
     if wanted is None and "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
         wanted = max(1, cores // ranks_on_host) if on_accelerator or ranks_on_host == 1 else 1

@@ -1,8 +1,7 @@
 """What ColossalAI 0.5.0 needs to train on a machine without an accelerator.
 
-Its ZeRO code is written for CUDA streams and asserts the device's name; on the CPU a step is one
-stream, so waiting for a stream is nothing. Only used when CUDA is not available. Without it boost
-fails with `AssertionError: device is required` (zero/low_level/low_level_optim.py).
+Its ZeRO code is written for CUDA streams and asserts the device's name (`AssertionError: device is
+required`, zero/low_level/low_level_optim.py). On the CPU there is one stream: no wait.
 """
 
 from __future__ import annotations
@@ -24,12 +23,8 @@ class _OneStream:
 
 def install(names: SimpleNamespace) -> None:
     """Make the CPU ColossalAI's accelerator. `names` come from `import_colossalai`."""
-    names.set_accelerator(_cpu_accelerator(names.CpuAccelerator))
-    names.LowLevelZeroOptimizer._sanity_checks = _sanity_checks
 
-
-def _cpu_accelerator(base: type) -> Any:
-    class CpuStreams(base):  # type: ignore[misc]
+    class CpuStreams(names.CpuAccelerator):  # type: ignore[misc,name-defined]
         """ColossalAI's CPU accelerator with the calls that its ZeRO optimizer makes."""
 
         def current_device(self) -> int:
@@ -50,7 +45,8 @@ def _cpu_accelerator(base: type) -> Any:
         def stream(self, stream_: Any) -> Any:
             return contextlib.nullcontext()
 
-    return CpuStreams()
+    names.set_accelerator(CpuStreams())
+    names.LowLevelZeroOptimizer._sanity_checks = _sanity_checks
 
 
 def _sanity_checks(optimizer: Any) -> None:
@@ -58,6 +54,5 @@ def _sanity_checks(optimizer: Any) -> None:
     for group in optimizer.optim.param_groups:
         for parameter in group["params"]:
             if parameter.dtype != optimizer.dtype:
-                raise TypeError(
-                    f"weights of {optimizer.dtype} and {parameter.dtype} in one optimizer"
-                )
+                kinds = f"{optimizer.dtype} and {parameter.dtype}"
+                raise TypeError(f"weights of {kinds} in one optimizer")

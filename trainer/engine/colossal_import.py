@@ -1,12 +1,10 @@
 """ColossalAI's names that the engine uses, imported without what only its unused features need.
 
-`from colossalai.booster import Booster` takes 8 s on the reference machine (2 cores, warm cache),
-nearly all of it in libraries of features we do not offer: peft and with it bitsandbytes (LoRA),
-galore_torch (GaLore), torch's compiler (fp8 collectives decorate with torch.compile). While
-ColossalAI is imported, placeholders stand for those three libraries and torch.compile returns the
-plain function; both are taken away again at once, so the rest of the process sees the real ones.
-That leaves 2 s. When another version of ColossalAI does not import this way, it is imported the
-ordinary way.
+`from colossalai.booster import Booster` takes 8 s (2 cores, warm cache), nearly all of it in
+libraries of features we do not offer: peft and with it bitsandbytes (LoRA), galore_torch (GaLore),
+torch's compiler (fp8 collectives). While ColossalAI is imported, placeholders replace those three
+and torch.compile returns the plain function; the rest of the process sees the real ones. That
+leaves 2 s. A version of ColossalAI that does not import this way is imported the ordinary way.
 """
 
 from __future__ import annotations
@@ -50,7 +48,8 @@ _PLACEHOLDERS: dict[str, dict[str, Any]] = {
 def _placeholders() -> Iterator[None]:
     put = []
     for name, attributes in _PLACEHOLDERS.items():
-        if name.partition(".")[0] not in sys.modules or sys.modules[name.partition(".")[0]] in put:
+        top = sys.modules.get(name.partition(".")[0])
+        if top is None or top in put:
             module = types.ModuleType(name)
             module.__dict__.update(attributes, __path__=[])
             sys.modules[name] = module
@@ -69,14 +68,6 @@ def _placeholders() -> Iterator[None]:
             sys.modules.pop(module.__name__, None)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the hints about apex and flash-attention that come with every import."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _names() -> types.SimpleNamespace:
     import colossalai  # noqa: F401
     from colossalai.accelerator import set_accelerator  # noqa: F401
@@ -93,7 +84,8 @@ def import_colossalai(lean: bool = True) -> types.SimpleNamespace:
     if importlib.util.find_spec("colossalai") is None:
         raise ModuleNotFoundError("No module named 'colossalai'", name="colossalai")
     already = {name for name in sys.modules if name.startswith("colossalai")}
-    with _quiet():
+    with warnings.catch_warnings():  # hints about apex and flash-attention
+        warnings.simplefilter("ignore")
         if lean and not already:
             try:
                 with _placeholders():

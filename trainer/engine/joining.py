@@ -24,19 +24,13 @@ def ensure_environment() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    os.environ.update(
-        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
 @contextmanager
 def joining(timeout_s: float) -> Iterator[None]:
-    """Around init_process_group of a rank; raises EngineError.
-
-    Torch waits without a limit for the first answer of whatever accepts its connection at the
-    master's port (c10d's TCPStore::ping): another service, or the store of a job that was stopped.
-    No exception can reach a thread inside of it, so the process is ended then, with the same text.
-    """
+    """Raises EngineError, or ends the process: torch waits for a first answer without a limit."""
     rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     who = f"rank {rank} of {world} could not join the others at {where}"
@@ -48,7 +42,5 @@ def joining(timeout_s: float) -> Iterator[None]:
         with ends_after(timeout_s + MORE_S, silence):
             yield
     except (RuntimeError, ValueError) as error:
-        raise EngineError(
-            f"{who}: {error}",
-            hint="is the first node's name resolved and its port open on every node?",
-        ) from error
+        hint = "is the first node's name resolved and its port open on every node?"
+        raise EngineError(f"{who}: {error}", hint=hint) from error

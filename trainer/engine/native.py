@@ -44,21 +44,17 @@ class NativeEngine(Engine):
 
     def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
         if settings.plugin not in ("zero2", "fsdp"):
-            raise EngineError(
-                f"plugin {settings.plugin} is ColossalAI's; the native engine shards everything",
-                hint='engine = "colossal", or leave plugin out',
-            )
+            text = f"plugin {settings.plugin} is ColossalAI's; the native engine shards everything"
+            raise EngineError(text, hint='engine = "colossal", or leave plugin out')
         self._settings, self._dtype = settings, _DTYPES[settings.dtype]
         model = model.to(self.device, torch.float32)
-        shard = functools.partial(
-            fully_shard,
-            mesh=init_device_mesh(self.device.type, (self.world,)),
-            mp_policy=MixedPrecisionPolicy(
-                param_dtype=self._dtype,
-                reduce_dtype=torch.float32,
-                cast_forward_inputs=False,  # the model casts what it can afford to
-            ),
+        policy = MixedPrecisionPolicy(
+            param_dtype=self._dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,  # the model casts what it can afford to
         )
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        shard = functools.partial(fully_shard, mesh=mesh, mp_policy=policy)
         for layers in [part for part in model.modules() if isinstance(part, nn.ModuleList)]:
             for layer in layers:
                 shard(layer)
@@ -95,7 +91,7 @@ class NativeEngine(Engine):
         return self._weights(frozenset(name for name, _ in self._trained()))
 
     def _weights(self, shapes_only: frozenset[str]) -> dict[str, Tensor] | None:
-        """The state on rank 0 (collective); of `shapes_only` shape and dtype, on the meta device."""
+        """The state on rank 0 (collective); `shapes_only` on the meta device."""
         found = {}
         for name, value in self._model.state_dict().items():
             if name in shapes_only:
@@ -146,11 +142,8 @@ class NativeEngine(Engine):
     # --- small things ---
 
     def _trained(self) -> list[tuple[str, DTensor]]:
-        return [
-            (name, parameter)
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad and isinstance(parameter, DTensor)
-        ]
+        named = self._model.named_parameters()
+        return [(n, p) for n, p in named if p.requires_grad and isinstance(p, DTensor)]
 
     def _parameter(self, name: str) -> DTensor:
         parameter = self._model.get_parameter(name)

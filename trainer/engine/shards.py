@@ -1,9 +1,8 @@
 """Optimizer state on disk: one safetensors file per rank with flat fp32 parts of each parameter.
 
-A parameter of n elements is flattened and cut in equal parts, the last of them shorter or padded.
-Parts are a whole number of rows where the engine holds rows. Part r stands in
-`rank-{r}-of-{world}.safetensors` as `<parameter>/<kind>`, kinds being `master`, `exp_avg` and
-`exp_avg_sq`. Any other world size reads the pieces it needs from the files that hold them.
+A flattened parameter is cut in equal parts (whole rows where the engine holds rows), the last one
+shorter or padded. Part r is `<parameter>/<kind>` in `rank-{r}-of-{world}.safetensors`, kind being
+master, exp_avg or exp_avg_sq. Any other world size reads the pieces it needs.
 """
 
 from __future__ import annotations
@@ -57,11 +56,8 @@ class Shards:
     """The files of a directory, read piecewise. Raises `CheckpointError` when one is missing."""
 
     def __init__(self, directory: Path) -> None:
-        found = {
-            (int(match[1]), int(match[2])): path
-            for path in directory.glob("rank-*.safetensors")
-            if (match := _NAME.fullmatch(path.name))
-        }
+        matches = [(_NAME.fullmatch(p.name), p) for p in directory.glob("rank-*.safetensors")]
+        found = {(int(match[1]), int(match[2])): path for match, path in matches if match}
         worlds = {world for _, world in found}
         if len(worlds) != 1:
             found_instead = "files of several world sizes" if worlds else "no optimizer state"
@@ -89,9 +85,8 @@ class Shards:
         if theirs != part_length(numel, self.world):  # rows: all of them, without padding
             held = sum(self._length(key, file) for file in range(self.world))
             if held != numel:
-                raise CheckpointError(
-                    f"{self.directory}: {key} has {held:,} elements, the model's has {numel:,}"
-                )
+                has = f"{self.directory}: {key} has {held:,} elements"
+                raise CheckpointError(f"{has}, the model's has {numel:,}")
         start, end = rank * own, min((rank + 1) * own, numel)
         pieces = []
         while start < end:

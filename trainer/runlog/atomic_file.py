@@ -1,7 +1,4 @@
-"""Files that appear whole: written beside their names, synced, renamed.
-
-    with part_of(path) as part:
-        encode(part)
+"""Files that appear whole: written beside their names (`part_of`), synced, renamed.
 
 The writer holds a lock on the hidden file: one without a lock was left by a killed process.
 """
@@ -35,10 +32,7 @@ def write_synced(path: Path, text: str) -> None:
 
 @contextmanager
 def part_of(path: Path) -> Iterator[Path]:
-    """A hidden file to write to, which gets the name `path` at the end and goes on any failure.
-
-    Removes those of processes that were killed. Raises OSError.
-    """
+    """A hidden file that is renamed to `path` at the end, or removed on failure. Raises OSError."""
     sweep(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     descriptor = _locked(part)

@@ -1,10 +1,8 @@
-"""JSON that somebody else may have written: data of a limited size and depth, or a ValueError.
-
-Deep nesting raises RecursionError in Python's parser, or in the code after it (a merge, a dump).
-"""
+"""JSON that somebody else may have written: data of a limited size and depth, or a ValueError."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,9 @@ def parse(text: str | bytes) -> Any:
         raise deep from None
     level = [found]
     for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for value in level
-            if isinstance(value, (dict, list))
-            for inner in (value.values() if isinstance(value, dict) else value)
-        ]
+        nested = [value for value in level if isinstance(value, (dict, list))]
+        lists = (value.values() if isinstance(value, dict) else value for value in nested)
+        level = list(itertools.chain.from_iterable(lists))
         if not level:
             return found
     raise deep

@@ -43,11 +43,7 @@ def make_run_dir(outputs: Path, label: str, mode: int = 0o777) -> Path:
 
 
 def lock(run_dir: Path) -> tuple[Callable[[], None], str]:
-    """Take a run directory for this process: a second run would overwrite and delete its files.
-
-    Returns a function that releases it before the process ends, and why it could not be locked (a
-    filesystem without locks) or "". Raises RunDirectoryInUse.
-    """
+    """Take a run directory; returns its release, and why there is no lock. Or RunDirectoryInUse."""
     file = run_dir / LOCK
     with contextlib.ExitStack() as opened:
         try:

@@ -78,11 +78,7 @@ def decode(line: str | bytes) -> Record | None:
 
 
 class Writer:
-    """Appends records; each line is written whole, so that a reader never sees half of one.
-
-    A full disk costs lines, not the run: `lost` counts them, `why` has the reason, and the first
-    line that can be written again is an event "lost" with their number.
-    """
+    """Appends records, each line whole; a full disk costs lines: `lost` counts them for `why`."""
 
     def __init__(self, run_dir: Path) -> None:
         self._fd = os.open(run_dir / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -116,10 +112,7 @@ class Writer:
 
 
 class Tail:
-    """Reads what was appended since the last look; waits for nothing.
-
-    `decoder` is for files beside telemetry.jsonl that hold lines of another form.
-    """
+    """Reads what was appended since the last look; `decoder` is for other files' lines."""
 
     def __init__(self, path: Path, decoder: Callable[[bytes], Record | None] = decode) -> None:
         self._path, self._offset, self._rest = path, 0, b""
@@ -146,11 +139,7 @@ def read(run_dir: Path) -> Iterator[Record]:
 
 
 class Heartbeat:
-    """Where a rank is: written by the step loop, read by the node's agent.
-
-    One line `{"rank", "pid", "step", "phase", "mono_s"}`, `mono_s` from CLOCK_MONOTONIC of this
-    node.
-    """
+    """Where a rank is, one line of JSON: written by the step loop, read by the node's agent."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._path, self._rank, self._step = path, rank, 0
@@ -182,10 +171,7 @@ class Heartbeat:
 
 
 class CurrentClip:
-    """Which file a decoding process works on, to explain why it hangs: `clip-PID.json`.
-
-    Rewritten in place, one small write into memory a clip.
-    """
+    """The file a decoding process works on, to explain a hang: `clip-PID.json`, in place."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

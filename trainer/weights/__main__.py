@@ -46,9 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     look = verbs.add_parser("inspect", help="which model it is, its tensors by prefix, its config")
     look.add_argument("path", help="file, folder, checkpoint, run directory or hub id")
     look.add_argument("--json", action="store_true", help="one document, with every key")
-    add = verbs.add_parser(
-        "convert", help="write it as safetensors, whole or not at all"
-    ).add_argument
+    turn = verbs.add_parser("convert", help="write it as safetensors, whole or not at all")
+    add = turn.add_argument
     add("source", metavar="SRC")
     add("target", metavar="DST", type=Path)
     add("--to", choices=FORMATS, help="default: by DST's suffix, else hf-folder")
@@ -72,18 +71,10 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     with ByteProgress(str(args.target)) as progress:
-        report = convert(
-            args.source,
-            args.target,
-            to=args.to,
-            dtype=args.dtype,
-            pixart=args.start == "pixart",
-            ema=args.weights == "ema",
-            seed=args.seed,
-            overwrite=args.overwrite,
-            allow_partial=args.allow_partial,
-            progress=progress,
-        )
+        same = ("to", "dtype", "seed", "overwrite", "allow_partial")
+        options = {name: getattr(args, name) for name in same}
+        options |= {"pixart": args.start == "pixart", "ema": args.weights == "ema"}
+        report = convert(args.source, args.target, **options, progress=progress)
     if report is not None:
         for line in (report.summary(), *report.lines()):
             LOG.info(line)

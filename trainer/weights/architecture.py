@@ -55,9 +55,8 @@ def architecture_of(tensors: Mapping[str, Tensor]) -> Architecture:
 
 def _stdit(tensors: Mapping[str, Tensor], stem: str, kind: str) -> Architecture:
     block = re.compile(rf"{stem}\.(\d+)\.")
-    options: dict[str, Any] = {
-        "depth": len({found[1] for name in tensors if (found := block.match(name))})
-    }
+    numbers = {found[1] for name in tensors if (found := block.match(name))}
+    options: dict[str, Any] = {"depth": len(numbers)}
     patch = tensors.get("x_embedder.proj.weight")
     if patch is not None and patch.ndim >= 4:
         options["hidden_size"], options["in_channels"] = patch.shape[0], patch.shape[1]

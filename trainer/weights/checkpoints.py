@@ -19,11 +19,7 @@ _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 
 
 def complete(run_dir: Path) -> list[Path]:
-    """A run's complete checkpoints, in the order in which they were made.
-
-    Not in that of their numbers: a run that went back leaves higher ones behind, and those are
-    older.
-    """
+    """Complete ones as they were made: a run that went back leaves older, higher numbers."""
     found = []
     for path in run_dir.iterdir():
         if match := _NAME.fullmatch(path.name):
@@ -52,6 +48,4 @@ def find(path: Path) -> Path:
 def others(path: Path) -> str:
     """A hint for a checkpoint that cannot be used."""
     found = [other for other in complete(path.parent) if other != path]
-    return (
-        f"the newest other checkpoint is {found[-1]}" if found else "there is no other checkpoint"
-    )
+    return f"the newest other checkpoint is {found[-1]}" if found else "there is no other one"

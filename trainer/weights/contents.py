@@ -21,10 +21,7 @@ _BUFFERS = ("y_embedder.y_embedding",)  # a state dict has it, its model does no
 
 
 def inspect(place: str) -> dict[str, Any]:
-    """Source, layout, model, parameters, bytes, dtypes, groups by prefix, config, average.
-
-    Raises CheckpointError for what cannot be read.
-    """
+    """What is at a place, as plain data. Raises CheckpointError for what cannot be read."""
     source = find_source(place)
     tensors = source.read(shapes_only=True)
     found = architecture_of(tensors)
@@ -52,15 +49,9 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     rows = []
     for prefix, names in by_prefix(tensors).items():
         members = [tensors[name] for name in names]
-        rows.append(
-            {
-                "prefix": prefix,
-                "tensors": len(names),
-                "parameters": _parameters(members),
-                "dtypes": _dtypes(members),
-                "example": {names[0]: list(members[0].shape)},
-            }
-        )
+        row = {"prefix": prefix, "tensors": len(names), "parameters": _parameters(members)}
+        example = {names[0]: list(members[0].shape)}
+        rows.append({**row, "dtypes": _dtypes(members), "example": example})
     return rows
 
 
@@ -79,12 +70,8 @@ def _average(source: Source) -> dict[str, Any]:
     except CheckpointError as error:
         return {"layout": source.layout, "error": str(error)}
     flat = sum(tensor.ndim == 1 for tensor in tensors.values()) == len(tensors) > 1
-    return {
-        "layout": source.layout,
-        "tensors": len(tensors),
-        "parameters": _parameters(tensors.values()),
-        "whole": not flat,  # flat pieces are one rank's part
-    }
+    counts = {"tensors": len(tensors), "parameters": _parameters(tensors.values())}
+    return {"layout": source.layout, **counts, "whole": not flat}  # flat: one rank's part
 
 
 def _run_config(source: Source) -> dict[str, Any]:

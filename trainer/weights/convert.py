@@ -11,17 +11,11 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.weights import write
 from trainer.weights.architecture import PIXART, STDIT, architecture_of
 from trainer.weights.load import load_into, read_source
 from trainer.weights.report import LoadReport
 from trainer.weights.source import find_source
-from trainer.weights.write import (
-    dtypes_for,
-    total_bytes,
-    whole_or_nothing,
-    write_file,
-    write_folder,
-)
 
 FORMATS = ("safetensors", "hf-folder")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -48,20 +42,14 @@ def convert(
     allow_partial: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadReport | None:
-    """Write `target`; whole or not at all. A checkpoint's average is taken where it has one.
-
-    `to` is one of FORMATS, by the target's suffix when None, `dtype` one of DTYPES. `pixart` makes
-    PixArt's weights the start of an STDiT3 of that size, what is new drawn from `seed`, and returns
-    the report. `progress` gets bytes written and bytes in all. Raises CheckpointError before
-    anything is written.
-    """
+    """Write `target`, whole or not at all; with `pixart`, return the report; CheckpointError."""
     found = find_source(source)
     tensors, _ = read_source(found, ema)
     report, config = None, found.config
     if pixart:
         tensors, config, report = _from_pixart(source, tensors, seed, allow_partial)
-    dtypes = dtypes_for(tensors, DTYPES[dtype] if dtype else None, _KEPT)
-    total, done = total_bytes(tensors, dtypes), 0
+    dtypes = write.dtypes_for(tensors, DTYPES[dtype] if dtype else None, _KEPT)
+    total, done = write.total_bytes(tensors, dtypes), 0
 
     def wrote(count: int) -> None:
         nonlocal done
@@ -69,11 +57,11 @@ def convert(
         if progress is not None:
             progress(done, total)
 
-    with whole_or_nothing(target, total, overwrite=overwrite) as part:
+    with write.whole_or_nothing(target, total, overwrite=overwrite) as part:
         if (to or target.suffix) in ("safetensors", ".safetensors"):
-            write_file(part, tensors, dtypes, wrote)
+            write.write_file(part, tensors, dtypes, wrote)
         else:
-            write_folder(part, tensors, config or _config_of(tensors), dtypes, wrote)
+            write.write_folder(part, tensors, config or _config_of(tensors), dtypes, wrote)
     return report
 
 

@@ -10,14 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.errors import CheckpointError
-from trainer.weights import pixart
-from trainer.weights.architecture import (
-    PIXART,
-    PIXART_DIFFUSERS,
-    UNKNOWN,
-    Architecture,
-    architecture_of,
-)
+from trainer.weights import architecture, pixart
 from trainer.weights.report import LoadReport
 from trainer.weights.source import Source, find_source
 from trainer.weights.tensorfile import dtype_name
@@ -32,10 +25,7 @@ def read_weights(path: Place) -> dict[str, Tensor]:
 
 
 def read_checkpoint(path: Place, *, ema: bool = True) -> tuple[dict[str, Tensor], bool]:
-    """A model's weights from a checkpoint or any other source, and whether they are its EMA.
-
-    Our average holds only what was trained; the rest (frozen and constant tensors) is the model's.
-    """
+    """A model's weights from any source, and whether they are its EMA (of what was trained)."""
     return read_source(find_source(path), ema)
 
 
@@ -70,13 +60,10 @@ def load_into(
 ) -> LoadReport:
     """Start a freshly built model from weights of any source; PixArt's are converted.
 
-    A model built on the meta device gets its memory here, on the CPU, and random numbers only where
-    the source is not whole: those of an XL/2 take 16 CPU seconds.
-    `ema` takes a checkpoint's average where it has one (the report's notes say so). Raises
-    CheckpointError, and leaves the model as it was, when less than 99 % of the tensors the source
-    should give are there, less than 99 % of its own are used, or any has another shape; with
-    `allow_partial` what fits is taken. Settings of how to run (kernels, what is frozen) are the
-    model's own and never read from the weights' config.json.
+    A model on the meta device gets its memory here, and random numbers only where the source is not
+    whole: those of an XL/2 take 16 CPU seconds. `ema` takes a checkpoint's average if it has one.
+    Raises CheckpointError, and leaves the model as it was, when less than 99 % of the tensors of
+    either side fit; with `allow_partial` what fits is taken. The weights' config.json is not read.
     """
     weights, averaged = read_source(find_source(place), ema)
     report, ready = compare(model, weights, str(place))
@@ -113,7 +100,7 @@ def _give_memory(model: nn.Module, report: LoadReport) -> None:
 
 def converted(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The tensors under this model's names."""
-    if architecture_of(weights).kind == PIXART and _is_stdit(model):
+    if architecture.architecture_of(weights).kind == architecture.PIXART and _is_stdit(model):
         return pixart.to_stdit(weights, model.state_dict())[0]
     return weights
 
@@ -121,40 +108,32 @@ def converted(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, T
 def compare(
     model: nn.Module, weights: Mapping[str, Tensor], source: str
 ) -> tuple[LoadReport, Mapping[str, Tensor]]:
-    """What of `weights` fits the model, and they under its names; sets nothing.
-
-    Raises CheckpointError for integers.
-    """
+    """What of `weights` fits, and they by the model's names. Raises CheckpointError."""
     wanted = model.state_dict()
-    found = architecture_of(weights)
-    if found.kind == PIXART_DIFFUSERS:
+    found = architecture.architecture_of(weights)
+    if found.kind == architecture.PIXART_DIFFUSERS:
         raise CheckpointError(
             f"{source} is PixArt in diffusers' layout, which is not read here",
             hint="take the .pth of PixArt itself, e.g. PixArt-Sigma-XL-2-2K-MS.pth",
         )
     left_out: list[str] = []
-    from_pixart = found.kind == PIXART and _is_stdit(model)
+    from_pixart = found.kind == architecture.PIXART and _is_stdit(model)
     if from_pixart:
         weights, left_out = pixart.to_stdit(weights, wanted)
     for name in weights.keys() & wanted.keys():
         given, own = weights[name], wanted[name]
         # 8-bit floats come with scales under other names
         if own.is_floating_point() != (given.is_floating_point() and given.element_size() > 1):
-            raise CheckpointError(
-                f"{source}: {name} is {dtype_name(given)}, the model's is {dtype_name(own)}; "
-                "quantised weights are not read here",
-                hint="take the weights in bf16, fp16 or fp32",
-            )
+            kinds = f"{name} is {dtype_name(given)}, the model's is {dtype_name(own)}"
+            hint = "take the weights in bf16, fp16 or fp32"
+            raise CheckpointError(f"{source}: {kinds}; no quantised weights are read", hint=hint)
     absent = [name for name in wanted if name not in weights]
-    new = tuple(name for name in absent if from_pixart and pixart.is_new(name))
-    shapes = {
-        name: (tuple(weights[name].shape), tuple(tensor.shape))
-        for name, tensor in wanted.items()
-        if name in weights
-    }
+    new = tuple(name for name in absent if from_pixart and pixart.NEW.match(name))
+    both = {name: (weights[name], tensor) for name, tensor in wanted.items() if name in weights}
+    shapes = {name: (tuple(a.shape), tuple(b.shape)) for name, (a, b) in both.items()}
     report = LoadReport(
         source=source,
-        model=found.name if found.kind != UNKNOWN else "weights",
+        model=found.name if found.kind != architecture.UNKNOWN else "weights",
         loaded=tuple(name for name, (got, want) in shapes.items() if got == want),
         missing=tuple(name for name in absent if name not in new),
         unexpected=tuple(name for name in weights if name not in wanted),
@@ -170,13 +149,13 @@ def _is_stdit(model: nn.Module) -> bool:
     return hasattr(model, "spatial_blocks")
 
 
-def _differences(found: Architecture, model: nn.Module) -> tuple[str, ...]:
+def _differences(found: architecture.Architecture, model: nn.Module) -> tuple[str, ...]:
     """What to change in the config, when weights and model are of different sizes."""
     config = getattr(model, "config", None)
     if not found.options or not dataclasses.is_dataclass(config):
         return ()
     wanted: dict[str, Any] = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    if found.kind == PIXART:  # these may differ: norms are new, rows and patches are converted
+    if found.kind == architecture.PIXART:  # norms are new, rows and patches are converted
         for name in ("qk_norm", "model_max_length", "patch_size", "pred_sigma"):
             wanted.pop(name, None)
     differences = found.differences(wanted)
@@ -185,11 +164,8 @@ def _differences(found: Architecture, model: nn.Module) -> tuple[str, ...]:
 
 def _problems(report: LoadReport, missing: Sequence[str]) -> str:
     shapes = [f"{name} {got} for {want}" for name, got, want in report.mismatched]
-    counts = (
-        (sorted(missing), "missing"),
-        (sorted(report.unexpected), "unknown"),
-        (shapes, "of another shape"),
-    )
+    unknown = sorted(report.unexpected)
+    counts = (sorted(missing), "missing"), (unknown, "unknown"), (shapes, "of another shape")
     return ", ".join(f"{len(names)} {what} ({names[0]})" for names, what in counts if names)
 
 

@@ -24,9 +24,8 @@ def _prefix_of(name: str) -> str:
     head = name[: match.start()] if match else name
     first = head.split(".")[0]
     # t_block.1 is no row of blocks
-    return (
-        f"{first}.#" if match and head == first and head.endswith(("blocks", "layers")) else first
-    )
+    is_row = match and head == first and head.endswith(("blocks", "layers"))
+    return f"{first}.#" if is_row else first
 
 
 def _with_range(prefix: str, names: Iterable[str]) -> str:
@@ -80,7 +79,8 @@ class LoadReport:
         """The report by prefix, one line per outcome that occurred."""
         for outcome in ("loaded", "new", "left_out", "missing", "unexpected"):
             if names := getattr(self, outcome):
-                yield _line(outcome.replace("_", " "), len(names), ", ".join(_counts(names)))
+                counts = [f"{prefix} {len(found)}" for prefix, found in by_prefix(names).items()]
+                yield _line(outcome.replace("_", " "), len(names), ", ".join(counts))
         shapes = [f"{name} {_size(got)} for {_size(want)}" for name, got, want in self.mismatched]
         if shapes:
             more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
@@ -109,11 +109,6 @@ class LoadReport:
 
 def _line(outcome: str, count: int, text: str) -> str:
     return f"  {outcome:<10} {count:>4}  {text}"
-
-
-def _counts(names: Iterable[str]) -> Iterator[str]:
-    for prefix, members in by_prefix(names).items():
-        yield f"{prefix} {len(members)}"
 
 
 def _size(shape: tuple[int, ...]) -> str:

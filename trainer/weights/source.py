@@ -1,7 +1,4 @@
-"""Where weights are: file, folder of shards, Hugging Face folder, our or upstream's checkpoint.
-
-A source is found by what is there, not by what it is called. Nothing is read but names and indexes.
-"""
+"""Where weights are: a file or folder of any layout, found by content; reads names and indexes."""
 
 from __future__ import annotations
 
@@ -51,17 +48,13 @@ class Source:
             weights.update(more)
         lost = sorted(set(self.index) - weights.keys())
         if lost:
-            raise CheckpointError(
-                f"{self.path}: {len(lost)} tensors of the index are in no shard, first {lost[0]}"
-            )
+            count = f"{len(lost)} tensors of the index are in no shard"
+            raise CheckpointError(f"{self.path}: {count}, first {lost[0]}")
         return weights
 
 
 def find_source(place: str | os.PathLike[str]) -> Source:
-    """What lies at a path, or on the hub under an id like hpcai-tech/OpenSora-STDiT-v3.
-
-    A run directory means its newest checkpoint. Raises CheckpointError saying what is missing.
-    """
+    """What lies at a path or under a hub id; of a run, its newest checkpoint; CheckpointError."""
     path = Path(place).expanduser()
     if path.is_file():
         if path.name.endswith(".index.json"):

@@ -45,16 +45,14 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def _damaged(problem: str) -> CheckpointError:
-    return CheckpointError(
-        problem, hint="copy the file again and compare its size with the source's"
-    )
+    hint = "copy the file again and compare its size with the source's"
+    return CheckpointError(problem, hint=hint)
 
 
 def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
     """The file's tensors by name, on the CPU; with `shapes_only` on the meta device, data unread.
 
-    Torch pickles are read with weights_only: nothing in them is run. Raises CheckpointError in one
-    sentence for what is missing, cut off, of another format, or asks for code, and for a pickle
+    Torch pickles are read with weights_only: nothing in them is run. Raises CheckpointError, also
     where torch is too old to keep that promise.
     """
     try:
@@ -75,9 +73,8 @@ def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
         return _safetensors(path, size, head, shapes_only)
     if is_pickle:
         return _pickled(path, size, head, shapes_only)
-    raise CheckpointError(
-        f"{path} is not a valid file of weights: it is neither safetensors nor a torch checkpoint"
-    )
+    what = "neither safetensors nor a torch checkpoint"
+    raise CheckpointError(f"{path} is not a valid file of weights: it is {what}")
 
 
 def _safetensors(path: Path, size: int, head: bytes, shapes_only: bool) -> dict[str, Tensor]:

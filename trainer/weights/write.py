@@ -1,7 +1,6 @@
-"""Safetensors files written one tensor after another, made aside and renamed: whole or not at all.
+"""Safetensors files written in the memory of one tensor, made aside and renamed when whole.
 
-The library's save_file needs every tensor in memory at once and reports no progress; the format is
-a length, a JSON header and the bytes, so this writes it in the memory of one tensor.
+The library's save_file needs every tensor in memory at once and reports no progress.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from trainer.weights.tensorfile import DTYPES, dtype_name
 
 SHARD_BYTES = 5 * 10**9  # largest file of a folder, as the hub's tools write them
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_Tensors = Mapping[str, Tensor]
 _Dtypes = Mapping[str, torch.dtype]  # what tensors become; others stay what they are
 _Wrote = Callable[[int], None]  # called with bytes
 
@@ -34,15 +34,10 @@ def _ignore(_count: int) -> None:
 
 @contextmanager
 def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) -> Iterator[Path]:
-    """A place beside `target` to write to; renamed to it at the end, removed on any failure.
-
-    Raises CheckpointError when the target already exists, the disk has too little space, or a write
-    fails; what was there before stays.
-    """
+    """A place beside `target` that becomes it at the end, or is removed. Raises CheckpointError."""
     if target.exists() and not overwrite:
-        raise CheckpointError(
-            f"{target} already exists", hint="choose another name, or --overwrite"
-        )
+        hint = "choose another name, or --overwrite"
+        raise CheckpointError(f"{target} already exists", hint=hint)
     part, aside = (target.with_name(f".{word}-{target.name}") for word in ("tmp", "old"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,9 +45,8 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
         free = shutil.disk_usage(target.parent).free
         if free < need_bytes:
             free_gb, need_gb = free / 1e9, need_bytes / 1e9
-            raise CheckpointError(
-                f"{target.parent} has {free_gb:.1f} GB free, {need_gb:.1f} GB are needed"
-            )
+            free_text = f"{target.parent} has {free_gb:.1f} GB free"
+            raise CheckpointError(f"{free_text}, {need_gb:.1f} GB are needed")
         yield part
         sync(part.parent)
         _remove(aside)
@@ -75,16 +69,13 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
 
 def write_file(
     path: Path,
-    tensors: Mapping[str, Tensor],
+    tensors: _Tensors,
     dtypes: _Dtypes | None = None,
     wrote: _Wrote = _ignore,
     metadata: Mapping[str, str] | None = None,
     read: Callable[[str], Tensor] | None = None,
 ) -> None:
-    """One .safetensors file, synced to disk.
-
-    With `read` the tensors give only shape and dtype (on the meta device), and it gives their data.
-    """
+    """One .safetensors file, synced; with `read`, tensors are meta and it gives their data."""
     kinds = {name: (dtypes or {}).get(name, tensor.dtype) for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     offset = 0
@@ -107,15 +98,14 @@ def write_file(
 
 def write_folder(
     folder: Path,
-    tensors: Mapping[str, Tensor],
+    tensors: _Tensors,
     config: Mapping[str, Any],
     dtypes: _Dtypes,
     wrote: _Wrote = _ignore,
-    shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """config.json and model.safetensors, or shards of at most `shard_bytes` with their index."""
+    """config.json and model.safetensors, or shards with their index."""
     folder.mkdir()
-    shards = _split(tensors, dtypes, shard_bytes)
+    shards = _split(tensors, dtypes, SHARD_BYTES)
     count = len(shards)
     names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     if count == 1:
@@ -139,12 +129,9 @@ def write_index(folder: Path, table: Mapping[str, str], total: int) -> Path:
 
 
 def dtypes_for(
-    tensors: Mapping[str, Tensor], dtype: torch.dtype | None, keep: Collection[str] = ()
+    tensors: _Tensors, dtype: torch.dtype | None, keep: Collection[str] = ()
 ) -> dict[str, torch.dtype]:
-    """What each tensor becomes: floating-point ones `dtype`, the others and `keep` what they are.
-
-    Raises CheckpointError for what no file can hold.
-    """
+    """`dtype` for floating-point ones but `keep`; raises CheckpointError for what no file holds."""
     result = {}
     for name, tensor in tensors.items():
         changes = tensor.is_floating_point() and name not in keep
@@ -154,13 +141,13 @@ def dtypes_for(
     return result
 
 
-def total_bytes(tensors: Mapping[str, Tensor], dtypes: _Dtypes | None = None) -> int:
+def total_bytes(tensors: _Tensors, dtypes: _Dtypes | None = None) -> int:
     """Of the data in a file."""
     known = dtypes or {}
     return sum(t.numel() * known.get(name, t.dtype).itemsize for name, t in tensors.items())
 
 
-def _split(tensors: Mapping[str, Tensor], dtypes: _Dtypes, limit: int) -> list[dict[str, Tensor]]:
+def _split(tensors: _Tensors, dtypes: _Dtypes, limit: int) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
     for name, tensor in tensors.items():

@@ -96,9 +96,12 @@ def test_what_is_no_pixart_does_not_become_one(
     assert not (tmp_path / "o").exists()
 
 
-def test_large_folders_come_in_shards_with_an_index(tmp_path: Path) -> None:
+def test_large_folders_come_in_shards_with_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = dict(noisy().state_dict())
-    write_folder(tmp_path / "f", state, {}, dtypes_for(state, None), shard_bytes=100_000)
+    monkeypatch.setattr(write, "SHARD_BYTES", 100_000)
+    write_folder(tmp_path / "f", state, {}, dtypes_for(state, None))
     names = sorted(path.name for path in (tmp_path / "f").iterdir())
     assert "model-00001-of-00005.safetensors" in names
     assert "model.safetensors.index.json" in names
