@@ -34,8 +34,10 @@ def render() -> str:
         lines += [HEAD, "|---|---|---|---|---|"]
         for rule in rules:
             id = f"`{rule.id}` {rule.severity.upper()}"
+            others = " or ".join(f"`{id}`" for id in rule.suppressed_by)
+            limit = rule.threshold + (f"; suppressed by {others}" if others else "")
             times = ", ".join(span(s) if s else "at once" for s in (rule.after_s, rule.clear_s))
-            cells = [id, rule.meaning, _limit(rule), times, f"`{_command(rule)}`"]
+            cells = [id, rule.meaning, limit, times, f"`{_command(rule)}`"]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines).strip() + "\n"
 
@@ -62,11 +64,6 @@ def show(output: Output) -> None:
     times = [(span(rule.after_s), span(rule.clear_s)) for rule in RULES]
     rows = [[r.id, r.severity.upper(), *t, r.threshold] for r, t in zip(RULES, times, strict=True)]
     output.table(["ALERT", "WORD", "BEGINS", "ENDS", "LIMIT"], rows, right=["BEGINS", "ENDS"])
-
-
-def _limit(rule: Rule) -> str:
-    ids = " or ".join(f"`{id}`" for id in rule.suppressed_by)
-    return rule.threshold + (f"; suppressed by {ids}" if ids else "")
 
 
 def _command(rule: Rule) -> str:

@@ -29,8 +29,11 @@ class Thin:
         if len(pending) < thin.stride:
             return replace(thin, pending=pending, last_x=row[0])
         kept = (thin.kept or thin._empty()).append(_mean(pending))
-        thin = replace(thin, kept=kept, pending=(), last_x=row[0])
-        return thin._halved() if len(kept) >= LIMIT else thin
+        if len(kept) < LIMIT:
+            return replace(thin, kept=kept, pending=(), last_x=row[0])
+        rows = kept.rows()
+        pairs = [_mean(rows[i : i + 2]) for i in range(0, len(rows), 2)]
+        return replace(thin._rebuilt(pairs, thin.stride * 2), last_x=row[0])
 
     def rows(self) -> list[tuple[float, ...]]:
         """Kept rows, and the mean of the pending ones."""
@@ -49,11 +52,6 @@ class Thin:
         for row in rows:
             kept = kept.append(row)
         return Thin(self.width, stride, kept, (), rows[-1][0] if rows else -1.0)
-
-    def _halved(self) -> Thin:
-        rows = self._kept_rows()
-        pairs = [_mean(rows[i : i + 2]) for i in range(0, len(rows), 2)]
-        return replace(self._rebuilt(pairs, self.stride * 2), last_x=self.last_x)
 
 
 def _mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:

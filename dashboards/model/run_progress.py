@@ -91,6 +91,8 @@ def _of_records(same: _Same) -> Figures:
     ranks = Counter(r.slowest_rank for r in window if r.slowest_rank is not None)
     rank, slowest_steps = ranks.most_common(1)[0] if ranks else (None, 0)
     idle = [record.idle_share for record in window if record.idle_share is not None]
+    buckets = Counter(record.bucket for record in run.recent if record.bucket)
+    flops = statistics.fmean(record.flops for record in window)  # of a step on all ranks
     return Figures(
         status=status,
         step=run.last.step,
@@ -107,9 +109,9 @@ def _of_records(same: _Same) -> Figures:
         slowest_steps=slowest_steps,
         window=len(window),
         smooth_loss=run.smooth / run.smooth_weight if run.smooth_weight else None,
-        flops_s=_flops_s(window, pace_s),
+        flops_s=flops / pace_s / max(1, run.last.world) if flops > 0 and pace_s > 0 else None,
         data_share=_data_share(window),
-        buckets=_buckets(run.recent),
+        buckets=tuple((name, count / buckets.total()) for name, count in buckets.most_common()),
         checkpoint=_checkpoint(run),
         restarts=sum(sample.event.name == "resume" for sample in run.events),
     )
@@ -149,22 +151,10 @@ def _per_second(counts: Sequence[int], pace_s: float) -> float | None:
     return statistics.fmean(counts) / pace_s if pace_s > 0 and any(counts) else None
 
 
-def _flops_s(window: Sequence[StepRecord], pace_s: float) -> float | None:
-    """What a rank computes in a second, with all that stands between the steps."""
-    total = statistics.fmean(record.flops for record in window)
-    return total / pace_s / max(1, window[-1].world) if total > 0 and pace_s > 0 else None
-
-
 def _data_share(window: Sequence[StepRecord]) -> float | None:
     steps_s = sum(record.step_s for record in window)
     known = [record.seconds["data"] for record in window if "data" in record.seconds]
     return sum(known) / steps_s if known and steps_s > 0 else None
-
-
-def _buckets(records: Sequence[StepRecord]) -> tuple[tuple[str, float], ...]:
-    counts = Counter(record.bucket for record in records if record.bucket)
-    total = sum(counts.values())
-    return tuple((name, count / total) for name, count in counts.most_common())
 
 
 def _checkpoint(run: RunState) -> tuple[int | None, float] | None:

@@ -17,11 +17,6 @@ HISTORY_S = 3600.0
 STALE_INTERVALS = 3
 INTERRUPTED = 130
 
-# Immutable, so one empty value serves all.
-_NODE_RING = Ring(len(NODE_COLUMNS))
-_FLEET_RING = Ring(len(FLEET_COLUMNS))
-_CURVE = Thin(4)
-
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
@@ -30,7 +25,7 @@ class NodeState:
     name: str
     sample: NodeSample | None = None
     down: NodeDown | None = None  # set until it answers again
-    history: Ring = field(default=_NODE_RING)
+    history: Ring = field(default=Ring(len(NODE_COLUMNS)))
     history_s: float | None = None  # time of the newest row
     gpus_seen: int = 0  # most GPUs it ever showed: fewer now means that some are missing
 
@@ -54,7 +49,7 @@ class RunState:
     last: StepRecord | None = None
     last_s: float | None = None  # head's clock when `last` was seen
     recent: tuple[StepRecord, ...] = ()
-    curve: Thin = field(default=_CURVE)  # step, loss, smoothed loss, step_s
+    curve: Thin = field(default=Thin(4))  # step, loss, smoothed loss, step_s
     smooth: float = 0.0
     smooth_weight: float = 0.0
     events: tuple[EventSample, ...] = ()
@@ -88,7 +83,7 @@ class State:
     source: str = ""  # where the readings come from, for the header
     nodes: Mapping[str, NodeState] = field(default_factory=dict)  # in the hostfile's order
     run: RunState | None = None
-    fleet: Ring = field(default=_FLEET_RING)
+    fleet: Ring = field(default=Ring(len(FLEET_COLUMNS)))
     fleet_s: float | None = None
     history_step_s: float = 1.0  # seconds between rows of every history
     odd: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (node, GPU) -> why

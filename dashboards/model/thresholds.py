@@ -1,7 +1,4 @@
-"""Limits of the alerts while a run goes on: one field, one default, one reason.
-
-Where preflight judges the same thing its profile decides, so that both say the same.
-"""
+"""Limits of the alerts, each with a default and a reason; those of preflight where it has them."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ _PREFLIGHT = Profile()
 class Limits:
     """Seconds, shares of 1, bytes, degrees Celsius, watts."""
 
-    # A rank that waits draws 100 of 700 W; below this many or this idle there is no fleet to
-    # compare with, as while a checkpoint is written.
+    # A rank that waits draws 100 of 700 W. With fewer peers, or while these are idle (a checkpoint
+    # is written), there is nothing to compare with.
     idle_share: float = _PREFLIGHT.power_outlier_share
     idle_peers: int = 4
     busy_share: float = 0.35  # of the power limit
@@ -41,13 +38,13 @@ class Limits:
     disk_least_s: float = 120.0  # and over no less than this
     silent_s: float = 10.0  # a node without a reading for this long
     waiting_s: float = 30.0  # the same for one that never gave one: a thousand log in for 20 s
-    # A hang is called so after 5 x the 99th percentile or a minute, as the launcher does; steps
-    # that save are among the 99 %.
+    # The launcher reports a hang after 5 x the 99th percentile or a minute; steps that save are
+    # among the 99 %.
     stalled_s: float = 60.0
     stalled_times: float = 6.0  # of the median step
     stalled_p99_times: float = 3.0
     first_step_s: float = 900.0  # loading, compiling, the first bucket
-    forgotten_s: float = 86400.0  # a run that ended or stood still this long ago is nobody's
+    forgotten_s: float = 86400.0  # a run that ended this long ago gives no new alert
     spike_sigmas: float = 8.0  # of the last losses, and
     spike_times: float = 1.4  # of their median
     spike_steps: int = 5  # mean over so many: one bad batch is no spike

@@ -28,6 +28,7 @@ from dashboards.recording.file_format import (
     ROUND,
     RUN,
     Appender,
+    as_json,
 )
 
 MARK = b"\xc7BLK"
@@ -88,13 +89,13 @@ def _rows(kind: bytes, at_s: float, texts: Sequence[bytes]) -> list[Row]:
     head = json.loads(texts[0])
     if kind in (OLD_KEY, OLD_DEEP):
         new = BEGIN if head.get("begins") else DEEP if kind == OLD_DEEP else KEY
-        key = [(new, _json(_renamed(head))), (NODES, texts[1]), (HISTORY, texts[2])]
+        key = [(new, as_json(_renamed(head))), (NODES, texts[1]), (HISTORY, texts[2])]
         return [(at_s, name, text) for name, text in key]
     rows: list[Row] = []
     for (now_s, of_run), of_nodes in zip(head, json.loads(texts[1]), strict=True):
         if of_run:
-            rows.append((float(now_s), RUN, _json(of_run)))
-        rows.append((float(now_s), ROUND, _json(of_nodes)))
+            rows.append((float(now_s), RUN, as_json(of_run)))
+        rows.append((float(now_s), ROUND, as_json(of_nodes)))
     return rows
 
 
@@ -113,10 +114,6 @@ def _with_new_classes(value: Any) -> Any:
         first = CLASSES.get(value[0], value[0]) if isinstance(value[0], str) else value[0]
         return [first, *map(_with_new_classes, value[1:])]
     return value
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def convert(old: Path, new: Path) -> None:

@@ -10,6 +10,7 @@ context.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import zlib
@@ -111,6 +112,11 @@ def list_rows(db: sqlite3.Connection, size: int) -> tuple[list[Row], int]:
     if rows:
         damaged += rows[-1].id - rows[0].id + 1 != len(rows)
     return rows, damaged
+
+
+def as_json(value: Any) -> bytes:
+    """The text of a row."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Unpacker:

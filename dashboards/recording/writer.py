@@ -8,7 +8,6 @@ history since the last one, so that any time can be shown without reading more t
 from __future__ import annotations
 
 import dataclasses
-import json
 import queue
 import threading
 import time
@@ -20,7 +19,17 @@ from dashboards.model.history_columns import LAYOUT
 from dashboards.model.samples import Feed, NodeDown, NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording import codec
-from dashboards.recording.file_format import BEGIN, DEEP, HISTORY, KEY, NODES, ROUND, RUN, Appender
+from dashboards.recording.file_format import (
+    BEGIN,
+    DEEP,
+    HISTORY,
+    KEY,
+    NODES,
+    ROUND,
+    RUN,
+    Appender,
+    as_json,
+)
 from dashboards.reduce import fold
 
 KEY_S = 30.0
@@ -128,8 +137,8 @@ class Writer:
                 of_run.append(codec.encode(sample))
         self._state = fold(self._state, [*samples, Tick(now_s)])
         if of_run:
-            self._file.append(now_s, RUN, _json(of_run))
-        self._file.append(now_s, ROUND, _json(of_nodes))
+            self._file.append(now_s, RUN, as_json(of_run))
+        self._file.append(now_s, ROUND, as_json(of_nodes))
         if self._key_s is not None and 0 <= now_s - self._key_s < KEY_S:
             self._file.commit()
             return
@@ -176,8 +185,8 @@ class Writer:
             nodes[name] = parts
         self._known = known
         history = self._history(state, whole=begins)
-        self._file.append(now_s, BEGIN if begins else DEEP if deep else KEY, _json(about))
-        self._file.append(now_s, NODES, _json(nodes))
+        self._file.append(now_s, BEGIN if begins else DEEP if deep else KEY, as_json(about))
+        self._file.append(now_s, NODES, as_json(nodes))
         self._file.append(now_s, HISTORY, history)
         self._file.sync()
         self._key_s, self._keys = now_s, self._keys + 1
@@ -198,11 +207,7 @@ class Writer:
             rows[name] = [ring.width, count]
             packed.append(ring.newest_bytes(count))
         about = {"whole": whole, "rows": rows, "columns": LAYOUT}
-        return _json(about) + b"\n" + b"".join(packed)
+        return as_json(about) + b"\n" + b"".join(packed)
 
     def close(self) -> None:
         self._file.close()
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()

@@ -68,12 +68,8 @@ class Hook:
     def close(self) -> None:
         """Run what waits for `timeout_s` in all, then end it."""
         deadline = time.monotonic() + self._timeout_s
-        while time.monotonic() < deadline:
-            try:
-                self._queue.put(None, timeout=0.1)
-                break
-            except queue.Full:
-                continue
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=self._timeout_s)
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._over.set()
@@ -107,15 +103,11 @@ class Hook:
             except subprocess.TimeoutExpired:
                 to_send = None
                 if self._over.is_set() or time.monotonic() > deadline:
-                    _kill(child)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
                     return f"was killed after {self._timeout_s:g} s"
         code = child.returncode
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}" if code else ""
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
