@@ -71,20 +71,16 @@ def newest_run(outputs: Path) -> Path | None:
 
 def opened(run_dir: Path, at_s: float) -> RunOpened:
     """The run's name and, where the launcher's plan.json has them, its nodes and their ranks."""
-    planned = [entry for entry in _planned(run_dir / "plan.json") if type(entry.get("name")) is str]
+    plan: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    nodes = plan.get("nodes") if isinstance(plan, dict) else None
+    entries = nodes if isinstance(nodes, list) else []
+    planned = [one for one in entries if isinstance(one, dict) and type(one.get("name")) is str]
     slots = [entry.get("slots") for entry in planned]
     ranks = (n if type(n) is int and 0 <= n <= MOST_RANKS else 0 for n in slots)
     names = (entry["name"] for entry in planned)
     return RunOpened(str(run_dir), run_dir.resolve().name, at_s, tuple(names), tuple(ranks))
-
-
-def _planned(path: Path) -> list[dict[str, Any]]:
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    nodes = plan.get("nodes") if isinstance(plan, dict) else None
-    return [entry for entry in nodes if isinstance(entry, dict)] if isinstance(nodes, list) else []
 
 
 def telemetry_record(line: bytes | str) -> Record | None:
@@ -229,8 +225,8 @@ def timed_records(run_dir: Path) -> list[tuple[float, Record, str]]:
 def _times(records: Sequence[Record], begin_s: float) -> list[float]:
     """When each record of a file was written.
 
-    One without a time stands its step's duration behind its forerunner; those before the first time
-    of the file stand in front of it as far as they lasted.
+    One without a time is its step's duration after the one before; those before the first time of
+    the file are counted back from it.
     """
     times: list[float] = []
     at_s, is_known = begin_s, False

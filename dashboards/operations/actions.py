@@ -134,16 +134,11 @@ class ClusterActions(Actions):
     def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
         from clusterctl.stacks.diagnose import diagnose
 
-        settings = self._only(nodes)
-        seen = diagnose(
-            settings.nodes(),
-            self._transport,
-            _pick(directory),
-            limits=settings.limits,
-            width=settings.width,
-            is_part=bool(settings.only or settings.without),
-            sweep=watch.sweep,
-        )
+        settings, pick = self._only(nodes), _pick(directory)
+        limits, width, sweep = settings.limits, settings.width, watch.sweep
+        is_part = bool(settings.only or settings.without)
+        asked, ssh = settings.nodes(), self._transport
+        seen = diagnose(asked, ssh, pick, limits=limits, width=width, is_part=is_part, sweep=sweep)
         snapshot = seen.snapshot
         if not snapshot.procs and not snapshot.silent:
             names = fold([node.name for node in snapshot.nodes])
@@ -157,16 +152,10 @@ class ClusterActions(Actions):
         from clusterctl.preflight.last_census import default_path
         from clusterctl.preflight.run import CollectOptions, run_preflight
 
-        settings = self._only(nodes)
-        report = run_preflight(
-            settings.nodes(),
-            self._transport,
-            settings.limits,
-            None,
-            settings.width,
-            sweep=watch.sweep,
-            options=CollectOptions(memory=default_path()),
-        )
+        settings, options = self._only(nodes), CollectOptions(memory=default_path())
+        limits, width, sweep = settings.limits, settings.width, watch.sweep
+        asked, ssh = settings.nodes(), self._transport
+        report = run_preflight(asked, ssh, limits, None, width, sweep=sweep, options=options)
         return preflight_lines(report)
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
@@ -178,9 +167,8 @@ class ClusterActions(Actions):
     def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
         from clusterctl.jobs.kill import Order, end, report_lines
 
-        ended, _ = end(
-            ending.jobs, ending.pick, Order(), self._settings, self._transport, sweep=watch.sweep
-        )
+        jobs, pick, ssh = ending.jobs, ending.pick, self._transport
+        ended, _ = end(jobs, pick, Order(), self._settings, ssh, sweep=watch.sweep)
         return report_lines(ended)
 
     def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:

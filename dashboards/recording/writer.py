@@ -7,6 +7,7 @@ history since the last one, so that any time can be shown without reading more t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -105,8 +106,7 @@ class Writer:
         self, appender: Appender, nodes: tuple[str, ...], source: str, interval_s: float
     ) -> None:
         self._file = appender
-        self._begin = (nodes, source, interval_s)
-        self._state: State | None = None
+        self._state = initial_state(nodes, now_s=0.0, interval_s=interval_s, source=source)
         self._known: dict[str, tuple[NodeSample, Any]] = {}  # node -> (sample, as it was written)
         self._key_s: float | None = None
         self._keys = 0
@@ -122,9 +122,8 @@ class Writer:
         self._round(now_s, samples[begin:])
 
     def _round(self, now_s: float, samples: list[Sample]) -> None:
-        if self._state is None:
-            nodes, source, interval_s = self._begin
-            self._state = initial_state(nodes, now_s=now_s, interval_s=interval_s, source=source)
+        if self._key_s is None:
+            self._state = dataclasses.replace(self._state, now_s=now_s)
             self._key(now_s, begins=True)
         of_run: list[Any] = []
         of_nodes: list[Any] = []
@@ -157,15 +156,12 @@ class Writer:
     def _key(self, now_s: float, *, begins: bool) -> None:
         """All that is known now."""
         state = self._state
-        assert state is not None
         deep = begins or self._keys % DEEP_KEYS == 0
         about: dict[str, Any] = {"fields": codec.FIELDS, "now_s": now_s, "state": {}}
         for item in dataclasses.fields(state):
             if item.name not in APART:
-                try:
+                with contextlib.suppress(codec.PlainError):  # a state that is read has its default
                     about["state"][item.name] = codec.encode(getattr(state, item.name))
-                except codec.PlainError:
-                    continue  # a state that is read has its default
         if deep:
             about["run"] = codec.encode(state.run)
         nodes: dict[str, Any] = {}
