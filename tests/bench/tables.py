@@ -128,6 +128,8 @@ VERBS = {
     "dedupe by text": "dedupe a.csv o.csv --on text",
     "csv to parquet": "convert a.csv o.parquet",
     "parquet to csv": "convert a.parquet o.csv",
+    "shard, csv": "shard a.csv o.shards",
+    "shard, parquet": "shard a.parquet o.shards",
     "stats": "stats a.csv",
 }
 MOST_MEMORY = 1_000_000_000  # bytes resident, of any verb

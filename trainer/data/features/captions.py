@@ -59,11 +59,6 @@ class ProjectingEncoder:
     def __init__(self, text: Any, embedder: CaptionEmbedder) -> None:
         self._text, self._embedder = text, embedder.eval()
 
-    def to(self, device: torch.device | str) -> ProjectingEncoder:
-        self._text.to(device)
-        self._embedder.to(device)
-        return self
-
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """[B, 1, L, D] and the mask int64 [B, L]."""

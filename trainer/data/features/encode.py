@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop above this many clips that cannot be read (max_bad_samples)",
     )
     option("--retry-bad", action="store_true", help="try those again that could not")
-    option("--force", action="store_true", help="throw away what OUT holds and begin anew")
-    option("--dry-run", action="store_true", help="say what would be made, make nothing")
+    option("--force", action="store_true", help="remove what OUT holds and start over")
+    option("--dry-run", action="store_true", help="print what would be made; make nothing")
     option("-q", "--quiet", action="store_true", help="no progress")
 
 
@@ -92,11 +92,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("there is no dataset", hint="--data-path FILE.csv")
     if config.dataset.features is not None:
         raise ConfigError("dataset.features is what encode makes: leave it out here")
-    if args.sample and config.vae.type == "identity":
+    is_exact = config.vae.type == "identity"
+    if args.sample and is_exact:
         raise FeaturesError("--sample is for a VAE that has a spread; identity has none")
     ranks = _Ranks.of_environment()
     rank, world = ranks.rank, ranks.world
-    is_exact = config.vae.type == "identity"
     data_path = Path(config.dataset.data_path)
     root = Path(config.dataset.root) if config.dataset.root else None
     by_shards = config.dataset.memory_efficient

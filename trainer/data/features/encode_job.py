@@ -108,7 +108,7 @@ def finish(out: Path, document: Mapping[str, Any]) -> bool:
         return False
     before = read_document(out)
     if before is None or before["job"] < document["job"]:
-        _index(out, document, [*_shards_of(out, before), *own])
+        _index(out, document, own, before)
     (out / JOB).unlink(missing_ok=True)
     return True
 
@@ -188,13 +188,13 @@ def _refuse(out: Path, before: Mapping[str, Any], key: Mapping[str, Any]) -> Non
             )
 
 
-def _shards_of(out: Path, document: Mapping[str, Any] | None) -> list[Path]:
-    return [out / name for name, _, _ in document["shards"]] if document is not None else []
-
-
-def _index(out: Path, job: Mapping[str, Any], shards: list[Path]) -> None:
+def _index(
+    out: Path, job: Mapping[str, Any], own: list[Path], before: Mapping[str, Any] | None = None
+) -> None:
+    """Write the index of a job's shards and of those that the cache had before it."""
     kept = ("job", "key", "grid", "encoder_channels", "text_channels", "text_dtype", "weight_files")
-    write_index(out, {name: job[name] for name in kept}, shards)
+    shards = [out / name for name, _, _ in before["shards"]] if before is not None else []
+    write_index(out, {name: job[name] for name in kept}, [*shards, *own])
 
 
 def _absorb(
@@ -202,7 +202,7 @@ def _absorb(
 ) -> dict[str, Any] | None:
     """Make what an unfinished job has done part of the cache."""
     done = [out / name for name, _, _ in shard_names(job) if (out / name).is_file()]
-    _index(out, job, [*_shards_of(out, before), *done])
+    _index(out, job, done, before)
     (out / JOB).unlink()
     return read_document(out)
 

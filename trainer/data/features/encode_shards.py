@@ -18,11 +18,11 @@ from trainer.data.features.encode_work import (
     Ahead,
     LatentMaker,
     Segment,
-    piece_of,
+    ShardBuilder,
     text_features,
 )
-from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, Piece, write
-from trainer.data.features.index import table_pieces, text_key
+from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
+from trainer.data.features.index import text_key
 from trainer.data.features.units import keys_of, segments
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.video.decode import Reply
@@ -88,9 +88,8 @@ class Maker:
         own = self._document["key"]["latents"]
         maker = LatentMaker(vae, self._work.grid, own["kind"], DTYPES[own["dtype"]], self._device)
         sizes = self._work.sizes  # what a clip takes of the time goes with its bytes
-        total = sum(
-            int(sizes[slice(*self._work.latent_shards[shard[2]])].sum()) for shard in shards
-        )
+        spans = [slice(*self._work.latent_shards[number]) for _, _, number in shards]
+        total = sum(int(sizes[span].sum()) for span in spans)
         done = clips = 0
         with Ahead(self._options.workers, self._config.dataset.clip_timeout_s) as ahead:
             held: list[_Clip] = []
@@ -138,53 +137,38 @@ class Maker:
                 cuts = segments(
                     work.grid, units.wanted(unit), int(work.frames[row]), each, SEGMENT_BYTES
                 )
+                stated = int(manifest.num_frames[row])
                 for lengths, first, stop in cuts:
-                    window = Window(
-                        first * interval,
-                        stop - first,
-                        interval,
-                        height,
-                        width,
-                        int(manifest.num_frames[row]),
-                        resize,
-                    )
+                    times = first * interval, stop - first, interval
+                    window = Window(*times, height, width, stated, resize)
                     yield Segment(place, unit, manifest.locate(row), lengths, first, window)
 
     def _write_latents(self, shard: Shard, clips: Sequence[_Clip]) -> None:
         work, units = self._work, self._work.units
-        entries: list[dict[str, Any]] = []
-        pieces: list[Piece] = []
-        crcs: list[int] = []
-        bad = []
+        builder, bad = ShardBuilder(LATENTS), []
         for clip in clips:
             row = int(units.rows[clip.unit])
             name = f"{int(work.ids[row]):016x}"
             size = {"height": int(units.height[clip.unit]), "width": int(units.width[clip.unit])}
             if clip.error:
-                bad.append(
-                    {"id": name, **size, "path": work.manifest.paths[row], "reason": clip.error}
-                )
+                path = work.manifest.paths[row]
+                bad.append({"id": name, **size, "path": path, "reason": clip.error})
                 continue
             for length, parts in clip.parts.items():
                 values = torch.cat(parts)
-                label = f"{name}.{size['height']}x{size['width']}.{length}"
-                piece, own = piece_of(label, values, len(values))
-                pieces.append(piece)
-                entries.append(
-                    {
-                        **size,
-                        "key": self._key(clip.unit, length),
-                        "length": length,
-                        "frames": int(work.frames[row]),
-                        "count": len(values),
-                        "fps": clip.reply.fps,
-                        "crc_at": len(crcs),
-                    }
+                builder.add(
+                    f"{name}.{size['height']}x{size['width']}.{length}",
+                    values,
+                    len(values),
+                    **size,
+                    key=self._key(clip.unit, length),
+                    length=length,
+                    frames=int(work.frames[row]),
+                    count=len(values),
+                    fps=clip.reply.fps,
                 )
-                crcs += own
         self._bad += len(bad)
-        tables = table_pieces(LATENTS, entries, crcs)
-        write(shard[0], [*tables, *pieces], {"kind": LATENTS, "bad": bad})
+        builder.write(shard[0], bad=bad)
         if self._bad > self._options.max_bad:
             shown = "".join(f"\n  {row['path']}: {row['reason']}" for row in bad[-10:])
             raise FeaturesError(
@@ -199,13 +183,12 @@ class Maker:
         from trainer.components import build_text_encoder
 
         dtype = NETWORK_DTYPES[self._config.dtype]
-        encoder: Any = build_text_encoder(self._config, self._out, dtype)
+        encoder: Any = build_text_encoder(self._config, self._out, dtype).to(self._device)
         if self._document["key"]["captions"]["embedder"] is not None:
             from trainer.data.features.captions import ProjectingEncoder, load_embedder
 
             embedder = load_embedder(self._config, encoder.channels, dtype)
-            encoder = ProjectingEncoder(encoder, embedder)
-        encoder.to(self._device)
+            encoder = ProjectingEncoder(encoder, embedder.to(self._device))
         manifest, rows = self._work.manifest, self._work.text_rows
         spans = [self._work.text_shards[number] for _, _, number in shards]
         total, done = sum(stop - start for start, stop in spans), 0
@@ -216,13 +199,8 @@ class Maker:
                 made[place] = values
                 done += 1
                 self._progress.at(done / total, done, ", captions")
-            entries: list[dict[str, int]] = []
-            pieces: list[Piece] = []
-            crcs: list[int] = []
+            builder = ShardBuilder(TEXTS)
             for place, caption in enumerate(captions):
                 key = text_key(caption)
-                piece, own = piece_of(f"{key:016x}", made[place], 1)
-                pieces.append(piece)
-                entries.append({"key": key, "count": len(made[place]), "crc_at": place})
-                crcs += own
-            write(path, [*table_pieces(TEXTS, entries, crcs), *pieces], {"kind": TEXTS})
+                builder.add(f"{key:016x}", made[place], 1, key=key, count=len(made[place]))
+            builder.write(path)

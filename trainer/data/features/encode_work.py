@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.data.features.cache import DTYPES, EXACT, POSTERIOR
-from trainer.data.features.files import Piece
+from trainer.data.features.files import Piece, write
+from trainer.data.features.index import COLUMNS
 from trainer.data.features.units import Grid
 from trainer.data.video.decode import Decoder, Reply
 from trainer.data.video.pixels import to_signed
@@ -154,9 +156,27 @@ def text_features(encoder: Any, captions: Sequence[str]) -> Iterator[tuple[int, 
             yield place, y_B1LC[row, 0, : counts[row]].cpu().contiguous()
 
 
-def piece_of(name: str, values: Tensor, chunks: int) -> tuple[Piece, list[int]]:
-    """A tensor as it is written, and the CRC-32 of each of its `chunks` equal parts."""
-    data = values.flatten().view(torch.uint8).numpy().data
-    size = len(data) // chunks
-    crcs = [zlib.crc32(data[n * size : (n + 1) * size]) for n in range(chunks)]
-    return Piece(name, _KINDS[values.dtype], tuple(values.shape), data), crcs
+class ShardBuilder:
+    """Entries of a shard, with the CRC-32 of each of their chunks."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._entries: list[dict[str, Any]] = []
+        self._pieces: list[Piece] = []
+        self._crcs: list[int] = []
+
+    def add(self, name: str, values: Tensor, chunks: int, **columns: Any) -> None:
+        """A tensor of `chunks` equal chunks, with its columns in the shard's table."""
+        data = values.flatten().view(torch.uint8).numpy().data
+        size = len(data) // chunks
+        self._entries.append({**columns, "crc_at": len(self._crcs)})
+        self._pieces.append(Piece(name, _KINDS[values.dtype], tuple(values.shape), data))
+        self._crcs += [zlib.crc32(data[n * size : (n + 1) * size]) for n in range(chunks)]
+
+    def write(self, path: Path, **meta: Any) -> None:
+        table = [
+            Piece.of(f"index.{name}", [entry[name] for entry in self._entries], dtype)
+            for name, dtype in COLUMNS[self._kind].items()
+        ]
+        table.append(Piece.of("index.crc", self._crcs, "U32"))
+        write(path, [*table, *self._pieces], {"kind": self._kind, **meta})

@@ -65,7 +65,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Header:
-    """What stands in front of a file's data."""
+    """The header of a file."""
 
     tensors: Mapping[str, tuple[str, tuple[int, ...], int, int]]  # kind, shape, first byte, size
     meta: Mapping[str, Any]
@@ -148,24 +148,21 @@ def verify(path: Path, header_digest: str) -> str | None:
         header = read_header(path)
         if header.digest != header_digest:
             return str(damaged(path, "its header is not the one that was written"))
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            file.seek(header.data_at)
-            while block := file.read(1 << 20):
-                digest.update(block)
+        digest = digest_of(path, header.data_at)
     except FeaturesError as error:
         return str(error)
     except OSError as error:
         return str(damaged(path, error.strerror or str(error)))
-    if digest.hexdigest() != header.meta.get("sha256"):
+    if digest != header.meta.get("sha256"):
         return str(damaged(path, "its bytes are not those that were written"))
     return None
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 (hex) of a whole file."""
+def digest_of(path: Path, start: int = 0) -> str:
+    """SHA-256 (hex) of a file from byte `start` on."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
+        file.seek(start)
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

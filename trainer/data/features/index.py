@@ -44,6 +44,7 @@ COLUMNS = {
     TEXTS: {"key": "U64", "crc_at": "I64", "count": "I32"},
 }
 _OWN_FILE = re.compile(r"[\w-]+\.safetensors")
+_ANEW = "encode into another folder"
 _PLACES = {"shard": "I32", "offset": "I64"}
 
 
@@ -88,17 +89,6 @@ def text_key(text: str) -> int:
     """64 bits of a caption."""
     digest = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def table_pieces(
-    kind: str, entries: Sequence[Mapping[str, Any]], crc: Sequence[int]
-) -> list[Piece]:
-    """A shard's own table."""
-    pieces = [
-        Piece.of(f"index.{name}", [entry[name] for entry in entries], dtype)
-        for name, dtype in COLUMNS[kind].items()
-    ]
-    return [*pieces, Piece.of("index.crc", crc, "U32")]
 
 
 def empty_tables() -> dict[str, Table]:
@@ -193,12 +183,14 @@ def read_document(folder: Path) -> dict[str, Any] | None:
     if document.get("schema") != SCHEMA:
         raise FeaturesError(
             f"{folder / DOCUMENT} is of version {document.get('schema')}, this reads {SCHEMA}",
-            hint="encode anew into another folder",
+            hint=_ANEW,
         )
-    whole = is_own_file(document.get("index"))
     try:
+        # names of files beside it, never elsewhere
+        whole = _OWN_FILE.fullmatch(document["index"]) is not None
         for name, size, header in document["shards"]:
-            whole &= is_own_file(name) and int(size) >= 0 and isinstance(header, str)
+            is_own = _OWN_FILE.fullmatch(name) is not None
+            whole &= is_own and int(size) >= 0 and isinstance(header, str)
         for row in document["bad"]:
             int(row["id"], 16), int(row["height"]), int(row["width"]), str(row["reason"])
         Grid.of(document["grid"])
@@ -207,9 +199,7 @@ def read_document(folder: Path) -> dict[str, Any] | None:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         whole = False
     if not whole:
-        raise FeaturesError(
-            f"{folder / DOCUMENT} is damaged", hint="encode anew into another folder"
-        )
+        raise FeaturesError(f"{folder / DOCUMENT} is damaged", hint=_ANEW)
     return document
 
 
@@ -227,11 +217,6 @@ def _is_key(key: Mapping[str, Any]) -> bool:
         and (most is None or is_count(most))
         and isinstance(key["captions"]["embedder"], str | None)
     )
-
-
-def is_own_file(name: Any) -> bool:
-    """Whether a name in features.json is that of a file beside it, never one elsewhere."""
-    return isinstance(name, str) and _OWN_FILE.fullmatch(name) is not None
 
 
 def read_index(folder: Path, document: Mapping[str, Any]) -> dict[str, Table]:

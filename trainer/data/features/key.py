@@ -1,6 +1,6 @@
 """What features were made with: weights by their hash, and every setting that changes a number.
 
-A cache is used only by a run whose own key is the same; what differs is said in words.
+A cache is used only by a run whose own key is the same; a difference is reported in words.
 """
 
 from __future__ import annotations

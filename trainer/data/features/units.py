@@ -2,8 +2,8 @@
 
 A video VAE encodes chunks of 17 frames that do not see each other, so a clip that is cut at
 multiples of 17 is encoded once and serves every window that starts there. A length that is no
-multiple ends in a shorter chunk (33 = 17 + 16), which is encoded for every such start as well: a
-stream of its own.
+multiple ends in a shorter chunk (33 = 17 + 16), which is encoded for every such start as well, as a
+separate stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.counter_rng import bits
 
-_NAME = 7  # a word of its own, see chance.bits
+_NAME = 7  # separates these random bits from others, see counter_rng.bits
 _EDGE_BITS, _LENGTH_BITS = 20, 20
 
 Keys = NDArray[np.uint64]

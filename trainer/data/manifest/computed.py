@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.manifest.manifest import WrongRow
 from trainer.data.manifest.rewrite import Columns, Rewrite, Rows
 from trainer.data.manifest.row_check import is_utf8
 from trainer.data.manifest.sql import Source, unescaped
@@ -61,14 +60,14 @@ def compute(
         asked -= count
         answers.add(wait())
         made.progress.at(answers.rows / max(1, source.rows), answers.rows)
-        if len(made.wrong) + answers.wrong > made.options.max_wrong_rows:
+        if len(made.wrong) + answers.wrong > made.args.max_wrong_rows:
             answers.flush()
-            made.leave_out(answers.wrong_rows(source))
+            made.leave_out_rows(source, answers.reasons())
 
     with answers:
-        if answers.rows and not made.options.quiet:
-            kept = answers.rows - answers.wrong
-            print(f"{made.verb} {made.out.name}: {kept:,} rows are done already", file=sys.stderr)
+        if answers.rows and not made.args.quiet:
+            what, kept = f"{made.args.verb} {made.out.name}", answers.rows - answers.wrong
+            print(f"{what}: {kept:,} rows are done already", file=sys.stderr)
         rows = _rows(made, source, inputs, answers.rows)
         while batch := list(islice(rows, batch_rows)):
             waiting.append((len(batch), ask(batch)))
@@ -78,9 +77,9 @@ def compute(
         while waiting:
             take()
     keep = np.ones(source.rows, bool)
-    keep[list(answers.reasons())] = False
-    made.leave_out(answers.wrong_rows(source))
-    made.wrong.sort(key=lambda row: row.line)
+    reasons = answers.reasons()
+    keep[list(reasons)] = False
+    made.leave_out_rows(source, reasons)
     found = made.database.add(answers.path)
     return Rows(source, keep, [Columns(found, names)])
 
@@ -155,8 +154,3 @@ class _Answers:
         with self.path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = islice(csv.reader(file), 1, None)
             return {row: cells[-1] for row, cells in enumerate(rows) if cells[-1]}
-
-    def wrong_rows(self, source: Source) -> list[WrongRow]:
-        reasons = self.reasons()
-        lines = source.lines(list(reasons))
-        return [WrongRow(lines[row], reason) for row, reason in reasons.items()]

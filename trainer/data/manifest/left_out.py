@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.arguments import whole
@@ -15,21 +14,8 @@ _LISTED = 20  # wrong rows that are printed
 RESUME = "run the same command again to continue"
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of every verb that writes a manifest."""
-
-    force: bool
-    max_wrong_rows: int
-    quiet: bool
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> Options:
-        return cls(args.force, args.max_wrong_rows, args.quiet)
-
-
 def add_options(parser: argparse.ArgumentParser, max_wrong_rows: int = MAX_WRONG_ROWS) -> None:
-    """The options of `Options`, for a verb's parser."""
+    """Options of every verb that writes a manifest."""
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
     parser.add_argument(
         "--max-wrong-rows",

@@ -119,17 +119,13 @@ def check_suffix(path: Path) -> None:
 def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None:
     """Raise ManifestError for the first missing or doubled column."""
     for name in required:
-        if name in names:
-            continue
-        if name in _MADE_BY:
-            raise ManifestError(
-                f"{source}: no column {name!r}; "
-                f"make it with python -m trainer.data {_MADE_BY[name]}"
-            )
-        yours = "path and text are yours to give" if name in ("path", "text") else ""
-        raise ManifestError(
-            f"{source}: no column {name!r}; {yours or 'it has ' + ', '.join(names)[:300]}"
-        )
+        if name not in names:
+            more = f"it has {', '.join(names)[:300]}"
+            if name in _MADE_BY:
+                more = f"make it with python -m trainer.data {_MADE_BY[name]}"
+            elif name in ("path", "text"):
+                more = "path and text are yours to give"
+            raise ManifestError(f"{source}: no column {name!r}; {more}")
     for name in names:
         if list(names).count(name) > 1:
-            raise ManifestError(f"{source}: column {name!r} stands there twice")
+            raise ManifestError(f"{source}: column {name!r} appears twice")

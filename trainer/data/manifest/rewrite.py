@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import os
@@ -22,11 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.data.manifest.left_out import RESUME, Options, check_limit, report
+from trainer.data.manifest.left_out import RESUME, check_limit, report
 from trainer.data.manifest.manifest import ManifestError, WrongRow, check_suffix
 from trainer.data.manifest.sql import BATCH_ROWS, Database, Source, unescaped
 from trainer.data.manifest.table_io import ParquetTable, cell, first_line, is_text, open_table
-from trainer.data.manifest.work_folder import WorkFolder, identity
+from trainer.data.manifest.work_folder import WorkFolder
 from trainer.runlog.progress import RowProgress
 
 _ESCAPED_BYTE = re.compile(rb"\xf4\x8f([\xbe\xbf])([\x80-\xbf])")
@@ -67,7 +68,8 @@ class Rows:
     def streams(self, names: Sequence[str]) -> list[Columns]:
         """The source with those of the columns that are not replaced, then what is beside."""
         beside = {name for one in self.beside for name in one.names}
-        own = [name for name in names if name not in beside]
+        # one at least, to count the rows
+        own = [name for name in names if name not in beside] or self.source.names[:1]
         return [Columns(self.source, own), *self.beside]
 
 
@@ -75,8 +77,7 @@ class Rows:
 class Rewrite:
     """One manifest in the making."""
 
-    verb: str
-    options: Options
+    args: argparse.Namespace
     work: WorkFolder
     database: Database
     progress: RowProgress
@@ -84,6 +85,7 @@ class Rewrite:
     wrong: list[WrongRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # for stderr
     rows: int = 0
+    is_one_file: bool = True  # whether all wrong rows are of one
 
     @property
     def out(self) -> Path:
@@ -101,13 +103,21 @@ class Rewrite:
         """A source; its wrong rows count, with the name of the file where there are several."""
         source = self.database.add(path, required)
         prefix = f"{path.name}: " if named else ""
+        self.is_one_file &= not named
         self.leave_out([WrongRow(row.line, prefix + row.reason) for row in source.wrong])
         return source
 
     def leave_out(self, wrong: Sequence[WrongRow]) -> None:
         """Add rows that are not written. Raises ManifestError above the limit."""
         self.wrong += wrong
-        check_limit(self.out, self.wrong, self.options.max_wrong_rows, self.hint)
+        if self.is_one_file:
+            self.wrong.sort(key=lambda row: row.line)
+        check_limit(self.out, self.wrong, self.args.max_wrong_rows, self.hint)
+
+    def leave_out_rows(self, source: Source, reasons: Mapping[int, str]) -> None:
+        """As `leave_out`, by number of the row in its source."""
+        lines = source.lines(list(reasons))
+        self.leave_out([WrongRow(lines[row], reason) for row, reason in reasons.items()])
 
     def columns(self, source: Source, names: Sequence[str]) -> list[str]:
         """SQL for columns as values of their types."""
@@ -146,7 +156,8 @@ class Rewrite:
                         found = pc.binary_join_element_wise(*columns, b",")
                     elif len(names) == 1:  # an empty line is not a row
                         found = pc.if_else(pc.equal(found, b""), b'""', found)
-                    found = _kept(found, part.keep, start)
+                    if part.keep is not None:
+                        found = found.filter(pa.array(part.keep[start : start + len(found)]))
                     if not len(found):
                         continue
                     text = b"\r\n".join(found.to_pylist()) + b"\r\n"
@@ -154,19 +165,12 @@ class Rewrite:
                     self.rows += len(found)
 
     def tables(self, parts: Sequence[Rows], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-        """All rows as tables of `rows` rows, the last one shorter."""
-        held: list[pa.RecordBatch] = []
-        count = 0
-        for batch in (batch for part in parts for batch in self._batches(part, schema)):
-            while count + batch.num_rows >= rows:
-                head = batch.slice(0, rows - count)
-                yield pa.Table.from_batches([*held, head], schema).combine_chunks()
-                batch, held, count = batch.slice(head.num_rows), [], 0
-            if batch.num_rows:
-                held.append(batch)
-                count += batch.num_rows
-        if held:
+        """All rows as tables of `rows` rows, the last one shorter; at least one table."""
+        batches = (batch for part in parts for batch in self._batches(part, schema))
+        for held in _regrouped(batches, rows):
             yield pa.Table.from_batches(held, schema).combine_chunks()
+        if not self.rows:
+            yield pa.Table.from_batches([], schema)
 
     def _batches(self, part: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         streams = part.streams(schema.names)
@@ -202,10 +206,8 @@ class Rewrite:
         if bad.null_count == len(bad):
             return keep
         is_bad = bad.is_valid().to_numpy(zero_copy_only=False)
-        places = np.flatnonzero(is_bad & keep).tolist()
-        lines = source.lines([start + place for place in places])
-        found = []
-        for place in places:
+        reasons = {}
+        for place in np.flatnonzero(is_bad & keep).tolist():
             one = schema.field(bad[place].as_py())
             what = "a number"
             if is_text(one.type):
@@ -213,8 +215,8 @@ class Rewrite:
             elif pa.types.is_integer(one.type):
                 what = "an integer"
             shown = repr(unescaped(batch.column(_SHOWN)[place].as_py()))[:60]
-            found.append(WrongRow(lines[start + place], f"{one.name} {shown} is not {what}"))
-        self.leave_out(found)
+            reasons[start + place] = f"{one.name} {shown} is not {what}"
+        self.leave_out_rows(source, reasons)
         return keep & ~is_bad
 
     def schema(self, parts: Sequence[Rows], names: Sequence[str]) -> pa.Schema:
@@ -248,19 +250,19 @@ class Rewrite:
 
 @contextmanager
 def rewriting(
-    verb: str,
+    args: argparse.Namespace,
     sources: Sequence[Path],
-    out: Path,
-    options: Options,
     arguments: Mapping[str, Any] | None = None,
     is_folder: bool = False,
 ) -> Iterator[Rewrite]:
-    """Make `out`, a manifest or a folder, from `sources`; it appears when the block ends well.
+    """Make `args.out`, a manifest or a folder; it appears whole when the block ends well.
 
-    With `arguments`, which decide the result beside the sources, a failure keeps the work folder,
-    and the same command finds it. Raises ManifestError for an unusable source, an existing
-    file, more wrong rows than allowed, and a disk that is full.
+    `args` has the verb and what `add_options` adds. With `arguments`, which decide the result
+    beside the sources, a failure keeps the work folder, and the same command finds it. Raises
+    ManifestError for an unusable source, an existing result, more wrong rows than allowed, and a
+    disk that is full.
     """
+    out: Path = args.out
     if not is_folder:
         check_suffix(out)
     for source in sources:
@@ -269,17 +271,19 @@ def rewriting(
         open_table(source).close()
     hint, failed = "--max-wrong-rows allows more", "nothing was written"
     # the process's number: nothing that an earlier one left is used
-    key: dict[str, Any] = {"verb": verb, "process": os.getpid()}
+    key: dict[str, Any] = {"verb": args.verb, "process": os.getpid()}
     if arguments is not None:
         hint, failed = f"{hint}; {RESUME}", f"finished work is kept; {RESUME}"
-        key = {"verb": verb, "sources": list(map(identity, sources)), **arguments}
+        facts = [(path, path.stat()) for path in sources]
+        files = [[str(path.resolve()), one.st_size, one.st_mtime_ns] for path, one in facts]
+        key = {"verb": args.verb, "sources": files, **arguments}
     with (
-        RowProgress(f"{verb} {out.name}", options.quiet) as progress,
-        WorkFolder(out, key, force=options.force) as work,
+        RowProgress(f"{args.verb} {out.name}", args.quiet) as progress,
+        WorkFolder(out, key, force=args.force) as work,
     ):
         try:
             with Database(work.folder) as database:
-                yield Rewrite(verb, options, work, database, progress, hint)
+                yield Rewrite(args, work, database, progress, hint)
             work.publish()
         except OSError as error:
             where = error.filename or work.folder
@@ -289,36 +293,35 @@ def rewriting(
                 shutil.rmtree(work.folder, ignore_errors=True)
 
 
+def _regrouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches that have `rows` rows together, the last ones fewer."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        while count + batch.num_rows >= rows:
+            head = batch.slice(0, rows - count)
+            yield [*held, head]
+            batch, held, count = batch.slice(head.num_rows), [], 0
+        if batch.num_rows:
+            held.append(batch)
+            count += batch.num_rows
+    if held:
+        yield held
+
+
 def _aligned(
     streams: Sequence[Iterator[pa.RecordBatch]], progress: RowProgress, rows: int
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
-    """Streams of as many rows as each other, cut where the first is cut, with their first row."""
-    feeds = [_Feed(stream) for stream in streams[1:]]
+    """Batches of as many rows of each stream, and the number of rows before them."""
     start = 0
-    for batch in streams[0]:
-        yield start, [batch, *(feed.take(batch.num_rows) for feed in feeds)]
-        start += batch.num_rows
+    for held in zip(*(_regrouped(stream, BATCH_ROWS) for stream in streams), strict=True):
+        batches = [
+            one[0] if len(one) == 1 else pa.Table.from_batches(one).combine_chunks().to_batches()[0]
+            for one in held
+        ]
+        yield start, batches
+        start += batches[0].num_rows
         progress.at(start / max(1, rows), start)
-
-
-class _Feed:
-    def __init__(self, stream: Iterator[pa.RecordBatch]) -> None:
-        self._stream = stream
-        self._rest: pa.RecordBatch | None = None
-
-    def take(self, rows: int) -> pa.RecordBatch:
-        parts = []
-        while rows:
-            if self._rest is None or not self._rest.num_rows:
-                self._rest = next(self._stream)
-            parts.append(self._rest.slice(0, rows))
-            self._rest = self._rest.slice(rows)
-            rows -= parts[-1].num_rows
-        return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-
-
-def _kept(data: Any, keep: NDArray[np.bool_] | None, start: int) -> Any:
-    return data if keep is None else data.filter(pa.array(keep[start : start + len(data)]))
 
 
 def _named(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -66,9 +67,7 @@ def read_once(
     (1.3 million rows: 0.02 s).
     """
 
-    def read() -> Manifest:
-        return read_manifest(path, root=root, memory_efficient=memory_efficient)
-
+    read = partial(read_manifest, path, root=root, memory_efficient=memory_efficient)
     return once(ranks, read, "the manifest")
 
 
@@ -84,24 +83,24 @@ def once(ranks: Ranks, make: Callable[[], T], name: str) -> tuple[T, list[str]]:
     # A launcher that numbers local ranks in another way: each rank makes it, nobody maps another's.
     makes = leader == ranks.rank or not leader >= 0 or hosts[leader] != hosts[ranks.rank]
     shares = sum(host == hosts[ranks.rank] for host in hosts) > 1
-    own: list[T] = []  # none or one
+    found: list[T] = []  # none or one
     result: _Offer | TrainerError | None = None
     if makes:
         made, result = attempt(make)
         if made is not None:
-            own = [made]
+            found = [made]
             result = _offer(made, ranks.rank) if shares else None
     offers = ranks.gather_objects(result)
     _raise_any(offers)
     offer = offers[ranks.rank if makes else leader]
-    reason, mapped = "", own
+    reason = ""
     if offer is None:
         reason = "" if makes else f"rank {leader} is no local rank 0"
     elif offer.path is None:
         reason = offer.reason
     else:
         try:
-            mapped = [_map(offer)]
+            found = [_map(offer)]
         except (OSError, ValueError, MemoryError, TrainerError) as error:
             reason = f"{offer.path}: {error}"
     reasons = ranks.gather_objects(reason)  # all have mapped: the name may go
@@ -109,16 +108,16 @@ def once(ranks: Ranks, make: Callable[[], T], name: str) -> tuple[T, list[str]]:
         offer.path.unlink(missing_ok=True)
     if any(reasons):
         failure = None
-        if not mapped:
+        if not found:
             made, failure = attempt(make)
-            mapped = [] if made is None else [made]
+            found = [] if made is None else [made]
         _raise_any(ranks.gather_objects(failure))
     notes = [
         f"rank {rank} on {hosts[rank].partition(' ')[0]} has its own copy of {name}: {text}"
         for rank, text in enumerate(reasons)
         if text
     ]
-    return mapped[0], notes
+    return found[0], notes
 
 
 def _offer(made: Any, rank: int) -> _Offer:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from duckdb.func import PythonUDFType
 
-from trainer.data.manifest.manifest import FIELD_LIMIT, ManifestError, WrongRow, require
+from trainer.data.manifest.manifest import FIELD_LIMIT, ManifestError, WrongRow
 from trainer.data.manifest.table_io import (
     CsvTable,
     ParquetTable,
@@ -46,7 +46,9 @@ _WHOLE = "-?(0|[1-9][0-9]{0,17})"  # no leading zeros: 007 is a name
 # such characters itself is escaped too, so that every byte comes back.
 _ESCAPED = range(0x10FF80, 0x110000)
 _TO_SURROGATES = {code: 0xDC80 + code - 0x10FF80 for code in _ESCAPED}
-_TO_ESCAPED = {surrogate: code for code, surrogate in _TO_SURROGATES.items()}
+_ESCAPES = {surrogate: chr(code) for code, surrogate in _TO_SURROGATES.items()} | {
+    code: "".join(chr(0x10FF00 + byte) for byte in chr(code).encode()) for code in _ESCAPED
+}
 _ESCAPED_LEADS = (b"\xf4\x8f\xbe", b"\xf4\x8f\xbf")
 
 
@@ -128,7 +130,7 @@ class Source:
             return {row: row + 1 for row in rows}
         wanted = set(rows)
         found: dict[int, int] = {}
-        with contextlib.closing(CsvTable(self.path, ())) as table:
+        with contextlib.closing(CsvTable(self.path)) as table:
             while len(found) < len(wanted) and (batch := table.read(8192)) is not None:
                 for row in wanted & set(range(batch.start, batch.start + len(batch.rows))):
                     found[row] = batch.lines[row - batch.start]
@@ -217,7 +219,6 @@ class Database:
         view = f"t{self._views}"
         self._views += 1
         with contextlib.closing(open_table(path, required)) as table:
-            require(path, table.names, table.names)
             if isinstance(table, CsvTable):
                 return self._add_csv(table, view)
             return self._add_parquet(table, view)
@@ -386,17 +387,3 @@ def copy_rows(table: CsvTable, out: Path) -> None:
         while (batch := table.read(8192)) is not None:
             for row in batch.rows:
                 writer.writerow(map(escaped, row))
-
-
-class _Escapes(dict[int, str]):
-    """Bytes that are not UTF-8, and characters of the private range, as such characters."""
-
-    def __missing__(self, code: int) -> str:
-        if code in _TO_ESCAPED:
-            return chr(_TO_ESCAPED[code])
-        if code in _ESCAPED:
-            return "".join(chr(0x10FF80 + byte - 0x80) for byte in chr(code).encode())
-        raise LookupError(code)
-
-
-_ESCAPES = _Escapes()

@@ -49,15 +49,21 @@ def open_table(source: Path, required: Sequence[str] = ()) -> CsvTable | Parquet
     """Raises ManifestError for a file that is missing, of another kind or without a column."""
     check_suffix(source)
     try:
-        return (CsvTable if source.suffix == ".csv" else ParquetTable)(source, required)
+        table = (CsvTable if source.suffix == ".csv" else ParquetTable)(source)
     except OSError as error:
         raise ManifestError(f"{source}: {error.strerror or error}") from None
+    try:
+        require(source, table.names, required)
+    except ManifestError:
+        table.close()
+        raise
+    return table
 
 
 class CsvTable:
     """A csv; `wrong` has its rows that are not valid, found so far."""
 
-    def __init__(self, source: Path, required: Sequence[str]) -> None:
+    def __init__(self, source: Path) -> None:
         csv.field_size_limit(FIELD_LIMIT)
         self.source = source
         self.wrong: list[WrongRow] = []
@@ -70,18 +76,15 @@ class CsvTable:
         self._reader = csv.reader(itertools.chain.from_iterable(self._lines()), strict=True)
         try:
             header = next(self._reader, None)
-            if header is None:
-                raise ManifestError(f"{source}: the file is empty")
-            self.names = tuple(name.strip() for name in header)
-            require(source, self.names, required)
         except csv.Error as error:
-            self._file.close()
+            self.close()
             end = self._reader.line_num
             why = f"line 1 {_open(end)}" if end > 1 or _is_open(self._raw()) else str(error)
             raise ManifestError(f"{source}: {why}") from None
-        except ManifestError:
-            self._file.close()
-            raise
+        if header is None:
+            self.close()
+            raise ManifestError(f"{source}: the file is empty")
+        self.names = tuple(name.strip() for name in header)
 
     def _lines(self) -> Iterator[list[str]]:
         """A block of lines at a time: one generator step per line costs as much as parsing it."""
@@ -197,7 +200,7 @@ def _is_open(raw: str) -> bool:
 class ParquetTable:
     """A parquet file; `schema` is that of its batches, `is_cast` when it is another in the file."""
 
-    def __init__(self, source: Path, required: Sequence[str]) -> None:
+    def __init__(self, source: Path) -> None:
         import pyarrow as pa  # here: 0.2 s that csv users do not need
         import pyarrow.parquet as pq
 
@@ -213,11 +216,6 @@ class ParquetTable:
         self.is_cast = any(_values(one.type) != plain.type for one, plain in kinds)
         self.names = tuple(self.schema.names)
         self.rows = int(self._file.metadata.num_rows)
-        try:
-            require(source, self.names, required)
-        except ManifestError:
-            self._file.close()
-            raise
 
     def _unreadable(self, error: BaseException) -> ManifestError:
         return ManifestError(f"{self.source}: not a readable parquet manifest: {first_line(error)}")

@@ -103,12 +103,3 @@ def _remove(entry: Path) -> None:
         shutil.rmtree(entry)
     else:
         entry.unlink()
-
-
-def identity(source: Path) -> dict[str, Any]:
-    """Distinguishes one state of a file from another. Raises ManifestError when it is missing."""
-    try:
-        facts = source.stat()
-    except OSError as error:
-        raise ManifestError(f"{source}: {error.strerror}") from None
-    return {"path": str(source.resolve()), "bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns}

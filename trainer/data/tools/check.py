@@ -11,9 +11,10 @@ import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainer.data.manifest.computed import compute
-from trainer.data.manifest.left_out import Options, add_options, report
+from trainer.data.manifest.left_out import add_options, report
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import floats
 from trainer.data.manifest.sql import unescaped
@@ -35,10 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode all frames of every clip and compare with the columns; all rows are kept."""
     arguments = {"root": str(args.root or ""), "clip_timeout_s": args.clip_timeout_s}
-    with (
-        pool_of(args) as (pool, ahead),
-        rewriting("check", [args.source], args.out, Options.of(args), arguments) as made,
-    ):
+    with pool_of(args) as (pool, ahead), rewriting(args, [args.source], arguments) as made:
         source = made.add(args.source, ("path",))
         inputs = [name for name in ("path", *_COMPARED) if name in source.names]
 
@@ -52,16 +50,9 @@ def run(args: argparse.Namespace) -> int:
         reasons, examples = _reasons(made, rows)
     bad = sum(reasons.values())
     if args.json:
-        document = {
-            "schema": 1,
-            "command": "check",
-            "out": str(args.out),
-            "rows": made.rows,
-            "ok": made.rows - bad,
-            "reasons": reasons,
-            "examples": examples,
-        }
-        print(json.dumps(document))
+        document: dict[str, Any] = {"schema": 1, "command": "check", "out": str(args.out)}
+        document |= {"rows": made.rows, "ok": made.rows - bad}
+        print(json.dumps({**document, "reasons": reasons, "examples": examples}))
     else:
         print(f"{args.out}: {made.rows:,} rows, {made.rows - bad:,} ok, {bad:,} not")
         for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):

@@ -1,6 +1,6 @@
-"""The process that looks into files: one question a line on stdin, one answer a line on stdout.
+"""The process that reads files: one question a line on stdin, one answer a line on stdout.
 
-It has PyAV and no torch, and one clip at a time; who asks keeps the deadline (examine.py).
+It has PyAV and no torch, and one clip at a time; the caller has the deadline (file_probe.py).
 """
 
 from __future__ import annotations
@@ -45,13 +45,8 @@ def _probe(path: str) -> dict[str, Any]:
 
     size = video.check_regular(path).st_size
     facts = video.probe(path)
-    return {
-        "num_frames": facts.num_frames,
-        "height": facts.height,
-        "width": facts.width,
-        "fps": facts.fps,
-        "bytes": size,
-    }
+    names = ("num_frames", "height", "width", "fps")
+    return {**{name: getattr(facts, name) for name in names}, "bytes": size}
 
 
 def _check(path: str) -> dict[str, Any]:

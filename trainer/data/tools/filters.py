@@ -24,8 +24,8 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.manifest.left_out import Options, add_options
-from trainer.data.manifest.manifest import ManifestError, WrongRow, require
+from trainer.data.manifest.left_out import add_options
+from trainer.data.manifest.manifest import ManifestError, require
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import floats
 from trainer.data.manifest.sql import Database, Source, escaped, identifier, quoted, unescaped
@@ -95,7 +95,7 @@ class Condition:
         return float(floats([self.value])[0])
 
     def result(self, database: Database, source: Source) -> str:
-        """SQL: 1 where the condition holds, 0 where it does not, 2 where that cannot be told."""
+        """SQL: 1 where the condition holds, 0 where it does not, 2 where it cannot be decided."""
         text, number = source.text(self.column), source.number(self.column)
         if self.sign in _ORDER:
             return (
@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
         raise ManifestError(
             "filter by what?", hint="--min-frames 52, --where 'vmaf > 2', …: --help"
         )
-    with rewriting("filter", [args.source], args.out, Options.of(args)) as made:
+    with rewriting(args, [args.source]) as made:
         source = made.add(args.source)
         wanted: list[Condition | str] = [*bounds]
         wanted += [Condition.parse(text, source.names) or text for text in args.where]
@@ -220,17 +220,14 @@ def _decide(made: Rewrite, source: Source, wanted: Sequence[Condition | str]) ->
     states = database.column(f"SELECT CAST(state AS USMALLINT) FROM {decided}")
     rows = np.flatnonzero(states & _UNKNOWN).tolist()
     seen = f"SELECT state, {text} FROM {decided} WHERE state & {_UNKNOWN} <> 0"
-    lines = source.lines(rows)
-    wrong = []
+    reasons = {}
     for row, (state, value) in zip(rows, database.all(seen) if rows else (), strict=True):
         condition = wanted[state - _UNKNOWN]
         assert isinstance(condition, Condition)
         kind = source.types[source.names.index(condition.column)]
         cell = repr(unescaped(value)) if kind == "VARCHAR" else value
-        wrong.append(WrongRow(lines[row], f"{condition.column} is {cell[:60]}"))
-    if wrong:
-        made.leave_out(wrong)
-        made.wrong.sort(key=lambda row: row.line)
+        reasons[row] = f"{condition.column} is {cell[:60]}"
+    made.leave_out_rows(source, reasons)
     return states
 
 

@@ -45,12 +45,12 @@ class Stats:
 
 
 def describe(manifest: Manifest) -> Stats:
-    """What can be said without a config."""
+    """Statistics that need no config."""
     height, width = manifest.height.astype(np.int64), manifest.width.astype(np.int64)
     sizes, counts = np.unique(height << 32 | width, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     fps = manifest.fps[~np.isnan(manifest.fps)]
-    columns = (manifest.num_frames, height * width, height / width, fps)
+    columns: tuple[NDArray[Any], ...] = (manifest.num_frames, height * width, height / width, fps)
     named = zip(UNITS, columns, strict=True)
     return Stats(
         rows=len(manifest),

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from trainer.data.manifest.computed import compute
-from trainer.data.manifest.left_out import Options, add_options
+from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import COLUMNS, PROBED
 from trainer.data.manifest.rewrite import rewriting
 from trainer.data.tools.file_probe import Answer, Cells, add_pool_options, asking, pool_of
@@ -36,30 +36,20 @@ def run(args: argparse.Namespace) -> int:
     def cells_of(row: Cells, answer: Answer) -> Cells:
         if "error" in answer:
             return [*[""] * len(added), f"{row[0]}: {answer['error']}"]
-        facts = _facts(answer)
-        return [*(facts[name] for name in added), ""]
+        height, width, fps = answer["height"], answer["width"], answer["fps"]
+        facts = {
+            **answer,
+            "aspect_ratio": round(height / width, 4),
+            "fps": round(fps, 4) if fps else "",  # a still has no rate
+            "resolution": height * width,
+            SIZE: answer["bytes"],
+        }
+        return [*(str(facts[name]) for name in added), ""]
 
-    with (
-        pool_of(args) as (pool, ahead),
-        rewriting("probe", [args.source], args.out, Options.of(args), arguments) as made,
-    ):
+    with pool_of(args) as (pool, ahead), rewriting(args, [args.source], arguments) as made:
         source = made.add(args.source, ("path", "text"))
         folder = args.root or args.source.resolve().parent
         ask = asking(pool, "probe", folder, len(added), cells_of)
         rows = compute(made, source, ["path"], added, ask, 64, ahead)
         made.write([rows], [*dict.fromkeys([*COLUMNS, *added, *source.names])])
     return made.report(f"{made.rows:,} rows")
-
-
-def _facts(answer: Answer) -> dict[str, str]:
-    """The columns that an answer fills. A still has no rate: its cell stays empty."""
-    height, width, fps = answer["height"], answer["width"], answer["fps"]
-    return {
-        "num_frames": str(answer["num_frames"]),
-        "height": str(height),
-        "width": str(width),
-        "aspect_ratio": str(round(height / width, 4)),
-        "fps": str(round(fps, 4)) if fps else "",
-        "resolution": str(height * width),
-        SIZE: str(answer["bytes"]),
-    }

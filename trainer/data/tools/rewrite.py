@@ -8,8 +8,6 @@ python -m trainer.data clean-captions manifest.csv clean.csv --workers 8
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import multiprocessing
 import os
 import signal
@@ -18,13 +16,11 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 from trainer.arguments import whole
+from trainer.captions import clean_caption
 from trainer.data.manifest.computed import Cells, compute
-from trainer.data.manifest.left_out import Options, add_options
-from trainer.data.manifest.manifest import ManifestError
+from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.video import helper_process
-
-CLEANERS = ("trainer.captions", "trainer.models.caption_cleaning")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,38 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options, more = Options.of(args), ""
     if args.verb == "convert":
-        with rewriting(args.verb, [args.source], args.out, options) as made:
+        with rewriting(args, [args.source]) as made:
             made.write([Rows(made.add(args.source))])
-    else:
-        cleaner()
-        with rewriting(args.verb, [args.source], args.out, options, {}) as made:
-            changed, empty = _clean(made, args.source, args.workers)
-        more = f", {changed:,} captions changed" + (f", {empty:,} are empty" if empty else "")
-    return made.report(f"{made.rows:,} rows{more}")
-
-
-def cleaner() -> Callable[[str], str]:
-    """The function that cleans a caption as training and inference see it."""
-    for name in CLEANERS:
-        parent = importlib.util.find_spec(name.rpartition(".")[0])
-        if parent is not None and importlib.util.find_spec(name) is not None:
-            found: Callable[[str], str] = importlib.import_module(name).clean_caption
-            return found
-    raise ManifestError(
-        "this installation has no caption cleaning", hint="update the trainer package"
-    )
-
-
-def _begin_worker(parent: int) -> None:
-    helper_process.begin(parent, "captions", (signal.SIGINT,))  # the pool ends us with SIGTERM
+        return made.report(f"{made.rows:,} rows")
+    with rewriting(args, [args.source], {}) as made:
+        changed, empty = _clean(made, args.source, args.workers)
+    more = f", {empty:,} are empty" if empty else ""
+    return made.report(f"{made.rows:,} rows, {changed:,} captions changed{more}")
 
 
 def clean_texts(rows: Sequence[Cells]) -> list[Cells]:
-    """Runs in a process of its own: each caption clean, whether it changed, no reason."""
-    clean = cleaner()
-    return [[text := clean(before), str(int(text != before)), ""] for (before,) in rows]
+    """In a separate process: each caption clean, whether it changed, no reason."""
+    return [[text := clean_caption(before), str(int(text != before)), ""] for (before,) in rows]
 
 
 def _clean(made: Rewrite, path: Path, workers: int) -> tuple[int, int]:
@@ -79,7 +56,9 @@ def _clean(made: Rewrite, path: Path, workers: int) -> tuple[int, int]:
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # its start unblocks the signals that are held below
     with helper_process.signals_held():
-        processes = context.Pool(workers, _begin_worker, (os.getpid(),))
+        # the pool ends its processes with SIGTERM
+        start = os.getpid(), "captions", (signal.SIGINT,)
+        processes = context.Pool(workers, helper_process.begin, start)
     with processes as pool:
 
         def ask(rows: list[Cells]) -> Callable[[], list[Cells]]:

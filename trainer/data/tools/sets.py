@@ -15,12 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.data.manifest.left_out import Options, add_options
+from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.rewrite import Columns, Rewrite, Rows, rewriting
 from trainer.data.manifest.sql import Source, unescaped
-
-WITHOUT_OTHER = ("dedupe",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("sources", type=Path, nargs="+", help="manifests, in order")
     else:
         parser.add_argument("source", type=Path, help="manifest whose rows are chosen")
-        if verb not in WITHOUT_OTHER:
+        if verb != "dedupe":
             parser.add_argument("other", type=Path, help="manifest to compare with")
     parser.add_argument("out", type=Path, help="manifest to write")
     if verb == "merge":
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if "other" in args:
         paths = [*paths, args.other]
     of = ""
-    with rewriting(args.verb, paths, args.out, Options.of(args)) as made:
+    with rewriting(args, paths) as made:
         if args.verb != "merge":
             of = f" of {_choose(args, made):,}"
         elif args.on:
@@ -136,7 +134,7 @@ def _refuse_twice(made: Rewrite, other: Source, on: str) -> None:
     )
     fresh = f"unique{other.path.suffix}"
     raise ManifestError(
-        f"{other.path}: {on} {unescaped(shown[0][0])!r} stands in line {lines[twice[0]]} "
+        f"{other.path}: {on} {unescaped(shown[0][0])!r} is in line {lines[twice[0]]} "
         f"and in line {lines[twice[1]]}",
         hint=f"python -m trainer.data dedupe {other.path} {fresh} --on {on}",
     )

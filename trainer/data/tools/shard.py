@@ -15,12 +15,11 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainer.arguments import whole
-from trainer.data.manifest.left_out import Options, add_options
+from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import REQUIRED, WrongRow
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import RowCheck
@@ -40,15 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Split a manifest; rows that training would leave out are left out now."""
-    out = args.out or shard_folder(args.source)
-    with rewriting("shard", [args.source], out, Options.of(args), is_folder=True) as made:
+    args.out = args.out or shard_folder(args.source)
+    with rewriting(args, [args.source], is_folder=True) as made:
         source = made.add(args.source, REQUIRED)
         part = Rows(source, _training_rows(made, source))
         schema = made.schema([part], source.names)
         folder, group_rows = made.work.whole, min(GROUP_ROWS, args.rows)
         folder.mkdir()
         counts: list[int] = []
-        for table in made.tables([part], schema, args.rows) or [pa.table([], schema)]:
+        for table in made.tables([part], schema, args.rows):
             counts.append(table.num_rows)
             path = folder / f"{len(counts):05d}.parquet"
             pq.write_table(table, path, row_group_size=group_rows)
@@ -80,7 +79,5 @@ def _training_rows(made: Rewrite, source: Source) -> NDArray[np.bool_]:
         check.columns(cells)
         parts.append(check.keep)
         start += batch.num_rows
-    lines = source.lines([row.line for row in wrong])
-    made.leave_out([WrongRow(lines[row.line], row.reason) for row in wrong])
-    made.wrong.sort(key=lambda row: row.line)
+    made.leave_out_rows(source, {row.line: row.reason for row in wrong})
     return np.concatenate(parts)

@@ -17,16 +17,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trainer.arguments import above_0, whole
-
-if TYPE_CHECKING:
-    from trainer.config.load import Config
-    from trainer.data.manifest.manifest import Manifest
-    from trainer.data.plan.buckets import Bucket
+from trainer.config.load import Config, load
+from trainer.data.manifest.left_out import report
+from trainer.data.manifest.manifest import Manifest
+from trainer.data.manifest.read import read_manifest
+from trainer.data.plan.balance import Balance, classes, idle
+from trainer.data.plan.buckets import Bucket, Buckets
+from trainer.data.plan.data_plan import DataPlan
+from trainer.data.plan.state import DataStateError
 
 STAND_INS = ("openvid", "openvid+mira")
 _WINDOWS = (1, 4, 8, 16, 64)
@@ -68,10 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when rows would be left out of training."""
-    from trainer.config.load import load
-    from trainer.data.manifest.left_out import report
-    from trainer.data.manifest.read import read_manifest
-
     config = load(args.config)
     if args.data in STAND_INS:
         manifest = stand_in(args.rows, mira=args.data == "openvid+mira")
@@ -118,11 +117,6 @@ def simulate(
 
     Raises ConfigError for a window out of range, DataStateError when no step fits into the epoch.
     """
-    from trainer.data.plan.balance import Balance, classes, idle
-    from trainer.data.plan.buckets import Buckets
-    from trainer.data.plan.data_plan import DataPlan
-    from trainer.data.plan.state import DataStateError
-
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
     cells = plan.epoch(epoch).cells
@@ -153,7 +147,7 @@ def simulate(
 
 def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[float]:
     """Seconds of a 1 FLOP/s GPU for a microbatch of each bucket, by the parts a config names."""
-    from trainer.data.plan import costs
+    from trainer.data.plan import costs  # here: it needs torch
     from trainer.models.stdit_config import PRESETS, STDiT3Config
 
     model = STDiT3Config(**{**PRESETS[config.model.type], **config.model.options})
@@ -173,8 +167,6 @@ def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[floa
 
 def stand_in(rows: int, *, mira: bool, seed: int = 0) -> Manifest:
     """Sizes and lengths like OpenVid-1M's, a quarter of them like MiraData's; no files."""
-    from trainer.data.manifest.manifest import Manifest
-
     draw: Any = np.random.default_rng(seed)
     sizes = np.array([(1080, 1920), (720, 1280), (512, 910)])
     size = sizes[draw.choice(3, rows, p=[0.43, 0.57 * 0.8, 0.57 * 0.2])]

@@ -12,15 +12,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.arguments import whole
+from trainer.config.load import load
+from trainer.data.manifest.left_out import report
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestError
+from trainer.data.manifest.read import read_numbers
+from trainer.data.plan.buckets import Buckets
+from trainer.data.plan.data_plan import BucketUse, Cursor, DataPlan, uses
 from trainer.data.tools.manifest_stats import SIZES_SHOWN, UNITS, Epoch, Stats, describe
-
-if TYPE_CHECKING:
-    from trainer.data.plan.buckets import Buckets
-    from trainer.data.plan.data_plan import BucketUse
+from trainer.runlog.progress import RowProgress
 
 WARNINGS_SHOWN = 30
 
@@ -39,10 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when rows would be left out of training."""
-    from trainer.data.manifest.left_out import report
-    from trainer.data.manifest.read import read_numbers
-    from trainer.runlog.progress import RowProgress
-
     if args.picture is not None and args.picture.suffix != ".png":
         raise ManifestError(f"--picture {args.picture}: pictures are .png")
     with RowProgress(f"stats {args.manifest.name}", args.quiet) as progress:
@@ -67,10 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
-    from trainer.config.load import load
-    from trainer.data.plan.buckets import Buckets
-    from trainer.data.plan.data_plan import Cursor, DataPlan, uses
-
     config = load(args.config)
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
@@ -101,19 +94,17 @@ def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
 
 def warnings_of(lines: Sequence[BucketUse], buckets: Buckets, epochs: Sequence[Epoch]) -> list[str]:
     """Buckets and lines of the configuration that train nothing, and epochs without a step."""
-    said = []
-    trained = {(use.bucket.resolution, use.bucket.frames) for use in lines if use.microbatches}
-    for use in lines:
-        if not use.microbatches:
-            said.append(
-                f"{use.bucket.name} has {use.clips} clips, a batch is {use.bucket.batch_size}"
-            )
+    found = [
+        f"{use.bucket.name} has {use.clips} clips, a batch is {use.bucket.batch_size}"
+        for use in lines
+        if not use.microbatches
+    ]
     seen = {(use.bucket.resolution, use.bucket.frames) for use in lines}
     for slot in buckets.slots:
         where = (slot.resolution.name, slot.frames)
-        if slot.batch_size and slot.keep > 0 and where not in trained and where not in seen:
-            said.append(f"{slot.resolution.name} {slot.frames}f has no clip at all")
-    return said + [f"epoch {one.epoch} has no whole step" for one in epochs if not one.steps]
+        if slot.batch_size and slot.keep > 0 and where not in seen:
+            found.append(f"{slot.resolution.name} {slot.frames}f has no clip at all")
+    return found + [f"epoch {one.epoch} has no whole step" for one in epochs if not one.steps]
 
 
 def text(stats: Stats, world: int) -> str:

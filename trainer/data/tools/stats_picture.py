@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,61 +20,50 @@ _SLOTS_SHOWN = 40
 
 def draw(path: Path, manifest: Manifest, stats: Stats) -> None:
     """Write a PNG; it appears whole or not at all."""
-    slots = by_slot(stats)
+    slots = len(_by_slot(stats, "clips"))
     rows = 2 if slots else 1
-    figure = Figure(
-        figsize=(13, 4.2 * rows + (0.14 * max(0, len(slots) - 12) if slots else 0)), dpi=DPI
-    )
+    height = 4.2 * rows + 0.14 * max(0, slots - 12)
+    figure = Figure(figsize=(13, height), dpi=DPI)
     figure.set_facecolor(PAPER)
-    heights = [1.0, max(1.0, len(slots) / 14)][:rows]
-    grid = figure.add_gridspec(rows, 3, height_ratios=heights)
-    _sizes(figure.add_subplot(grid[0, 0]), stats)
-    _lengths(figure.add_subplot(grid[0, 1]), manifest, stats)
-    _rates(figure.add_subplot(grid[0, 2]), manifest)
+    grid = figure.add_gridspec(rows, 3, height_ratios=[1.0, max(1.0, slots / 14)][:rows])
+    axes = [figure.add_subplot(grid[row, column]) for row in range(rows) for column in range(3)]
+    shown = dict(list(stats.sizes.items())[:SIZES_SHOWN])
+    if rest := sum(stats.sizes.values()) - sum(shown.values()):
+        shown["others"] = rest
+    _bars(axes[0], shown, "height x width")
+    _lengths(axes[1], manifest, stats)
+    _rates(axes[2], manifest)
     if slots:
-        _slots(figure.add_subplot(grid[1, 0]), slots, "clips", "clips in each bucket")
-        _slots(
-            figure.add_subplot(grid[1, 1]),
-            slots,
-            "microbatches",
-            f"batches of epoch {stats.epochs[0].epoch}",
-        )
-        _epochs(figure.add_subplot(grid[1, 2]), stats)
+        _bars(axes[3], _by_slot(stats, "clips"), "clips in each bucket")
+        title = f"batches of epoch {stats.epochs[0].epoch}"
+        _bars(axes[4], _by_slot(stats, "microbatches"), title)
+        steps = {f"epoch {one.epoch}": one.steps for one in stats.epochs}
+        _bars(axes[5], steps, "steps of each epoch")
     figure.tight_layout()
     fresh = path.with_name(f".{path.name}.new")
     FigureCanvasAgg(figure).print_png(str(fresh))
     fresh.replace(path)
 
 
-def by_slot(stats: Stats) -> dict[str, dict[str, int]]:
-    """Clips and microbatches of each (resolution, length), its aspect ratios together."""
-    found: dict[str, dict[str, int]] = {}
+def _by_slot(stats: Stats, what: str) -> dict[str, int]:
+    """Clips or microbatches of each (resolution, length), its aspect ratios together."""
+    found: Counter[str] = Counter()
     for use in stats.buckets:
-        slot = found.setdefault(
-            f"{use['resolution']} {use['frames']}f", {"clips": 0, "microbatches": 0}
-        )
-        slot["clips"] += use["clips"]
-        slot["microbatches"] += use["microbatches"]
+        found[f"{use['resolution']} {use['frames']}f"] += use[what]
     return dict(list(found.items())[:_SLOTS_SHOWN])
 
 
-def _bars(axes: Any, names: list[str], values: list[int], title: str) -> None:
-    places = range(len(names))[::-1]
-    axes.barh(places, values, color=[BAR if value else WARN for value in values])
-    axes.set_yticks(places, names, fontsize=8)
-    for place, value in zip(places, values, strict=True):
-        axes.text(
-            value, place, f" {value:,}", va="center", fontsize=7, color=INK if value else WARN
-        )
+def _bars(axes: Any, bars: dict[str, int], title: str) -> None:
+    places = range(len(bars))[::-1]
+    axes.barh(
+        places, list(bars.values()), color=[BAR if value else WARN for value in bars.values()]
+    )
+    axes.set_yticks(places, list(bars), fontsize=8)
+    for place, value in zip(places, bars.values(), strict=True):
+        color = INK if value else WARN
+        axes.text(value, place, f" {value:,}", va="center", fontsize=7, color=color)
     axes.margins(x=0.18)
     _title(axes, title)
-
-
-def _sizes(axes: Any, stats: Stats) -> None:
-    shown = list(stats.sizes.items())[:SIZES_SHOWN]
-    rest = sum(stats.sizes.values()) - sum(count for _, count in shown)
-    shown += [("others", rest)] if rest else []
-    _bars(axes, [name for name, _ in shown], [count for _, count in shown], "height x width")
 
 
 def _lengths(axes: Any, manifest: Manifest, stats: Stats) -> None:
@@ -92,15 +82,6 @@ def _rates(axes: Any, manifest: Manifest) -> None:
     if len(known):
         axes.hist(known, 40, color=BAR)
     _title(axes, "frames a second" + ("" if len(known) else ": nowhere stated"))
-
-
-def _slots(axes: Any, slots: dict[str, dict[str, int]], what: str, title: str) -> None:
-    _bars(axes, list(slots), [slot[what] for slot in slots.values()], title)
-
-
-def _epochs(axes: Any, stats: Stats) -> None:
-    names = [f"epoch {one.epoch}" for one in stats.epochs]
-    _bars(axes, names, [one.steps for one in stats.epochs], "steps of each epoch")
 
 
 def _title(axes: Any, title: str) -> None:

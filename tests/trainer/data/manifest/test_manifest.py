@@ -103,7 +103,7 @@ def test_missing_file_wrong_suffix_and_doubled_column(tmp_path):
         read_manifest(tmp_path / "none.parquet")
     with pytest.raises(ManifestError, match=r"\.csv or \.parquet"):
         read_manifest(tmp_path / "clips.json")
-    with pytest.raises(ManifestError, match="'text' stands there twice"):
+    with pytest.raises(ManifestError, match="'text' appears twice"):
         read_manifest(write(tmp_path, "a,b,1,1,1,c\n", "path,text,num_frames,height,width,text\n"))
     (tmp_path / "cut.parquet").write_bytes(b"PAR1....")
     with pytest.raises(ManifestError, match="not a readable parquet"):
