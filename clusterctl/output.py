@@ -110,13 +110,9 @@ class Output:
             styled.append([names, *(Cell(text, VERDICT_STYLES[verdict]) for text in cells)])
         self.table(columns, styled, right, width)
 
-    def columns(self) -> int | None:
-        """Width of the terminal that stdout is; None for a pipe or a file."""
-        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-    def rows(self) -> int | None:
-        """As `columns`, lines of a page."""
-        return shutil.get_terminal_size().lines if sys.stdout.isatty() else None
+    def page(self) -> os.terminal_size | None:
+        """Columns and lines of the terminal that stdout is; None for a pipe or a file."""
+        return shutil.get_terminal_size() if sys.stdout.isatty() else None
 
     def flush(self) -> None:
         """Write out what was printed so far. Raises `OutputLost`."""

@@ -141,15 +141,9 @@ def _one_source(values: Values) -> None:
         raise UsageError(f"{', '.join(first)} and {last} exclude each other")
 
 
+RUN = "Run directory. Default: the one below outputs/ that was written last."
 source_options = with_options(
-    option(
-        "--run",
-        "--run-dir",
-        "run_dir",
-        "Run directory. Default: the one below outputs/ that was written last.",
-        type=PATH,
-        metavar="DIR",
-    ),
+    option("--run", "--run-dir", "run_dir", RUN, type=PATH, metavar="DIR"),
     flag("--demo", "An invented cluster of 24 nodes."),
     option("--interval", "Seconds between readings.", type=Duration(0.2, 60), default=1.0),
     prepare=_one_source,
@@ -166,18 +160,13 @@ def _read_output(values: Values) -> None:
     values["output"] = Output(**{field: values.pop(name) for field, name in names.items()})
 
 
+COLORS = click.Choice(["auto", "always", "never"])
+COLOR = "Colour on a terminal (auto), always or never."
 output_options = with_options(
     flag("--json", "as_json", "One JSON document on stdout."),
     flag("-q", "--quiet", "Only the verdict."),
     click.option("-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases."),
-    option(
-        "--color",
-        "Colour on a terminal (auto), always or never.",
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        show_default=False,
-        envvar="CLUSTERCTL_COLOR",
-    ),
+    click.option("--color", type=COLORS, default="auto", envvar="CLUSTERCTL_COLOR", help=COLOR),
     prepare=_read_output,
 )
 """Give a command --json, -q, -v and --color; it receives `output`."""
@@ -222,9 +211,3 @@ def watch_options(text: str, *, interval_s: float, least_s: float) -> Option:
 YES = flag("--yes", "Do not ask.")
 NO_FOLD = flag("--no-fold", "One line for each node, also for equal ones.")
 NO_RECORD = flag("--no-memory", "Neither read nor write the record of the last look.")
-DEVICE = option(
-    "--device",
-    "What ranks will compute on; auto: cuda where any node has a GPU.",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-)

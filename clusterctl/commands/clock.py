@@ -5,7 +5,7 @@ Offsets come from exchanges over the open ssh channel, with their error bound.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
@@ -28,17 +28,12 @@ if TYPE_CHECKING:
 
 COLUMNS = ["NODE", "OFFSET", "±", "STEP", "STEERED BY", "SOURCES", "FLAGS"]
 MOST_PAIRS = 20
+LIMIT = "Milliseconds from the others, beyond the error bound, that are too many."
 
 
 @cluster_command(
     "clock",
-    option(
-        "--limit",
-        "limit_ms",
-        "Milliseconds from the others, beyond the error bound, that are too many.",
-        type=Number(0, min_open=True),
-        default=10.0,
-    ),
+    option("--limit", "limit_ms", LIMIT, type=Number(0, min_open=True), default=10.0),
     flag("--pairs", "Also each node against each other one, widest first."),
     watch_options(
         "Go on measuring; say at once when a clock is stepped.", interval_s=1.0, least_s=0.1
@@ -50,15 +45,7 @@ MOST_PAIRS = 20
   clusterctl clock --watch --for 600 -w 'ml-64-node-[001-024]'""",
 )
 def command(
-    settings: Settings,
-    output: Output,
-    limit_ms: float,
-    pairs: bool,
-    watch: bool,
-    interval_s: float,
-    for_s: float | None,
-    no_fold: bool,
-    no_memory: bool,
+    settings: Settings, output: Output, pairs: bool, watch: bool, no_fold: bool, **options: Any
 ) -> int:
     """OFFSET is against this machine, STEP how far wall time moved against boot time while we
     looked and since the last look. Exit code 1 when a clock is too far from the others, was stepped
@@ -70,12 +57,12 @@ def command(
 
     if watch and pairs:
         raise UsageError("--pairs is for a single look: leave --watch or --pairs out")
-    limits = replace(Profile(), clock_skew_warn_s=limit_ms / 1000)
+    limits = replace(Profile(), clock_skew_warn_s=options["limit_ms"] / 1000)
     if watch:
         from clusterctl.clocks.monitor import show
 
-        return show(settings, output, limits, interval_s, for_s)
-    clocks, facts, results = _measure(settings, output, limits, not no_memory)
+        return show(settings, output, limits, options["interval_s"], options["for_s"])
+    clocks, facts, results = _measure(settings, output, limits, not options["no_memory"])
     if output.json:
         from clusterctl.clocks.report import to_document
 

@@ -1,7 +1,4 @@
-"""Two small nodes, a real training run over ssh, its videos and their score.
-
-Runs on this machine alone and leaves nothing running behind.
-"""
+"""Two small nodes, a real training run over ssh, its videos and their score."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Say which rank hangs, where, and since when.
-
-Takes the stacks of all processes of a job on all nodes, compares them, and stops nothing.
-"""
+"""Say which rank hangs, where, and since when."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ _stack_options = with_options(
 def command(
     settings: Settings,
     output: Output,
-    sites_file: Path | None,
-    diff: tuple[Path, Path] | None,
     watch: bool,
-    native_suspects: bool,
-    everything: bool,
     speedscope: Path | None,
     out: Path | None,
     **options: Any,
@@ -64,10 +57,12 @@ def command(
     docs/guide/stacks.md says how to read a verdict.
     """
     from clusterctl.stacks.diagnose import DumpOptions, diagnose
+    from clusterctl.stacks.files import write_folder, write_speedscope
     from clusterctl.stacks.wait_sites import Sites, read_sites
 
-    if diff:
-        return _show_difference(output, *diff)
+    if options["diff"]:
+        return _show_difference(output, *options["diff"])
+    sites_file = options["sites_file"]
     sites = Sites(read_sites(sites_file) if sites_file else ())
     names = [one.name for one in fields(DumpOptions) if one.name in options]
     dump_options = DumpOptions(**{name: options[name] for name in names})
@@ -90,10 +85,18 @@ def command(
         output.note(f"{time.strftime('%H:%M:%S')}  {seen.verdict.headline}", "dim")
         time.sleep(dump_options.interval_s)
     native = {}
-    if native_suspects:
+    if options["native_suspects"]:
         native = _native(settings, output, seen, dump_options.py_spy, dump_options.sudo)
-    _write_files(output, seen, native, speedscope, out)
-    _show(output, seen, native, everything)
+    try:
+        if speedscope:
+            write_speedscope(speedscope, seen.snapshot)
+            output.note(f"profile: {speedscope} (https://www.speedscope.app)")
+        if out:
+            write_folder(out, seen.snapshot, seen.verdict, seen.clues, native)
+            output.note(f"all stacks: {out}/index.html")
+    except OSError as error:
+        raise UsageError(f"cannot write: {error}") from None
+    _show(output, seen, native, options["everything"])
     output.connections(seen.results)
     return seen.verdict.exit_code
 
@@ -147,26 +150,6 @@ def _native(
     return found
 
 
-def _write_files(
-    output: Output,
-    seen: Diagnosis,
-    native: dict[str, str],
-    speedscope: Path | None,
-    folder: Path | None,
-) -> None:
-    from clusterctl.stacks.files import write_folder, write_speedscope
-
-    try:
-        if speedscope:
-            write_speedscope(speedscope, seen.snapshot)
-            output.note(f"profile: {speedscope} (https://www.speedscope.app)")
-        if folder:
-            write_folder(folder, seen.snapshot, seen.verdict, seen.clues, native)
-            output.note(f"all stacks: {folder}/index.html")
-    except OSError as error:
-        raise UsageError(f"cannot write: {error}") from None
-
-
 def _show(output: Output, seen: Diagnosis, native: dict[str, str], everything: bool) -> None:
     from clusterctl.stacks.report import lines, to_json
 
@@ -177,7 +160,8 @@ def _show(output: Output, seen: Diagnosis, native: dict[str, str], everything: b
     if output.quiet:
         output.line(seen.verdict.headline, "good" if seen.verdict.exit_code == 0 else "bad")
         return
-    width, verbose = output.columns() or 0, output.verbose > 0
+    page, verbose = output.page(), output.verbose > 0
+    width = page.columns if page else 0
     for text, style in lines(*parts, everything=everything, width=width, verbose=verbose):
         output.line(text, style)
     for name, text in native.items():

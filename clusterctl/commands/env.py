@@ -1,19 +1,20 @@
-"""Print the NCCL environment that fits these nodes, as lines for the shell.
-
-Worked out from cards, network, GPUs and CPUs of all nodes; nothing is guessed.
-"""
+"""Print the NCCL environment that fits these nodes, as lines for the shell."""
 
 from __future__ import annotations
 
 import re
 
+import click
+
 from clusterctl.output import Output
-from clusterctl.settings import DEVICE, Settings, cluster_command
+from clusterctl.settings import Settings, cluster_command, option
+
+DEVICE = "What ranks will compute on; auto: cuda where any node has a GPU."
 
 
 @cluster_command(
     "env",
-    DEVICE,
+    option("--device", DEVICE, type=click.Choice(["auto", "cuda", "cpu"]), default="auto"),
     examples="""
   clusterctl env nodes.txt
   eval "$(clusterctl env nodes.txt)"

@@ -18,18 +18,13 @@ if TYPE_CHECKING:
 COLUMNS = ["NODE", "ACTIVE", "PORTS", "GB/S", "NAMES", "FIRMWARE", "ERRORS", "FLAGS"]
 PORT_COLUMNS = ["NODE", "PORT", "STATE", "LAYER", "GB/S", "INTERFACE", "LID"]
 PORT_COLUMNS += ["MODEL", "FIRMWARE", "ERRORS"]
+GROWTH = "Seconds between the two reads of the error counters."
 SHOWN = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFNAME")
 
 
 @cluster_command(
     "fabric",
-    option(
-        "--growth",
-        "growth_s",
-        "Seconds between the two reads of the error counters.",
-        type=Duration(0, 60),
-        default=1.0,
-    ),
+    option("--growth", "growth_s", GROWTH, type=Duration(0, 60), default=1.0),
     flag("--sudo", "Try `sudo -n`, which never asks, for the kernel's log with its lost links."),
     NO_FOLD,
     NO_RECORD,

@@ -1,13 +1,9 @@
-"""Show GPUs, processes, power and memory of each node.
-
-What is missing, broken or hung, and nodes that do not answer, are flags in the node's line.
-"""
+"""Show GPUs, processes, power and memory of each node."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.output import Output, local_time
 from clusterctl.settings import (
@@ -52,14 +48,7 @@ COLUMNS = ["NODE", "GPUS", "PROC", "POWER", "W/GPU", "UTIL", "MEM", "TEMP", "FLA
   clusterctl gpus --watch --interval 2 -w 'ml-64-node-[001-008]'""",
 )
 def command(
-    settings: Settings,
-    output: Output,
-    processes: bool,
-    watch: bool,
-    interval_s: float,
-    for_s: float | None,
-    profile: Path | None,
-    no_fold: bool,
+    settings: Settings, output: Output, processes: bool, watch: bool, no_fold: bool, **options: Any
 ) -> int:
     """POWER is the node's, W/GPU and UTIL are means, TEMP is the hottest GPU's. Exit code 1 when a
     GPU is missing against the other nodes (or the profile) or a driver fails, 3 when a node or its
@@ -71,11 +60,12 @@ def command(
     from clusterctl.remote.run_payload import tool_timeout
 
     limits = settings.limits
-    view = View(output, read_profile(profile, {}), processes, no_fold)
+    view = View(output, read_profile(options["profile"], {}), processes, no_fold)
     nodes = settings.nodes()
     args = {"tool_timeout_s": tool_timeout(limits)}
     if watch:
         transport, width = settings.transport(), settings.width
+        interval_s, for_s = options["interval_s"], options["for_s"]
         with Poller(nodes, transport, limits, args, interval_s, width) as poller:
             return repeat(poller, interval_s, for_s, view.again)
     results = settings.ask(nodes, "census", args, output.sweep)
@@ -123,11 +113,10 @@ class View:
             output.document("gpus", type="look", time_s=round(now_s, 3), **document)
             return census.exit_code
         is_page = output.can_repaint() and not output.quiet
-        if is_page:
+        if is_page and (page := output.page()):
             output.repaint()
-            self._width = output.columns()
             # The clock, the summary, the extremes, and the line below them stay free.
-            self._left = max(3, (output.rows() or 24) - 4)
+            self._width, self._left = page.columns, max(3, page.lines - 4)
         line = f"{local_time(now_s)}  {census.summary()}"
         output.line(line[: self._width], "bad" if census.exit_code else None)
         if not output.quiet:
@@ -171,7 +160,8 @@ class View:
         fits = len(found) + 2 <= self._left
         cells = [row.cells(with_run) for row in found]
         cells = cells if fits else cells[: max(1, int(self._left) - 3)]
-        width = self._width or self._output.columns()
+        page = self._output.page()
+        width = page.columns if page else None
         self._output.table(columns(with_run), cells, ["PID", "AGE", "MEM", "RANK"], width)
         if len(cells) < len(found):
             self._output.line(f"... and {len(found) - len(cells)} more processes", "dim")

@@ -1,7 +1,4 @@
-"""End a job on all nodes, and prove that it is gone.
-
-A node that could not be asked is NOT CONFIRMED, never good.
-"""
+"""End a job on all nodes, and prove that it is gone."""
 
 from __future__ import annotations
 
@@ -37,6 +34,7 @@ pick_options = with_options(
 """The command receives their values as keywords, for `make_pick`."""
 
 ALL_RUNS = flag("--all-runs", "every", "Every run on the nodes.")
+FIRST = "What is sent first; KILL leaves no grace."
 PLAN_COLUMNS = ["NODES", "PROC", "RANKS", "OWNER", "WHAT", "GPU MEM", "AGE"]
 
 
@@ -71,14 +69,7 @@ def _signal(_context: click.Context, _parameter: click.Parameter, value: str) ->
     "kill",
     pick_options,
     ALL_RUNS,
-    option(
-        "--signal",
-        "signal_name",
-        "What is sent first; KILL leaves no grace.",
-        default="TERM",
-        metavar="NAME",
-        callback=_signal,
-    ),
+    option("--signal", "signal_name", FIRST, default="TERM", metavar="NAME", callback=_signal),
     option("--grace", "Seconds from the first signal to SIGKILL.", type=Duration(0), default=10.0),
     YES,
     flag("--dry-run", "Show what would be ended; end nothing."),
@@ -86,24 +77,15 @@ def _signal(_context: click.Context, _parameter: click.Parameter, value: str) ->
   clusterctl kill nodes.txt
   clusterctl kill nodes.txt --match 'python.*train\\.py' --user ubuntu --sudo --dry-run""",
 )
-def command(
-    settings: Settings,
-    output: Output,
-    every: bool,
-    sudo: bool,
-    signal_name: str,
-    grace: float,
-    yes: bool,
-    dry_run: bool,
-    **options: Any,
-) -> int:
+def command(settings: Settings, output: Output, yes: bool, dry_run: bool, **options: Any) -> int:
     """A job is found by the tag that `launch` gives to all its processes, or by --match or --gpus;
     always with all that descends from it. Exit code 1 when something is left, 3 when a node did not
     confirm, 4 without a yes.
     """
-    pick, order, transport = make_pick(options), Order(signal_name, grace), settings.transport()
+    pick, transport, sudo = make_pick(options), settings.transport(), options["sudo"]
+    order = Order(options["signal_name"], options["grace"])
     jobs, results = look(pick, settings, transport, sudo=sudo, sweep=output.sweep)
-    one_run(jobs, pick, every=every)
+    one_run(jobs, pick, every=options["every"])
     count = sum(len(job.processes) for job in jobs)
     if not output.json:
         show_plan(output, jobs, pick)

@@ -1,7 +1,4 @@
-"""List the nodes of the hostfile, folded or one a line.
-
-Checks the hostfile on the way; connects to nothing.
-"""
+"""List the nodes of the hostfile, folded or one a line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Check all nodes before a launch: go or no-go, and the line that fixes it.
-
-Reads only. Each node is asked once; nodes are compared with each other.
-"""
+"""Check all nodes before a launch: go or no-go, and the line that fixes it."""
 
 from __future__ import annotations
 
@@ -73,16 +70,7 @@ _active_options = with_options(
   clusterctl preflight --active --shared /data nodes.txt""",
 )
 def command(
-    settings: Settings,
-    output: Output,
-    severity: tuple[str, ...],
-    profile: Path | None,
-    record: Path | None,
-    write_good: Path | None,
-    junit: Path | None,
-    explain: str | None,
-    list_all: bool,
-    **options: Any,
+    settings: Settings, output: Output, record: Path | None, write_good: Path | None, **options: Any
 ) -> int:
     """Exit code 0 go (warnings allowed), 1 a check failed, 3 something could not be found out,
     4 active tests were declined or refused.
@@ -91,16 +79,16 @@ def command(
     from clusterctl.nodes import hostfile_line
     from clusterctl.preflight import export
 
-    if explain or list_all:
-        return _explain(output, explain)
-    limits = export.read_profile(profile, _severities(severity))
+    if options["explain"] or options["list_all"]:
+        return _explain(output, options["explain"])
+    limits = export.read_profile(options["profile"], _severities(options["severity"]))
     nodes = settings.nodes()
     report = _run(settings, output, nodes, limits, options)
     good = [hostfile_line(node) for node in nodes if node.name in report.good_nodes]
     if write_good is not None:
         export.write(write_good, "".join(f"{line}\n" for line in good))
-    if junit is not None:
-        export.write(junit, export.junit(report))
+    if options["junit"] is not None:
+        export.write(options["junit"], export.junit(report))
     if record is not None:
         export.write(record, export.profile_text(recorded(report)))
     _show(output, report)

@@ -1,7 +1,4 @@
-"""Ask a run to save a checkpoint and end, on all nodes.
-
-The gentle form of kill: it sends one SIGTERM to each rank and waits; it never kills.
-"""
+"""Ask a run to save a checkpoint and end, on all nodes."""
 
 from __future__ import annotations
 
@@ -16,18 +13,14 @@ from clusterctl.output import Output, unreachable_json
 from clusterctl.param_types import Duration
 from clusterctl.settings import YES, Answers, Settings, cluster_command, flag, option
 
+WAIT = "Seconds for the current step and the checkpoint; then the command lists what still runs."
+
 
 @cluster_command(
     "stop",
     pick_options,
     ALL_RUNS,
-    option(
-        "--wait",
-        "wait_s",
-        "Seconds for the current step and the checkpoint; then the command lists what still runs.",
-        type=Duration(0),
-        default=120.0,
-    ),
+    option("--wait", "wait_s", WAIT, type=Duration(0), default=120.0),
     YES,
     flag("--dry-run", "Show what would be asked to stop."),
     examples="""
@@ -35,21 +28,15 @@ from clusterctl.settings import YES, Answers, Settings, cluster_command, flag, o
   clusterctl stop nodes.txt --run 20260131-235959-a1b2c3 --wait 600 --yes""",
 )
 def command(
-    settings: Settings,
-    output: Output,
-    every: bool,
-    sudo: bool,
-    wait_s: float,
-    yes: bool,
-    dry_run: bool,
-    **options: Any,
+    settings: Settings, output: Output, wait_s: float, yes: bool, dry_run: bool, **options: Any
 ) -> int:
     """Ranks end after the step at hand, all at the same one. A rank that has no handler for SIGTERM
     would die unsaved: then nothing is sent at all. Exit code 1 when ranks still run.
     """
     pick, transport, sweep = make_pick(options), settings.transport(), output.sweep
+    sudo = options["sudo"]
     jobs, results = look(pick, settings, transport, verb="stop", sudo=sudo, sweep=sweep)
-    one_run(jobs, pick, every=every)
+    one_run(jobs, pick, every=options["every"])
     ranks = sum(len(trainers(job)) for job in jobs)
     if not output.json:
         show_plan(output, jobs, pick)

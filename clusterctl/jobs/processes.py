@@ -20,7 +20,7 @@ ROLES += ["tracker", "logger", "compiler", "shell", "helper"]
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Which processes are meant; payload/jobs/job_processes.py explains the keys."""
+    """Which processes to find; payload/jobs/job_processes.py explains the keys."""
 
     runs: tuple[str, ...] = ()  # empty: every run with our tag
     match: str | None = None
@@ -76,11 +76,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """What one node has of it; `unreachable` says why nothing is known."""
+    """The job's processes on one node; `unreachable` is the reason when nothing is known."""
 
     node: Node
     processes: tuple[Process, ...] = ()
-    others: tuple[Process, ...] = ()  # fit the pick, but belong to somebody else
+    others: tuple[Process, ...] = ()  # fit the pick, but belong to another user
     unreachable: Unreachable | None = None
     notes: tuple[str, ...] = ()  # what a user has to know of how it was found
 

@@ -37,8 +37,8 @@ class Plan:
     mode: int
 
     def sentence(self) -> str:
-        what = f"folder, {self.files} files, " if self.folder else "file, "
-        return f"{self.source} ({what}{size_text(self.size)}) to {self.dest}"
+        what = f"folder, {self.files} files" if self.folder else "file"
+        return f"{self.source} ({what}, {size_text(self.size)}) to {self.dest}"
 
 
 def make_plan(source: Path, dest: str) -> Plan:
