@@ -52,7 +52,7 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
 
 
 def exit_code(state: State) -> int:
-    """1 something is wrong, 3 nothing worse than not being able to find out, 0 all is well."""
+    """1 something is wrong, 3 something is unknown and nothing is worse, 0 all is well."""
     marks = {fleet.node_mark(node, state)[0] for node in state.nodes.values()}
     run = figures(state.run, state.now_s).status if state.run else ""
     if marks & {fleet.ALARM, fleet.MISSING} or run in ("failed", "stalled"):

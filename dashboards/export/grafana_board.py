@@ -23,7 +23,7 @@ ALERTS = {
 
 
 def board() -> dict[str, Any]:
-    """The board as Grafana imports it; asks for a data source, a job of nodes and a run."""
+    """The board as Grafana imports it; the user chooses data source, nodes and run."""
     return {
         "title": "clusterctl",
         "uid": "clusterctl",

@@ -175,12 +175,12 @@ class TopApp(App[None]):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """As Textual's, but the words are never markup: they may be a node's."""
+        """As Textual's, but the text is never markup: it may come from a node."""
         message, title = printable(message), printable(title)
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def copy_to_clipboard(self, text: str) -> None:
-        """As Textual's, without what would be obeyed where it is pasted."""
+        """As Textual's, without control characters."""
         super().copy_to_clipboard(printable(text, lines=True))
 
     def show(self) -> None:
@@ -191,7 +191,7 @@ class TopApp(App[None]):
             stack[-1].show(self.state)
 
     def node(self) -> str | None:
-        """The node that is meant: under the cursor, else the first."""
+        """The node under the cursor, else the first."""
         if self.selected is not None and self.selected[0] in self.state.nodes:
             return self.selected[0]
         return next(iter(self.state.nodes), None)
@@ -309,7 +309,7 @@ def run(app: TopApp) -> None:
 
 
 def _end_with_server(app: TopApp, server: int) -> None:
-    """Textual does not notice that its web server was killed: then nobody can see this any more."""
+    """Exit when the web server was killed, which Textual does not notice."""
     while os.getppid() == server:
         time.sleep(1.0)
     app.feed.close()

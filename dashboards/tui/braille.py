@@ -191,7 +191,7 @@ def resampled(
 def spark(values: Sequence[float], scale: Scale) -> str:
     """Two values a character, four heights; a blank where both are unknown.
 
-    As `area` of one row; a grid asks for it in every row, so it compares instead of computing.
+    As `area` of one row; a grid calls it for every row, so it compares instead of computing.
     """
     sixth = (scale.high - scale.low) / 6
     if sixth > 0:

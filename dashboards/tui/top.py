@@ -67,7 +67,8 @@ def top(
         arguments = page_arguments(click.get_current_context())
         arguments += ["--readonly"] if readonly is None else []
         return serve(arguments, host=host, port=port, say=output.note)
-    if once or output.json or not _has_terminal():
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if once or output.json or not (is_terminal or in_browser()):
         return _look(feed, settings, output, interval)
     # Where a shell has exported these, Textual believes them and never notices a resize.
     for name in () if in_browser() else ("COLUMNS", "LINES"):
@@ -96,12 +97,6 @@ def top(
 def in_browser() -> bool:
     """Whether textual-serve started this process for a page."""
     return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
-
-
-def _has_terminal() -> bool:
-    if in_browser():
-        return True
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> int:

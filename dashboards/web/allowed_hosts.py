@@ -1,4 +1,4 @@
-"""By which names a server of ours may be asked: those of this machine, and addresses.
+"""The names that requests to our servers may use: those of this machine, and addresses.
 
 A page of another site can make its own name point to this machine, loopback too (DNS rebinding);
 the browser then lets it read what is served here. But the requests say that name, and it is none of

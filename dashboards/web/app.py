@@ -21,8 +21,8 @@ from clusterctl.errors import UsageError
 from dashboards.web.allowed_hosts import is_loopback, our_names
 
 WORD_BYTES = 16  # of the random word in the address
-# As `python -m clusterctl`, which would import from the current folder first: whoever may write a
-# `click.py` there would be run. (`python -P` is the same from 3.11 on.)
+# As `python -m clusterctl`, which would import from the current folder first: a `click.py` there
+# would be run. (`python -P` is the same from 3.11 on.)
 START = (
     "import sys; sys.path = [path for path in sys.path if path]; import runpy; "
     "runpy.run_module('clusterctl', run_name='__main__', alter_sys=True)"
@@ -48,7 +48,7 @@ def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str]
     address = f"[{host}]" if ":" in host else host
     word = secrets.token_urlsafe(WORD_BYTES)
     url = f"http://{address}:{port}/{word}/"
-    # exec: the shell that textual-serve starts must not stand between it and the view.
+    # exec: the shell that textual-serve starts must not be between it and the view.
     command = shlex.join([sys.executable, "-c", START, "top", *arguments])
     server = Server(f"exec {command}", url, names=names, word=word)
     say(f"{url}  (Ctrl-C ends it; whoever has this address can open it)")
@@ -68,7 +68,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen()  # from now on nobody is refused who has read the address
+        listener.listen()  # from now on nobody who has read the address is refused
     except OSError as error:
         raise UsageError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",

@@ -14,7 +14,7 @@ from textual_serve.server import Server as TextualServer
 
 from dashboards.web.page import is_foreign, page
 
-MOST_PAGES = 4  # each of them watches every node by a connection of its own
+MOST_PAGES = 4  # each watches every node over its own connection
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TITLE = "clusterctl top"
 FOREIGN = "this page may only be opened by an address or a name of its machine, and from itself\n"
@@ -45,7 +45,7 @@ class Server(TextualServer):
             return answer
 
         app = web.Application(middlewares=[check_origin])
-        # Files of the package are no secret, and a download has a random word of its own.
+        # Files of the package are no secret, and a download has its own random word.
         app.add_routes(
             [
                 web.get("/download/{key}", self.handle_download),

@@ -18,7 +18,7 @@ from dashboards.model.alert_book import Alert
 from dashboards.model.fleet import short_names
 from dashboards.model.state import State
 from dashboards.tui.screens.base import BACK, Commands, ListScreen
-from dashboards.tui.widgets.attention import is_muted, severity_style
+from dashboards.tui.widgets.attention import is_muted
 from dashboards.tui.widgets.listing import Listing
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, clock, words
@@ -64,7 +64,7 @@ class AlertList(Listing[Alert]):
 
     def _row(self, alert: Alert, state: State, width: int, colors: Palette) -> Line:
         over, muted = alert.cleared_s is not None, is_muted(alert, state)
-        style, text = severity_style(alert, colors), colors.text
+        style, text = colors.severity(alert.severity), colors.text
         mark = "!" if alert.is_known else "-"
         if over or muted or alert.acknowledged:
             style = text = colors.dim
@@ -103,7 +103,7 @@ class AlertDetail(Panel):
             return []
         self.title(f"{alert.id}  {alert.subject}")
         entries: list[tuple[str, str, Style]] = [
-            ("what", alert.text, severity_style(alert, colors)),
+            ("what", alert.text, colors.severity(alert.severity)),
             ("nodes", fold(alert.nodes) if alert.nodes else units.UNKNOWN, colors.text),
             ("seen", self._times(alert, state), colors.text),
             ("do", alert.command or units.UNKNOWN, colors.accent),

@@ -188,5 +188,5 @@ class LogScreen(FilterScreen, PageScreen):
 
 
 def ink(line: str) -> str:
-    """A style by what the line seems to say; the words stand there all the same."""
+    """A style by the words in the line."""
     return "bad" if BAD.search(line) else "warn" if WARN.search(line) else "text"

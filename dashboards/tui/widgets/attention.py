@@ -1,12 +1,9 @@
-"""Alerts as the panels need them: which are open, for which node, with which style."""
+"""Which alerts are muted, and which the user has not seen."""
 
 from __future__ import annotations
 
-from rich.style import Style
-
 from dashboards.model.alert_book import Alert
 from dashboards.model.state import State
-from dashboards.tui.widgets.palette import Palette
 
 
 def is_muted(alert: Alert, state: State) -> bool:
@@ -14,10 +11,6 @@ def is_muted(alert: Alert, state: State) -> bool:
 
 
 def unheard(state: State) -> list[Alert]:
-    """Active alerts that nobody has acknowledged or muted."""
+    """Active alerts that are neither acknowledged nor muted."""
     active = state.alerts.active
     return [alert for alert in active if not (alert.acknowledged or is_muted(alert, state))]
-
-
-def severity_style(alert: Alert, colors: Palette) -> Style:
-    return colors.bad if alert.severity == "fail" else colors.warn

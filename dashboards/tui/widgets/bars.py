@@ -67,7 +67,6 @@ def _counts(summary: Summary, colors: Palette) -> Line:
 
 
 def _alert_words(state: State, colors: Palette) -> Line:
-    """How many alerts nobody has acknowledged or muted yet."""
     open_ones = unheard(state)
     if not open_ones:
         return []
@@ -175,7 +174,7 @@ class KeyBar(Panel):
             if width_of(line) + width_of(part) - 1 > width:
                 break
             line += part
-        return [crop(line, width)]  # the last one's gap may stand over the edge
+        return [crop(line, width)]  # the last one's gap may be over the edge
 
 
 class ReplayBar(Panel):

@@ -1,4 +1,4 @@
-"""The last minutes as areas: of the fleet, and of what the cursor stands on."""
+"""The last minutes as areas: of the fleet, and of the GPU under the cursor."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def reach(node: NodeState) -> int:
 
 
 class FleetHistory(Panel):
-    """The whole fleet's metric over the last minutes, and who stands out."""
+    """The whole fleet's metric over the last minutes, and its lowest and highest GPU."""
 
     metric: fleet.Metric = fleet.METRICS[0]
 
@@ -105,7 +105,7 @@ class FleetHistory(Panel):
 
 
 class Selected(Panel):
-    """What the cursor stands on: its figures, why it is odd, its last minutes."""
+    """The GPU or node under the cursor: its figures, why it is odd, its last minutes."""
 
     metric: fleet.Metric = fleet.METRICS[0]
     cursor: tuple[str, int] | None = None
@@ -213,8 +213,8 @@ def node_line(node: NodeState, width: int, colors: Palette) -> Line:
 def node_spark(node: NodeState, metric: fleet.Metric, width: int, state: State) -> str:
     """The metric up to now in `width` characters of two readings; blank where nothing came.
 
-    History is in chunks that never change, so the text of a chunk is kept as long as it is asked
-    for. The curve moves by whole characters, without flicker.
+    History is in chunks that never change, so the text of a chunk is cached. The curve moves by
+    whole characters, without flicker.
     """
     column, ring = fleet.node_column(node, metric), node.history
     high = metric.full_scale or 1.0

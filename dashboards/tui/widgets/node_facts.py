@@ -1,4 +1,4 @@
-"""What stands below a node's GPUs: links, disks, processes, alerts, as lines or in boxes."""
+"""The panels below a node's GPUs: links, disks, processes, alerts, as lines or in boxes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dashboards.model import units
 from dashboards.model.alert_book import Alert
 from dashboards.model.samples import Disk, Link, NodeSample
 from dashboards.model.state import State
-from dashboards.tui.widgets.attention import is_muted, severity_style
+from dashboards.tui.widgets.attention import is_muted
 from dashboards.tui.widgets.history import shown
 from dashboards.tui.widgets.node_panels import NodePanel
 from dashboards.tui.widgets.palette import Palette
@@ -207,7 +207,7 @@ def alerts_of(state: State, node: str) -> list[Alert]:
 
 def alert_line(alert: Alert, state: State, colors: Palette) -> Line:
     """`! FAIL gpu.idle  2 min  101 W, the others 700 W`: for the screens that are about else."""
-    style = colors.dim if alert.acknowledged else severity_style(alert, colors)
+    style = colors.dim if alert.acknowledged else colors.severity(alert.severity)
     return words(
         (f" {'!' if alert.severity == 'fail' else ' '} {alert.severity.upper()} ", style),
         (f"{alert.id}  ", style),

@@ -71,6 +71,9 @@ class Palette:
     heat_ink: tuple[Style, ...]
     bars: tuple[Style, ...]  # parts of a whole, told apart by their labels too
 
+    def severity(self, name: str) -> Style:
+        return self.bad if name == "fail" else self.warn
+
     def cell(self, level: float | None, hot: bool) -> Style:
         """Ground and text of a grid cell."""
         return self.dim if level is None else _step(self.heat if hot else self.cool, level)

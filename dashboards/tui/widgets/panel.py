@@ -2,7 +2,7 @@
 
 `render_line` and not Textual's tables: 24x8 coloured cells cost 6 ms a tick so, 82 ms as a
 DataTable. Every Segment gets a Style: one without crashes the app under NO_COLOR (Textual 8.2.8).
-All that nodes and runs say passes here on its way to the terminal, so here it is made printable.
+All text of nodes and runs passes here on its way to the terminal, so here it is made printable.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Panel(Widget):
         """
         return None
 
-    def show(self, state: State, *, anew: bool = False) -> None:
+    def show(self, state: State, *, force: bool = False) -> None:
         """Paint the state; lines that came out the same are not sent again."""
         self.state = state
         width, height = self.content_size
@@ -77,7 +77,7 @@ class Panel(Widget):
             # States are never changed, so the same object is the same picture.
             before, self._seen = self._seen, (width, height, colors, *parts)
             same = len(before) == len(self._seen) and before[:2] == (width, height)
-            if not anew and same and all(map(operator.is_, before[2:], self._seen[2:])):
+            if not force and same and all(map(operator.is_, before[2:], self._seen[2:])):
                 return
         painted = self.paint(state, width, height, colors)[:height]
         lines = [fitted(safe(line), width, colors.text) for line in painted]
@@ -98,7 +98,7 @@ class Panel(Widget):
     def again(self) -> None:
         """Paint the same state, for a new size, cursor or setting."""
         if self.state is not None:
-            self.show(self.state, anew=True)
+            self.show(self.state, force=True)
 
     def on_resize(self, event: Resize) -> None:
         self.again()
@@ -113,7 +113,7 @@ class Panel(Widget):
             self.call_later(self.again)
 
     def title(self, text: str, note: str = "") -> None:
-        """Words in the border; set only when they change, which lays the screen out anew."""
+        """Words in the border; set only when they change, which lays the screen out again."""
         if self._titles != (text, note):
             self._titles = text, note
             # As Content: a string would be read as markup.
@@ -127,9 +127,9 @@ class Panel(Widget):
         return Strip([Segment(" " * self._width, Style())], self._width)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """As Widget's, but what stands beside the content is made once and not for every line.
+        """As Widget's, but border and padding are drawn once and not for every line.
 
-        Textual asks the style sheet for each line it draws: a third of its part of a tick.
+        Textual reads the style sheet for each line: a third of its part of a tick.
         """
         size, top = self.outer_size, self.gutter.top
         if self._sides is None or self._sides[0] != size:
@@ -174,12 +174,12 @@ def clock(at_s: float) -> str:
 
 
 def plain(text: str) -> Content:
-    """Text as it stands, for what Textual would else read as markup."""
+    """Text that Textual does not read as markup."""
     return Content(printable(text))
 
 
 def safe(line: Line) -> Line:
-    """The line with what the terminal would obey made visible."""
+    """The line with control characters made visible."""
     # Together: nearly all lines are good, and each piece of them would cost a call.
     if "".join([text for text, _, _ in line]).isprintable():
         return line

@@ -88,7 +88,7 @@ class VerdictPanel(Panel):
 
 
 class ClassList(Listing[Class]):
-    """Processes that stand in the same place, a line for each class."""
+    """Processes in the same place of the code, a line for each class."""
 
     diagnosis: Diagnosis | None = None
     everything = False  # idle classes too
