@@ -70,7 +70,7 @@ def taken_from(kind: type[T], config: object) -> T:
 
 
 def require_allowed(kind: Any, values: Mapping[str, Any], name_of: Callable[[str], str]) -> None:
-    """Raises ConfigError for a value that its field of `kind` may not have, by its `name_of`."""
+    """Raises ConfigError, with the field's `name_of`, for a value that it may not have."""
     for of in dataclasses.fields(kind):
         rule, value = allowed(of), values.get(of.name)
         if of.name not in values or rule is None or (value is None and isinstance(rule, Range)):

@@ -198,7 +198,7 @@ class Saver:
         while not save.copied.wait(_POLL_S):
             save.check_thread()
             if time.perf_counter() - began > self._wait_s:
-                save.fail(f"{save.position.name} was not copied aside in {self._wait_s:g} s")
+                save.fail(f"{save.position.name} was not copied in {self._wait_s:g} s")
         save.stall_s += time.perf_counter() - began
 
     def advance(self, statuses: Iterable[float]) -> list[Saved]:

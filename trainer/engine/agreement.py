@@ -52,7 +52,7 @@ def in_words(error: Exception) -> TrainerError:
 
 
 def common(failures: Sequence[TrainerError | None], prefix: str = "") -> TrainerError | None:
-    """All ranks' error of each one's, or None: kind and hint of the first, each reason once."""
+    """The error that all ranks raise, or None: kind and hint of the first, each reason once."""
     alike: dict[str, list[int]] = {}
     for rank, error in enumerate(failures):
         if error is not None:

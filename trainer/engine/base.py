@@ -164,7 +164,7 @@ class Engine(abc.ABC):
         return part
 
     def _local(self, held: Tensor) -> Tensor:
-        """The other way round."""
+        """This rank's part of what the optimizer holds."""
         return held
 
     @abc.abstractmethod

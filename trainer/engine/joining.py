@@ -35,7 +35,7 @@ def joining(timeout_s: float) -> Iterator[None]:
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     who = f"rank {rank} of {world} could not join the others at {where}"
     silence = EngineError(
-        f"{who}: whoever listens there has not answered for {timeout_s + MORE_S:.0f} s",
+        f"{who}: the program at that port has not answered for {timeout_s + MORE_S:.0f} s",
         hint="another program or an older run has that port: end it, or take another port",
     )
     try:

@@ -19,7 +19,7 @@ MOST_KEYS = 256  # above, keeping a row of K scores a query costs more memory th
 
 
 def attend(q_BNIE: Tensor, k_BNKE: Tensor, v_BNKE: Tensor, keep_BK: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(E)) v, [B, N, I, E]; `keep_BK` (bool) leaves keys out; none gives 0."""
+    """softmax(q k^T / sqrt(E)) v, [B, N, I, E], of the keys in `keep_BK` (bool); zeros without."""
     if _is_short(q_BNIE, k_BNKE, keep_BK):
         return _Short.apply(q_BNIE, k_BNKE, v_BNKE, keep_BK)
     mask = None if keep_BK is None else keep_BK[:, None, None, :]

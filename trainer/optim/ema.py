@@ -9,10 +9,7 @@ from torch import Tensor
 
 
 class EMA:
-    """Follows named tensors: whole parameters, or this rank's parts of them.
-
-    With `ramp` the decay is min(decay, (1 + n) / (10 + n)): less of the random start in short runs.
-    """
+    """Follows named tensors (whole or this rank's parts); `ramp`: first (1 + n) / (10 + n)."""
 
     def __init__(
         self, params: Iterable[tuple[str, Tensor]], decay: float, *, ramp: bool = True
@@ -46,7 +43,7 @@ class EMA:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor], updates: int | None = None) -> None:
-        """Take over an average made by `updates` (None: after the ramp). Raises on other names."""
+        """Take over an average made by `updates` (None: after the ramp). KeyError, ValueError."""
         if state.keys() != self._shadow.keys():
             raise KeyError(f"this EMA is of another model: {_difference(state, self._shadow)}")
         for name, value in self._shadow.items():

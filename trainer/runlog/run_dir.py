@@ -43,7 +43,7 @@ def make_run_dir(outputs: Path, label: str, mode: int = 0o777) -> Path:
 
 
 def lock(run_dir: Path) -> tuple[Callable[[], None], str]:
-    """Take a run directory; returns its release, and why there is no lock. Or RunDirectoryInUse."""
+    """Lock a directory: how to release it, and why it has no lock. Raises RunDirectoryInUse."""
     file = run_dir / LOCK
     with contextlib.ExitStack() as opened:
         try:

@@ -78,7 +78,7 @@ def decode(line: str | bytes) -> Record | None:
 
 
 class Writer:
-    """Appends records, each line whole; a full disk costs lines: `lost` counts them for `why`."""
+    """Appends records, each line whole; a full disk costs lines: `lost` is their number."""
 
     def __init__(self, run_dir: Path) -> None:
         self._fd = os.open(run_dir / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

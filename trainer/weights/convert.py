@@ -42,7 +42,7 @@ def convert(
     allow_partial: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadReport | None:
-    """Write `target`, whole or not at all; with `pixart`, return the report; CheckpointError."""
+    """Write `target` whole or not at all; a report with `pixart`. Raises CheckpointError."""
     found = find_source(source)
     tensors, _ = read_source(found, ema)
     report, config = None, found.config

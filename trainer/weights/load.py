@@ -126,7 +126,8 @@ def compare(
         if own.is_floating_point() != (given.is_floating_point() and given.element_size() > 1):
             kinds = f"{name} is {dtype_name(given)}, the model's is {dtype_name(own)}"
             hint = "take the weights in bf16, fp16 or fp32"
-            raise CheckpointError(f"{source}: {kinds}; no quantised weights are read", hint=hint)
+            kinds += "; quantised weights are not read here"
+            raise CheckpointError(f"{source}: {kinds}", hint=hint)
     absent = [name for name in wanted if name not in weights]
     new = tuple(name for name in absent if from_pixart and pixart.NEW.match(name))
     both = {name: (weights[name], tensor) for name, tensor in wanted.items() if name in weights}

@@ -54,7 +54,7 @@ class Source:
 
 
 def find_source(place: str | os.PathLike[str]) -> Source:
-    """What lies at a path or under a hub id; of a run, its newest checkpoint; CheckpointError."""
+    """The weights at a path or hub id; a run is its newest checkpoint. Raises CheckpointError."""
     path = Path(place).expanduser()
     if path.is_file():
         if path.name.endswith(".index.json"):

@@ -52,8 +52,7 @@ def _damaged(problem: str) -> CheckpointError:
 def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
     """The file's tensors by name, on the CPU; with `shapes_only` on the meta device, data unread.
 
-    Torch pickles are read with weights_only: nothing in them is run. Raises CheckpointError, also
-    where torch is too old to keep that promise.
+    Nothing in a torch pickle is run. Raises CheckpointError, also where torch is too old for that.
     """
     try:
         with path.open("rb") as file:

@@ -245,7 +245,7 @@ def test_a_rank_whose_save_hangs_ends_all_within_the_limit(
             assert not thread.is_alive()
     finally:
         over.set()
-    said = "was not copied aside in 0.5 s" if hangs == "copy" else "rank 1: No space left on device"
+    said = "was not copied in 0.5 s" if hangs == "copy" else "rank 1: No space left on device"
     assert [said in str(result) for result in results] == [True, True]
     assert all(result.on_all_ranks for result in results)
     assert checkpoints.complete(tmp_path) == []

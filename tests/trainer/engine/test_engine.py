@@ -226,7 +226,8 @@ def test_a_port_that_another_program_has_is_an_error_after_the_limit(tmp_path: P
     assert codes == [1]
     said = log.read_text()
     assert (
-        f"error: rank 1 of 2 could not join the others at 127.0.0.1:{port}: whoever listens" in said
+        f"error: rank 1 of 2 could not join the others at 127.0.0.1:{port}: the program at that port"
+        in said
     )
     assert "hint: another program or an older run has that port" in said
 

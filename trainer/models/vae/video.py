@@ -98,7 +98,7 @@ class OpenSoraVAE(nn.Module):
         return self.settings.micro_frame_size
 
     def latent_size(self, video_size: tuple[int, int, int]) -> tuple[int, int, int]:
-        """(T, H, W) of a latent: 5 per 17 frames, a quarter of the rest; edges 1/8, down."""
+        """(T, H, W) of a latent: 5 frames per 17, a quarter of the rest rounded up; edges / 8."""
         frames, height, width = video_size
         edge = self.settings.spatial.factor
         return self._latent_frames(frames), height // edge, width // edge
