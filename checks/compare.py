@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from checks.facts import NOT_ASKED, Fleet, NodeFacts, Unknown
@@ -26,29 +25,11 @@ def each_node(
         yield dataclasses.replace(found, nodes=(node.name,))
 
 
-@dataclass(frozen=True, slots=True)
-class Majority:
-    """The most common value of the fleet; `value` is None where two are equally common."""
-
-    value: Any
-    count: int
-    values: Mapping[str, Any]
-
-    def groups(self) -> list[tuple[Any, tuple[str, ...]]]:
-        """(value, nodes), most common first."""
-        found: dict[Any, tuple[str, ...]] = {}
-        for node, value in self.values.items():
-            found[value] = (*found.get(value, ()), node)
-        return sorted(found.items(), key=lambda one: -len(one[1]))
-
-
-def majority(values: Mapping[str, Any]) -> Majority:
-    """What most nodes have; values must be hashable."""
-    ranked = Counter(values.values()).most_common(2)
-    value, count = ranked[0] if ranked else (None, 0)
-    if len(ranked) == 2 and ranked[1][1] == count:
-        value = None
-    return Majority(value, count, values)
+def majority(values: Iterable[Any]) -> Any:
+    """The most common of hashable values; None where two are equally common."""
+    ranked = Counter(values).most_common(2)
+    is_tie = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
+    return None if is_tie or not ranked else ranked[0][0]
 
 
 def same(
@@ -99,14 +80,21 @@ def compare(
         return
     if without:
         yield skip(f"{what}: nothing to compare here", nodes=tuple(without))
-    most = majority(values)
-    groups = most.groups()
-    if expected is None and most.value is None:
+    by_value: dict[Any, tuple[str, ...]] = {}
+    for node_name, value in values.items():
+        by_value[value] = (*by_value.get(value, ()), node_name)
+    groups = sorted(by_value.items(), key=lambda group: -len(group[1]))
+    most = majority(values.values())
+    if expected is None and most is None:
         seen = ", ".join(f"{value} on {len(nodes)}" for value, nodes in groups)
         yield bad(f"{what} differs without a majority: {seen}", nodes=tuple(values), fix=fix)
         return
-    right = str(most.value) if expected is None else expected
-    others = f"{most.count} nodes have {right}" if expected is None else f"the profile says {right}"
+    right = str(most) if expected is None else expected
+    others = (
+        f"{len(groups[0][1])} nodes have {right}"
+        if expected is None
+        else f"the profile says {right}"
+    )
     source = "majority" if expected is None else "profile"
     peers = ""
     if expected is None and len(groups) == 1:

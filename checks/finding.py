@@ -170,10 +170,6 @@ class Report:
                     found.setdefault(node, []).append(one)
         return found
 
-    def of(self, id: str) -> tuple[Finding, ...]:
-        """Findings of one check."""
-        return tuple(finding for finding in self.findings if finding.id == id)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "verdict": "GO" if self.go else "NO-GO",

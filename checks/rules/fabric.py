@@ -74,7 +74,7 @@ def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
         for node in fleet.reached
         if not isinstance(node.fabric, Unknown)
     }
-    most = int(expected) if expected and expected.isdecimal() else majority(counts).value
+    most = int(expected) if expected and expected.isdecimal() else majority(counts.values())
 
     def judge(node: NodeFacts, fabric: Fabric) -> Finding:
         count, have = counts[node.name], {port.name for port in fabric.ports}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from checks.compare import each_node, majority, same
-from checks.facts import NOT_ASKED, Fleet, GpuFacts, GpuHealth, Maybe, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, Fleet, GpuFacts, GpuHealth, Maybe, NodeFacts, Unknown, known
 from checks.finding import Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
@@ -98,24 +98,19 @@ def power_limit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     How: power limit of each GPU
     Fix: sudo nvidia-smi -pl WATTS
     """
-    by_gpu = {
-        f"{node.name} {position}": gpu.power_limit_w
-        for node in fleet.reached
-        for position, gpu in enumerate(node.gpus.gpus)
-        if not isinstance(gpu.power_limit_w, Unknown)
-    }
-    most = majority(by_gpu).value
+    every = [gpu for node in fleet.reached for gpu in node.gpus.gpus]
+    most = majority(known(gpu.power_limit_w for gpu in every))
 
     def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
         values = [gpu.power_limit_w for gpu in gpus.gpus]
-        known = {at: w for at, w in enumerate(values) if not isinstance(w, Unknown)}
-        other = {at: watts for at, watts in known.items() if watts != most}
+        limits_w = {at: w for at, w in enumerate(values) if not isinstance(w, Unknown)}
+        other = {at: watts for at, watts in limits_w.items() if watts != most}
         lost = unread(*values)
         if lacks := no_answer(gpus):
             return lacks
         if lost and not other:
             return unknown(f"power limit: {lost}")
-        if not known or most is None:
+        if not limits_w or most is None:
             return skip("no power limit is known, or none is common")
         if not other:
             good = passed(f"power limit {most:g} W", most)

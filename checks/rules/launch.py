@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from checks.compare import majority
-from checks.facts import NOT_ASKED, FileSeen, Fleet, LaunchNeeds, NodeFacts, Unknown
+from checks.facts import NOT_ASKED, FileSeen, Fleet, LaunchNeeds, NodeFacts, Unknown, known
 from checks.finding import Finding, fail, lacking, passed, skip, unknown, warn
 from checks.registry import check
 
@@ -117,17 +117,17 @@ def _judge_file(path: str, seen: FileSeen, fleet: Fleet) -> Finding:
     fix = f"clusterctl push {path}, or mount its folder"
     if not seen.exists:
         return fail(f"{path} is missing", fix=fix)
-    known = {node.name: node.files for node in fleet.reached if not isinstance(node.files, Unknown)}
-    there = {name: files[path] for name, files in known.items() if path in files}
-    there = {name: one for name, one in there.items() if one.exists}
-    if any(one.has_more for one in there.values()):
+    every = [files[path] for files in known(n.files for n in fleet.reached) if path in files]
+    there = [one for one in every if one.exists]
+    if any(one.has_more for one in there):
         text = f"{path} is there, with more files than are counted: sizes are not compared"
         return passed(text)
-    size, most = seen.size_bytes, majority({name: one.size_bytes for name, one in there.items()})
-    if len(most.groups()) > 1 and size != most.value:
-        others = "no two nodes agree" if most.value is None else f"{most.value} bytes on most nodes"
+    size, sizes = seen.size_bytes, [one.size_bytes for one in there]
+    most = majority(sizes)
+    if len(set(sizes)) > 1 and size != most:
+        others = "no two nodes agree" if most is None else f"{most} bytes on most nodes"
         text = f"{path} has {size} bytes, {others}"
-        return fail(text, size, most.value, source="majority", fix=fix)
+        return fail(text, size, most, source="majority", fix=fix)
     return passed(f"{path} is there", size)
 
 

@@ -155,8 +155,8 @@ def socket_ifname(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding
         for one in fleet.reached
         if isinstance(one.network, Network)
     }
-    subnets = {key: subnet_of(found[0]) for key, found in chosen.items() if found}
-    mine, common = chosen[node.name], majority(subnets).value
+    mine = chosen[node.name]
+    common = majority(subnet_of(found[0]) for found in chosen.values() if found)
     there = [one.name for one in network.interfaces if one.up and subnet_of(one) is not None]
     right = [one.name for one in network.interfaces if common and subnet_of(one) == common]
     expected = ", ".join(right) or None

@@ -135,7 +135,7 @@ def packages_equal(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
         return
     envs = {name: env for name, env in _environments(fleet).items() if env.installed}
     hashes = {name: packages_hash(env) for name, env in envs.items()}
-    most = expected or majority(hashes).value
+    most = expected or majority(hashes.values())
     model = next((envs[name] for name, value in hashes.items() if value == most), None)
     for node in fleet.reached:
         names, env = (node.name,), node.software

@@ -141,7 +141,7 @@ def mounts_equal(fleet: Fleet) -> Iterator[Finding]:
     common = {
         path
         for path in set[str]().union(*known.values())
-        if majority({name: path in paths for name, paths in known.items()}).value
+        if majority(path in paths for paths in known.values())
     }
 
     def judge(_node: NodeFacts, mounts: Sequence[Mount]) -> Finding:

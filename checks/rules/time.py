@@ -294,9 +294,8 @@ def clocksource(fleet: Fleet) -> Iterable[Finding]:
     How: /sys/devices/system/clocksource/clocksource0/current_clocksource
     Fix: dmesg | grep -i clocksource; a BIOS update or a reboot brings tsc back
     """
-    clocks = {n.name: n.clock.clocksource for n in fleet.reached if isinstance(n.clock, Clock)}
-    known = {name: value for name, value in clocks.items() if not isinstance(value, Unknown)}
-    most = majority(known).value
+    clocks = known(node.clock for node in fleet.reached)
+    most = majority(known(clock.clocksource for clock in clocks))
 
     def judge(_node: NodeFacts, clock: Clock) -> Finding:
         value = clock.clocksource
