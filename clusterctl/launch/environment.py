@@ -51,8 +51,6 @@ SHORTEST = 6
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable of the ranks and who decided it."""
-
     name: str
     value: str
     origin: str  # "default", "preset NAME", "facts", "your environment" or "--env"

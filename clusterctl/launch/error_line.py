@@ -24,7 +24,7 @@ _OF_A_PEER = re.compile(
 
 
 def _find(lines: Sequence[str]) -> tuple[int, str] | None:
-    """Index of the line that states the error, and the error without its prefix."""
+    # Index of the line that states the error, and the error without its prefix.
     for index in range(len(lines) - 1, -1, -1):
         stated = _STATED.match(lines[index])
         if stated:

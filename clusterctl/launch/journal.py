@@ -66,11 +66,7 @@ class _File:
 
 
 class Copies:
-    """Logs and telemetry of nodes that do not share the run directory.
-
-    Output beyond what an agent sends is cut, and the file and the journal say so. A head whose disk
-    is full goes on without copies.
-    """
+    """Logs and telemetry of nodes without the shared run directory; a flood is cut."""
 
     def __init__(self, run_dir: Path, journal: Journal) -> None:
         self._run_dir, self._journal = run_dir, journal

@@ -78,7 +78,6 @@ def _model_type(config_file: Path, depth: int) -> str | None:
 
 
 def _entry(value: ast.expr | None, key: str) -> ast.expr | None:
-    """The entry `key` of a dict display or a dict(...) call."""
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict":
         return next((one.value for one in value.keywords if one.arg == key), None)
     if isinstance(value, ast.Dict):

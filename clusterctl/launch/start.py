@@ -51,8 +51,6 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Device and ranks as the nodes allow them, and the report of preflight."""
-
     device: str
     slots: Mapping[str, int]
     report: Report | None  # None: the user skipped it

@@ -113,8 +113,6 @@ class _Supervisor:
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)
         return RunResult(code, reason, leftovers=left, unconfirmed=unconfirmed, **facts)
 
-    # --- before the start ---
-
     def _connect(self) -> None:
         """Open an agent on every node; when one is out of reach nothing starts anywhere."""
 
@@ -173,8 +171,6 @@ class _Supervisor:
         order = {"op": "start", "env": self.plan.environment.values(), "address": meet.address}
         for name, share in self.shares.items():
             self.agents.send(name, {**order, "argv": self.plan.argv(share, meet)})
-
-    # --- while it runs ---
 
     def _watch(self) -> None:
         silent_s = self.plan.timing.silent_s
@@ -243,13 +239,11 @@ class _Supervisor:
         )
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
-        """Write an event to the journal and show it."""
         self.journal.write(name, text, **data)
         self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
         self.on_update(self.state)
 
     def _why_hung(self) -> str:
-        """Why the run is taken to hang, and which ranks have not shown a heartbeat."""
         why, beating = self.clock.sentence(), self.state.beats
         silent = [str(rank) for rank in range(self.plan.world_size) if rank not in beating]
         if not silent or not beating:
@@ -381,8 +375,6 @@ class _Supervisor:
 
     def _shown(self, lines: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.plan.environment.redact(line) for line in error_line.shown(lines))
-
-    # --- the end ---
 
     def _end_all(self, grace_s: float) -> tuple[node_checks.Lines, node_checks.Lines]:
         """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""

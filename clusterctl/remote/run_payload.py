@@ -82,8 +82,6 @@ def _on_connections(
     timeout_s: float,
     width: int,
 ) -> Fanout[Answer]:
-    """`work(node, connection, connect_s)` on every node."""
-
     def connect(node: Node, progress: Progress) -> Answer:
         started = time.monotonic()
         with closing(transport.connect(node, limits, progress)) as connection:

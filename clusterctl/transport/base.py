@@ -26,7 +26,6 @@ class Limits:
 
     @property
     def total_s(self) -> float:
-        """For all nodes together."""
         return self.run_s or self.tcp_s + self.handshake_s + self.channel_s + self.command_s
 
 
@@ -97,15 +96,12 @@ class Stream(Protocol):
     def wait(self, timeout_s: float) -> int | None:
         """Exit status (negative for a signal); None while it is running."""
 
-    def stderr_tail(self) -> str:
-        """Last lines of what the command wrote to stderr."""
+    def stderr_tail(self) -> str: ...
 
     def close(self) -> None: ...
 
 
 class Connection(Protocol):
-    """An authenticated connection to one node."""
-
     def run(
         self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 16 << 20
     ) -> Completed:

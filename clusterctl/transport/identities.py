@@ -137,7 +137,6 @@ class Identities:
 
 
 def _load(path: Path) -> paramiko.PKey | str:
-    """The key in a file, or the sentence why there is none."""
     try:
         key = paramiko.PKey.from_path(path)
     except FileNotFoundError:

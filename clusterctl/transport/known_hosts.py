@@ -135,24 +135,25 @@ def _hash_matches(names: str, name: str) -> bool:
     return hmac.compare_digest(made, digest.encode(errors="surrogateescape"))
 
 
+class Files(dict[Path, File]):
+    """Parsed files, shared by `KnownHosts` with overlapping paths."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __missing__(self, path: Path) -> File:
+        return self.setdefault(path, File(path))
+
+
 class KnownHosts:
     """Several files as one. Safe to use from many threads; files are read on the first lookup."""
 
-    def __init__(
-        self,
-        paths: Iterable[Path],
-        files: dict[Path, File] | None = None,
-        lock: threading.Lock | None = None,
-    ) -> None:
-        """Objects with overlapping paths share their parsed `files` and its lock."""
+    def __init__(self, paths: Iterable[Path], files: Files | None = None) -> None:
         self._paths = tuple(dict.fromkeys(paths))
-        self._files = {} if files is None else files
-        self._lock = lock or threading.Lock()
+        self._files = Files() if files is None else files
+        self._lock = self._files.lock
 
     def _all(self) -> list[File]:
-        for path in self._paths:
-            if path not in self._files:
-                self._files[path] = File(path)
         return [self._files[path] for path in self._paths]
 
     def types(self, host: str, port: int) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from clusterctl.transport import tcp
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.identities import Identities
-from clusterctl.transport.known_hosts import File, KnownHosts, split_paths
+from clusterctl.transport.known_hosts import Files, KnownHosts, split_paths
 from clusterctl.transport.login import OtherTypes, Target, Types, log_in, verify
 from clusterctl.transport.paramiko_import import BROKEN, paramiko
 from clusterctl.transport.patched_transport import PatchedTransport
@@ -65,8 +65,8 @@ class ParamikoTransport:
         self._config = config
         self._identities = Identities()
         self._jumps = JumpPool()
-        self._files: dict[Path, File] = {}
-        self._lock, self._files_lock = threading.Lock(), threading.Lock()
+        self._files = Files()
+        self._lock = threading.Lock()
 
     def connect(self, node: Node, limits: Limits, progress: Progress) -> ParamikoConnection:
         """See `base.Transport`. A jump host on the way gets the same limits once more."""
@@ -106,7 +106,7 @@ class ParamikoTransport:
             user=config.user or local_user(),
             config=config,
             identity=node.identity,
-            known=KnownHosts(paths, self._files, self._files_lock),
+            known=KnownHosts(paths, self._files),
             accept_to=own if self._accept_new or configured else None,
             # UserKnownHostsFile /dev/null means: record nothing.
             record=self._accept_new or config.user_known_hosts != ("/dev/null",),

@@ -61,9 +61,9 @@ class Process:
         if not channel.event.wait(max(0.0, deadline - time.monotonic())):
             raise TransportError("channel", "the node does not start the command")
         if not channel.event_ready:
-            if not self.transport.is_active():
-                raise TransportError("channel", lost(self.transport.get_exception()))
-            raise TransportError("channel", "the node refuses to run commands")
+            why = "the node refuses to run commands"
+            is_active, error = self.transport.is_active(), self.transport.get_exception()
+            raise TransportError("channel", why if is_active else lost(error))
 
     def _request(self, name: str, text: str, *, wants_reply: bool) -> None:
         message = channel_request(self.channel, name, wants_reply, text)

@@ -151,8 +151,6 @@ def maybe(inner: Shape) -> Shape:
 
 
 def items(inner: Shape, most: int) -> Shape:
-    """A list of at most `most`, each of the inner shape."""
-
     def shape(value: Any) -> list[Any]:
         if type(value) is not list or len(value) > most:
             raise Misshapen(f"a list of at most {most}", value)

@@ -121,6 +121,5 @@ REPORT = by_key({"native": _NATIVE}, _report)
 
 
 def read_report(line: bytes) -> dict[str, Any]:
-    """The report. Raises `TransportError` with phase parse."""
     report: dict[str, Any] = decode(line, "the report of stacks", REPORT)
     return report

@@ -110,7 +110,6 @@ class LoopbackCluster:
             )
 
     def _wait_until_ready(self, name: str, deadline: float) -> int:
-        """The port of a node. Raises `ClusterctlError` when it does not start."""
         output = self._processes[name].stdout
         left_s = max(0.0, deadline - time.monotonic())
         if not select.select([output], [], [], left_s)[0]:

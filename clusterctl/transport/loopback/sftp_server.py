@@ -34,8 +34,6 @@ class _OpenFile(paramiko.SFTPHandle):
 
 
 class HomeFiles(paramiko.SFTPServerInterface):
-    """What an sftp client may do; everything this user may."""
-
     def _path(self, path: str) -> Path:
         return Path.home() / path  # an absolute path stays as it is
 
