@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from dashboards.alerts.engine import after
 from dashboards.model.fleet import fleet_row, odd_gpus
-from dashboards.model.history_columns import GPU_COLUMNS
-from dashboards.model.ring_buffer import NAN, Ring
+from dashboards.model.ring_buffer import GPU_COLUMNS, NAN, Ring
 from dashboards.model.samples import (
     EventSample,
     NodeDown,

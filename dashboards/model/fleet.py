@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from checks.idle import working_power_w
 from dashboards.model import units
-from dashboards.model.history_columns import NODE_COLUMNS, gpu_column
+from dashboards.model.ring_buffer import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import STALE_INTERVALS, NodeState, State
 from dashboards.model.thresholds import DEFAULT, Limits

@@ -16,6 +16,15 @@ CHUNK = 60  # rows
 NAN = math.nan
 LARGEST = {"e": 65504.0, "f": 3.0e38}  # what the format holds; more is shown as this
 
+GPU_COLUMNS = ("power", "util", "memory", "temperature", "clock")
+# A node's row: its own figures, the means over its GPUs (each row of the grid shows one of them),
+# then GPU_COLUMNS for each GPU.
+NODE_COLUMNS = ("cpu", "memory", "load", "network_mb_s", *("gpu_" + name for name in GPU_COLUMNS))
+# A fleet's row: power in kW because watts of 1,000 nodes exceed a half float.
+FLEET_COLUMNS = ("power_kw", "util", "gpu_memory", "temperature", "clock", *NODE_COLUMNS[:4])
+# Recorded, so that rows with another layout are not taken for these.
+LAYOUT = [list(FLEET_COLUMNS), list(NODE_COLUMNS), list(GPU_COLUMNS)]
+
 
 @dataclass(frozen=True, slots=True)
 class Ring:
@@ -94,3 +103,8 @@ def column_of(rows: bytes, width: int, code: str, index: int) -> list[float]:
     size = struct.calcsize("=" + code)
     form = f"={index * size}x{code}{(width - 1 - index) * size}x"
     return [value for (value,) in struct.iter_unpack(form, rows)]
+
+
+def gpu_column(index: int, metric: str) -> int:
+    """The place of a GPU's metric in its node's row."""
+    return len(NODE_COLUMNS) + index * len(GPU_COLUMNS) + GPU_COLUMNS.index(metric)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.downsample import Thin
-from dashboards.model.history_columns import FLEET_COLUMNS, NODE_COLUMNS
-from dashboards.model.ring_buffer import Ring
+from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring
 from dashboards.model.samples import EventSample, NodeDown, NodeSample
 from trainer.runlog.telemetry import StepRecord
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from dashboards.model.history_columns import FLEET_COLUMNS, LAYOUT, NODE_COLUMNS
-from dashboards.model.ring_buffer import Ring
+from dashboards.model.ring_buffer import FLEET_COLUMNS, LAYOUT, NODE_COLUMNS, Ring
 from dashboards.model.samples import NodeReport, NodeSample, RunReport, Sample, Tick
 from dashboards.model.state import HISTORY_S, NodeState, RunState, State
 from dashboards.recording import codec, fields, file_format

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from dashboards.model.history_columns import LAYOUT
+from dashboards.model.ring_buffer import LAYOUT
 from dashboards.model.samples import Feed, NodeDown, NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording import codec

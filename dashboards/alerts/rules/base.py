@@ -29,17 +29,14 @@ class RuleContext:
     def __init__(self, state: State, limits: Limits, memory: RuleMemory) -> None:
         self.state, self.limits, self.memory = state, limits, memory
         self.now_s, self.run = state.now_s, state.run
-        self.live: dict[str, NodeSample] = {
-            sample.node: sample for sample in fresh(state.nodes.values(), state)
-        }
+        live = fresh(state.nodes.values(), state)
+        self.live: dict[str, NodeSample] = {sample.node: sample for sample in live}
 
     @cached_property
     def gpus(self) -> list[tuple[Unit, Gpu]]:
         """All GPUs that have a reading now."""
-        live = self.live.items()
-        return [
-            ((name, gpu_part(gpu.index)), gpu) for name, node in live for gpu in node.gpus or ()
-        ]
+        pairs = ((name, gpu) for name, node in self.live.items() for gpu in node.gpus or ())
+        return [((name, gpu_part(gpu.index)), gpu) for name, gpu in pairs]
 
     @cached_property
     def in_use(self) -> tuple[Powers, float]:
@@ -58,7 +55,8 @@ class RuleContext:
         if run is not None and run.planned and not run.ended:
             planned = frozenset(run.planned)
             part = [one for one in part if one[0][0] in planned]
-        return part, read(busy_power_w([gpu for _, gpu, _ in part], limits))
+        middle = busy_power_w([gpu for _, gpu, _ in part], limits)
+        return part, math.nan if middle is None else middle
 
     def part(self, unit: Unit, parts: Parts) -> Any:
         """The reading of a GPU, link or disk; None when there is none now."""
@@ -99,11 +97,6 @@ def node_has(field: str) -> Known:
 def part_has(parts: Parts, field: str) -> Known:
     """Whether the GPU, link or disk has this figure now."""
     return lambda context, unit: getattr(context.part(unit, parts), field, None) is not None
-
-
-def read(value: float | None) -> float:
-    """The value for comparing: NaN, which is neither over nor under, when it is not known."""
-    return math.nan if value is None else value
 
 
 def command_line(rule: Rule, source: str, nodes: str, part: str, run: str) -> str:

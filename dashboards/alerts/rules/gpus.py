@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from checks.finding import Verdict
 from checks.reference.xid_codes import grade
-from dashboards.alerts.rules.base import RuleContext, gpu_part, node_has, node_known, part_has, read
+from dashboards.alerts.rules.base import RuleContext, gpu_part, node_has, node_known, part_has
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
 
@@ -104,9 +104,9 @@ def log_unread(context: RuleContext) -> Iterable[Breach]:
 def memory(context: RuleContext) -> Iterable[Breach]:
     limit = context.limits.gpu_memory_share
     for unit, gpu in context.gpus:
-        if gpu.memory_used_bytes and gpu.memory_used_bytes >= limit * read(gpu.memory_total_bytes):
-            used, total = units.gib(gpu.memory_used_bytes), units.gib(gpu.memory_total_bytes)
-            yield Breach(unit, f"{used} of {total} GiB in use")
+        used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+        if used and total and used >= limit * total:
+            yield Breach(unit, f"{units.gib(used)} of {units.gib(total)} GiB in use")
 
 
 def nvlink(context: RuleContext) -> Iterable[Breach]:

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 
-from dashboards.alerts.rules.base import RuleContext, always_known, node_has, part_has, read
+from dashboards.alerts.rules.base import RuleContext, always_known, node_has, part_has
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.model.samples import Disk, Link
@@ -166,9 +166,9 @@ def _disk_known(context: RuleContext, unit: Unit) -> bool:
 def memory(context: RuleContext) -> Iterable[Breach]:
     limit = context.limits.memory_share
     for name, node in context.live.items():
-        if read(node.memory) >= limit:
-            used, total = units.gib(node.memory_used_bytes), units.gib(node.memory_total_bytes)
-            yield Breach((name, ""), f"{used} of {total} GiB in use")
+        used, total = node.memory_used_bytes, node.memory_total_bytes
+        if used and total and used >= limit * total:
+            yield Breach((name, ""), f"{units.gib(used)} of {units.gib(total)} GiB in use")
 
 
 def _signed(seconds: float) -> str:

@@ -11,8 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from dashboards.model import fleet, units
-from dashboards.model.history_columns import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
-from dashboards.model.ring_buffer import CHUNK, Ring
+from dashboards.model.ring_buffer import CHUNK, FLEET_COLUMNS, NODE_COLUMNS, Ring, gpu_column
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import Scale, area, binned, finite, nice_scale, spark

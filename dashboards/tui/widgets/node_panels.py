@@ -10,7 +10,7 @@ from textual.events import Click
 
 from dashboards.model import units
 from dashboards.model.fleet import METRICS, NODE_METRICS, Metric, level, missing, node_mark, past
-from dashboards.model.history_columns import NODE_COLUMNS, gpu_column
+from dashboards.model.ring_buffer import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample, Process
 from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import Scale, binned, finite, spark

@@ -15,7 +15,7 @@ from dashboards.model.fleet import (
     summarise,
     usual_range,
 )
-from dashboards.model.history_columns import gpu_column
+from dashboards.model.ring_buffer import gpu_column
 from dashboards.model.samples import NodeDown, NodeSample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.reduce import fold

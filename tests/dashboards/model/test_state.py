@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from dashboards.model.fleet import METRICS, cells, node_mark, past
-from dashboards.model.history_columns import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
+from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
 from dashboards.model.samples import (
     EventSample,
     Gpu,
