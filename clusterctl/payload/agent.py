@@ -34,7 +34,7 @@ from clusterctl.payload.launch.rendezvous import (
     own_addresses,
     probe_port,
 )
-from clusterctl.payload.prelude import ARGS, emit, emit_through, hold_lease, on_signals, read_word
+from clusterctl.payload.prelude import ARGS, emit, emit_through, hold_lease, on_signals, read_bytes
 
 libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -135,7 +135,8 @@ def is_shared():
     """Whether the head's run directory is visible here; makes one if not. Raises OSError."""
     run_dir = ARGS["run_dir"]
     os.makedirs(run_dir, 0o700, exist_ok=True)
-    owners = [read_word(os.path.join(run_dir, name)) for name in (".run-id", ".run-id-here")]
+    owners = [read_bytes(os.path.join(run_dir, name)) for name in (".run-id", ".run-id-here")]
+    owners = [owner and owner.decode("utf-8", "replace").strip() for owner in owners]
     is_heads = owners[0] == ARGS["run"]
     # Of a run whose files the head cannot see the logs would be mixed with this one's.
     strangers = [run for run in owners if run not in (None, ARGS["run"])]
@@ -282,12 +283,8 @@ def look(ranks):
 
 def first_pid(beats, rank):
     """The process id that the rank's shell wrote before it became the rank's program."""
-    try:
-        with open("%s/%d.pid" % (beats, rank)) as file:
-            text = file.read()
-    except OSError:
-        return None
-    return int(text) if text.endswith("\n") else None
+    text = read_bytes("%s/%d.pid" % (beats, rank)) or b""
+    return int(text) if text.endswith(b"\n") else None
 
 
 def code_in_log(pid):
@@ -356,11 +353,10 @@ def heartbeats(beats):
     found = {}
     for rank in own_ranks():
         try:
-            with open("%s/%d.json" % (beats, rank)) as file:
-                beat = json.load(file)
+            beat = json.loads(read_bytes("%s/%d.json" % (beats, rank)) or b"")
             age_s = round(time.monotonic() - beat["mono_s"], 2)
             found[str(rank)] = {"step": beat["step"], "phase": beat["phase"], "age_s": age_s}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             continue
     return found
 

@@ -20,10 +20,12 @@ SECTIONS = {}  # type: dict
 TOOL_PATHS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MAX_BYTES = 1 << 20  # of one tool's output
 DRAIN_S = 0.2  # after the end of a tool whose background process holds its pipes
+START_S = 0.2  # for a tool that is being started; on a dead mount that never ends
 REAP_S = 0.5  # after SIGKILL; a process that still lives then sleeps in the kernel
 
 _live = {}  # type: dict  # process id -> Popen of tools that run now
 _live_lock = threading.Lock()
+_starting = []  # type: list  # an item for each tool that is not in _live yet
 _out_lock = threading.Lock()
 
 
@@ -207,9 +209,13 @@ def start_tool(argv, env=None, cwd="/", **options):
 
     given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     options = dict(given, env=tool_env() if env is None else env, cwd=cwd, **options)
-    child = subprocess.Popen(argv, start_new_session=True, **options)
-    with _live_lock:
-        _live[child.pid] = child
+    _starting.append(None)
+    try:
+        child = subprocess.Popen(argv, start_new_session=True, **options)
+        with _live_lock:
+            _live[child.pid] = child
+    finally:
+        _starting.pop()
     return child
 
 
@@ -303,6 +309,9 @@ def _kill_group(child, grace_s=0.0):
 
 def kill_tools(grace_s=0.0):
     """End everything that `section` runs now."""
+    until = time.monotonic() + START_S
+    while _starting and time.monotonic() < until:
+        time.sleep(0.005)
     with _live_lock:
         children = list(_live.values())
     for child in children:

@@ -134,7 +134,6 @@ class JobSnapshot:
     interval_s: float
     samples: int
     seconds: float
-    sites: Sites
     taken_s: float = 0.0  # unix time, for people
 
     @property
@@ -199,7 +198,7 @@ def read_snapshot(
                     runs[row["run"]] = True
         nodes.append(_read_node(name, report, rows, book, sites))
     world = None if is_part else world
-    return JobSnapshot(nodes, world, tuple(runs), interval_s, samples, seconds, sites, taken_s)
+    return JobSnapshot(nodes, world, tuple(runs), interval_s, samples, seconds, taken_s)
 
 
 def _read_node(

@@ -146,7 +146,7 @@ def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> Jo
             view.procs += loaders
         views.append(view)
     world = len(names) * GPUS if len(asked) == len(names) else None
-    return JobSnapshot(views, world, (RUN_ID,), 2.0, 2, 4.1, sites, now_s)
+    return JobSnapshot(views, world, (RUN_ID,), 2.0, 2, 4.1, now_s)
 
 
 def _ranks(place: int) -> range:
