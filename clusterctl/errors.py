@@ -28,7 +28,7 @@ class CouldNotFindOut(ClusterctlError):
 
 
 class Declined(ClusterctlError):
-    """The user said no, or nobody could be asked and `--yes` was not given."""
+    """The user declined, or could not be asked and `--yes` was not given."""
 
     exit_code = 4
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-# Colours carry no text and do no harm but to whoever copies them: they are left out, not shown.
+# Colours carry no text and harm only a user who copies them: they are left out, not shown.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 # C0 and C1 controls with DEL; marks that turn the direction of text around (CVE-2021-42574) or

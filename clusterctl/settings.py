@@ -197,7 +197,7 @@ def watch_options(text: str, *, interval_s: float, least_s: float) -> Option:
         if values["for_s"] and not values["watch"]:
             raise UsageError("--for goes with --watch")
 
-    between, until = "Seconds between two looks of --watch.", "Default: until Ctrl-C."
+    between, until = "Seconds between two readings of --watch.", "Default: until Ctrl-C."
     least, positive = Duration(least_s), Duration(0, min_open=True)
     return with_options(
         flag("--watch", text),
@@ -210,4 +210,4 @@ def watch_options(text: str, *, interval_s: float, least_s: float) -> Option:
 # Options of several commands with one meaning.
 YES = flag("--yes", "Do not ask.")
 NO_FOLD = flag("--no-fold", "One line for each node, also for equal ones.")
-NO_RECORD = flag("--no-memory", "Neither read nor write the record of the last look.")
+NO_RECORD = flag("--no-memory", "Neither read nor write the record of the last run.")

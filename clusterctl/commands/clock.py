@@ -56,7 +56,7 @@ def command(
     from checks.profile import Profile
 
     if watch and pairs:
-        raise UsageError("--pairs is for a single look: leave --watch or --pairs out")
+        raise UsageError("--pairs cannot be used with --watch")
     limits = replace(Profile(), clock_skew_warn_s=options["limit_ms"] / 1000)
     if watch:
         from clusterctl.clocks.monitor import show
@@ -97,7 +97,7 @@ def _measure(
     if use_record:
         problem = last_census.remember(path, seen, zip(nodes, facts, strict=True))
         if problem is not None:
-            output.warn(f"the record for the next look cannot be written: {problem}")
+            output.warn(f"the record for the next run cannot be written: {problem}")
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,6 +1,6 @@
 """Probe or check every clip of a manifest on all nodes at once.
 
-Each node looks into a part of the files with the training environment; a lost node's part goes to
+Each node reads a part of the files with the training environment; a lost node's part goes to
 the others. The manifest is read and written here, in its order, and an interrupted run goes on.
 """
 
@@ -59,7 +59,7 @@ def command(
     """Probe or check every clip of a manifest on all nodes at once.
 
     probe makes a whole manifest from path and text; check decodes every clip and writes what came
-    of it into the column `check`. Files must stand under the same path on every node. Exit code 1
+    of it into the column `check`. Files must have the same path on every node. Exit code 1
     when rows were left out or clips are bad, 3 when a node was lost.
     """
     from clusterctl.transfer.manifest_jobs import Job, Spread

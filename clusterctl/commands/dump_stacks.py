@@ -29,7 +29,7 @@ _stack_options = with_options(
     click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Also write NODE/RANK-ROLE-PID.txt, report.json and index.html."),
     click.option("--diff", nargs=2, type=click.Path(path_type=Path, exists=True), metavar="A B", help="Compare two reports (--json files or --out folders) instead."),
     click.option("--native-suspects", is_flag=True, help="C stacks of the suspects; stops each for some seconds."),
-    click.option("--watch", is_flag=True, help="Look again and again until something is stuck."),
+    click.option("--watch", is_flag=True, help="Repeat until something is stuck."),
     click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own if no other user could have made it, else it is carried there and removed."),
     click.option("--dump-timeout", "limit_s", type=Duration(0.1), default=5.0, show_default=True, help="Seconds for one process."),
     click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
@@ -53,7 +53,7 @@ def command(
     out: Path | None,
     **options: Any,
 ) -> int:
-    """Exit code 0 when all ranks move, 1 when somebody hangs, 3 when it could not be told.
+    """Exit code 0 when all ranks move, 1 when a rank hangs, 3 when that is unknown.
     docs/guide/stacks.md says how to read a verdict.
     """
     from clusterctl.stacks.diagnose import DumpOptions, diagnose

@@ -24,24 +24,16 @@ if TYPE_CHECKING:
     from clusterctl.gpus.summary import Census, GpuRow
 
 COLUMNS = ["NODE", "GPUS", "PROC", "POWER", "W/GPU", "UTIL", "MEM", "TEMP", "FLAGS"]
+PROCESSES = "Also the processes on GPUs: owner, age, memory, run and rank, command line."
+WATCH = "Repeat the reading: a page on a terminal, blocks or JSON lines elsewhere."
+PROFILE = "What `preflight --record` wrote: GPUs per node; without it the majority is right."
 
 
 @cluster_command(
     "gpus",
-    flag(
-        "--processes", "Also whoever holds a GPU: owner, age, memory, run and rank, command line."
-    ),
-    watch_options(
-        "Look again and again: a page on a terminal, blocks or JSON lines elsewhere.",
-        interval_s=5.0,
-        least_s=0.5,
-    ),
-    option(
-        "--profile",
-        "What `preflight --record` wrote: GPUs per node; without it the majority is right.",
-        type=FILE,
-        metavar="FILE",
-    ),
+    flag("--processes", PROCESSES),
+    watch_options(WATCH, interval_s=5.0, least_s=0.5),
+    option("--profile", PROFILE, type=FILE, metavar="FILE"),
     NO_FOLD,
     examples="""
   clusterctl gpus nodes.txt --processes

@@ -27,8 +27,8 @@ from clusterctl.settings import YES, Settings, cluster_command, flag, option, wi
 pick_options = with_options(
     click.option("--run", "runs", multiple=True, metavar="ID", help="This run; repeat it for more. Default: the only run on the nodes."),
     click.option("--match", is_flag=False, flag_value="", metavar="REGEX", help="Command lines that fit, with their whole trees. Without a value: python.*train\\.py"),
-    click.option("--gpus", is_flag=True, help="Whoever holds a GPU, with their whole trees."),
-    click.option("--user", metavar="NAME", help="Processes of this user; 'all' for anybody's. Default: who logs in, with --run anybody's."),
+    click.option("--gpus", is_flag=True, help="Processes that hold a GPU, with their whole trees."),
+    click.option("--user", metavar="NAME", help="Processes of this user, or 'all'. Default: the user who logs in, with --run all."),
     click.option("--sudo", is_flag=True, help="Run as root on the nodes (sudo -n)."),
 )  # fmt: skip
 """The command receives their values as keywords, for `make_pick`."""

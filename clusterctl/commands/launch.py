@@ -67,7 +67,7 @@ def command(
     **options: Any,
 ) -> int:
     """Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4;
-    they stand last, and behind -- everything is the trainer's.
+    they come last, and everything after -- is the trainer's.
     Ctrl-C once stops in order (the trainer saves), twice at once.
     """
     from clusterctl.launch.plan import Timing

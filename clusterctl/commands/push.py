@@ -52,7 +52,7 @@ def command(
     output.note(f"push {plan.sentence()}")
     output.note(f"  on {targets}: {fold([node.name for node in nodes])}")
     whole = ", the folder as a whole" if plan.folder else ""
-    output.note(f"  what stands there is replaced{whole}")
+    output.note(f"  what exists there is replaced{whole}")
     if dry_run:
         if output.json:
             output.document("push", dry_run=True, **about, nodes=[])

@@ -11,7 +11,7 @@ from clusterctl.nodes import Node, counted
 from clusterctl.settings import Answers, Settings, Sweep
 from clusterctl.transport.base import Transport
 
-# Of the payload beyond its grace: SIGKILL's patience, the driver's, two looks at everything.
+# Of the payload beyond its grace: SIGKILL, the release of GPU memory, two reads of all processes.
 AFTER_GRACE_S = 5.0 + 10.0 + 10.0
 # The answer of a node that had no process of the job.
 NOTHING = {"left": [], "gpu_left": [], "gpu_unknown": "", "zombies": [], "forced": 0}

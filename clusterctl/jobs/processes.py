@@ -25,7 +25,7 @@ class Pick:
     runs: tuple[str, ...] = ()  # empty: every run with our tag
     match: str | None = None
     gpus: bool = False
-    user: str | None = ""  # "": who logs in; None: anybody's
+    user: str | None = ""  # "": who logs in; None: any user
 
     def to_args(self, node: Node) -> dict[str, Any]:
         return {
@@ -159,7 +159,7 @@ class Row:
 
 
 def plan_rows(jobs: Sequence[NodeJob]) -> list[Row]:
-    """Nodes that look alike together, in the order of the first."""
+    """Nodes with equal shares together, in the order of the first."""
     groups: dict[tuple[str, str, int | None], list[NodeJob]] = {}
     for job in jobs:
         if job.processes:
@@ -211,7 +211,7 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 
 def others_lines(jobs: Sequence[NodeJob]) -> list[str]:
-    """What is left alone because it is somebody else's."""
+    """What is left alone because it belongs to another user."""
     owners: dict[str, list[str]] = {}
     for job in jobs:
         for process in job.others:

@@ -17,7 +17,7 @@ from clusterctl.errors import UsageError
 TAGS = {Verdict.FAIL: "failure", Verdict.UNKNOWN: "error", Verdict.SKIP: "skipped"}
 COUNTS = {Verdict.FAIL: "failures", Verdict.UNKNOWN: "errors", Verdict.SKIP: "skipped"}
 PROFILE_HEAD = """\
-# Written by clusterctl preflight --record; read with --profile. Thresholds may stand above
+# Written by clusterctl preflight --record; read with --profile. Thresholds go above
 # the table, e.g. clock_skew_warn_s = 0.02, and verdicts in a table [severity].
 [expected]
 """

@@ -250,7 +250,7 @@ def explain(check: Any) -> list[str]:
         "active": "nodes that were made to work: only with --active",
     }
     override = f'in clusterctl.toml: [preflight] severity = ["{id}=warn"]'
-    unknown = ["unknown:  is said and makes exit code 3, but stops no launch"]
+    unknown = ["unknown:  is reported with exit code 3, but stops no launch"]
     return [
         f"{id}: {check.summary}",
         *why,
