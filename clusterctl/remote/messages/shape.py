@@ -117,24 +117,32 @@ def _text_as(wanted: str, most: int, read: Callable[[str], str | None]) -> Shape
 
 
 def whole(low: int = -WIDE, high: int = WIDE) -> Shape:
-    return _in_range("a whole number", (int,), low, high)
+    wanted = f"a whole number{_between(low, high)}"
 
-
-def number(low: float = -1e18, high: float = 1e18) -> Shape:
-    """A number of low to high, whole or not; never infinite, never NaN."""
-    return _in_range("a number", (int, float), low, high)
-
-
-def _in_range(what: str, kinds: tuple[type, ...], low: float, high: float) -> Shape:
-    limits = f" of at least {low}" if high >= 1e18 else f" of {low} to {high}"
-    wanted = what if low <= -1e18 and high >= 1e18 else what + limits
-
-    def shape(value: Any) -> Any:
-        if type(value) not in kinds or not low <= value <= high:
+    def shape(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
             raise Misshapen(wanted, value)
         return value
 
     return shape
+
+
+def number(low: float = -1e18, high: float = 1e18) -> Shape:
+    """A number of low to high, whole or not; never infinite, never NaN."""
+    wanted = f"a number{_between(low, high)}"
+
+    def shape(value: Any) -> Any:
+        if (type(value) is not float and type(value) is not int) or not low <= value <= high:
+            raise Misshapen(wanted, value)
+        return value
+
+    return shape
+
+
+def _between(low: float, high: float) -> str:
+    if high >= 1e18:
+        return "" if low <= -1e18 else f" of at least {low}"
+    return f" of {low} to {high}"
 
 
 def flag(value: Any) -> bool:
