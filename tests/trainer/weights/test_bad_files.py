@@ -94,7 +94,9 @@ def test_a_torch_that_would_run_a_pickle_is_refused(
 
 
 def test_pickles_are_read_in_one_place_only() -> None:
-    """And nothing else of the trainer unpickles: what somebody else wrote goes through `read_file`."""
+    """Nothing else unpickles what somebody else wrote; manifest/shared.py loads what a rank of this
+    run sent through `gather_objects`, which is a pickle itself.
+    """
     unpickling = re.compile(r"\b(torch\.load|pickle\.loads?|np\.load)\(([^)]*)")
     found = [
         (path.name, call[1])
@@ -102,7 +104,7 @@ def test_pickles_are_read_in_one_place_only() -> None:
         for call in unpickling.finditer(path.read_text())
         if "allow_pickle=False" not in call[2]
     ]
-    assert found == [("tensorfile.py", "torch.load")]
+    assert sorted(found) == [("shared.py", "pickle.loads"), ("tensorfile.py", "torch.load")]
 
 
 def _reduce_ex(path: Path, evil: Hostile) -> None:
