@@ -153,8 +153,8 @@ def _rounds_of_recording(recorded: Recorded) -> Batches:
             was_read = True
             state, place = found
             yield [Restored(state), Tick(state.now_s)]
-            while (round_ := recorded.read_round(place)) is not None:
-                yield [*round_[1], Tick(round_[0])]
+            for at_s, samples in recorded.rounds(place):
+                yield [*samples, Tick(at_s)]
             # By number, not by time: a session may have started before the one in front of it.
             number = recorded.key_behind(place)
     finally:

@@ -21,8 +21,6 @@ RULES: tuple[Rule, ...] = (*run.RULES, *gpus.RULES, *nodes.RULES)
 HISTORY = 500
 HURRY_TICKS = 4  # readings that are enough with --once
 
-Breaches = dict[Unit, Breach]
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -86,7 +84,7 @@ def after(book: AlertBook, state: State) -> AlertBook:
     return book
 
 
-def _see(context: RuleContext, book: AlertBook) -> dict[str, Breaches]:
+def _see(context: RuleContext, book: AlertBook) -> dict[str, dict[Unit, Breach]]:
     """What each rule finds, without what another alert about the same unit reports already."""
     rules = rules_of(book)
     seen = {rule.id: {breach.unit: breach for breach in rule.find(context)} for rule in rules}

@@ -112,8 +112,7 @@ def journal_event(line: bytes | str) -> Event | None:
     return event if is_sound(event) else None
 
 
-Reader = Callable[[bytes], Record | None]
-FILES: tuple[tuple[str, str, Reader], ...] = (
+FILES: tuple[tuple[str, str, Callable[[bytes], Record | None]], ...] = (
     (FILE, "telemetry", telemetry_record),
     (JOURNAL, "journal", journal_event),
 )

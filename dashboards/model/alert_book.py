@@ -12,8 +12,7 @@ WARN, FAIL = "warn", "fail"
 SEVERITIES = (WARN, FAIL)
 
 Unit = tuple[str, str]
-"""Subject of an alert, (node, part of it): "GPU 3", "/data", "mlx5_1/1", "" the node itself.
-("", name) is the run or another single thing."""
+"""(node, part of it): "GPU 3", "/data", "mlx5_1/1", "" itself; ("", name) the run or this machine."""
 
 
 @dataclass(frozen=True, slots=True)

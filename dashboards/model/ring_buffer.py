@@ -63,7 +63,11 @@ class Ring:
 
     def column(self, index: int, last: int | None = None) -> list[float]:
         """One value of the newest `last` rows, oldest first; empty when there is no such column."""
-        return column_of(self.newest_bytes(last), self.width, self.code, index)
+        if not 0 <= index < self.width:
+            return []
+        size = struct.calcsize("=" + self.code)
+        form = f"={index * size}x{self.code}{(self.width - 1 - index) * size}x"
+        return [value for (value,) in struct.iter_unpack(form, self.newest_bytes(last))]
 
     def newest_bytes(self, last: int | None) -> bytes:
         """The newest `last` rows packed, oldest first; for `from_bytes`."""
@@ -94,15 +98,6 @@ class Ring:
         chunks = tuple(bytes(data[at : at + chunk]) for at in range(0, whole, chunk))
         keep = -(-limit // CHUNK)
         return replace(ring, chunks=chunks[-keep:], tail=bytes(data[whole:]))
-
-
-def column_of(rows: bytes, width: int, code: str, index: int) -> list[float]:
-    """One value of each of packed rows; empty when there is no such column."""
-    if not 0 <= index < width:
-        return []
-    size = struct.calcsize("=" + code)
-    form = f"={index * size}x{code}{(width - 1 - index) * size}x"
-    return [value for (value,) in struct.iter_unpack(form, rows)]
 
 
 def gpu_column(index: int, metric: str) -> int:

@@ -257,10 +257,6 @@ class Recorded:
             assert found is not None
             yield found
 
-    def read_round(self, place: Place) -> Round | None:
-        """The next round; None at the end of the session."""
-        return next(self.rounds(place), None)
-
     def _next_round(self, place: Place) -> Round | None:
         samples: list[Sample] = []
         query = "SELECT id, time_s, kind, payload FROM samples WHERE id BETWEEN ? AND ? ORDER BY id"

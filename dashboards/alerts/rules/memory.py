@@ -60,6 +60,6 @@ def _busy(context: RuleContext) -> frozenset[Unit]:
 def _longer(
     past: Sequence[tuple[float, float]], now: tuple[float, float], window_s: float
 ) -> tuple[tuple[float, float], ...]:
-    # Files were deleted: the pace before that says nothing about the time to come.
+    # After files were deleted the pace before that does not count.
     recent = [] if past and now[1] < 0.98 * past[-1][1] else past
     return (*(one for one in recent if now[0] - one[0] <= window_s), now)

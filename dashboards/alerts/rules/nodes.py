@@ -22,7 +22,7 @@ def down(context: RuleContext) -> Iterable[Breach]:
     limits, state = context.limits, context.state
     if not state.watches:
         return
-    # Stale after three intervals, seen at the next tick: the alert comes 10 s after the last reading.
+    # Stale after three intervals, seen at the next tick: an alert 10 s after the last reading.
     after_s = limits.silent_s - 4 * state.interval_s
     for name, node in state.nodes.items():
         if name in context.live:
