@@ -18,7 +18,6 @@ from trainer.data.features.files import (
     NUMBERS,
     TEXTS,
     FeaturesError,
-    Header,
     Piece,
     damaged,
     digest_of,
@@ -127,13 +126,16 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
         columns = {n: np.array(header.array(path, f"index.{n}")) for n in COLUMNS[kind]}
         columns["crc_at"] = columns["crc_at"] + sum(map(len, crcs[kind]))
         columns["shard"] = np.full(len(columns["key"]), number, np.int32)
-        columns["offset"] = _offsets(header, path, len(columns["key"]))
+        tensors = header.tensors.items()
+        offsets = {n: at for n, (_, _, at, _) in tensors if not n.startswith("index.")}
+        if len(offsets) != len(columns["key"]):
+            raise damaged(path, f"it has {len(offsets)} tensors for {len(columns['key'])} entries")
+        columns["offset"] = np.fromiter(offsets.values(), np.int64, len(offsets))
         parts[kind].append(columns)
         crcs[kind].append(np.array(header.array(path, "index.crc")))
         bad |= {f"{r['id']}.{r['height']}x{r['width']}": r for r in header.meta.get("bad", [])}
         if bad:  # some may have been encoded since
-            entries = (name for name in header.tensors if not name.startswith("index."))
-            good += [name.rpartition(".")[0] for name in entries]
+            good += [name.rpartition(".")[0] for name in offsets]
         listed.append([path.name, header.size, header.digest])
     for name in good:
         bad.pop(name, None)
@@ -165,14 +167,6 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
     for old in folder.glob("index-*.safetensors"):
         if old != index:
             old.unlink()
-
-
-def _offsets(header: Header, path: Path, count: int) -> NDArray[np.int64]:
-    """First bytes of a shard's entries: its tensors that are no table, in order."""
-    found = [at for name, (_, _, at, _) in header.tensors.items() if not name.startswith("index.")]
-    if len(found) != count:
-        raise damaged(path, f"it has {len(found)} tensors for {count} entries")
-    return np.array(found, np.int64)
 
 
 def read_document(folder: Path) -> dict[str, Any] | None:

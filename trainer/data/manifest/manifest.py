@@ -111,9 +111,8 @@ def _digest_to(manifest: Manifest, stride: int) -> list[str]:
 def check_suffix(path: Path) -> None:
     """Raise ManifestError for a name that is neither csv nor parquet."""
     if path.suffix not in SUFFIXES:
-        raise ManifestError(
-            f"{path}: a manifest is {' or '.join(SUFFIXES)}, not {path.suffix or 'this'}"
-        )
+        kinds = " or ".join(SUFFIXES)
+        raise ManifestError(f"{path}: a manifest is {kinds}, not {path.suffix or 'this'}")
 
 
 def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None:
