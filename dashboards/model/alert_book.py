@@ -12,7 +12,7 @@ WARN, FAIL = "warn", "fail"
 SEVERITIES = (WARN, FAIL)
 
 Unit = tuple[str, str]
-"""(node, part of it): "GPU 3", "/data", "mlx5_1/1", "" itself; ("", name) the run or this machine."""
+"""(node, its part): "GPU 3", "/data", "mlx5_1/1", "" itself; ("", name) the run or this machine."""
 
 
 @dataclass(frozen=True, slots=True)
