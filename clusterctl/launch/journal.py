@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,7 +25,8 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
     Keys are only ever added. An incident has incident (its type), text, time_s (unix), step.
     """
-    with path.open("ab", buffering=0) as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    with os.fdopen(descriptor, "ab", buffering=0) as file:
         file.write(json.dumps(record, default=str).encode() + b"\n")
 
 

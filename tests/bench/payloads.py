@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusterctl.remote import payload as ship
+from clusterctl.remote import payload
 from tests.bench import tiny
 from tests.captures import fake_nvidia_smi as fake
 
@@ -63,7 +63,7 @@ def main() -> int:
         )
         try:
             for label, (verb, args) in CASES.items():
-                ours = ship.request(verb, args)
+                ours = payload.request(verb, args)
                 theirs = other_request(options.against, verb, args)
                 pairs = [(cpu_ms(ours, env), cpu_ms(theirs, env)) for _ in range(options.times)]
                 here, there = (statistics.median(column) for column in zip(*pairs, strict=True))
@@ -79,9 +79,10 @@ def other_request(checkout: Path | None, verb: str, args: dict[str, Any]) -> byt
     """The bytes that another checkout sends for the same question, made by its own code."""
     if checkout is None:
         return b"%d\n" % len(IMPORTS) + IMPORTS
+    module = "remote.payload" if (checkout / "clusterctl/remote/payload.py").exists() else "payload.ship"
     code = (
-        "import json, sys; from clusterctl.payload import ship; "
-        "sys.stdout.buffer.write(ship.request(sys.argv[1], json.loads(sys.argv[2])))"
+        f"import json, sys; from clusterctl.{module} import request; "
+        "sys.stdout.buffer.write(request(sys.argv[1], json.loads(sys.argv[2])))"
     )
     return subprocess.run(
         [sys.executable, "-c", code, verb, json.dumps(args)],
@@ -92,7 +93,7 @@ def other_request(checkout: Path | None, verb: str, args: dict[str, Any]) -> byt
 def cpu_ms(request: bytes, env: dict[str, str]) -> float:
     """One run of a payload; its stdin stays open until it has answered, as over ssh."""
     child = subprocess.Popen(
-        ["/bin/sh", "-c", ship.command_line()],
+        ["/bin/sh", "-c", payload.command_line()],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
     )  # fmt: skip
     assert child.stdin is not None
