@@ -141,7 +141,7 @@ def verdict(state: State) -> str:
     if state.run is not None:
         now = figures(state.run, state.now_s)
         parts.append(printable(f"run {state.run.name} {now.status} at step {now.step:,}"))
-    return "; ".join(parts) or "nothing to look at: no hostfile and no run"
+    return "; ".join(parts) or "nothing to show: no hostfile and no run"
 
 
 def as_json(state: State) -> dict[str, Any]:

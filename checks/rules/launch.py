@@ -86,7 +86,7 @@ def order(node: NodeFacts, hostname: str, fleet: Fleet) -> Finding:
     names, short = {one.name for one in fleet.nodes}, hostname.split(".")[0]
     if short == node.name.split(".")[0] or not names & {hostname, short}:
         return passed(f"calls itself {hostname}")
-    text = f"it calls itself {hostname}, which is another line of the hostfile"
+    text = f"its host name is {hostname}, which is another line of the hostfile"
     return warn(text, hostname, node.name, fix=f"host= of the lines {node.name} and {hostname}")
 
 
@@ -120,7 +120,7 @@ def _judge_file(path: str, seen: FileSeen, fleet: Fleet) -> Finding:
     every = [files[path] for files in known(n.files for n in fleet.reached) if path in files]
     there = [one for one in every if one.exists]
     if any(one.has_more for one in there):
-        text = f"{path} is there, with more files than are counted: sizes are not compared"
+        text = f"{path} exists, with more files than are counted: sizes are not compared"
         return passed(text)
     size, sizes = seen.size_bytes, [one.size_bytes for one in there]
     most = majority(sizes)

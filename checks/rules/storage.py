@@ -177,7 +177,7 @@ def shared_token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             text = "the shared folder hangs" if slow else f"the token cannot be read: {token}"
             yield fail(text, nodes=names)
         elif token != fleet.token:
-            text = "another token is there: not the same folder, or a stale view"
+            text = "it holds another token: not the same folder, or a stale view"
             yield fail(text, nodes=names)
         elif isinstance(node.token_s, float) and node.token_s > limits.token_warn_s:
             text = f"reading a few bytes took {node.token_s:.1f} s"

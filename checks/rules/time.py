@@ -133,7 +133,7 @@ def log_ahead(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     def judge(_node: NodeFacts, clock: Clock) -> Finding:
         ahead_s = clock.log_ahead_s
         if isinstance(ahead_s, Unknown):
-            return (skip if ahead_s.is_absence else unknown)(f"no log to look at: {ahead_s}")
+            return (skip if ahead_s.is_absence else unknown)(f"no log to read: {ahead_s}")
         if ahead_s > limits.clock_log_ahead_fail_s:
             text = f"a log file is {ahead_s:.1f} s ahead of now: the clock was set back"
             return fail(text, f"{ahead_s:.1f}", 0)

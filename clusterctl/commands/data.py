@@ -41,7 +41,7 @@ Examples:
 @option("--workers", WORKERS, type=COUNT, default=0, show_default=False)
 @option("--clip-timeout", "clip_timeout_s", CLIP_TIMEOUT, type=Duration(0.1))
 @option("--max-wrong-rows", "Stop above this many rows that have to be left out.", type=COUNT)
-@flag("--force", "Replace OUT if it is there.")
+@flag("--force", "Replace OUT if it exists.")
 @output_options
 def command(
     settings: Settings,

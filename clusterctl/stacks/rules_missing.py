@@ -99,7 +99,7 @@ def _on_silent_nodes(
         kind, next_step = VerdictKind.HANG, f"reach {names} another way; clusterctl nodes"
         text = f"{names} did not answer, so {ranks} may hang there; {messages.waits(waiting)}."
     elif has_moved(trainers):
-        kind, next_step = VerdictKind.SILENT, f"sshd or network of {names}; training goes on"
+        kind, next_step = VerdictKind.SILENT, f"sshd or network of {names}; training continues"
         others = f"all {len(trainers)} other ranks move, so {ranks} must, too"
         text = f"{names} did not answer; {others}."
     else:

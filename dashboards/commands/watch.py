@@ -17,7 +17,7 @@ REPLAY = "A recording or a run directory instead of now, without waiting."
 RECORD = "Also write down everything, for top --replay FILE in the morning."
 FOR = "How long: 90, 10m, 8h. Default: until Ctrl-C or SIGTERM."
 CHECK = "Only these alerts or subjects: gpu,clock.step. (--only names nodes.)"
-SEVERITY = "The least that is told and counts for the exit code."
+SEVERITY = "Lowest severity that is reported and counts for the exit code."
 EXEC = "Run for each alert with it as JSON on stdin. Words, no shell."
 TIMEOUT = "Seconds for one run of --exec, then it is killed."
 

@@ -86,7 +86,7 @@ class Recorded:
         """What of the file could not be read so far, as a sentence; "" nothing."""
         if not self._damaged and not self._gaps:
             return ""
-        lost = "parts of this recording are damaged and left out; what they held is not known"
+        lost = "parts of this recording are damaged and left out; what they held is unknown"
         return f"{self.path}: {lost}"
 
     def _text(self, id_: int, kind: str) -> bytes:

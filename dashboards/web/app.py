@@ -51,7 +51,7 @@ def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str]
     # exec: the shell that textual-serve starts must not be between it and the view.
     command = shlex.join([sys.executable, "-c", START, "top", *arguments])
     server = Server(f"exec {command}", url, names=names, word=word)
-    say(f"{url}  (Ctrl-C ends it; whoever has this address can open it)")
+    say(f"{url}  (Ctrl-C ends it; anyone with this address can open it)")
     if not is_loopback(host):
         say("warning: nothing is encrypted: who can listen on the network learns this address")
     with contextlib.suppress(KeyboardInterrupt):

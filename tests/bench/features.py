@@ -54,9 +54,9 @@ def make(folder: Path, options: argparse.Namespace) -> None:
     import torch
 
     from tests.trainer.data.clips import write_clip
+    from tests.trainer.models.tiny_vae import save_vae
     from trainer.models.vae.spatial import SpatialSettings
     from trainer.models.vae.temporal import TemporalSettings
-    from tests.trainer.models.tiny_vae import save_vae
     from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
 
     chance = np.random.default_rng(0)

@@ -79,7 +79,9 @@ def other_request(checkout: Path | None, verb: str, args: dict[str, Any]) -> byt
     """The bytes that another checkout sends for the same question, made by its own code."""
     if checkout is None:
         return b"%d\n" % len(IMPORTS) + IMPORTS
-    module = "remote.payload" if (checkout / "clusterctl/remote/payload.py").exists() else "payload.ship"
+    module = (
+        "remote.payload" if (checkout / "clusterctl/remote/payload.py").exists() else "payload.ship"
+    )
     code = (
         f"import json, sys; from clusterctl.{module} import request; "
         "sys.stdout.buffer.write(request(sys.argv[1], json.loads(sys.argv[2])))"

@@ -192,7 +192,7 @@ def _problem(path: Path) -> str:
         if file.stat().st_size != size:
             return f"{file} has {file.stat().st_size:,} bytes, not {size:,}"
         if _sha256(file) != digest:
-            return f"{file} is damaged: its SHA-256 is another"
+            return f"{file} is damaged: its SHA-256 differs"
     return ""
 
 

@@ -167,7 +167,7 @@ RULES = (
          straggler, always_known, 30, 120, "clusterctl dump-stacks {hosts} --samples 5",
          "ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
          suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot")),
-    Rule("wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state of a run that goes on.",
+    Rule("wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state while the run continues.",
          unsent, always_known, 0, 0, "wandb sync {run}/wandb/latest-run", "reported by the run since it started"),
 )  # fmt: skip
 """The files of a run can always be read: what they do not show is not there."""

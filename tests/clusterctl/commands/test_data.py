@@ -167,7 +167,7 @@ def test_no_node_with_the_environment_says_what_to_do_and_keeps_what_is_done(
     assert code == 3
     assert not out.exists()
     said = capfd.readouterr().err
-    assert "nobody is left who could look into the files" in said
+    assert "no node is left that can read the files" in said
     assert "docs/guide/install.md" in said
     code, _ = probe(cluster, clips, tmp_path, "--python", fake(tmp_path))
     assert code == 0

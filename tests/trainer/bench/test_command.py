@@ -72,7 +72,9 @@ def test_every_line_that_takes_clips_is_a_shape_at_one_ratio(tmp_path: Path) -> 
 
 
 def test_a_bucket_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no bucket 360p:51; choose one of 360p:102, 144p:51, 144p:1"):
+    with pytest.raises(
+        ConfigError, match="no bucket 360p:51; choose one of 360p:102, 144p:51, 144p:1"
+    ):
         shapes_of(with_buckets(tmp_path), ["360p:51"])
 
 

@@ -76,7 +76,7 @@ def test_harmed_checkpoints_are_refused_by_name_and_the_one_before_is_offered(
         if name == "gone":
             path.unlink()
     again = [[*words, "--run-dir", str(tmp_path / f"{n}-on"), "--load", str(tmp_path / n)] for n in harms]  # fmt: skip
-    said = {"flipped": "is damaged: its SHA-256 is another", "cut": "bytes, not", "gone": "is missing"}  # fmt: skip
+    said = {"flipped": "is damaged: its SHA-256 differs", "cut": "bytes, not", "gone": "is missing"}  # fmt: skip
     for name, done in zip(harms, ranks.train(again, 2, tmp_path / "second"), strict=True):
         assert [rank.code for rank in done] == [1, 1]
         assert str(tmp_path / name / "epoch0-global_step2" / harms[name]) in done[0].err

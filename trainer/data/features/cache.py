@@ -47,7 +47,7 @@ class Features:
                 f"{folder} is a feature cache that is not finished"
                 if there
                 else f"there is no feature cache at {folder}",
-                hint=_MAKE.format(folder=folder) + (" goes on where it stopped" if there else ""),
+                hint=_MAKE.format(folder=folder) + (" continues where it stopped" if there else ""),
             )
         self.document = document
         self.key: dict[str, Any] = document["key"]

@@ -211,7 +211,7 @@ class ElsewherePool:
 
 def _gone() -> ExamineBroken:
     return ExamineBroken(
-        "nobody is left who could look into the files", hint=f"finished work is kept; {RESUME}"
+        "no node is left that can read the files", hint=f"finished work is kept; {RESUME}"
     )
 
 
