@@ -26,10 +26,7 @@ VERBS = {
     "dedupe": ("tools.sets", "keep the first of duplicate rows"),
     "clean-captions": ("tools.rewrite", "clean captions as the text encoder expects them"),
     "convert": ("tools.rewrite", "convert csv to parquet and back"),
-    "shard": (
-        "tools.shard",
-        "write shards that training reads without holding captions in memory",
-    ),
+    "shard": ("tools.shard", "write shards that training reads without holding captions in memory"),
     "stats": ("tools.stats", "show which clips a config uses, and how"),
     "encode": ("features.encode", "compute features for training without VAE and text encoder"),
     "features": ("features.check", "show what a feature cache holds and whether it is complete"),
