@@ -10,7 +10,15 @@ seconds, degrees Celsius. All other packages import from `checks.facts`, not fro
 from checks.facts.active import Active, BadLink, Collectives, DeviceSpeed, DoorSeen, SharedSeen
 from checks.facts.clock import ChronyTracking, Clock, Exchange, TimeSource
 from checks.facts.fleet import Fleet, LaunchNeeds
-from checks.facts.gpu import Gpu, GpuFacts, GpuHealth, GpuProcess, GpuState, NvLinks
+from checks.facts.gpu import (
+    THROTTLE_REASONS,
+    Gpu,
+    GpuFacts,
+    GpuHealth,
+    GpuProcess,
+    GpuState,
+    NvLinks,
+)
 from checks.facts.machine import (
     Blocked,
     KernelEvent,

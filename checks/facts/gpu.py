@@ -8,6 +8,19 @@ from typing import Literal
 
 from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
 
+# Bits of nvmlDeviceGetCurrentClocksEventReasons; nvidia-smi's names are in parsers/gpu_health.py.
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "applications clocks",
+    0x4: "power cap",
+    0x8: "hw slowdown",
+    0x10: "sync boost",
+    0x20: "sw thermal",
+    0x40: "hw thermal",
+    0x80: "power brake",
+    0x100: "display clock",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:

@@ -7,22 +7,21 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from checks.facts import Gpu, GpuFacts, GpuHealth, GpuProcess, Maybe, NvLinks, Section, Unknown
+from checks.facts import (
+    THROTTLE_REASONS,
+    Gpu,
+    GpuFacts,
+    GpuHealth,
+    GpuProcess,
+    Maybe,
+    NvLinks,
+    Section,
+    Unknown,
+)
 from checks.parsers.gpu_health import HEALTH_FIELDS
 from checks.parsers.nvidia_smi import GPU_FIELDS, Owner, Values, parse_owners
 from checks.parsers.section import text_of, unreadable
 
-REASON_BITS = {
-    0x1: "idle",
-    0x2: "applications clocks",
-    0x4: "power cap",
-    0x8: "hw slowdown",
-    0x10: "sync boost",
-    0x20: "sw thermal",
-    0x40: "hw thermal",
-    0x80: "power brake",
-    0x100: "display clock",
-}
 _NAMES = {"sram_threshold_exceeded": "sram_threshold", "power_default_w": "power_default_mw"}
 _COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 _RECOVERIES = (
@@ -86,7 +85,7 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
     health["recovery_action"] = _named(get.whole("recovery"), _RECOVERIES, "action {}")
     mask = get.whole("throttle")
     bits = 0 if isinstance(mask, Unknown) else mask
-    reasons = tuple(word for bit, word in REASON_BITS.items() if bits & bit)
+    reasons = tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
     throttle = mask if isinstance(mask, Unknown) else reasons
     return Gpu(
         **{field: getattr(get, method)(name) for field, (method, _, name) in GPU_FIELDS.items()},

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from checks.facts import Maybe, Unknown
+from checks.facts import THROTTLE_REASONS, Maybe, Unknown
 from checks.parsers.nvidia_smi import parse_quantity, read_rows
 from clusterctl.errors import TransportError
 from clusterctl.payload.watching.gpus import SMI_QUERY
+from clusterctl.payload.watching.rows import CARD, DISK, GPU, LINK, PROCESS, RATES, XID
 from clusterctl.remote.messages.verbs import read_line
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Xid
 
@@ -19,13 +20,6 @@ SMI_COLUMNS = SMI_QUERY.split(",")
 MIB = 2**20
 GPUS, LINKS, XIDS, ROWS = 64, 64, 50, 256  # more than a node has; the rest is dropped
 AGES_S = 10.0  # ages of processes are brought up to date this often
-# Bits of nvmlDeviceGetCurrentClocksEventReasons that mean trouble.
-REASONS = (
-    (0x8, "hw slowdown"),
-    (0x20, "sw thermal slowdown"),
-    (0x40, "hw thermal slowdown"),
-    (0x80, "hw power brake"),
-)
 _FAMILIES = frozenset("ghlL")
 
 
@@ -186,7 +180,7 @@ class Decoder:
             if key[:1] == "h" and type(card) is list and len(card) > 3:
                 by_address[_address(card[3])] = int(key[1:])
         for row in rows[:ROWS] if type(rows) is list else ():
-            if type(row) is list and len(row) == 4 and _whole(row[2]) is not None:
+            if type(row) is list and len(row) == len(XID) and _whole(row[2]) is not None:
                 gpu = by_address.get(_address(row[1]))
                 line = Xid(at_s - (_number(row[0]) or 0.0), gpu, int(row[2]), str(row[3])[:300])
                 self._xids = (*self._xids, line)[-XIDS:]
@@ -204,7 +198,7 @@ _ALL_INTS = {int}
 
 def _still(row: Any) -> _Still:
     """(name, limit, bytes, ECC errors, NVLinks): what a card reports once a minute."""
-    if type(row) is not list or len(row) != 7:
+    if type(row) is not list or len(row) != len(CARD):
         return _UNKNOWN
     name, up, links = row[0], _whole(row[5]), _whole(row[6])
     nvlinks = None if up is None or links is None else (up, links)
@@ -217,7 +211,7 @@ def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
     name, limit, total, ecc, links = still
     if isinstance(moving, str):
         return Gpu(index, name, error=moving or "lost")
-    if type(moving) is not list or len(moving) != 6:
+    if type(moving) is not list or len(moving) != len(GPU):
         return None
     power, util, used, degrees, mhz, bits = moving
     if {*map(type, moving)} != _ALL_INTS or max(moving) > 2**53 or min(moving) < -(2**53):
@@ -233,13 +227,13 @@ def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
 def _reasons(bits: Any) -> str | None:
     if type(bits) is not int:
         return None
-    return ", ".join(word for bit, word in REASONS if bits & bit)
+    return ", ".join(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
 
 
 def _link(still: Any, moving: Any) -> Link | None:
-    if type(still) is not list or len(still) != 5:
+    if type(still) is not list or len(still) != len(LINK):
         return None
-    if type(moving) is not list or len(moving) != 3:
+    if type(moving) is not list or len(moving) != len(RATES):
         moving = (None, None, None)
     name, kind, state, rate_gbps, downs = still
     kind = "ib" if kind == "ib" else "eth"
@@ -248,7 +242,7 @@ def _link(still: Any, moving: Any) -> Link | None:
 
 
 def _process(row: Any, passed_s: float) -> Process | None:
-    if type(row) is not list or len(row) != 8 or _whole(row[0]) is None:
+    if type(row) is not list or len(row) != len(PROCESS) or _whole(row[0]) is None:
         return None
     pid, user, name, gpu, memory, run, rank, age = row
     age_s = _number(age)
@@ -257,13 +251,13 @@ def _process(row: Any, passed_s: float) -> Process | None:
     return Process(int(pid), str(user), str(name), _whole(gpu), used, tag, _whole(rank), age_s)
 
 
-def _disks(rows: Any) -> tuple[Disk, ...] | None:
-    if type(rows) is not list:
+def _disks(disks: Any) -> tuple[Disk, ...] | None:
+    if type(disks) is not list:
         return None
     return tuple(
         Disk(str(row[0]), _times(row[1], MIB), _times(row[2], MIB), str(row[3]))
-        for row in rows[:ROWS]
-        if type(row) is list and len(row) == 4
+        for row in disks[:ROWS]
+        if type(row) is list and len(row) == len(DISK)
     )
 
 

@@ -166,7 +166,7 @@ def gpu(
         memory_total_bytes=79.6 * GIB,
         temperature_c=temperature,
         sm_mhz=mhz,
-        throttle="hw thermal slowdown" if throttled else "",
+        throttle="hw thermal" if throttled else "",
         ecc_errors=0,
         nvlinks=(18, 18),
     )

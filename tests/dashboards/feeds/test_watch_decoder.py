@@ -49,7 +49,7 @@ def test_first_line_tells_everything_in_our_units() -> None:
     sample = after(key())
     assert sample.gpus is not None
     assert sample.gpus[0] == Gpu(0, "H100", 698, 700.0, 0.97, 71_204 * 2**20, 81_559 * 2**20, 64, 1980, "", "", 0, (18, 18))  # fmt: skip
-    assert sample.gpus[1].throttle == "hw slowdown, hw thermal slowdown"
+    assert sample.gpus[1].throttle == "hw slowdown, hw thermal"
     assert (sample.gpus[1].ecc_errors, sample.gpus[1].nvlinks) == (2, (17, 18))
     assert sample.links == (
         Link("mlx5_0/1", "ib", "Active", 400.0, 2.4e9, 2.41e9, 0, 0),
